@@ -1,0 +1,1 @@
+"""bertcore: the BERT family without PyTorch."""

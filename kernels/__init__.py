@@ -1,0 +1,1 @@
+"""Numeric kernels of bertcore: plain functions over NumPy, CuPy and PyTorch arrays."""

