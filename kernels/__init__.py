@@ -1,1 +1,21 @@
-"""Numeric kernels of bertcore: plain functions over NumPy, CuPy and PyTorch arrays."""
+"""Numeric kernels of bertcore: plain functions over NumPy, CuPy and PyTorch arrays.
+
+Each operation is a folder with one contract (its __init__.py) and up to three implementations: reference.py (NumPy, the
+definition), cpu.py (Numba) and cuda.py (raw CUDA through CuPy). The folder uses relative imports only: copy it into
+another project, under any name, and it works.
+"""
+
+# The public functions are imported here, eagerly: an operation's folder bears its function's name, and a later
+# `import bertcore.kernels.softmax.cpu` must not put the module in the function's place.
+from .dispatch import BackendUnavailable, get_backend, set_backend, unavailable_reason, use_backend
+from .softmax import softmax, softmax_backward
+
+__all__ = [
+    "BackendUnavailable",
+    "get_backend",
+    "set_backend",
+    "softmax",
+    "softmax_backward",
+    "unavailable_reason",
+    "use_backend",
+]

@@ -1,0 +1,193 @@
+"""Which backend computes a call, and what kind of array goes in and comes out.
+
+A backend is a name: "numpy" (reference.py, the definition), "numba" (cpu.py) or "cupy" (cuda.py). It is chosen, in this
+order, by the call (`backend=`), by the block (`use_backend`), by the process (`set_backend`, or the environment variable
+BERTCORE_BACKEND); "auto", the default, follows the arrays: "cupy" for arrays on a GPU, "numba" for arrays in host memory.
+Nothing ever falls back: a backend that cannot run, or arrays that it cannot read, are an error.
+
+NumPy, CuPy and PyTorch arrays are understood; PyTorch tensors travel through DLPack without a copy, and the result is of
+the kind that came in.
+"""
+
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
+AUTO = "auto"
+
+_block_backend: ContextVar[str | None] = ContextVar("bertcore_backend", default=None)
+_process_backend = os.environ.get("BERTCORE_BACKEND") or AUTO
+
+
+class BackendUnavailable(RuntimeError):
+    """The chosen backend cannot run here; the message says why and what to install."""
+
+
+def set_backend(name: str) -> None:
+    """Choose the backend of this process: "numpy", "numba", "cupy", or "auto".
+
+    Raises ValueError for an unknown name and BackendUnavailable for a backend that cannot run here.
+    """
+    global _process_backend
+    _process_backend = _usable(name)
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Choose the backend within a `with` block, for this thread or asynchronous task alone.
+
+    Raises ValueError for an unknown name and BackendUnavailable for a backend that cannot run here.
+    """
+    token = _block_backend.set(_usable(name))
+    try:
+        yield
+    finally:
+        _block_backend.reset(token)
+
+
+def get_backend() -> str:
+    """The backend in force here: "numpy", "numba", "cupy" or "auto"."""
+    return _block_backend.get() or _process_backend
+
+
+@functools.cache
+def unavailable_reason(name: str) -> str | None:
+    """Why the backend `name` cannot run here and what to do about it, or None if it can."""
+    if name == "numba" and importlib.util.find_spec("numba") is None:
+        return "Numba is not installed: pip install numba"
+    if name == "cupy":
+        return _cupy_unavailable_reason()
+    return None
+
+
+def _cupy_unavailable_reason() -> str | None:
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed: pip install bertcore[cuda13] (CUDA 13 driver) or bertcore[cuda12]"
+    try:
+        import cupy
+
+        if cupy.cuda.runtime.getDeviceCount() == 0:
+            return "no NVIDIA GPU is visible to CUDA (check nvidia-smi and CUDA_VISIBLE_DEVICES)"
+    except ImportError as error:
+        return f"CuPy is installed but does not import: {error}"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CUDA does not start: {error}"
+    return None
+
+
+def _usable(name: str) -> str:
+    """`name`, if it is a backend that can run here (or "auto")."""
+    if name == AUTO:
+        return name
+    if name not in IMPLEMENTATIONS:
+        known = ", ".join(repr(known) for known in [*IMPLEMENTATIONS, AUTO])
+        raise ValueError(f"backend: unknown name {name!r}; known are {known}")
+    reason = unavailable_reason(name)
+    if reason is not None:
+        raise BackendUnavailable(f"backend {name!r} cannot run here: {reason}")
+    return name
+
+
+def resolve(backend: str | None, on_gpu: bool) -> str:
+    """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice."""
+    chosen = backend or get_backend()
+    if chosen == AUTO:
+        chosen = "cupy" if on_gpu else "numba"
+    return _usable(chosen)
+
+
+@functools.cache
+def implementation(package: str, backend: str) -> ModuleType:
+    """The module that implements the operation folder `package` on `backend`, imported at first use."""
+    return importlib.import_module(f"{package}.{IMPLEMENTATIONS[backend]}")
+
+
+class Call:
+    """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
+
+    __slots__ = ("_tensor_module", "arrays", "backend", "package")
+
+    def __init__(self, package: str, backend: str | None, arrays: dict[str, Any]):
+        self.package = package
+        self._tensor_module = None
+        natives, homes = {}, {}
+        for name, array in arrays.items():
+            natives[name], homes[name] = (None, None) if array is None else self._native(name, array)
+        self.arrays = tuple(natives.values())
+        self.backend = resolve(backend, on_gpu=self._one_home(homes) == "GPU")
+        self._check_reach(homes)
+
+    def run(self, function: str, *args: Any) -> Any:
+        """Call `function` of the implementation and hand its arrays back as the kind that came in."""
+        module = implementation(self.package, self.backend)
+        if not hasattr(module, function):
+            raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
+        result = getattr(module, function)(*args)
+        if self._tensor_module is None:
+            return result
+        if isinstance(result, tuple):
+            return tuple(self._tensor(array) for array in result)
+        return self._tensor(result)
+
+    def _native(self, name: str, array: Any) -> tuple[Any, str]:
+        """The NumPy or CuPy array behind `array`, and its home: "host" or "GPU"."""
+        if type(array) is np.ndarray:
+            return array, "host"
+        if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray | np.matrix):
+            return np.asarray(array), "host"
+        library = type(array).__module__.partition(".")[0]
+        if library == "cupy":
+            return array, "GPU"
+        if library == "torch" and hasattr(array, "__dlpack__"):
+            return self._from_tensor(name, array)
+        raise TypeError(f"{name} must be a NumPy, CuPy or PyTorch array, got {type(array).__qualname__}")
+
+    def _from_tensor(self, name: str, tensor: Any) -> tuple[Any, str]:
+        torch = importlib.import_module("torch")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise TypeError(
+                f"{name} requires grad, but PyTorch's autograd cannot see through bertcore's kernels: "
+                f"pass {name}.detach(), or call under torch.no_grad()"
+            )
+        self._tensor_module = torch
+        tensor = tensor.detach()
+        if tensor.is_cuda:
+            return importlib.import_module("cupy").from_dlpack(tensor), "GPU"
+        if tensor.dtype == torch.bfloat16:
+            raise TypeError(f"{name} is a bfloat16 tensor in host memory, which NumPy cannot hold: convert it to float32")
+        return np.from_dlpack(tensor), "host"
+
+    def _tensor(self, array: Any) -> Any:
+        return None if array is None else self._tensor_module.from_dlpack(array)
+
+    def _one_home(self, homes: dict[str, str | None]) -> str | None:
+        """The single home of all arrays; arrays of one call may not be mixed."""
+        found = {home: name for name, home in homes.items() if home is not None}
+        if len(found) > 1:
+            raise TypeError(
+                f"{found['host']} is in host memory but {found['GPU']} is on the GPU: all arrays of one call must be "
+                "in the same place (cupy.asarray and cupy.asnumpy move them)"
+            )
+        return next(iter(found), None)
+
+    def _check_reach(self, homes: dict[str, str | None]) -> None:
+        reach = "GPU" if self.backend == "cupy" else "host"
+        for name, home in homes.items():
+            if home is not None and home != reach:
+                wanted = "CuPy arrays or CUDA tensors" if reach == "GPU" else "arrays in host memory"
+                place = "on the GPU" if home == "GPU" else "in host memory"
+                raise TypeError(f"backend {self.backend!r} takes {wanted}, but {name} is {place}")
+
+
+def enter(package: str, backend: str | None, **arrays: Any) -> Call:
+    """Open a call of the operation folder `package` with its array arguments by name (None for absent ones)."""
+    return Call(package, backend, arrays)
