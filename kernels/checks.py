@@ -1,4 +1,4 @@
-"""Checks of arguments, from metadata alone: they never read a GPU array's values, so they never force a synchronisation.
+"""Checks of arguments, from metadata alone: a GPU array's values are never read, so no synchronisation is forced.
 
 Each error names the argument, what came and what was expected.
 """

@@ -1,12 +1,12 @@
 """Which backend computes a call, and what kind of array goes in and comes out.
 
-A backend is a name: "numpy" (reference.py, the definition), "numba" (cpu.py) or "cupy" (cuda.py). It is chosen, in this
-order, by the call (`backend=`), by the block (`use_backend`), by the process (`set_backend`, or the environment variable
-BERTCORE_BACKEND); "auto", the default, follows the arrays: "cupy" for arrays on a GPU, "numba" for arrays in host memory.
-Nothing ever falls back: a backend that cannot run, or arrays that it cannot read, are an error.
+A backend is a name: "numpy" (reference.py, the definition), "numba" (cpu.py) or "cupy" (cuda.py). It is chosen, in
+this order, by the call (`backend=`), by the block (`use_backend`), by the process (`set_backend`, or the environment
+variable BERTCORE_BACKEND); "auto", the default, follows the arrays: "cupy" for arrays on a GPU, "numba" for arrays in
+host memory. Nothing ever falls back: a backend that cannot run, or arrays that it cannot read, are an error.
 
-NumPy, CuPy and PyTorch arrays are understood; PyTorch tensors travel through DLPack without a copy, and the result is of
-the kind that came in.
+NumPy, CuPy and PyTorch arrays are understood; PyTorch tensors travel through DLPack without a copy, and the result is
+of the kind that came in.
 """
 
 import functools
@@ -163,7 +163,7 @@ class Call:
         if tensor.is_cuda:
             return importlib.import_module("cupy").from_dlpack(tensor), "GPU"
         if tensor.dtype == torch.bfloat16:
-            raise TypeError(f"{name} is a bfloat16 tensor in host memory, which NumPy cannot hold: convert it to float32")
+            raise TypeError(f"{name} is a bfloat16 tensor in host memory, which NumPy cannot hold: pass {name}.float()")
         return np.from_dlpack(tensor), "host"
 
     def _tensor(self, array: Any) -> Any:
