@@ -1,0 +1,27 @@
+"""Rows of a table by integer id.
+
+    output[...] = weight[input[...]]
+
+The gradient of a table row is the sum of the gradients of its occurrences, added in their order in float64 (a frequent
+id, such as the first position, occurs thousands of times). A row that does not occur gets zeros.
+"""
+
+import numpy as np
+
+
+def embedding(input, weight):
+    """Ids of any shape to (*shape of the ids, dim)."""
+    return np.take(weight, input, axis=0)
+
+
+def embedding_backward(grad_output, input, num_embeddings):
+    """Gradient of the (num_embeddings, dim) weight."""
+    grad_weight = np.zeros((num_embeddings, grad_output.shape[-1]), dtype=grad_output.dtype)
+    ids = input.reshape(-1)
+    if ids.size == 0:
+        return grad_weight
+    order = np.argsort(ids, kind="stable")
+    occurring, first = np.unique(ids[order], return_index=True)
+    rows = grad_output.reshape(ids.size, -1)[order].astype(np.float64)
+    grad_weight[occurring] = np.add.reduceat(rows, first, axis=0).astype(grad_weight.dtype)
+    return grad_weight
