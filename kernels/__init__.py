@@ -7,15 +7,27 @@ another project, under any name, and it works.
 
 # The public functions are imported here, eagerly: an operation's folder bears its function's name, and a later
 # `import bertcore.kernels.softmax.cpu` must not put the module in the function's place.
-from .dispatch import BackendUnavailable, get_backend, set_backend, unavailable_reason, use_backend
+from .dispatch import (
+    BackendUnavailable,
+    get_backend,
+    namespace,
+    resolve,
+    set_backend,
+    to_backend,
+    unavailable_reason,
+    use_backend,
+)
 from .softmax import softmax, softmax_backward
 
 __all__ = [
     "BackendUnavailable",
     "get_backend",
+    "namespace",
+    "resolve",
     "set_backend",
     "softmax",
     "softmax_backward",
+    "to_backend",
     "unavailable_reason",
     "use_backend",
 ]

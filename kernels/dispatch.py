@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from . import _cuda
+
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
 
@@ -59,14 +61,34 @@ def get_backend() -> str:
     return _block_backend.get() or _process_backend
 
 
-@functools.cache
 def unavailable_reason(name: str) -> str | None:
     """Why the backend `name` cannot run here and what to do about it, or None if it can."""
+    if name == "cupy" and _cuda.is_emulated():
+        return None
+    return _missing(name)
+
+
+@functools.cache
+def _missing(name: str) -> str | None:
     if name == "numba" and importlib.util.find_spec("numba") is None:
         return "Numba is not installed: pip install numba"
     if name == "cupy":
         return _cupy_unavailable_reason()
     return None
+
+
+def namespace(array: Any) -> ModuleType:
+    """The array module of a NumPy or CuPy array: numpy or cupy."""
+    if type(array).__module__.partition(".")[0] == "cupy":
+        return importlib.import_module("cupy")
+    return np
+
+
+def to_backend(array: np.ndarray) -> Any:
+    """`array` in the memory of the backend in force: on the GPU for "cupy", as it is for the others."""
+    if get_backend() != "cupy" or _cuda.is_emulated():
+        return array
+    return importlib.import_module("cupy").asarray(array)
 
 
 def _cupy_unavailable_reason() -> str | None:
@@ -128,10 +150,17 @@ class Call:
 
     def run(self, function: str, *args: Any) -> Any:
         """Call `function` of the implementation and hand its arrays back as the kind that came in."""
+        return self.hand_back(self.compute(function, *args))
+
+    def compute(self, function: str, *args: Any) -> Any:
+        """Call `function` of the implementation; its results are NumPy or CuPy arrays."""
         module = implementation(self.package, self.backend)
         if not hasattr(module, function):
             raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
-        result = getattr(module, function)(*args)
+        return getattr(module, function)(*args)
+
+    def hand_back(self, result: Any) -> Any:
+        """One array, or a tuple of arrays and Nones, as the kind that came in."""
         if self._tensor_module is None:
             return result
         if isinstance(result, tuple):
@@ -180,7 +209,7 @@ class Call:
         return next(iter(found), None)
 
     def _check_reach(self, homes: dict[str, str | None]) -> None:
-        reach = "GPU" if self.backend == "cupy" else "host"
+        reach = "GPU" if self.backend == "cupy" and not _cuda.is_emulated() else "host"
         for name, home in homes.items():
             if home is not None and home != reach:
                 wanted = "CuPy arrays or CUDA tensors" if reach == "GPU" else "arrays in host memory"

@@ -1,0 +1,209 @@
+"""Shared GPU machinery: each operation's cuda.py launches the kernels of its .cu file through this package.
+
+    # kernels/softmax/cuda.py
+    from .. import _cuda
+
+    KERNELS = _cuda.Module(__file__, "softmax.cu", instantiations=INSTANTIATIONS)
+
+    def softmax(input, dim):
+        xp = _cuda.namespace(input)              # cupy; numpy while the tests' CPU emulator is the runtime
+        ...
+        KERNELS.launch("softmax_rows<float, 32, 8>", grid, block, (input, output, np.int64(rows)), shared_bytes=0)
+
+`grid` and `block` are tuples of one to three ints. `args` holds arrays (the address of their first element is passed,
+whatever their strides), None (a null pointer) and NumPy scalars (passed by value with the size of their dtype: np.int32 for
+int, np.int64 for long long, np.float32 for float, np.bool_ for bool). Every kernel that is launched must be listed in
+`instantiations`, so that the tests compile all of them. A kernel is compiled at its first launch and then kept.
+
+In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the .cu file or in this folder (once
+each): the key of CuPy's disk cache is the source text and does not see included files. The headers here:
+
+    common.cuh       conversions to and from float, 16-byte vectors of a row, warp and block reductions, SHARED_ARRAY and
+                     DYNAMIC_SHARED (which declare shared memory on the GPU and in the emulator alike)
+    ptx.cuh          one PTX instruction per function: mma.sync, ldmatrix, cp.async, named barriers
+    mma.cuh          matrix fragments over ptx.cuh, with what stands in for those instructions below sm_80
+    activations.cuh  gelu (erf, tanh), relu, tanh, silu as functors over float
+
+Launches go to the current device and stream of CuPy: the caller makes the arrays' device the current one.
+This module imports neither CuPy nor a compiler before the first launch.
+"""
+
+import re
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+HEADERS = Path(__file__).parent
+OPTIONS = ("-std=c++17",)
+
+C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+
+class Device(NamedTuple):
+    """What a launcher may want to know of the device it launches on."""
+
+    compute_capability: int  # 75, 80, 90, ...
+    multiprocessors: int
+    shared_bytes: int  # the most dynamic shared memory one block may ask for
+
+
+class Module:
+    """The kernels of one .cu file; `launch` compiles what it needs, once."""
+
+    def __init__(self, beside, source, instantiations):
+        """`beside`: the __file__ of the cuda.py; `source`: file name; `instantiations`: every name expression launched."""
+        self.path = Path(beside).with_name(source)
+        self.instantiations = tuple(instantiations)
+        self._known = frozenset(self.instantiations)
+
+    @cached_property
+    def text(self):
+        """The source with our own headers inlined."""
+        return inline_includes(self.path)
+
+    def launch(self, kernel, grid, block, args, shared_bytes=0):
+        """Start `kernel` (a name expression) over `grid` blocks of `block` threads; see the package's docstring."""
+        if kernel not in self._known:
+            raise ValueError(f"kernel {kernel!r} is not among the instantiations of {self.path.name}")
+        runtime().launch(self, kernel, _three(grid), _three(block), args, shared_bytes)
+
+
+def _three(extent):
+    return (*extent, 1, 1)[:3]
+
+
+_INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"[ \t]*$')
+
+
+def inline_includes(path, seen=None):
+    """Text of the file with each `#include "x"` replaced by the text of x at its first appearance and removed afterwards.
+
+    #line directives keep the compiler's messages pointing at the files as they are on disk.
+    """
+    seen = set() if seen is None else seen
+    seen.add(path.name)
+    lines = [f'#line 1 "{path.name}"']
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        include = _INCLUDE.match(line)
+        if include is None:
+            lines.append(line)
+            continue
+        if include[1] not in seen:
+            lines.append(inline_includes(_find_header(include[1], path), seen))
+        lines.append(f'#line {number + 1} "{path.name}"')
+    return "\n".join(lines) + "\n"
+
+
+def _find_header(name, includer):
+    for folder in (includer.parent, HEADERS):
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(f'{includer}: #include "{name}" is neither beside it nor in {HEADERS}')
+
+
+class CuPyRuntime:
+    """Compiles with CuPy's NVRTC (disk cache included) and launches on the current device and stream."""
+
+    def __init__(self):
+        self._kernels = {}
+        self._devices = {}
+
+    @cached_property
+    def cupy(self):
+        import cupy
+
+        return cupy
+
+    def namespace(self, array):
+        return self.cupy
+
+    def address(self, array):
+        return array.data.ptr
+
+    def device(self):
+        index = self.cupy.cuda.runtime.getDevice()
+        if index not in self._devices:
+            known = self.cupy.cuda.Device(index).attributes
+            self._devices[index] = Device(
+                compute_capability=10 * known["ComputeCapabilityMajor"] + known["ComputeCapabilityMinor"],
+                multiprocessors=known["MultiProcessorCount"],
+                shared_bytes=known["MaxSharedMemoryPerBlockOptin"],
+            )
+        return self._devices[index]
+
+    def launch(self, module, kernel, grid, block, args, shared_bytes):
+        key = (module.path, kernel, self.cupy.cuda.runtime.getDevice())
+        loaded = self._kernels.get(key)
+        if loaded is None:
+            loaded = self._kernels[key] = _Loaded(self._compile(module, kernel))
+        loaded.reserve(shared_bytes)
+        args = tuple(np.uintp(0) if arg is None else arg for arg in args)
+        loaded.kernel(grid, block, args, shared_mem=shared_bytes)
+
+    def _compile(self, module, kernel):
+        compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
+        return compiled.get_function(kernel)
+
+
+class _Loaded:
+    """A kernel on one device, with the dynamic shared memory it has been granted so far."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.shared_bytes = 48 * 1024  # what CUDA grants without being asked
+
+    def reserve(self, shared_bytes):
+        if shared_bytes > self.shared_bytes:
+            self.kernel.max_dynamic_shared_size_bytes = shared_bytes
+            self.shared_bytes = shared_bytes
+
+
+_CUPY = CuPyRuntime()
+_RUNTIME = ContextVar("bertcore_cuda_runtime", default=_CUPY)
+
+
+def runtime():
+    """What launches kernels in this context: CuPy, unless `use_runtime` says otherwise."""
+    return _RUNTIME.get()
+
+
+@contextmanager
+def use_runtime(replacement):
+    """Within the block, launches of this context go to `replacement` (an object with the methods of CuPyRuntime)."""
+    token = _RUNTIME.set(replacement)
+    try:
+        yield replacement
+    finally:
+        _RUNTIME.reset(token)
+
+
+def is_emulated():
+    """Whether `use_runtime` put something in CuPy's place: the tests' emulator, which computes on NumPy arrays."""
+    return runtime() is not _CUPY
+
+
+def namespace(array):
+    """The array module (cupy) that the launcher of `array` allocates with."""
+    return runtime().namespace(array)
+
+
+def device():
+    """The current device, as a `Device`."""
+    return runtime().device()
+
+
+def c_type(dtype):
+    """CUDA's name of a floating dtype: "float", "__half" or "__nv_bfloat16"."""
+    name = np.dtype(dtype).name
+    if name not in C_TYPES:
+        raise TypeError(f"CUDA kernels take {', '.join(C_TYPES)}, not {name}")
+    return C_TYPES[name]
+
+
+def is_aligned(array, alignment=16):
+    """Whether the address of the first element is a multiple of `alignment` bytes."""
+    return runtime().address(array) % alignment == 0

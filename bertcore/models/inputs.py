@@ -1,0 +1,113 @@
+"""What users hand to a model, checked and packed."""
+
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.models.encoder import EncoderInput
+from bertcore.models.spec import EncoderSpec
+from bertcore.nn.packing import PackedBatch
+
+
+def integer_batch(name: str, values: Any) -> np.ndarray:
+    """`values` (lists, or a NumPy or CuPy array) as a (sequences, length) integer array in host memory."""
+    if isinstance(values, list | tuple):
+        _check_rectangular(name, values)
+        values = np.array(values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
+    array = values.get() if type(values).__module__.startswith("cupy") else np.asarray(values)
+    if array.dtype == bool:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} holds {array.dtype}, expected integers")
+    if array.ndim == 1 and array.size == 0:
+        array = array.reshape(0, 0)
+    if array.ndim != 2:
+        raise ValueError(f"{name} has shape {array.shape}, expected (sequences, length)")
+    return array
+
+
+def _check_rectangular(name: str, rows: Any) -> None:
+    for index, row in enumerate(rows):
+        if not hasattr(row, "__len__") or isinstance(row, str):
+            raise ValueError(f"{name}[{index}] is {row!r}, expected a list of integers: {name} is a list of sequences")
+        if len(row) != len(rows[0]):
+            raise ValueError(
+                f"{name} is ragged: {name}[0] has {len(rows[0])} entries, {name}[{index}] has {len(row)}; "
+                "pad them to one length (tokenizer(texts, padding=True)) and give an attention_mask"
+            )
+
+
+def pack(
+    spec: EncoderSpec,
+    input_ids: Any,
+    attention_mask: Any = None,
+    token_type_ids: Any = None,
+    position_ids: Any = None,
+) -> tuple[PackedBatch, EncoderInput]:
+    """Check a batch against the spec and strip its padding; the arrays go to the memory of the backend in force."""
+    ids = integer_batch("input_ids", input_ids)
+    mask = np.ones(ids.shape, bool) if attention_mask is None else _mask(attention_mask, ids.shape)
+    packed = PackedBatch(mask)
+    types = np.zeros(ids.shape, np.int64) if token_type_ids is None else _like(ids, "token_type_ids", token_type_ids)
+    positions = packed.position_ids
+    if position_ids is not None:
+        given = _like(ids, "position_ids", position_ids)
+        _check_range("position_ids", given, mask, spec.max_positions, "positions")
+        positions = packed.strip(given)
+    elif packed.lengths.max(initial=0) > 0 and positions.max() >= spec.max_positions:
+        raise ValueError(
+            f"input_ids has a sequence of {positions.max() + 1} tokens, the model has {spec.max_positions} positions: "
+            "truncate it (tokenizer(texts, truncation=True))"
+        )
+    _check_range("input_ids", ids, mask, spec.vocab_size, "words")
+    _check_range("token_type_ids", types, mask, spec.type_vocab_size, "token types")
+    arrays = (packed.strip(ids), packed.strip(types), positions, packed.cu_seqlens, packed.first_tokens())
+    return packed, EncoderInput(*map(kernels.to_backend, arrays))
+
+
+def _like(ids: np.ndarray, name: str, values: Any) -> np.ndarray:
+    array = integer_batch(name, values)
+    if array.shape != ids.shape:
+        raise ValueError(f"{name} has shape {array.shape}, expected {ids.shape} as input_ids has")
+    return array
+
+
+def _mask(attention_mask: Any, shape: tuple[int, int]) -> np.ndarray:
+    if getattr(getattr(attention_mask, "dtype", None), "kind", None) == "f":  # a mask of 0.0 and 1.0 is common
+        attention_mask = attention_mask.astype(np.int64) if (attention_mask % 1 == 0).all() else attention_mask
+    mask = integer_batch("attention_mask", attention_mask)
+    if mask.shape != shape:
+        raise ValueError(f"attention_mask has shape {mask.shape}, expected {shape} as input_ids has")
+    wrong = np.argwhere((mask != 0) & (mask != 1))
+    if len(wrong):
+        where = tuple(wrong[0])
+        raise ValueError(f"attention_mask[{where[0]}, {where[1]}] is {mask[where]}, expected 0 or 1")
+    return mask.astype(bool)
+
+
+def _check_range(name: str, values: np.ndarray, mask: np.ndarray, size: int, what: str) -> None:
+    """Values of real tokens lie in [0, size); what stands under padding does not matter."""
+    wrong = np.argwhere(mask & ((values < 0) | (values >= size)))
+    if len(wrong):
+        where = tuple(wrong[0])
+        raise ValueError(
+            f"{name}[{where[0]}, {where[1]}] is {values[where]}, expected 0 to {size - 1}: the model has {size} {what}"
+        )
+
+
+def packed_labels(packed: PackedBatch, labels: Any, num_classes: int) -> Any:
+    """Token labels, (sequences, length), stripped to (tokens,); -100 stands for none."""
+    array = integer_batch("labels", labels)
+    if array.shape != packed.shape:
+        raise ValueError(f"labels has shape {array.shape}, expected {packed.shape} as input_ids has")
+    wrong = np.argwhere((array != -100) & ((array < 0) | (array >= num_classes)))
+    if len(wrong):
+        where = tuple(wrong[0])
+        raise ValueError(
+            f"labels[{where[0]}, {where[1]}] is {array[where]}, expected 0 to {num_classes - 1}, or -100 for no label"
+        )
+    kept = packed.strip(array)
+    if np.count_nonzero(kept != -100) != np.count_nonzero(array != -100):
+        raise ValueError("labels has a label at a padded position (attention_mask 0): set it to -100")
+    return kernels.to_backend(kept)

@@ -1,0 +1,214 @@
+"""Models: an encoder, with or without a head, from the door (lists of ids) to the named outputs."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from bertcore import checkpoint, kernels
+from bertcore.heads.masked_lm import MaskedLMHead
+from bertcore.models.encoder import Encoder, Trace
+from bertcore.models.inputs import pack, packed_labels
+from bertcore.models.outputs import EncoderOutput, MaskedLMOutput
+from bertcore.models.registry import family_of
+from bertcore.nn import functional
+from bertcore.nn.packing import PackedBatch
+from bertcore.nn.parameter import Block
+from bertcore.tape import value_of
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def _on_one_backend(forward: Callable) -> Callable:
+    """Run a model's forward on the backend in force, "auto" resolved once for the whole pass."""
+
+    @functools.wraps(forward)
+    def call(self: Any, input_ids: Any, *args: Any, **options: Any) -> Any:
+        on_gpu = type(input_ids).__module__.startswith("cupy")
+        with kernels.use_backend(kernels.resolve(None, on_gpu=on_gpu)):
+            return forward(self, input_ids, *args, **options)
+
+    return call
+
+
+class Model(Block):
+    """What all models share: their parameters, loading and saving, and the pass through the encoder.
+
+    Attributes:
+        config: the config as published.
+        spec: what it says of the encoder.
+    """
+
+    _has_head = False
+
+    def __init__(self, config: Mapping[str, Any]):
+        self.config = dict(config)
+        self.family = family_of(config)
+        self.spec = self.family.spec_from_config(config)
+        prefix = self.family.prefix if self._has_head else ""
+        self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=not self._has_head)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike, *, dtype: str = "float32") -> Self:
+        """Load a published checkpoint: config.json beside model.safetensors (one file, or shards with their index).
+
+        Args:
+            folder: where the files are.
+            dtype: "float32" or "float64" for the CPU; "float32", "float16" or "bfloat16" for CUDA.
+
+        Raises:
+            FileNotFoundError, ValueError: what is wrong with which file, config key or tensor.
+        """
+        model = cls(checkpoint.read_config(folder))
+        model._fill(checkpoint.load_parameters(folder, model), dtype)
+        return model
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, dtype: str = "float32", seed: int = 0) -> Self:
+        """A new model with random weights, as BERT's are before training: normal with the config's initializer_range."""
+        model = cls(config)
+        rng = np.random.default_rng(seed)
+        makers = {
+            "normal": lambda shape: rng.normal(0.0, model.spec.initializer_range, shape),
+            "zeros": np.zeros,
+            "ones": np.ones,
+        }
+        arrays = {}
+        for parameter in model.parameters():
+            for name, shape in parameter.expected.items():
+                arrays[name] = makers[parameter.initial](shape)
+        model._fill(arrays, dtype)
+        return model
+
+    def _fill(self, arrays: Mapping[str, np.ndarray], dtype: str) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+        numpy_dtype = np.dtype(__import__("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
+        for parameter in self.parameters():
+            parameter.fill(arrays, numpy_dtype)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The parameters in host memory, by their names in a checkpoint."""
+        return {name: part for parameter in self.parameters() for name, part in parameter.parts(parameter.array())}
+
+    def num_parameters(self) -> int:
+        """How many numbers the parameters hold; shared ones count once."""
+        return sum(int(np.prod(s)) for parameter in self.parameters() for s in parameter.expected.values())
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs."""
+        checkpoint.save_checkpoint(folder, self.config, self.state_dict())
+
+    def _encode(self, *inputs: Any, hidden_states: bool, attentions: bool) -> tuple[PackedBatch, Any, Any, Trace]:
+        """(packed batch, its arrays, last hidden state, trace)."""
+        packed, arrays = pack(self.spec, *inputs)
+        trace = Trace([] if hidden_states else None, [] if attentions else None)
+        return packed, arrays, self.encoder(arrays, trace), trace
+
+
+def _padded(packed: PackedBatch, trace: Trace) -> dict[str, tuple | None]:
+    """The hidden states and attentions of a trace as users see them."""
+    states, attentions = trace.hidden_states, trace.attentions
+    return {
+        "hidden_states": None if states is None else tuple(packed.pad(value_of(state)) for state in states),
+        "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
+    }
+
+
+class AutoModel(Model):
+    """An encoder without a head: texts' hidden states."""
+
+    @_on_one_backend
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encode a batch.
+
+        Args:
+            input_ids: (sequences, length) integers: lists, or a NumPy or CuPy array.
+            attention_mask: 1 for real tokens, 0 for padding, (sequences, length); all real by default.
+            token_type_ids: (sequences, length), zero by default.
+            position_ids: (sequences, length); by default counted from each sequence's first real token.
+            output_hidden_states, output_attentions: whether to return those too.
+
+        Returns:
+            EncoderOutput; what belongs to padding is zero.
+
+        Raises:
+            TypeError, ValueError: which argument is wrong, where, and what was expected.
+        """
+        packed, arrays, hidden, trace = self._encode(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            hidden_states=output_hidden_states,
+            attentions=output_attentions,
+        )
+        pooled = self.encoder.pooler(hidden, arrays.first_tokens)
+        return EncoderOutput(
+            last_hidden_state=packed.pad(value_of(hidden)),
+            pooler_output=packed.pad_sequences(value_of(pooled)),
+            **_padded(packed, trace),
+        )
+
+
+class AutoModelForMaskedLM(Model):
+    """An encoder with the masked language model's head: a score for every word at every token."""
+
+    _has_head = True
+
+    def __init__(self, config: Mapping[str, Any]):
+        super().__init__(config)
+        self.head = MaskedLMHead(self.family.head_names, self.spec, self.encoder.embeddings.words.table)
+
+    @_on_one_backend
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        labels: Any = None,
+        *,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> MaskedLMOutput:
+        """Score the vocabulary at every token.
+
+        Args:
+            labels: the right words, (sequences, length); -100 where there is none. Gives `loss`.
+            input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states, output_attentions: as for
+                AutoModel.
+
+        Returns:
+            MaskedLMOutput; what belongs to padding is zero.
+
+        Raises:
+            TypeError, ValueError: which argument is wrong, where, and what was expected.
+        """
+        packed, _, hidden, trace = self._encode(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            hidden_states=output_hidden_states,
+            attentions=output_attentions,
+        )
+        logits = self.head(hidden)
+        loss = None
+        if labels is not None:
+            targets = packed_labels(packed, labels, self.spec.vocab_size)
+            loss = functional.cross_entropy(logits, labels=targets)
+        return MaskedLMOutput(loss=loss, logits=packed.pad(value_of(logits)), **_padded(packed, trace))

@@ -1,0 +1,1 @@
+"""The blocks that models are assembled from, built on bertcore.kernels."""

@@ -1,0 +1,52 @@
+"""The transformer encoder: self-attention and feed-forward, each followed by its residual and layer norm."""
+
+from typing import Any
+
+from bertcore.nn import functional
+from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.parameter import Block
+
+
+class SelfAttention(Block):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2) with its output map, residual and norm."""
+
+    def __init__(self, names: dict[str, str], spec: Any):
+        width = spec.hidden_size
+        self.num_heads = spec.num_heads
+        projections = (names["query"], names["key"], names["value"])
+        self.qkv = Linear(*projections, in_features=width, out_features=width)
+        self.output = Linear(names["attention_output"], in_features=width, out_features=width)
+        self.norm = LayerNorm(names["attention_norm"], features=width, eps=spec.layer_norm_eps)
+
+    def __call__(self, hidden: Any, cu_seqlens: Any, attentions: list | None = None) -> Any:
+        """(tokens, hidden) -> (tokens, hidden); appends the probabilities to `attentions` if it is given."""
+        context = functional.self_attention(
+            self.qkv(hidden), num_heads=self.num_heads, cu_seqlens=cu_seqlens, attentions=attentions
+        )
+        return self.norm(self.output(context, residual=hidden))
+
+
+class FeedForward(Block):
+    """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3), residual and norm."""
+
+    def __init__(self, names: dict[str, str], spec: Any):
+        width, inner = spec.hidden_size, spec.intermediate_size
+        self.expand = Linear(names["expand"], in_features=width, out_features=inner, activation=spec.activation)
+        self.contract = Linear(names["contract"], in_features=inner, out_features=width)
+        self.norm = LayerNorm(names["feed_forward_norm"], features=width, eps=spec.layer_norm_eps)
+
+    def __call__(self, hidden: Any) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        return self.norm(self.contract(self.expand(hidden), residual=hidden))
+
+
+class EncoderLayer(Block):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, names: dict[str, str], spec: Any):
+        self.attention = SelfAttention(names, spec)
+        self.feed_forward = FeedForward(names, spec)
+
+    def __call__(self, hidden: Any, cu_seqlens: Any, attentions: list | None = None) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        return self.feed_forward(self.attention(hidden, cu_seqlens, attentions))

@@ -1,0 +1,50 @@
+"""The smallest blocks: a linear map, a layer normalisation, a table of embeddings."""
+
+from typing import Any
+
+from bertcore.nn import functional
+from bertcore.nn.parameter import Block, Parameter
+
+
+class Linear(Block):
+    """activation(input @ weight.T + bias) + residual.
+
+    Args:
+        names: the checkpoint's names of the map, without ".weight" and ".bias"; several names make one joined map, whose
+            outputs stand side by side.
+        in_features, out_features: widths; out_features is that of one name.
+        activation: None, or a name that `kernels.linear` knows.
+    """
+
+    def __init__(self, *names: str, in_features: int, out_features: int, activation: str | None = None):
+        self.activation = activation
+        self.weight = Parameter(*(f"{name}.weight" for name in names), shape=(out_features, in_features))
+        self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")
+
+    def __call__(self, input: Any, residual: Any = None) -> Any:
+        """(tokens, in_features) -> (tokens, out_features of all names)."""
+        return functional.linear(input, self.weight.weight, self.bias.value, residual, activation=self.activation)
+
+
+class LayerNorm(Block):
+    """Layer normalisation over the features of input + residual."""
+
+    def __init__(self, name: str, *, features: int, eps: float):
+        self.eps = eps
+        self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
+        self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros")
+
+    def __call__(self, input: Any, residual: Any = None) -> Any:
+        """(tokens, features) -> (tokens, features)."""
+        return functional.layer_norm(input, self.weight.value, self.bias.value, residual, eps=self.eps)
+
+
+class Embedding(Block):
+    """A table of vectors, looked up by integer ids."""
+
+    def __init__(self, name: str, *, rows: int, features: int):
+        self.table = Parameter(f"{name}.weight", shape=(rows, features))
+
+    def __call__(self, ids: Any) -> Any:
+        """(tokens,) integers -> (tokens, features)."""
+        return functional.take_rows(self.table.value, rows=ids)

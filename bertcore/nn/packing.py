@@ -1,0 +1,77 @@
+"""Padding is stripped at a model's door and restored on the way out: inside, a batch is one axis of real tokens."""
+
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+
+
+class PackedBatch:
+    """The real tokens of a padded batch, one sequence after the other.
+
+    Positions count from a sequence's first real token, so that padding on the left, on the right or none at all gives
+    the same result. (transformers counts BERT's positions from the first column, padding or not; the two agree but for
+    left padding, where its results change with the padding.)
+
+    Attributes:
+        shape: (sequences, length) of the padded batch.
+        cu_seqlens: int32 offsets of the sequences on the packed axis, (sequences + 1,).
+        position_ids: int32 position of each token in its sequence, (tokens,).
+    """
+
+    def __init__(self, attention_mask: np.ndarray):
+        """Take the batch's mask, (sequences, length) booleans, True for real tokens."""
+        self.shape = attention_mask.shape
+        self.lengths = attention_mask.sum(axis=1)
+        self.cu_seqlens = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        self._sequence, self._column = np.nonzero(attention_mask)
+        first_column = attention_mask.argmax(axis=1) if attention_mask.size else np.zeros(self.shape[0], np.int64)
+        self.position_ids = (self._column - first_column[self._sequence]).astype(np.int32)
+
+    @property
+    def is_full(self) -> bool:
+        """True if the batch has no padding."""
+        return self._sequence.size == self.shape[0] * self.shape[1]
+
+    @property
+    def has_tokens(self) -> np.ndarray:
+        """Which sequences have a token at all, (sequences,) booleans."""
+        return self.lengths > 0
+
+    def strip(self, padded: np.ndarray) -> np.ndarray:
+        """(sequences, length, ...) in host memory -> (tokens, ...)."""
+        return padded[self._sequence, self._column]
+
+    def pad(self, packed: Any) -> Any:
+        """(tokens, ...) -> (sequences, length, ...), zero where there is padding."""
+        if self.is_full:
+            return packed.reshape(*self.shape, *packed.shape[1:])
+        xp = kernels.namespace(packed)
+        padded = xp.zeros((*self.shape, *packed.shape[1:]), packed.dtype)
+        padded[xp.asarray(self._sequence), xp.asarray(self._column)] = packed
+        return padded
+
+    def pad_sequences(self, packed: Any) -> Any:
+        """(sequences that have tokens, ...) -> (sequences, ...), zero for those that have none."""
+        if self.has_tokens.all():
+            return packed
+        xp = kernels.namespace(packed)
+        padded = xp.zeros((self.shape[0], *packed.shape[1:]), packed.dtype)
+        padded[xp.asarray(self.has_tokens)] = packed
+        return padded
+
+    def pad_attention(self, probabilities: Any) -> Any:
+        """(sequences, heads, longest, longest) -> (sequences, heads, length, length), zero where there is padding."""
+        xp = kernels.namespace(probabilities)
+        sequences, length = self.shape
+        padded = xp.zeros((sequences, probabilities.shape[1], length, length), probabilities.dtype)
+        for index, count in enumerate(self.lengths):
+            columns = self._column[self.cu_seqlens[index] : self.cu_seqlens[index + 1]]
+            where = xp.ix_(xp.asarray([index]), xp.arange(padded.shape[1]), xp.asarray(columns), xp.asarray(columns))
+            padded[where] = probabilities[index : index + 1, :, :count, :count]
+        return padded
+
+    def first_tokens(self) -> np.ndarray:
+        """The packed index of the first token of each sequence that has one."""
+        return self.cu_seqlens[:-1][self.has_tokens]

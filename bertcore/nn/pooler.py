@@ -1,0 +1,19 @@
+"""The pooler: one vector for a sequence, from its first token."""
+
+from typing import Any
+
+from bertcore.nn import functional
+from bertcore.nn.layers import Linear
+from bertcore.nn.parameter import Block
+
+
+class Pooler(Block):
+    """tanh(linear(hidden state of the first token)) (Devlin et al. 2018, section 3)."""
+
+    def __init__(self, names: dict[str, str], spec: Any):
+        width = spec.hidden_size
+        self.dense = Linear(names["pooler"], in_features=width, out_features=width, activation="tanh")
+
+    def __call__(self, hidden: Any, first_tokens: Any) -> Any:
+        """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""
+        return self.dense(functional.take_rows(hidden, rows=first_tokens))
