@@ -2,7 +2,7 @@
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read, or does not fit the model; the message names the file and everything wrong with it."""
+    """A checkpoint cannot be read, or does not fit the model; the message names the file and all that is wrong."""
 
 
 def listed(items: list[str], limit: int = 10) -> str:

@@ -47,8 +47,8 @@ class Checkpoint(Mapping[str, np.ndarray]):
 def open_checkpoint(folder) -> Checkpoint:
     """Opens the weights in `folder`: model.safetensors, or the shards named by model.safetensors.index.json.
 
-    Raises CheckpointError, naming the file and the problem, when there are no such weights, when a shard is missing, and
-    when a file is truncated or corrupt.
+    Raises CheckpointError, naming the file and the problem, when there are no such weights, when a shard is missing,
+    and when a file is truncated or corrupt.
     """
     folder = checkpoint_folder(folder)
     if (folder / WEIGHTS_NAME).is_file():

@@ -13,7 +13,10 @@ import numpy as np
 from .config import CONFIG_NAME
 from .reading import INDEX_NAME, WEIGHTS_NAME
 
-STORABLE_KINDS = "fiub"  # float, signed, unsigned, bool; ml_dtypes' bfloat16 has kind "V" and is named below
+STORABLE = frozenset(
+    ["bool", "bfloat16", "float16", "float32", "float64"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
 
 
 def save_checkpoint(folder, config: Mapping[str, Any], parameters: Mapping[str, np.ndarray]) -> None:
@@ -43,8 +46,8 @@ def save_checkpoint(folder, config: Mapping[str, Any], parameters: Mapping[str, 
 def _storable(name: str, array) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"parameter {name} is {type(array).__module__}.{type(array).__name__}; expected a NumPy array")
-    if array.dtype.kind not in STORABLE_KINDS and array.dtype.name != "bfloat16":
-        raise TypeError(f"parameter {name} has dtype {array.dtype}; expected a number type of safetensors")
+    if array.dtype.name not in STORABLE:
+        raise TypeError(f"parameter {name} has dtype {array.dtype}; expected one of {', '.join(sorted(STORABLE))}")
     # safetensors writes the buffer as it lies: a transposed view would be stored scrambled, without an error.
     # (ascontiguousarray would turn a scalar into one element.)
     return np.require(array, requirements="C")

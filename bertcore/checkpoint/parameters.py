@@ -1,0 +1,136 @@
+"""Fitting the tensors of a checkpoint to the parameters of a model."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .errors import CheckpointError, listed
+from .names import NameRules
+from .reading import Checkpoint
+
+FLOATING = ("F64", "F32", "F16", "BF16")
+
+
+def load_parameters(
+    checkpoint: Checkpoint,
+    expected: Mapping[str, tuple[int, ...]],
+    rules: NameRules,
+    *,
+    optional: Iterable[str] = (),
+    dtype=None,
+) -> dict[str, np.ndarray]:
+    """The arrays of a model's parameters, read from `checkpoint`.
+
+    checkpoint: an open checkpoint (`open_checkpoint`).
+    expected: the model's parameters: name -> shape. Names are the model's own, with or without `rules.prefix`.
+    rules: how files of this family spell names. A head of `rules.heads` that the file has and the model does not expect
+        is left unread; so are index buffers, and copies of tied parameters when they equal the original.
+    optional: beginnings of names ("classifier.") of parameters the file may lack; those are left out of the result, for
+        the caller to initialise. Matched with and without `rules.prefix`.
+    dtype: floating dtype of the result; None keeps what is stored (bfloat16 as float32).
+
+    Returns name -> array in the order of `expected`. Arrays may be read-only views of the mapped file.
+
+    Raises one CheckpointError that names every problem: missing tensors, tensors the model does not know, wrong shapes
+    (name, expected, found), tensors that are not floating point, parameters stored twice, tied parameters that differ.
+    """
+    problems = _Problems()
+    sources = _match(checkpoint, expected, rules, problems)
+    optional = tuple(rules.bare(start) for start in optional)
+    for name, shape in expected.items():
+        if name not in sources:
+            if not rules.bare(name).startswith(optional):
+                problems.missing.append(name)
+        else:
+            problems.check_tensor(checkpoint, name, shape, sources[name])
+    if problems:
+        raise CheckpointError(f"{checkpoint.source} does not fit the model:\n{problems}")
+    return {name: _cast(checkpoint[sources[name]], dtype) for name in expected if name in sources}
+
+
+def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, problems: "_Problems") -> dict[str, str]:
+    """For every expected parameter that the file has, the file's name for it; misfits go to `problems`."""
+    wrapper = _wrapper(checkpoint, rules)
+    by_spelling = {spelling: name for name in expected for spelling in rules.spellings(name)}
+    sources: dict[str, str] = {}
+    left_over: dict[str, str] = {}  # bare name -> the file's name
+    for file_name in checkpoint:
+        plain = file_name.removeprefix(wrapper)
+        name = by_spelling.get(plain)
+        if name is None:
+            left_over[rules.bare(plain)] = file_name
+        elif name in sources:
+            problems.twice.append(f"{name} (as {sources[name]} and as {file_name})")
+        else:
+            sources[name] = file_name
+    expected_heads = {rules.head_of(name) for name in expected}
+    tied = [pair for pair in rules.tied if rules.head_of(pair[0]) in expected_heads]
+    _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems)
+    for bare, file_name in left_over.items():
+        head = rules.head_of(bare)
+        if bare not in rules.buffers and (head is None or head in expected_heads):
+            problems.unknown.append(file_name)
+    return sources
+
+
+def _wrapper(checkpoint: Checkpoint, rules: NameRules) -> str:
+    wrappers = rules.wrappers(checkpoint)
+    if len(wrappers) > 1:
+        found = listed([f"{wrapper}*" for wrapper in wrappers])
+        raise CheckpointError(f"{checkpoint.source} holds {len(wrappers)} encoders, expected one: {found}")
+    return wrappers[0] if wrappers else ""
+
+
+def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> None:
+    """Takes what the pairs `tied` explain out of `left_over`: one stands in for the other, or repeats it."""
+    for copy, original in tied:
+        for wanted, spare in ((original, copy), (copy, original)):
+            name = by_spelling.get(wanted)
+            if name is None or spare not in left_over:
+                continue
+            stand_in = left_over.pop(spare)
+            if name not in sources:
+                sources[name] = stand_in
+            elif wanted == original and not np.array_equal(checkpoint[sources[name]], checkpoint[stand_in]):
+                problems.untied.append(f"{stand_in} and {sources[name]}")
+            # A spare original beside the copy is what transformers 5 saves, unused, for an untied decoder's bias.
+
+
+def _cast(array: np.ndarray, dtype) -> np.ndarray:
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+@dataclass
+class _Problems:
+    """Everything wrong with a checkpoint, gathered so that one error can name it all."""
+
+    missing: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    wrong_shape: list[str] = field(default_factory=list)
+    not_floating: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    untied: list[str] = field(default_factory=list)
+
+    def check_tensor(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], source: str) -> None:
+        info = checkpoint.info[source]
+        alias = "" if source == name else f" (as {source})"
+        if info.shape != tuple(shape):
+            self.wrong_shape.append(f"{name}{alias}: expected {tuple(shape)}, found {info.shape}")
+        if info.dtype not in FLOATING:
+            self.not_floating.append(f"{name}{alias}: {info.dtype}")
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def __str__(self) -> str:
+        titles = {
+            "missing": "missing tensors",
+            "unknown": "tensors the model does not have",
+            "wrong_shape": "tensors of the wrong shape",
+            "not_floating": "tensors that are not floating point (quantised weights cannot be read)",
+            "twice": "parameters stored twice",
+            "untied": "parameters that config.json ties but that differ (set tie_word_embeddings to false to use both)",
+        }
+        found = {title: getattr(self, key) for key, title in titles.items()}
+        return "\n".join(f"  {title} ({len(items)}): {listed(items)}" for title, items in found.items() if items)
