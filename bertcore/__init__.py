@@ -1,1 +1,45 @@
-"""bertcore: the BERT family without PyTorch."""
+"""bertcore: the BERT family without PyTorch.
+
+    from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, use_backend
+
+Everything is loaded at first use: `import bertcore` costs neither Numba nor CuPy nor tokenizers.
+"""
+
+import importlib
+from typing import Any
+
+from .kernels import BackendUnavailable, get_backend, set_backend, use_backend
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "AutoModel": "bertcore.models.model",
+    "AutoModelForMaskedLM": "bertcore.models.model",
+    "AutoTokenizer": "bertcore.tokenization",
+    "SentenceEncoder": "bertcore.sentence_encoder",
+    "value_and_grad": "bertcore.gradients",
+}
+
+__all__ = [
+    "AutoModel",
+    "AutoModelForMaskedLM",
+    "AutoTokenizer",
+    "BackendUnavailable",
+    "SentenceEncoder",
+    "get_backend",
+    "set_backend",
+    "use_backend",
+    "value_and_grad",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'bertcore' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

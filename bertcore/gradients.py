@@ -12,9 +12,9 @@ def value_and_grad(model: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
 
         out, grads = value_and_grad(model)(input_ids=..., attention_mask=..., labels=...)
 
-    `grads` maps every parameter's name, as it stands in the checkpoint, to the gradient of `out.loss`, of the parameter's
-    shape and dtype; parameters that the loss does not depend on get zeros. A shared parameter (tied embeddings) appears
-    once, with the sum over its uses.
+    `grads` maps every parameter's name, as it stands in the checkpoint, to the gradient of `out.loss`, of the
+    parameter's shape and dtype; parameters that the loss does not depend on get zeros. A shared parameter (tied
+    embeddings) appears once, with the sum over its uses.
 
     Raises:
         ValueError: if the batch has no labels, so that there is no loss; and whatever the model raises.

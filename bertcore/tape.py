@@ -1,9 +1,9 @@
 """Reverse-mode differentiation over the operations that models are made of.
 
-Model code is written once, over the operations of bertcore.nn.functional. Without a tape they get plain arrays and call
-the kernels directly. While a tape records, a parameter yields a Variable instead of its array; an operation that meets a
-Variable runs its recording form, which returns the output and a pullback: the function that turns the gradient of the
-output into the gradients of the inputs. `Tape.gradients` walks the records backwards.
+Model code is written once, over the operations of bertcore.nn.functional. Without a tape they get plain arrays and
+call the kernels directly. While a tape records, a parameter yields a Variable instead of its array; an operation that
+meets a Variable runs its recording form, which returns the output and a pullback: the function that turns the gradient
+of the output into the gradients of the inputs. `Tape.gradients` walks the records backwards.
 
 A Variable supports no arithmetic of its own, so that an expression outside the recorded operations fails loudly instead
 of losing its gradient.

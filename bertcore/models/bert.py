@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805) and every checkpoint of its shape: mBERT, MiniLM, TinyBERT, SciBERT, ..."""
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) and every checkpoint of its shape: mBERT, MiniLM, SciBERT, ..."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -69,7 +69,7 @@ class Model(Block):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, dtype: str = "float32", seed: int = 0) -> Self:
-        """A new model with random weights, as BERT's are before training: normal with the config's initializer_range."""
+        """A new model with random weights: normal with the config's initializer_range, biases 0, norms' weights 1."""
         model = cls(config)
         rng = np.random.default_rng(seed)
         makers = {

@@ -10,8 +10,8 @@ class Linear(Block):
     """activation(input @ weight.T + bias) + residual.
 
     Args:
-        names: the checkpoint's names of the map, without ".weight" and ".bias"; several names make one joined map, whose
-            outputs stand side by side.
+        names: the checkpoint's names of the map, without ".weight" and ".bias"; several names make one joined map,
+            whose outputs stand side by side.
         in_features, out_features: widths; out_features is that of one name.
         activation: None, or a name that `kernels.linear` knows.
     """

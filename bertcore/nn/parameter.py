@@ -15,8 +15,8 @@ _preparing = threading.RLock()
 class Parameter:
     """One array of a model.
 
-    A parameter may join several tensors of a checkpoint along their first axis (query, key and value become one matrix);
-    `names` are theirs, and names are what users see: in gradients, in errors, in saved files.
+    A parameter may join several tensors of a checkpoint along their first axis (query, key and value become one
+    matrix); `names` are theirs, and names are what users see: in gradients, in errors, in saved files.
 
     Args:
         names: the name in the checkpoint, or the names of the equal parts along the first axis.
