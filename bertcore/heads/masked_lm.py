@@ -12,16 +12,19 @@ from bertcore.nn.parameter import Block, Parameter
 class MaskedLMHead(Block):
     """decoder(LayerNorm(activation(linear(hidden)))) (Devlin et al. 2018, section 3.1).
 
-    The decoder's weight is the table of word embeddings, unless the config unties them.
+    The decoder's weight is the table of word embeddings, unless the config unties them; the decoder then has a name,
+    and a bias, of its own, as in transformers.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, word_embeddings: Parameter):
         width, vocabulary = spec.hidden_size, spec.vocab_size
         self.transform = Linear(names["transform"], in_features=width, out_features=width, activation=spec.activation)
         self.norm = LayerNorm(names["transform_norm"], features=width, eps=spec.layer_norm_eps)
-        untied = Parameter(names["decoder"], shape=(vocabulary, width))
-        self.decoder = word_embeddings if spec.tied_decoder else untied
-        self.decoder_bias = Parameter(names["decoder_bias"], shape=(vocabulary,), initial="zeros")
+        self.decoder, bias_name = word_embeddings, names["decoder_bias"]
+        if not spec.tied_decoder:
+            self.decoder = Parameter(f"{names['decoder']}.weight", shape=(vocabulary, width))
+            bias_name = f"{names['decoder']}.bias"
+        self.decoder_bias = Parameter(bias_name, shape=(vocabulary,), initial="zeros")
 
     def __call__(self, hidden: Any) -> Any:
         """(tokens, hidden) -> logits (tokens, vocabulary)."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bertcore.checkpoint import BERT
 from bertcore.models.registry import Family, register
 from bertcore.models.spec import ConfigReader, EncoderSpec
 
@@ -31,7 +32,7 @@ register(
     Family(
         model_type="bert",
         spec_from_config=spec_from_config,
-        prefix="bert.",
+        name_rules=BERT,
         encoder_names={
             "word_embeddings": "embeddings.word_embeddings",
             "position_embeddings": "embeddings.position_embeddings",
@@ -52,7 +53,7 @@ register(
         head_names={
             "transform": "cls.predictions.transform.dense",
             "transform_norm": "cls.predictions.transform.LayerNorm",
-            "decoder": "cls.predictions.decoder.weight",
+            "decoder": "cls.predictions.decoder",
             "decoder_bias": "cls.predictions.bias",
         },
     )

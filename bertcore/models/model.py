@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -41,15 +43,17 @@ class Model(Block):
     Attributes:
         config: the config as published.
         spec: what it says of the encoder.
+        newly_initialised: the names of the parameters that the checkpoint did not hold (a head, the pooler).
     """
 
+    newly_initialised: Sequence[str] = ()
     _has_head = False
 
     def __init__(self, config: Mapping[str, Any]):
         self.config = dict(config)
         self.family = family_of(config)
         self.spec = self.family.spec_from_config(config)
-        prefix = self.family.prefix if self._has_head else ""
+        prefix = self.family.name_rules.prefix if self._has_head else ""
         self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=not self._has_head)
 
     @classmethod
@@ -61,28 +65,51 @@ class Model(Block):
             dtype: "float32" or "float64" for the CPU; "float32", "float16" or "bfloat16" for CUDA.
 
         Raises:
-            FileNotFoundError, ValueError: what is wrong with which file, config key or tensor.
+            CheckpointError (a ValueError): what is wrong with which file or tensor.
+            ValueError: what is wrong with which key of the config.
+
+        A head, or the pooler, that the checkpoint lacks altogether is newly initialised, with a warning that names it.
         """
         model = cls(checkpoint.read_config(folder))
-        model._fill(checkpoint.load_parameters(folder, model), dtype)
+        rules, expected = model.family.name_rules, model.expected_tensors()
+        arrays = checkpoint.load_parameters(checkpoint.open_checkpoint(folder), expected, rules, optional=rules.heads)
+        absent = [name for name in expected if name not in arrays]
+        cut = {rules.head_of(name) for name in absent} & {rules.head_of(name) for name in arrays}
+        if cut:
+            missing = [name for name in absent if rules.head_of(name) in cut]
+            raise checkpoint.CheckpointError(f"{folder} has a part of a head only; missing: {', '.join(missing)}")
+        if absent:
+            warnings.warn(
+                f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use", stacklevel=2
+            )
+        model.newly_initialised = absent
+        model._fill(arrays | model._initial_arrays(absent, seed=0), dtype)
         return model
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, dtype: str = "float32", seed: int = 0) -> Self:
         """A new model with random weights: normal with the config's initializer_range, biases 0, norms' weights 1."""
         model = cls(config)
+        model._fill(model._initial_arrays(model.expected_tensors(), seed), dtype)
+        return model
+
+    def expected_tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor of a checkpoint of this model, by name."""
+        return {name: shape for parameter in self.parameters() for name, shape in parameter.expected.items()}
+
+    def _initial_arrays(self, names: Container[str], seed: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)
         makers = {
-            "normal": lambda shape: rng.normal(0.0, model.spec.initializer_range, shape),
+            "normal": lambda shape: rng.normal(0.0, self.spec.initializer_range, shape),
             "zeros": np.zeros,
             "ones": np.ones,
         }
-        arrays = {}
-        for parameter in model.parameters():
-            for name, shape in parameter.expected.items():
-                arrays[name] = makers[parameter.initial](shape)
-        model._fill(arrays, dtype)
-        return model
+        return {
+            name: makers[parameter.initial](shape)
+            for parameter in self.parameters()
+            for name, shape in parameter.expected.items()
+            if name in names
+        }
 
     def _fill(self, arrays: Mapping[str, np.ndarray], dtype: str) -> None:
         if dtype not in DTYPES:
@@ -97,7 +124,7 @@ class Model(Block):
 
     def num_parameters(self) -> int:
         """How many numbers the parameters hold; shared ones count once."""
-        return sum(int(np.prod(s)) for parameter in self.parameters() for s in parameter.expected.values())
+        return sum(math.prod(shape) for shape in self.expected_tensors().values())
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import bertcore.models
+from bertcore.checkpoint import NameRules
 from bertcore.models.spec import EncoderSpec
 
 # Modules of this package that are not a family.
@@ -20,14 +21,14 @@ class Family:
     Attributes:
         model_type: as in config.json.
         spec_from_config: config -> EncoderSpec.
-        prefix: what the encoder's names begin with in a checkpoint that has a head.
+        name_rules: the prefix, heads and spellings of its checkpoints.
         encoder_names, layer_names, head_names: the part of the blocks -> the checkpoint's name of it, where
             "{layer}" stands for the layer's number. Encoder and layer names are without the prefix.
     """
 
     model_type: str
     spec_from_config: Callable[[Mapping[str, Any]], EncoderSpec]
-    prefix: str
+    name_rules: NameRules
     encoder_names: Mapping[str, str]
     layer_names: Mapping[str, str]
     head_names: Mapping[str, str]
