@@ -7,6 +7,9 @@ another project, under any name, and it works.
 
 # The public functions are imported here, eagerly: an operation's folder bears its function's name, and a later
 # `import bertcore.kernels.softmax.cpu` must not put the module in the function's place.
+from .activation import activation, activation_backward
+from .attention import attention, attention_backward
+from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
     BackendUnavailable,
     get_backend,
@@ -17,12 +20,32 @@ from .dispatch import (
     unavailable_reason,
     use_backend,
 )
+from .embedding import embedding, embedding_backward
+from .gelu import gelu, gelu_backward
+from .layer_norm import layer_norm, layer_norm_backward
+from .linear import PreparedWeight, linear, linear_backward, prepare_weight
 from .softmax import softmax, softmax_backward
 
 __all__ = [
     "BackendUnavailable",
+    "PreparedWeight",
+    "activation",
+    "activation_backward",
+    "attention",
+    "attention_backward",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "embedding",
+    "embedding_backward",
+    "gelu",
+    "gelu_backward",
     "get_backend",
+    "layer_norm",
+    "layer_norm_backward",
+    "linear",
+    "linear_backward",
     "namespace",
+    "prepare_weight",
     "resolve",
     "set_backend",
     "softmax",

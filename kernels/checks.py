@@ -44,20 +44,33 @@ def at_least_ndim(ndim: int, **arrays: Any) -> None:
             raise ValueError(f"{name} has shape {array.shape}, expected at least {ndim} axes")
 
 
-def shape(expected: tuple[int, ...], **arrays: Any) -> None:
-    """All given arrays (None is skipped) have exactly the shape `expected`."""
+def shape(expected: tuple[int | None, ...], **arrays: Any) -> None:
+    """All given arrays (None is skipped) have exactly the shape `expected`, in which None stands for any length."""
     for name, array in arrays.items():
-        if array is not None and array.shape != expected:
-            raise ValueError(f"{name} has shape {array.shape}, expected {expected}")
+        if array is None:
+            continue
+        pairs = zip(array.shape, expected, strict=False)
+        if array.ndim != len(expected) or any(wanted not in (None, found) for found, wanted in pairs):
+            wanted = ", ".join("any" if size is None else str(size) for size in expected)
+            comma = "," if len(expected) == 1 else ""
+            raise ValueError(f"{name} has shape {array.shape}, expected ({wanted}{comma})")
 
 
 def axis(name: str, value: Any, ndim: int) -> int:
     """`value` as an axis of an array with `ndim` axes, counted from the front."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+    value = integer_number(name, value)
     if not -ndim <= value < ndim:
         raise ValueError(f"{name} is {value}, expected an axis of an array with {ndim} axes")
-    return int(value) % ndim
+    return value % ndim
+
+
+def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
+    """`value` as an int, not below `minimum`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if minimum is not None and value < minimum:
+        raise ValueError(f"{name} is {value}, expected an integer of at least {minimum}")
+    return int(value)
 
 
 def choice(name: str, value: Any, options: Iterable[Any]) -> None:

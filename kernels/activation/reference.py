@@ -45,7 +45,7 @@ def activation(input, activation):
     """The function named `activation` of every element of `input`."""
     if activation in GELU_FORMS:
         return _gelu.gelu(input, GELU_FORMS[activation], None)
-    return FUNCTIONS[activation](widen(input)).astype(input.dtype, copy=False)
+    return np.asarray(FUNCTIONS[activation](widen(input)), input.dtype)
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -54,4 +54,4 @@ def activation_backward(grad_output, input, activation):
     if activation in GELU_FORMS:
         return _gelu.gelu_backward(grad_output, input, GELU_FORMS[activation], None)[0]
     grad = widen(grad_output) * DERIVATIVES[activation](widen(input))
-    return grad.astype(input.dtype, copy=False)
+    return np.asarray(grad, input.dtype)

@@ -1,0 +1,100 @@
+"""Cross entropy of logits against class indices, forward and backward."""
+
+from typing import Any
+
+import numpy as np
+
+from .. import checks, dispatch
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def cross_entropy(
+    input: Any, target: Any, *, ignore_index: int = -100, reduction: str = "mean", backend: str | None = None
+) -> Any:
+    """log(sum(exp(input))) - input[target] for each row, and their mean or sum.
+
+    Rows whose target is ignore_index have loss 0 and do not count in the mean. The mean over no row at all is NaN.
+
+    Args:
+        input: logits, (rows, classes); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating
+            dtype on NumPy.
+        target: integer class indices, (rows,), from 0 to classes - 1 or ignore_index. On a GPU their values are not
+            checked.
+        ignore_index: the target of rows that do not count; need not be a class.
+        reduction: "mean" over the rows that count, "sum", or "none".
+        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+
+    Returns:
+        An array of no axes, or for "none" the losses, (rows,); of the kind and dtype of `input`.
+
+    Raises:
+        TypeError, ValueError: for a wrong kind of array, dtype, shape or reduction, and for a target that is no class
+            (which, where).
+        BackendUnavailable: if the backend cannot run here.
+    """
+    call = dispatch.enter(__package__, backend, input=input, target=target)
+    input, target = call.arrays
+    ignore_index = _check(call, input, target, ignore_index, reduction)
+    losses, _ = call.compute("cross_entropy", input, target, ignore_index)
+    if reduction == "none":
+        return call.hand_back(losses.astype(input.dtype, copy=False))
+    total = losses.sum(dtype=np.float64, keepdims=True)
+    if reduction == "mean":
+        total = _divide(total, _counted(target, ignore_index))
+    return call.hand_back(total.reshape(()).astype(input.dtype))
+
+
+def cross_entropy_backward(
+    grad_output: Any,
+    input: Any,
+    target: Any,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    backend: str | None = None,
+) -> Any:
+    """The gradient of `cross_entropy` with respect to the logits: (softmax(input) - onehot(target)) * grad_output,
+    for "mean" divided by the number of rows that count; zeros for those that do not.
+
+    Args:
+        grad_output: the gradient with respect to the output: an array of no axes, or (rows,) for "none".
+        input, target, ignore_index, reduction, backend: as for `cross_entropy`.
+
+    Returns:
+        (rows, classes), of the kind and dtype of `input`.
+
+    Raises:
+        As `cross_entropy`.
+    """
+    call = dispatch.enter(__package__, backend, grad_output=grad_output, input=input, target=target)
+    grad_output, input, target = call.arrays
+    ignore_index = _check(call, input, target, ignore_index, reduction, grad_output=grad_output)
+    checks.shape(target.shape if reduction == "none" else (), grad_output=grad_output)
+    _, lse = call.compute("cross_entropy", input, target, ignore_index)
+    grad_losses = grad_output.astype(lse.dtype)
+    if reduction == "mean":
+        grad_losses = _divide(grad_losses, _counted(target, ignore_index)).astype(lse.dtype)
+    grad_losses = np.broadcast_to(grad_losses, target.shape).copy()  # CuPy takes the call over for its own arrays
+    return call.run("cross_entropy_backward", grad_losses, input, target, lse, ignore_index)
+
+
+def _check(call: dispatch.Call, input: Any, target: Any, ignore_index: Any, reduction: str, **others: Any) -> int:
+    checks.floating(call.backend, input=input, **others)
+    checks.integer(target=target)
+    checks.choice("reduction", reduction, REDUCTIONS)
+    checks.shape((None, None), input=input)
+    checks.shape(input.shape[:1], target=target)
+    ignore_index = checks.integer_number("ignore_index", ignore_index)
+    checks.in_range("target", target, input.shape[1], also=ignore_index)
+    return ignore_index
+
+
+def _counted(target: Any, ignore_index: int) -> Any:
+    """How many rows count: an array, so that on a GPU nothing waits for it."""
+    return (target != ignore_index).sum()
+
+
+def _divide(value: Any, count: Any) -> Any:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return value / count

@@ -1,0 +1,56 @@
+"""Rows of a table by integer id, forward and backward."""
+
+from typing import Any
+
+from .. import checks, dispatch
+
+
+def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
+    """weight[input]: the row of the table for every id.
+
+    Args:
+        input: integer ids from 0 to num_embeddings - 1, of any shape. On a GPU their values are not checked.
+        weight: the table, (num_embeddings, dim); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA,
+            any floating dtype on NumPy.
+        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+
+    Returns:
+        (*shape of input, dim), of the kind and dtype of `weight`.
+
+    Raises:
+        TypeError, ValueError: for a wrong kind of array, dtype or shape, and for an id outside the table (which
+            and where).
+        BackendUnavailable: if the backend cannot run here.
+    """
+    call = dispatch.enter(__package__, backend, input=input, weight=weight)
+    input, weight = call.arrays
+    checks.floating(call.backend, weight=weight)
+    checks.integer(input=input)
+    checks.shape((None, None), weight=weight)
+    checks.in_range("input", input, weight.shape[0])
+    return call.run("embedding", input, weight)
+
+
+def embedding_backward(grad_output: Any, input: Any, num_embeddings: int, *, backend: str | None = None) -> Any:
+    """The gradient of the table: each row the sum of the gradients at the places where its id stands, or zeros.
+
+    Args:
+        grad_output: the gradient with respect to the output, (*shape of input, dim).
+        input: the ids, as for `embedding`.
+        num_embeddings: the number of rows of the table.
+        backend: as for `embedding`.
+
+    Returns:
+        (num_embeddings, dim), of the kind and dtype of `grad_output`.
+
+    Raises:
+        As `embedding`.
+    """
+    call = dispatch.enter(__package__, backend, grad_output=grad_output, input=input)
+    grad_output, input = call.arrays
+    checks.floating(call.backend, grad_output=grad_output)
+    checks.integer(input=input)
+    checks.shape((*input.shape, None), grad_output=grad_output)
+    num_embeddings = checks.integer_number("num_embeddings", num_embeddings, minimum=0)
+    checks.in_range("input", input, num_embeddings)
+    return call.run("embedding_backward", grad_output, input, num_embeddings)

@@ -39,7 +39,7 @@ BLOCK = 4096  # elements: the two dozen passes of the polynomial then stay in ca
 def gelu(input, approximate, bias):
     """GELU of input + bias; bias runs over the last axis or is None."""
     function = _gelu_exact if approximate == "none" else _gelu_tanh
-    return _blockwise(function, _add_bias(input, bias)).astype(input.dtype, copy=False)
+    return np.asarray(_blockwise(function, _add_bias(input, bias)), input.dtype)
 
 
 def gelu_backward(grad_output, input, approximate, bias):
@@ -48,7 +48,7 @@ def gelu_backward(grad_output, input, approximate, bias):
     with np.errstate(invalid="ignore"):
         grad = widen(grad_output) * _blockwise(derivative, _add_bias(input, bias))
     grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
-    return grad.astype(input.dtype, copy=False), grad_bias
+    return np.asarray(grad, input.dtype), grad_bias
 
 
 def normal_cdf(x):

@@ -26,7 +26,7 @@ def layer_norm(input, weight, bias, eps, residual):
         output = output * widen(weight)
     if bias is not None:
         output = output + widen(bias)
-    return output.astype(input.dtype, copy=False)
+    return np.asarray(output, input.dtype)
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -40,7 +40,7 @@ def layer_norm_backward(grad_output, input, weight, eps, residual):
         grad = grad * widen(weight)
     along = normalised * _mean(grad * normalised)
     grad_input = (grad - _mean(grad) - along) * inverse_deviation
-    return grad_input.astype(input.dtype, copy=False), grad_weight, grad_bias
+    return np.asarray(grad_input, input.dtype), grad_weight, grad_bias
 
 
 def _normalise(input, eps, residual):

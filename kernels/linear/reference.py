@@ -42,7 +42,7 @@ def linear(input, weight, bias, activation, residual):
         output = _activation.activation(output, activation)
     if residual is not None:
         output = output + widen(residual)
-    return output.astype(input.dtype, copy=False)
+    return np.asarray(output, input.dtype)
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -52,7 +52,7 @@ def linear_backward(grad_output, input, weight, bias, activation):
     if activation is not None:
         grad = _activation.activation_backward(grad, _affine(x, w, bias), activation)
     grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
-    return (grad @ w).astype(input.dtype, copy=False), (grad.T @ x).astype(input.dtype, copy=False), grad_bias
+    return np.asarray(grad @ w, input.dtype), np.asarray(grad.T @ x, input.dtype), grad_bias
 
 
 def _affine(x, w, bias):

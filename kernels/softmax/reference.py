@@ -21,11 +21,11 @@ def softmax(input, dim):
     peak = x.max(axis=dim, keepdims=True, initial=-np.inf)
     exponentials = np.exp(x - np.where(peak == -np.inf, 0, peak))
     total = exponentials.sum(axis=dim, keepdims=True)
-    return (exponentials / np.where(total == 0, 1, total)).astype(input.dtype, copy=False)
+    return np.asarray(exponentials / np.where(total == 0, 1, total), input.dtype)
 
 
 @np.errstate(invalid="ignore")
 def softmax_backward(grad_output, output, dim):
     """Gradient of the softmax input from the gradient of its output and the output itself."""
     grad, y = widen(grad_output), widen(output)
-    return (y * (grad - (grad * y).sum(axis=dim, keepdims=True))).astype(output.dtype, copy=False)
+    return np.asarray(y * (grad - (grad * y).sum(axis=dim, keepdims=True)), output.dtype)
