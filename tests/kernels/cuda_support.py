@@ -1,0 +1,80 @@
+"""Where the tests of CUDA launchers run: always in the CPU emulator, and on the GPU too where there is one.
+
+    from .cuda_support import cuda
+
+    def test_softmax(cuda):
+        output = cuda.run(softmax_cuda.softmax, input, -1)        # NumPy arrays in, NumPy arrays out
+
+In the emulator `run` calls the launcher under every schedule and demands the same bits of all of them: a result that depends
+on the order of the warps is a race. (Our kernels add nothing with floating-point atomics.)
+"""
+
+import functools
+
+import numpy as np
+import pytest
+from bertcore.kernels import _cuda
+from bertcore.kernels.dispatch import unavailable_reason
+
+from tests import cuda_emulator
+
+TARGETS = ["emulator"]
+if unavailable_reason("cupy") is None:
+    TARGETS.append(pytest.param("gpu", marks=pytest.mark.gpu))
+
+
+class EmulatorTarget:
+    """Runs launchers in the emulator; `launches` lists what the last `run` launched (kernel, grid, block, shared_bytes)."""
+
+    def __init__(self, arch=80):
+        self.arch = arch
+        self.launches = []
+
+    def run(self, function, *args):
+        results = {}
+        for schedule in cuda_emulator.SCHEDULES:
+            with _cuda.use_runtime(cuda_emulator.Emulator(schedule, arch=self.arch)) as emulator:
+                results[schedule] = function(*args)
+            self.launches = emulator.launches
+        first = cuda_emulator.SCHEDULES[0]
+        for schedule, result in results.items():
+            assert _same_bits(results[first], result), f"schedules {first} and {schedule} give different results: a race"
+        return results[first]
+
+
+class GPUTarget:
+    """Runs launchers on the GPU with copies of the arrays."""
+
+    launches = None  # not recorded
+
+    def run(self, function, *args):
+        import cupy
+
+        result = function(*(cupy.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
+        return _each(cupy.asnumpy, result)
+
+
+def _each(function, result):
+    if isinstance(result, tuple):
+        return tuple(None if part is None else function(part) for part in result)
+    return function(result)
+
+
+def _same_bits(one, other):
+    parts = zip(*(part if isinstance(part, tuple) else (part,) for part in (one, other)), strict=True)
+    return all(a is b is None or a.tobytes() == b.tobytes() for a, b in parts)
+
+
+@functools.cache
+def _emulator_unavailable_reason():
+    return cuda_emulator.unavailable_reason()
+
+
+@pytest.fixture(params=TARGETS)
+def cuda(request):
+    """An EmulatorTarget or a GPUTarget."""
+    if request.param == "gpu":
+        return GPUTarget()
+    if _emulator_unavailable_reason() is not None:
+        pytest.skip(f"the CUDA emulator cannot be built: {_emulator_unavailable_reason()}")
+    return EmulatorTarget()
