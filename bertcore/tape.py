@@ -69,7 +69,8 @@ class Tape:
             gradient = pending.pop(id(variable), None)
             if gradient is None:
                 continue
-            for source, part in zip(sources, pullback(gradient), strict=True):
+            # not strict: arguments left out at the end have no source
+            for source, part in zip(sources, pullback(gradient), strict=False):
                 if source is not None and part is not None:
                     known = pending.get(id(source))
                     pending[id(source)] = part if known is None else known + part
