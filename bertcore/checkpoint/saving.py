@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ def save_checkpoint(folder, config: Mapping[str, Any], parameters: Mapping[str, 
     with contextlib.ExitStack() as cleanup:
         weights_file = _temporary(folder, WEIGHTS_NAME, cleanup)
         config_file = _temporary(folder, CONFIG_NAME, cleanup)
-        _write_safetensors(weights_file, arrays)
         config_file.write_text(config_text, encoding="utf-8")
+        _write_safetensors(weights_file, arrays)
+        shutil.copymode(config_file, weights_file)  # safetensors makes files that only their owner may read
         os.replace(weights_file, folder / WEIGHTS_NAME)
         os.replace(config_file, folder / CONFIG_NAME)
     (folder / INDEX_NAME).unlink(missing_ok=True)

@@ -1,0 +1,54 @@
+import json
+
+import pytest
+
+from bertcore.checkpoint import CheckpointError, read_config
+
+
+def test_reads_the_object(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 39}')
+    assert read_config(tmp_path) == {"model_type": "bert", "hidden_size": 39}
+    assert read_config(str(tmp_path))["hidden_size"] == 39
+
+
+def test_folder_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match=r"nowhere does not exist; expected the folder"):
+        read_config(tmp_path / "nowhere")
+
+
+def test_file_in_place_of_the_folder(tmp_path):
+    (tmp_path / "model.bin").write_text("x")
+    with pytest.raises(CheckpointError, match=r"model\.bin is a file; expected the folder"):
+        read_config(tmp_path / "model.bin")
+
+
+def test_folder_without_config_names_what_it_holds(tmp_path):
+    (tmp_path / "vocab.txt").write_text("a")
+    with pytest.raises(CheckpointError, match=r"has no config\.json; it holds vocab\.txt"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content, problem",
+    [
+        (b"", "not valid JSON"),
+        (b'{"model_type": "bert"', "not valid JSON"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b"[1, 2]", "holds a JSON list; expected an object"),
+        (b"null", "holds a JSON NoneType; expected an object"),
+    ],
+)
+def test_broken_config(tmp_path, content, problem):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=problem) as caught:
+        read_config(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_error_is_a_value_error():
+    assert issubclass(CheckpointError, ValueError)
+
+
+def test_non_ascii_config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"label": "père"}, ensure_ascii=False), encoding="utf-8")
+    assert read_config(tmp_path)["label"] == "père"

@@ -1,0 +1,240 @@
+import json
+
+import numpy as np
+import pytest
+
+from bertcore.checkpoint import BERT, CheckpointError, load_parameters, open_checkpoint
+from tests.checkpoint.files import entry, safetensors_bytes, write_tensors
+
+WORDS, NORM = "embeddings.word_embeddings.weight", "embeddings.LayerNorm.weight"
+ENCODER = {WORDS: (7, 3), NORM: (3,), "encoder.layer.0.output.dense.bias": (3,)}
+POOLER = {"pooler.dense.weight": (3, 3)}
+HEAD = {"cls.predictions.bias": (7,), "cls.predictions.transform.LayerNorm.bias": (3,)}
+UNTIED_HEAD = {
+    "cls.predictions.transform.LayerNorm.bias": (3,),
+    "cls.predictions.decoder.weight": (7, 3),
+    "cls.predictions.decoder.bias": (7,),
+}
+NEXT_SENTENCE = {"cls.seq_relationship.weight": (2, 3)}
+
+
+def prefixed(shapes):
+    return {"bert." + name: shape for name, shape in shapes.items()}
+
+
+def values(shapes, seed=0):
+    random = np.random.default_rng(seed)
+    return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+def load(folder, arrays, expected, **options):
+    write_tensors(folder / "model.safetensors", arrays)
+    return load_parameters(open_checkpoint(folder), expected, BERT, **options)
+
+
+def check_same(found, wanted):
+    assert list(found) == list(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_same_names(tmp_path):
+    arrays = values(ENCODER)
+    check_same(load(tmp_path, arrays, ENCODER), arrays)
+
+
+def test_order_is_that_of_the_model(tmp_path):
+    arrays = values(ENCODER)
+    expected = dict(reversed(ENCODER.items()))
+    assert list(load(tmp_path, arrays, expected)) == list(expected)
+
+
+@pytest.mark.parametrize("file_prefix", ["", "bert.", "module.bert.", "module.", "0.auto_model."])
+@pytest.mark.parametrize("model_prefix", ["", "bert."])
+@pytest.mark.parametrize("old", [False, True], ids=["today", "gamma-beta"])
+def test_spelling_of_the_file(tmp_path, file_prefix, model_prefix, old):
+    arrays = values(ENCODER)
+    in_file = {file_prefix + name.replace("Norm.weight", "Norm.gamma" if old else "Norm.weight"): array
+               for name, array in arrays.items()}  # fmt: skip
+    expected = {model_prefix + name: shape for name, shape in ENCODER.items()}
+    found = load(tmp_path, in_file, expected)
+    check_same(found, {model_prefix + name: array for name, array in arrays.items()})
+
+
+def test_head_beside_a_bare_encoder_and_a_wrapped_one(tmp_path):
+    expected = prefixed(ENCODER) | HEAD
+    arrays = values(expected)
+    bare = {name.removeprefix("bert."): array for name, array in arrays.items()}
+    check_same(load(tmp_path, bare, expected), arrays)
+    wrapped = {"module." + name: array for name, array in arrays.items()}
+    check_same(load(tmp_path, wrapped, expected), arrays)
+
+
+def test_index_buffers_are_skipped(tmp_path):
+    arrays = values(ENCODER)
+    buffers = {"embeddings.position_ids": np.arange(5)[None], "embeddings.token_type_ids": np.zeros((1, 5), np.int64)}
+    check_same(load(tmp_path, arrays | buffers, ENCODER), arrays)
+    buffers = {"bert." + name: array for name, array in buffers.items()}
+    arrays = {"bert." + name: array for name, array in arrays.items()}
+    check_same(load(tmp_path, arrays | buffers, prefixed(ENCODER)), arrays)
+
+
+class TestHeads:
+    def test_unused_heads_are_left_unread(self, tmp_path):
+        arrays = values(prefixed(ENCODER | POOLER) | HEAD | NEXT_SENTENCE | {"classifier.weight": (2, 3)})
+        found = load(tmp_path, arrays, ENCODER | POOLER)
+        check_same(found, {name: arrays["bert." + name] for name in ENCODER | POOLER})
+
+    def test_masked_lm_from_a_pretraining_file(self, tmp_path):
+        arrays = values(prefixed(ENCODER | POOLER) | HEAD | NEXT_SENTENCE)
+        expected = prefixed(ENCODER) | HEAD
+        check_same(load(tmp_path, arrays, expected), {name: arrays[name] for name in expected})
+
+    def test_unknown_tensor_in_an_expected_head(self, tmp_path):
+        arrays = values(prefixed(ENCODER) | HEAD | {"cls.predictions.extra": (2,)})
+        with pytest.raises(CheckpointError, match=r"does not have \(1\): cls\.predictions\.extra"):
+            load(tmp_path, arrays, prefixed(ENCODER) | HEAD)
+
+    def test_missing_head_is_an_error_unless_optional(self, tmp_path):
+        arrays = values(prefixed(ENCODER))
+        expected = prefixed(ENCODER | POOLER) | {"classifier.weight": (2, 3)}
+        with pytest.raises(CheckpointError, match=r"missing tensors \(2\): bert\.pooler\.dense\.weight, classifier"):
+            load(tmp_path, arrays, expected)
+        with pytest.raises(CheckpointError, match=r"missing tensors \(1\): classifier\.weight"):
+            load(tmp_path, arrays, expected, optional=["pooler."])
+        for pooler in ("pooler.", "bert.pooler."):
+            check_same(load(tmp_path, arrays, expected, optional=[pooler, "classifier."]), arrays)
+
+    def test_optional_part_that_is_there_is_read_and_checked(self, tmp_path):
+        arrays = values(ENCODER | POOLER)
+        check_same(load(tmp_path, arrays, ENCODER | POOLER, optional=["pooler."]), arrays)
+        arrays["pooler.dense.weight"] = np.zeros((4, 3), np.float32)
+        with pytest.raises(CheckpointError, match="wrong shape"):
+            load(tmp_path, arrays, ENCODER | POOLER, optional=["pooler."])
+
+
+class TestTied:
+    TIED = prefixed(ENCODER) | HEAD
+    UNTIED = prefixed(ENCODER) | UNTIED_HEAD
+
+    def test_copies_in_the_file_are_fine(self, tmp_path):
+        arrays = values(self.TIED)
+        copies = {
+            "cls.predictions.decoder.weight": arrays["bert." + WORDS],
+            "cls.predictions.decoder.bias": arrays["cls.predictions.bias"],
+        }
+        check_same(load(tmp_path, arrays | copies, self.TIED), arrays)
+
+    def test_copy_stands_in_for_an_absent_original(self, tmp_path):
+        arrays = values(self.TIED)
+        in_file = dict(arrays)
+        in_file["cls.predictions.decoder.weight"] = in_file.pop("bert." + WORDS)
+        in_file["cls.predictions.decoder.bias"] = in_file.pop("cls.predictions.bias")
+        check_same(load(tmp_path, in_file, self.TIED), arrays)
+
+    @pytest.mark.parametrize("copy", ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"])
+    def test_copy_that_differs_is_an_error(self, tmp_path, copy):
+        arrays = values(self.TIED)
+        arrays[copy] = np.zeros(UNTIED_HEAD[copy], np.float32)
+        with pytest.raises(CheckpointError, match=rf"set tie_word_embeddings to false .*: {copy} and "):
+            load(tmp_path, arrays, self.TIED)
+
+    def test_encoder_alone_does_not_care(self, tmp_path):
+        arrays = values(self.UNTIED)
+        check_same(load(tmp_path, arrays, ENCODER), {name: arrays["bert." + name] for name in ENCODER})
+
+    def test_untied_reads_both(self, tmp_path):
+        arrays = values(self.UNTIED)
+        check_same(load(tmp_path, arrays, self.UNTIED), arrays)
+
+    def test_untied_ignores_the_unused_bias_that_transformers_saves(self, tmp_path):
+        arrays = values(self.UNTIED)
+        check_same(load(tmp_path, arrays | {"cls.predictions.bias": np.zeros(7, np.float32)}, self.UNTIED), arrays)
+
+    def test_untied_takes_the_bias_by_its_older_name(self, tmp_path):
+        arrays = values(self.UNTIED)
+        in_file = dict(arrays)
+        in_file["cls.predictions.bias"] = in_file.pop("cls.predictions.decoder.bias")
+        check_same(load(tmp_path, in_file, self.UNTIED), arrays)
+
+    def test_untied_needs_its_decoder(self, tmp_path):
+        arrays = values(self.UNTIED)
+        del arrays["cls.predictions.decoder.weight"]
+        with pytest.raises(CheckpointError, match=r"missing tensors \(1\): cls\.predictions\.decoder\.weight"):
+            load(tmp_path, arrays, self.UNTIED)
+
+
+class TestProblems:
+    def test_all_are_named_in_one_error(self, tmp_path):
+        arrays = values(ENCODER)
+        del arrays[NORM]
+        arrays[WORDS] = np.zeros((8, 3), np.float32)
+        arrays["encoder.layer.1.output.dense.bias"] = np.zeros(3, np.float32)
+        arrays["encoder.layer.0.output.dense.bias"] = np.zeros(3, np.int8)
+        with pytest.raises(CheckpointError) as caught:
+            load(tmp_path, arrays, ENCODER)
+        assert str(caught.value).splitlines() == [
+            f"{tmp_path}/model.safetensors does not fit the model:",
+            f"  missing tensors (1): {NORM}",
+            "  tensors the model does not have (1): encoder.layer.1.output.dense.bias",
+            f"  tensors of the wrong shape (1): {WORDS}: expected (7, 3), found (8, 3)",
+            "  tensors that are not floating point (quantised weights cannot be read) (1): "
+            "encoder.layer.0.output.dense.bias: I8",
+        ]
+
+    def test_long_lists_are_cut(self, tmp_path):
+        expected = ENCODER | {f"encoder.layer.{layer}.output.dense.weight": (3, 3) for layer in range(13)}
+        with pytest.raises(CheckpointError, match=r"missing tensors \(13\): .*layer\.9\.output.*, and 3 more"):
+            load(tmp_path, values(ENCODER), expected)
+
+    def test_wrong_shape_names_the_spelling_of_the_file(self, tmp_path):
+        arrays = values(ENCODER)
+        arrays["bert.embeddings.LayerNorm.gamma"] = np.zeros(4, np.float32)
+        del arrays[NORM]
+        with pytest.raises(CheckpointError, match=r"weight \(as bert\.embeddings\.LayerNorm\.gamma\): expected \(3,\)"):
+            load(tmp_path, arrays, ENCODER)
+
+    def test_same_parameter_twice(self, tmp_path):
+        arrays = values(ENCODER) | {"embeddings.LayerNorm.gamma": np.zeros(3, np.float32)}
+        with pytest.raises(CheckpointError, match=r"stored twice \(1\): embeddings\.LayerNorm\.weight \(as .* and as "):
+            load(tmp_path, arrays, ENCODER)
+
+    def test_two_encoders_in_a_file(self, tmp_path):
+        arrays = {prefix + name: array for prefix in ("query.", "passage.") for name, array in values(ENCODER).items()}
+        with pytest.raises(CheckpointError, match=r"holds 2 encoders, expected one: passage\.\*, query\.\*"):
+            load(tmp_path, arrays, ENCODER)
+
+    def test_unknown_tensor(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"the model does not have \(1\): lm_head\.bias"):
+            load(tmp_path, values(ENCODER | {"lm_head.bias": (7,)}), ENCODER)
+
+    def test_scalar_is_not_one_element(self, tmp_path):
+        arrays = values(ENCODER) | {NORM: np.full((), 1, np.float32)}
+        with pytest.raises(CheckpointError, match=r"expected \(3,\), found \(\)"):
+            load(tmp_path, arrays, ENCODER)
+
+
+class TestDtype:
+    def test_stored_dtypes_become_the_asked_one(self, tmp_path):
+        arrays = values(ENCODER)
+        stored = {WORDS: arrays[WORDS].astype(np.float16), NORM: arrays[NORM].astype(np.float64)}
+        found = load(tmp_path, arrays | stored, ENCODER, dtype=np.float32)
+        assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
+        np.testing.assert_array_equal(found[WORDS], stored[WORDS].astype(np.float32))
+
+    def test_none_keeps_them(self, tmp_path):
+        arrays = values(ENCODER)
+        arrays[WORDS] = arrays[WORDS].astype(np.float16)
+        assert load(tmp_path, arrays, ENCODER)[WORDS].dtype == np.float16
+
+    def test_matching_dtype_is_not_copied(self, tmp_path):
+        found = load(tmp_path, values(ENCODER), ENCODER, dtype="float32")
+        assert not found[WORDS].flags.owndata and not found[WORDS].flags.writeable
+
+    def test_bfloat16(self, tmp_path):
+        header = {WORDS: entry("BF16", (1, 2), 0, 4)}
+        (tmp_path / "model.safetensors").write_bytes(
+            safetensors_bytes(json.dumps(header).encode(), b"\x80\x3f\x00\xc0")
+        )
+        found = load_parameters(open_checkpoint(tmp_path), {WORDS: (1, 2)}, BERT, dtype=np.float64)[WORDS]
+        assert found.dtype == np.float64 and found.tolist() == [[1.0, -2.0]]

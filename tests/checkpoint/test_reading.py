@@ -1,0 +1,227 @@
+import json
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from bertcore.checkpoint import CheckpointError, open_checkpoint
+from tests.checkpoint.files import entry, safetensors_bytes, write_shards, write_tensors
+
+ARRAYS = {
+    "matrix": np.arange(35, dtype=np.float32).reshape(5, 7),
+    "double": np.linspace(-1, 1, 13),
+    "half": np.array([0.5, -2.0, 65504.0, np.inf], np.float16),
+    "index": np.arange(11, dtype=np.int64)[None],
+    "flag": np.array([True, False, True]),
+    "scalar": np.full((), 2.5, np.float32),
+    "nothing": np.zeros((0, 39), np.float32),
+}
+
+
+def test_single_file(tmp_path):
+    write_tensors(tmp_path / "model.safetensors", ARRAYS)
+    checkpoint = open_checkpoint(tmp_path)
+    assert set(checkpoint) == set(ARRAYS) and len(checkpoint) == len(ARRAYS)
+    for name, array in ARRAYS.items():
+        found = checkpoint[name]
+        assert found.dtype == array.dtype and found.shape == array.shape == checkpoint.info[name].shape
+        np.testing.assert_array_equal(found, array)
+    assert checkpoint.metadata == {"format": "pt"}
+    assert checkpoint.info["half"].dtype == "F16"
+    assert "matrix" in checkpoint and "other" not in checkpoint
+    with pytest.raises(KeyError):
+        checkpoint["other"]
+
+
+def test_arrays_are_read_only_views_of_the_file(tmp_path):
+    write_tensors(tmp_path / "model.safetensors", ARRAYS)
+    checkpoint = open_checkpoint(tmp_path)
+    first, second = checkpoint["matrix"], checkpoint["matrix"]
+    assert np.shares_memory(first, second) and first.flags.aligned and not first.flags.writeable
+
+
+def test_array_outlives_the_checkpoint_and_the_replaced_file(tmp_path):
+    write_tensors(tmp_path / "model.safetensors", ARRAYS)
+    matrix = open_checkpoint(tmp_path)["matrix"]
+    (tmp_path / "model.safetensors").unlink()
+    np.testing.assert_array_equal(matrix, ARRAYS["matrix"])
+
+
+def test_bfloat16_is_widened_exactly(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    bits = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
+    header = {"w": entry("BF16", (256, 256), 0, bits.nbytes)}
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(header, bits.tobytes()))
+    found = open_checkpoint(tmp_path)["w"]
+    assert found.dtype == np.float32 and not found.flags.writeable
+    np.testing.assert_array_equal(found, bits.view(ml_dtypes.bfloat16).astype(np.float32))  # NaN payloads included
+
+
+def test_reading_imports_no_ml_dtypes(tmp_path):
+    """The widening must not depend on a package that is no requirement."""
+    import subprocess
+
+    header = {"w": entry("BF16", (2,), 0, 4)}
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(header, b"\x80\x3f\x00\xc0"))
+    code = (
+        "import sys; sys.modules['ml_dtypes'] = None\n"
+        f"from bertcore.checkpoint import open_checkpoint; print(open_checkpoint({str(tmp_path)!r})['w'].tolist())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[1.0, -2.0]"
+
+
+def test_unaligned_tensor_comes_aligned(tmp_path):
+    values = np.array([1.5, -2.5, 3.5], np.float32)
+    text = json.dumps({"a": entry("U8", (1,), 0, 1), "b": entry("F32", (3,), 1, 13)}).encode()
+    text += b" " * (-len(text) % 8)  # so that only the odd byte before "b" is to blame
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(text, b"\7" + values.tobytes()))
+    found = open_checkpoint(tmp_path)["b"]
+    assert found.flags.aligned
+    np.testing.assert_array_equal(found, values)
+
+
+def test_format_without_a_numpy_dtype(tmp_path):
+    header = {"w": entry("F8_E4M3", (4,), 0, 4)}
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(header, b"1234"))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.info["w"].dtype == "F8_E4M3"
+    with pytest.raises(CheckpointError, match=r"tensor w is stored as F8_E4M3; readable are F64"):
+        checkpoint["w"]
+
+
+def test_threads_share_a_checkpoint(tmp_path):
+    write_tensors(tmp_path / "model.safetensors", ARRAYS)
+    checkpoint, wrong = open_checkpoint(tmp_path), []
+
+    def read():
+        wrong.extend(name for name in ARRAYS if not np.array_equal(checkpoint[name], ARRAYS[name]))
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+SOUND = safetensors_bytes({"a": entry("F32", (2,), 0, 8), "b": entry("F32", (3,), 8, 20)}, bytes(20))
+
+BROKEN = {
+    "empty": (b"", "shorter than a header"),
+    "shorter than the length": (SOUND[:5], "shorter than a header"),
+    "ends inside the header": (SOUND[:30], "ends inside its header"),
+    "truncated data": (SOUND[:-1], "its length is not what its header says"),
+    "trailing bytes": (SOUND + b"\0", "its length is not what its header says"),
+    "huge header length": ((2**40).to_bytes(8, "little") + SOUND[8:], "does not start with a safetensors header"),
+    "header is not JSON": (safetensors_bytes(b"{nope", b""), "invalid JSON"),
+    "header is a list": (safetensors_bytes([1], b""), "invalid JSON"),
+    "offsets do not fit the shape": (safetensors_bytes({"a": entry("F32", (3,), 0, 8)}, bytes(8)), "invalid shape"),
+    "overlap": (safetensors_bytes({"a": entry("U8", (4,), 0, 4), "b": entry("U8", (4,), 2, 6)}, bytes(6)), "offset"),
+    "hole": (safetensors_bytes({"a": entry("U8", (4,), 0, 4), "b": entry("U8", (4,), 6, 10)}, bytes(10)), "offset"),
+    "backwards": (safetensors_bytes({"a": entry("U8", (4,), 8, 4)}, bytes(8)), "a"),
+    "unknown dtype": (safetensors_bytes({"a": entry("Q3", (4,), 0, 4)}, bytes(4)), "Q3"),
+    "git-lfs pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git lfs pull"),
+    "web page": (b"<!DOCTYPE html><html>Not found</html>", "does not start with a safetensors header"),
+}
+
+
+@pytest.mark.parametrize("content, problem", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("sharded", [False, True], ids=["single", "shard"])
+def test_broken_file_is_named_with_its_problem(tmp_path, content, problem, sharded):
+    name = "model.safetensors"
+    if sharded:
+        name = "second.safetensors"
+        write_shards(tmp_path, {"first.safetensors": {"x": np.zeros(3)}, name: {"y": np.zeros(3)}})
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=problem) as caught:
+        open_checkpoint(tmp_path)
+    assert f"{tmp_path / name} is not an intact safetensors file" in str(caught.value)
+
+
+def test_every_truncation_is_noticed(tmp_path):
+    file = tmp_path / "model.safetensors"
+    for length in range(len(SOUND)):
+        file.write_bytes(SOUND[:length])
+        with pytest.raises(CheckpointError):
+            open_checkpoint(tmp_path)
+
+
+class TestShards:
+    SHARDS = {  # noqa: RUF012
+        "a.safetensors": {"one": np.arange(6.0).reshape(2, 3), "two": np.ones(5, np.float32)},
+        "b.safetensors": {"three": np.zeros((0, 3), np.float32), "four": np.arange(7)},
+    }
+
+    def test_reads_all(self, tmp_path):
+        write_shards(tmp_path, self.SHARDS)
+        checkpoint = open_checkpoint(tmp_path)
+        assert checkpoint.source.name == "model.safetensors.index.json"
+        for name, arrays in self.SHARDS.items():
+            for tensor, array in arrays.items():
+                assert checkpoint.info[tensor].file.name == name
+                np.testing.assert_array_equal(checkpoint[tensor], array)
+        assert len(checkpoint) == 4
+
+    def test_single_file_comes_first(self, tmp_path):
+        write_shards(tmp_path, self.SHARDS)
+        write_tensors(tmp_path / "model.safetensors", {"only": np.ones(2)})
+        assert list(open_checkpoint(tmp_path)) == ["only"]
+
+    def test_index_decides_between_copies(self, tmp_path):
+        shards = {"a.safetensors": {"w": np.zeros(3)}, "b.safetensors": {"w": np.ones(3), "v": np.ones(1)}}
+        write_shards(tmp_path, shards, w="a.safetensors")
+        np.testing.assert_array_equal(open_checkpoint(tmp_path)["w"], np.zeros(3))
+
+    def test_tensor_the_index_forgets_is_there(self, tmp_path):
+        weight_map = write_shards(tmp_path, self.SHARDS)
+        del weight_map["two"]
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        assert "two" in open_checkpoint(tmp_path)
+
+    def test_missing_shard(self, tmp_path):
+        write_shards(tmp_path, self.SHARDS)
+        (tmp_path / "b.safetensors").unlink()
+        with pytest.raises(CheckpointError, match=r"names 2 files, of which 1 are missing: b\.safetensors"):
+            open_checkpoint(tmp_path)
+
+    def test_tensor_not_where_the_index_says(self, tmp_path):
+        write_shards(tmp_path, self.SHARDS, one="b.safetensors")
+        with pytest.raises(CheckpointError, match=r"files that lack them: one \(in b\.safetensors\)"):
+            open_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "sub/a.safetensors", "..", "", "c:a", "..\\a"])
+    def test_index_may_not_point_elsewhere(self, tmp_path, name):
+        write_shards(tmp_path, self.SHARDS, one=name)
+        with pytest.raises(CheckpointError, match="expected a plain name in the same folder"):
+            open_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}'])
+    def test_index_without_a_map(self, tmp_path, content):
+        (tmp_path / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(CheckpointError, match="has no weight_map"):
+            open_checkpoint(tmp_path)
+
+    def test_index_that_is_not_json(self, tmp_path):
+        (tmp_path / "model.safetensors.index.json").write_text("{")
+        with pytest.raises(CheckpointError, match=r"index\.json is not valid JSON"):
+            open_checkpoint(tmp_path)
+
+
+def test_folder_with_a_pickle_says_what_to_do(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*save_pretrained"):
+        open_checkpoint(tmp_path)
+
+
+def test_folder_without_weights(tmp_path):
+    (tmp_path / "tf_model.h5").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor .*; it holds tf_model\.h5"):
+        open_checkpoint(tmp_path)
+
+
+def test_weights_that_are_a_folder(tmp_path):
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="neither"):
+        open_checkpoint(tmp_path)
