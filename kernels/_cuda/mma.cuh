@@ -41,7 +41,7 @@ __device__ __forceinline__ float bf16_high(unsigned both) { return __uint_as_flo
 // The four lanes of a group hold rows group and group + 8 of A; the lanes of groups n and n + 1 hold columns n and n + 1 of B.
 __device__ __forceinline__ void mma_bf16_by_shuffles(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   const int lane = threadIdx.x % WARP, group = lane / 4, column = 2 * (lane % 4);
-#pragma unroll
+#pragma unroll 1  // a real loop: unrolled, the shuffles of many mma's are started at once and their results spill
   for (int k = 0; k < 4; ++k) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

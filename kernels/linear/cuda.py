@@ -1,0 +1,104 @@
+"""CUDA backend of linear: one kernel computes activation(input @ weight.T + bias) + residual; reference.py defines it."""
+
+import numpy as np
+
+from .. import _cuda
+
+ACTIVATIONS = (None, "relu", "tanh", "silu", "gelu", "gelu_tanh")  # their numbers in epilogue.cuh
+
+# Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others make more
+# blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors without work, 16 x 64 for few rows.
+LARGE, SMALL, FEW_ROWS = (128, 128), (64, 64), (16, 64)
+SHARED_BYTES = {LARGE: 64 << 10, SMALL: 48 << 10, FEW_ROWS: 40 << 10}  # Tiling::STAGES * STAGE of linear.cu, in bytes
+
+INSTANTIATIONS = [
+    *(f"linear_mma<{dtype}, {m}, {n}>" for dtype in ("__half", "__nv_bfloat16") for m, n in SHARED_BYTES),
+    *(f"linear_fp32<{m}>" for m, _ in (LARGE, SMALL)),
+]
+KERNELS = _cuda.Module(__file__, "linear.cu", instantiations=INSTANTIATIONS)
+
+
+class CudaWeight:
+    """A weight of its own on the device, rows padded with zeros to a whole number of 16-byte vectors."""
+
+    def __init__(self, weight):
+        xp = _cuda.namespace(weight)
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        vector = 16 // self.dtype.itemsize
+        self.array = xp.zeros((self.out_features, -(-self.in_features // vector) * vector), dtype=self.dtype)
+        self.array[:, : self.in_features] = weight
+
+    def to_array(self):
+        """The weight as it was given, (out_features, in_features)."""
+        return self.array[:, : self.in_features].copy()
+
+
+def prepare_weight(weight):
+    """The prepared form of an (out_features, in_features) weight."""
+    return CudaWeight(weight)
+
+
+def linear(input, weight, bias, activation, residual):
+    """(rows, in_features) to (rows, out_features); bias is (out_features,), residual (rows, out_features), or None."""
+    (rows, in_features), out_features = input.shape, _out_features(weight)
+    output = _cuda.namespace(input).empty((rows, out_features), dtype=input.dtype)
+    if output.size == 0:
+        return output
+    weight = weight.array if isinstance(weight, CudaWeight) else _unit_columns(weight)
+    input = _unit_columns(input)
+    residual = None if residual is None else _unit_columns(residual)
+    bias = None if bias is None else _cuda.namespace(bias).ascontiguousarray(bias)
+    arrays = (output, input, weight, bias, residual)
+    strides = [np.int64(0 if array is None else _row_stride(array)) for array in (input, weight, residual)]
+    sizes = [np.int32(size) for size in (rows, out_features, in_features)]
+    activation = np.int32(ACTIVATIONS.index(activation))
+    if input.dtype == np.float32:
+        _launch_fp32((*arrays, *strides, *sizes, activation), rows, out_features)
+    else:
+        vectors = [np.bool_(_in_vectors(array)) for array in (input, weight)]
+        args = (*arrays, *strides, *sizes, np.int32(weight.shape[1]), activation, *vectors)
+        _launch_mma(args, input.dtype, rows, out_features)
+    return output
+
+
+def _launch_mma(args, dtype, rows, out_features):
+    tile = FEW_ROWS if rows <= FEW_ROWS[0] else _large_or_small(rows, out_features)
+    kernel = f"linear_mma<{_cuda.c_type(dtype)}, {tile[0]}, {tile[1]}>"
+    KERNELS.launch(kernel, (_blocks(tile, rows, out_features),), (128,), args, SHARED_BYTES[tile])
+
+
+def _launch_fp32(args, rows, out_features):
+    tile = _large_or_small(rows, out_features)
+    block = (tile[0] * tile[1] // 64,)  # each thread computes 8 x 8 outputs
+    KERNELS.launch(f"linear_fp32<{tile[0]}>", (_blocks(tile, rows, out_features),), block, args)
+
+
+def _large_or_small(rows, out_features):
+    return LARGE if _blocks(LARGE, rows, out_features) >= _cuda.device().multiprocessors else SMALL
+
+
+def _blocks(tile, rows, out_features):
+    return -(-rows // tile[0]) * -(-out_features // tile[1])
+
+
+def _out_features(weight):
+    return weight.out_features if isinstance(weight, CudaWeight) else weight.shape[0]
+
+
+def _unit_columns(array):
+    """The array itself where neighbours of a row are neighbours in memory, else a contiguous copy."""
+    itemsize = array.dtype.itemsize
+    if (array.shape[1] <= 1 or array.strides[1] == itemsize) and array.strides[0] % itemsize == 0:
+        return array
+    return _cuda.namespace(array).ascontiguousarray(array)
+
+
+def _row_stride(array):
+    return array.strides[0] // array.dtype.itemsize
+
+
+def _in_vectors(array):
+    """Whether every row is a whole number of aligned 16-byte vectors."""
+    vector = 16 // array.dtype.itemsize
+    return array.shape[1] % vector == 0 and _row_stride(array) % vector == 0 and _cuda.is_aligned(array)

@@ -1,0 +1,47 @@
+// What follows the matrix product, in fp32 before the only rounding: output = activation(product + bias) + residual.
+#include "activations.cuh"
+#include "common.cuh"
+
+template <class F, int N> __device__ __forceinline__ void apply_all(float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = F::apply(values[i]);
+}
+
+// The order of ACTIVATIONS in cuda.py. A run-time choice: it costs one uniform branch per vector of outputs, where a template
+// argument would multiply by six what has to be compiled.
+template <int N> __device__ __forceinline__ void activate(float (&values)[N], int activation) {
+  switch (activation) {
+    case 1: apply_all<Relu>(values); break;
+    case 2: apply_all<Tanh>(values); break;
+    case 3: apply_all<Silu>(values); break;
+    case 4: apply_all<GeluErf>(values); break;
+    case 5: apply_all<GeluTanh>(values); break;
+  }
+}
+
+template <class T> struct Epilogue {
+  T *output;          // (rows, columns), contiguous
+  const T *bias;      // (columns,) or null
+  const T *residual;  // (rows, columns) or null
+  long long residual_stride;
+  int rows, columns, activation;
+
+  // Finishes one 16-byte vector of outputs, from column `column` of row `row`, and writes what lies inside the matrix.
+  __device__ __forceinline__ void store(float (&values)[Vector<T>::SIZE], int row, int column) const {
+    constexpr int SIZE = Vector<T>::SIZE;
+    if (row >= rows || column >= columns) return;
+    float addend[SIZE];
+    if (bias) {
+      load_vector(addend, bias, column, columns, 0.f);
+#pragma unroll
+      for (int i = 0; i < SIZE; ++i) values[i] += addend[i];
+    }
+    activate(values, activation);
+    if (residual) {
+      load_vector(addend, residual + row * residual_stride, column, columns, 0.f);
+#pragma unroll
+      for (int i = 0; i < SIZE; ++i) values[i] += addend[i];
+    }
+    store_vector(output + (long long)row * columns, column, columns, values);
+  }
+};
