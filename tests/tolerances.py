@@ -19,4 +19,6 @@ def assert_close(found, expected, *, name="result", factor=1.0, at_least=0.0):
     assert np.isfinite(found[finite]).all(), f"{name} is not finite where it should be"
     scale = max(np.abs(expected[finite]).max(initial=0.0), at_least)
     error = np.abs(found[finite] - expected[finite]).max(initial=0.0)
-    assert error <= tolerance * scale, f"{name} is off by {error:.3g} at a scale of {scale:.3g} (allowed {tolerance:.1g})"
+    assert error <= tolerance * scale, (
+        f"{name} is off by {error:.3g} at a scale of {scale:.3g} (allowed {tolerance:.1g})"
+    )

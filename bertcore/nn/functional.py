@@ -82,7 +82,7 @@ def _self_attention_with_pullback(qkv, *, num_heads, cu_seqlens, attentions=None
             target[...] = part
         return (grad_qkv,)
 
-    return output.reshape(qkv.shape[0], -1), pullback
+    return output.reshape(qkv.shape[0], qkv.shape[1] // 3), pullback
 
 
 @differentiable(_self_attention_with_pullback)
@@ -104,7 +104,7 @@ def self_attention(qkv: Any, *, num_heads: int, cu_seqlens: Any, attentions: lis
     else:
         output, probabilities = kernels.attention(*heads, cu_seqlens=cu_seqlens, return_probs=True)
         attentions.append(probabilities)
-    return output.reshape(qkv.shape[0], -1)
+    return output.reshape(qkv.shape[0], qkv.shape[1] // 3)
 
 
 def _cross_entropy_with_pullback(logits, *, labels):

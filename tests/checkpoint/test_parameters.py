@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -233,8 +231,6 @@ class TestDtype:
 
     def test_bfloat16(self, tmp_path):
         header = {WORDS: entry("BF16", (1, 2), 0, 4)}
-        (tmp_path / "model.safetensors").write_bytes(
-            safetensors_bytes(json.dumps(header).encode(), b"\x80\x3f\x00\xc0")
-        )
+        (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(header, b"\x80\x3f\x00\xc0"))
         found = load_parameters(open_checkpoint(tmp_path), {WORDS: (1, 2)}, BERT, dtype=np.float64)[WORDS]
         assert found.dtype == np.float64 and found.tolist() == [[1.0, -2.0]]

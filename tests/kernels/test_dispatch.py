@@ -1,0 +1,195 @@
+"""Backend selection: per call, block, process and environment; what may come in; and that nothing falls back."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from bertcore.kernels import (
+    BackendUnavailable,
+    dispatch,
+    get_backend,
+    layer_norm,
+    set_backend,
+    softmax,
+    unavailable_reason,
+    use_backend,
+)
+
+ROWS = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    set_backend("auto")
+
+
+def ran_on(monkeypatch, **options):
+    """The backend that computes softmax under `options`."""
+    seen = []
+    compute = dispatch.Call.compute
+
+    def spy(call, *args):
+        seen.append(call.backend)
+        return compute(call, *args)
+
+    monkeypatch.setattr(dispatch.Call, "compute", spy)
+    softmax(ROWS, **options)
+    monkeypatch.undo()
+    return seen[0]
+
+
+def test_auto_takes_numba_for_host_arrays(monkeypatch):
+    assert get_backend() == "auto"
+    assert ran_on(monkeypatch) == "numba"
+
+
+def test_call_beats_block_beats_process(monkeypatch):
+    set_backend("numba")
+    assert ran_on(monkeypatch) == "numba"
+    with use_backend("numpy"):
+        assert ran_on(monkeypatch) == "numpy"
+        assert ran_on(monkeypatch, backend="numba") == "numba"
+        with use_backend("auto"):
+            assert ran_on(monkeypatch) == "numba"
+        assert ran_on(monkeypatch) == "numpy"
+    set_backend("numpy")
+    assert ran_on(monkeypatch) == "numpy"
+
+
+def test_block_ends_with_an_exception():
+    with pytest.raises(ZeroDivisionError), use_backend("numpy"):
+        raise ZeroDivisionError
+    assert get_backend() == "auto"
+
+
+def test_block_is_of_its_thread_alone():
+    inside, seen = threading.Barrier(2), []
+
+    def other():
+        inside.wait()
+        seen.append(get_backend())
+        inside.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with use_backend("numpy"):
+        inside.wait()
+        inside.wait()
+    thread.join()
+    assert seen == ["auto"]
+
+
+def test_block_is_of_its_task_alone():
+    async def task(name):
+        with use_backend(name):
+            for _ in range(3):
+                await asyncio.sleep(0)
+                assert get_backend() == name
+
+    async def both():
+        await asyncio.gather(task("numpy"), task("numba"))
+
+    asyncio.run(both())
+    assert get_backend() == "auto"
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_environment_chooses():
+    done = run_python("import bertcore; print(bertcore.get_backend())", BERTCORE_BACKEND="numpy")
+    assert done.stdout.strip() == "numpy"
+
+
+def test_wrong_environment_is_an_error_at_the_first_call():
+    code = "import numpy, bertcore.kernels as k; k.softmax(numpy.ones(3))"
+    done = run_python(code, BERTCORE_BACKEND="nunba")
+    assert "unknown name 'nunba'" in done.stderr
+
+
+@pytest.mark.parametrize("choose", [set_backend, lambda name: use_backend(name).__enter__()])
+def test_unknown_name_lists_those_known(choose):
+    with pytest.raises(ValueError, match=r"unknown name 'torch'; known are 'numpy', 'numba', 'cupy', 'auto'"):
+        choose("torch")
+    assert get_backend() == "auto"
+
+
+@pytest.mark.skipif(unavailable_reason("cupy") is None, reason="there is a GPU")
+@pytest.mark.parametrize(
+    "use", [set_backend, lambda name: use_backend(name).__enter__(), lambda name: softmax(ROWS, backend=name)]
+)
+def test_absent_backend_says_why_and_what_to_install(use):
+    with pytest.raises(BackendUnavailable, match=r"'cupy' cannot run here: .*(pip install|GPU|CUDA)"):
+        use("cupy")
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], 3.0, None, "text", np.ma.masked_array([1.0]), np.matrix([[1.0]])])
+def test_not_an_array(wrong):
+    error = TypeError if wrong is not None else (TypeError, ValueError)
+    with pytest.raises(error, match="input"):
+        softmax(wrong)
+
+
+def test_memory_maps_are_arrays(tmp_path):
+    path = tmp_path / "rows.npy"
+    np.save(path, ROWS)
+    np.testing.assert_array_equal(softmax(np.load(path, mmap_mode="r")), softmax(ROWS))
+
+
+@pytest.fixture
+def on_gpu():
+    """Stands for a CuPy array: the dispatcher knows one by the module of its type."""
+    return type("ndarray", (), {"__module__": "cupy", "shape": (5,), "dtype": np.dtype("float32")})()
+
+
+def test_mixing_host_and_gpu_arrays_names_both(on_gpu):
+    with pytest.raises(TypeError, match=r"input is in host memory but weight is on the GPU"):
+        layer_norm(ROWS, on_gpu)
+
+
+def test_numba_does_not_take_gpu_arrays(on_gpu):
+    with pytest.raises(TypeError, match=r"backend 'numba' takes arrays in host memory, but input is on the GPU"):
+        softmax(on_gpu, backend="numba")
+
+
+def test_missing_function_of_a_backend_is_named(monkeypatch):
+    monkeypatch.delattr(dispatch.implementation("bertcore.kernels.softmax", "numpy"), "softmax")
+    with pytest.raises(NotImplementedError, match="softmax has no implementation on backend 'numpy'"):
+        softmax(ROWS, backend="numpy")
+
+
+@pytest.mark.parity
+class TestTorch:
+    def test_tensor_in_tensor_out_without_a_copy(self):
+        import torch
+
+        tensor = torch.from_numpy(ROWS.copy())
+        native = dispatch.enter("bertcore.kernels.softmax", "numpy", input=tensor).arrays[0]
+        assert native.__array_interface__["data"][0] == tensor.data_ptr()
+        output = softmax(tensor)
+        assert isinstance(output, torch.Tensor)
+        torch.testing.assert_close(output, torch.softmax(tensor, -1))
+
+    def test_autograd_is_not_cut_silently(self):
+        import torch
+
+        tensor = torch.ones(3, requires_grad=True)
+        with pytest.raises(TypeError, match="input requires grad"):
+            softmax(tensor)
+        with torch.no_grad():
+            assert softmax(tensor).sum() == pytest.approx(1)
+
+    def test_bfloat16_on_the_host_says_what_to_do(self):
+        import torch
+
+        with pytest.raises(TypeError, match=r"input is a bfloat16 tensor .* input.float\(\)"):
+            softmax(torch.ones(3, dtype=torch.bfloat16))

@@ -1,0 +1,133 @@
+"""What a model refuses at its door: every error names the argument, where, what came and what was expected."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
+
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 19,
+    "hidden_size": 6,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 5,
+    "max_position_embeddings": 8,
+    "type_vocab_size": 2,
+}
+IDS = [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModel.from_config(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def masked_lm():
+    return AutoModelForMaskedLM.from_config(CONFIG)
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ({"input_ids": [[1, 2], [3, 99]]}, ValueError, r"input_ids\[1, 1\] is 99, expected 0 to 18"),
+        ({"input_ids": [[1, -1]]}, ValueError, r"input_ids\[0, 1\] is -1, expected 0 to 18"),
+        ({"input_ids": [[1, 2], [3]]}, ValueError, r"ragged: input_ids\[0\] has 2 entries, input_ids\[1\] has 1"),
+        ({"input_ids": [1, 2, 3]}, ValueError, r"input_ids\[0\] is 1, expected a list of integers"),
+        ({"input_ids": np.zeros(3, int)}, ValueError, r"input_ids has shape \(3,\), expected \(sequences, length\)"),
+        ({"input_ids": [["a", "b"]]}, TypeError, r"input_ids holds <U1, expected integers"),
+        ({"input_ids": [[1.0, 2.0]]}, TypeError, r"input_ids holds float64, expected integers"),
+        ({"input_ids": "text"}, TypeError, r"input_ids holds <U4, expected integers"),
+        ({"input_ids": [[1] * 9]}, ValueError, r"a sequence of 9 tokens, the model has 8 positions"),
+        ({"attention_mask": [[1, 1, 1]]}, ValueError, r"attention_mask has shape \(1, 3\), expected \(2, 3\)"),
+        ({"attention_mask": [[1, 2, 1], [1, 1, 1]]}, ValueError, r"attention_mask\[0, 1\] is 2, expected 0 or 1"),
+        ({"attention_mask": np.full((2, 3), 0.5)}, TypeError, r"attention_mask holds float64"),
+        ({"token_type_ids": [[0, 0, 0], [0, 2, 0]]}, ValueError, r"token_type_ids\[1, 1\] is 2, expected 0 to 1"),
+        ({"token_type_ids": [[0, 0, 0]]}, ValueError, r"token_type_ids has shape \(1, 3\), expected \(2, 3\)"),
+        ({"position_ids": [[0, 1, 8], [0, 1, 2]]}, ValueError, r"position_ids\[0, 2\] is 8, expected 0 to 7"),
+    ],
+)
+def test_bad_batch(model, batch, error, message):
+    with pytest.raises(error, match=message):
+        model(**{"input_ids": IDS, **batch})
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[0, 0, 19], [0, 0, 0]], r"labels\[0, 2\] is 19, expected 0 to 18, or -100"),
+        ([[0, 0, 0]], r"labels has shape \(1, 3\), expected \(2, 3\)"),
+        ([[0, 0, 0], [0, 0, 0]], r"labels has a label at a padded position"),
+    ],
+)
+def test_bad_labels(masked_lm, labels, message):
+    with pytest.raises(ValueError, match=message):
+        masked_lm(IDS, attention_mask=[[1, 1, 1], [1, 1, 0]], labels=labels)
+
+
+def test_what_stands_under_padding_does_not_matter(model):
+    mask = [[1, 1, 1], [1, 1, 0]]
+    clean = model(IDS, attention_mask=mask).last_hidden_state
+    dirty = model([[1, 2, 3], [4, 5, 999]], attention_mask=mask, token_type_ids=[[0] * 3, [0, 0, 77]])
+    np.testing.assert_array_equal(dirty.last_hidden_state, clean)
+
+
+@pytest.mark.parametrize(
+    ("empty", "shape"),
+    [([], (0, 0)), (np.zeros((0, 5), int), (0, 5)), ([[]], (1, 0)), (np.zeros((3, 0), int), (3, 0))],
+)
+def test_empty_batches_give_empty_results(masked_lm, model, empty, shape):
+    out = model(empty, output_hidden_states=True, output_attentions=True)
+    assert out.last_hidden_state.shape == (*shape, 6)
+    assert out.pooler_output.shape == (shape[0], 6)
+    assert out.attentions[0].shape == (shape[0], 2, shape[1], shape[1])
+    assert masked_lm(empty).logits.shape == (*shape, 19)
+
+
+def test_a_sequence_of_padding_alone_gives_zeros(model):
+    out = model(IDS, attention_mask=[[1, 1, 1], [0, 0, 0]])
+    assert not out.last_hidden_state[1].any()
+    assert not out.pooler_output[1].any()
+    np.testing.assert_allclose(out.last_hidden_state[0], model(IDS[:1]).last_hidden_state[0], atol=1e-6)
+
+
+def test_masks_of_every_kind_agree(model):
+    mask = np.array([[1, 1, 1], [1, 1, 0]])
+    results = [
+        model(IDS, attention_mask=kind).last_hidden_state
+        for kind in (mask, mask.tolist(), mask.astype(bool), mask.astype(np.float32), mask.astype(np.uint8))
+    ]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt9"}, "model_type is 'gpt9', known are: bert"),
+        ({"model_type": None}, "model_type is None, known are: bert"),
+        ({"hidden_size": 7}, "hidden_size 7 is not a multiple of 2 heads"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish', known are"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1, expected a positive integer"),
+        ({"vocab_size": "many"}, "vocab_size is 'many', expected a positive integer"),
+        (
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type is 'relative_key', supported is 'absolute'",
+        ),
+    ],
+)
+def test_bad_config(change, message):
+    with pytest.raises(ValueError, match=message):
+        AutoModel.from_config({**CONFIG, **change})
+
+
+def test_unknown_dtype_lists_those_known():
+    with pytest.raises(ValueError, match="dtype is 'int3', expected one of float32, float64"):
+        AutoModel.from_config(CONFIG, dtype="int3")
