@@ -1,5 +1,6 @@
 """What users hand to a model, checked and packed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,42 @@ def pack(
     _check_range("token_type_ids", types, mask, spec.type_vocab_size, "token types")
     arrays = (packed.strip(ids), packed.strip(types), positions, packed.cu_seqlens, packed.first_tokens())
     return packed, EncoderInput(*map(kernels.to_backend, arrays))
+
+
+def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
+    """Check sequences of ids (lists or 1-D integer arrays, of any lengths) and join them; no padding is ever made.
+
+    Returns the encoder's input, in the memory of the backend in force, and the offsets of the sequences in host memory.
+    """
+    rows = [_ids(index, sequence) for index, sequence in enumerate(input_ids)]
+    lengths = np.array([row.size for row in rows], np.int64)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    ids = np.concatenate([np.zeros(0, np.int32), *rows])
+    positions = (np.arange(ids.size) - np.repeat(cu_seqlens[:-1], lengths)).astype(np.int32)
+    if lengths.max(initial=0) > spec.max_positions:
+        raise ValueError(
+            f"input_ids[{lengths.argmax()}] has {lengths.max()} tokens, the model has {spec.max_positions} positions: "
+            "truncate it (tokenizer(texts, truncation=True))"
+        )
+    wrong = np.flatnonzero((ids < 0) | (ids >= spec.vocab_size))
+    if wrong.size:
+        index = np.searchsorted(cu_seqlens, wrong[0], side="right") - 1
+        raise ValueError(
+            f"input_ids[{index}][{positions[wrong[0]]}] is {ids[wrong[0]]}, expected 0 to {spec.vocab_size - 1}: "
+            f"the model has {spec.vocab_size} words"
+        )
+    first_tokens = cu_seqlens[:-1][lengths > 0]
+    arrays = (ids, np.zeros_like(ids), positions, cu_seqlens, first_tokens)
+    return EncoderInput(*map(kernels.to_backend, arrays)), cu_seqlens
+
+
+def _ids(index: int, sequence: Any) -> np.ndarray:
+    array = np.asarray(sequence)
+    if array.shape == (0,):  # an empty list is floating point to NumPy
+        array = array.astype(np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"input_ids[{index}] is {array.dtype} of shape {array.shape}, expected integers, (tokens,)")
+    return array
 
 
 def _like(ids: np.ndarray, name: str, values: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from bertcore import checkpoint, kernels
 from bertcore.heads.masked_lm import MaskedLMHead
 from bertcore.models.encoder import Encoder, Trace
-from bertcore.models.inputs import pack, packed_labels
+from bertcore.models.inputs import pack, pack_sequences, packed_labels
 from bertcore.models.outputs import EncoderOutput, MaskedLMOutput
 from bertcore.models.registry import family_of
 from bertcore.nn import functional
@@ -135,6 +135,23 @@ class Model(Block):
         packed, arrays = pack(self.spec, *inputs)
         trace = Trace([] if hidden_states else None, [] if attentions else None)
         return packed, arrays, self.encoder(arrays, trace), trace
+
+    @_on_one_backend
+    def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
+        """Encode sequences of any lengths side by side, without padding on the way in or out.
+
+        Args:
+            input_ids: the ids of each sequence, lists or 1-D integer arrays; token types are 0.
+
+        Returns:
+            The last hidden state, (tokens, hidden), in the memory of the backend in force, and the offsets of the
+            sequences in it, int32 (sequences + 1,), in host memory.
+
+        Raises:
+            ValueError: which sequence is wrong, where, and what was expected.
+        """
+        arrays, cu_seqlens = pack_sequences(self.spec, input_ids)
+        return value_of(self.encoder(arrays, Trace())), cu_seqlens
 
 
 def _padded(packed: PackedBatch, trace: Trace) -> dict[str, tuple | None]:
