@@ -1,0 +1,49 @@
+"""Where bertcore keeps what it downloads."""
+
+import getpass
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def cache_candidates() -> list[Path]:
+    """Folders that may hold the cache, the most wanted first; BERTCORE_CACHE_DIR, when set, is the only one."""
+    if os.environ.get("BERTCORE_CACHE_DIR"):
+        return [Path(os.environ["BERTCORE_CACHE_DIR"])]
+    folders = []
+    if os.environ.get("XDG_CACHE_HOME"):
+        folders.append(Path(os.environ["XDG_CACHE_HOME"]) / "bertcore")
+    with suppress(RuntimeError):  # no home folder
+        folders.append(Path.home() / ".cache" / "bertcore")
+    folders.append(Path(tempfile.gettempdir()) / f"bertcore-{_user_name()}")
+    return folders
+
+
+def writable_cache_folder() -> Path:
+    """The first candidate that can be written, made when it is not there. Raises OSError when none can."""
+    refusals = []
+    for folder in cache_candidates():
+        try:
+            _check_writable(folder)
+        except OSError as error:
+            refusals.append(f"{folder} ({error.strerror or error})")
+        else:
+            return folder
+    raise OSError(f"no writable cache folder; set BERTCORE_CACHE_DIR to one. Tried: {', '.join(refusals)}")
+
+
+def _check_writable(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # In a shared temporary folder, somebody else may have made ours first.
+    if hasattr(os, "getuid") and folder.parent == Path(tempfile.gettempdir()) and folder.stat().st_uid != os.getuid():
+        raise PermissionError(1, "belongs to another user")
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's user id without an entry in passwd
+        return str(os.getuid()) if hasattr(os, "getuid") else "user"

