@@ -1,0 +1,25 @@
+"""Shared CPU machinery: how kernels are compiled (jit), vector values (simd, simd_math), threads, arrays, cache.
+
+Importing this imports Numba: operations import it from their cpu.py, which the dispatcher loads on first use.
+To write a kernel start from the docstring of simd.py.
+"""
+
+from .arrays import as_kernel_array
+from .cache import cache_folder
+from .isa import LEVEL, host_features
+from .jit import THREADING_LAYER, helper, inline_helper, kernel
+from .threads import num_threads, set_num_threads, thread_count
+
+__all__ = [
+    "LEVEL",
+    "THREADING_LAYER",
+    "as_kernel_array",
+    "cache_folder",
+    "helper",
+    "host_features",
+    "inline_helper",
+    "kernel",
+    "num_threads",
+    "set_num_threads",
+    "thread_count",
+]

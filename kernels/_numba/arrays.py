@@ -1,0 +1,23 @@
+"""Arrays in the one form that kernels are compiled for."""
+
+import numpy as np
+
+
+class _WritableAlias:
+    """Read-only memory under an interface that says writable; keeps its owner alive."""
+
+    def __init__(self, array):
+        self.owner = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def as_kernel_array(array: np.ndarray) -> np.ndarray:
+    """`array` C-contiguous, aligned and typed as writable, so that a kernel needs one specialisation per dtype.
+
+    No copy is made of contiguous memory: a read-only array comes back as an alias that only claims to be writable
+    (kernels do not write to their inputs). Anything else is copied.
+    """
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
+        return np.array(array, order="C")
+    return array if flags.writeable else np.asarray(_WritableAlias(array))

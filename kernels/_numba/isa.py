@@ -1,0 +1,74 @@
+"""What this CPU can do, and the vector shape the kernels are compiled for.
+
+`BERTCORE_ISA` = "generic" | "avx2" | "avx512" | "neon", read when this module is imported, compiles for less than the
+machine has, so that one machine can test the paths of the others. It changes the CPU that Numba compiles for and must
+therefore be set before anything in the process was compiled.
+"""
+
+import os
+import platform
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+from numba import types
+from numba.core import config
+
+FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "neon")
+
+
+@dataclass(frozen=True)
+class Level:
+    """A class of CPUs: what it needs, how many bytes a vector has, how many vector registers there are."""
+
+    name: str
+    requires: frozenset
+    vector_bytes: int
+    registers: int
+    fma: bool
+    llvm_cpu: str  # what LLVM compiles for when this level is forced
+
+
+_ARM = platform.machine().lower() in ("aarch64", "arm64")
+_BASELINE = "generic" if _ARM else "x86-64"
+LEVELS = (
+    Level("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), 64, 32, True, "x86-64-v4"),
+    Level("avx2", frozenset({"avx2", "fma"}), 32, 16, True, "x86-64-v3"),
+    Level("neon", frozenset({"neon"}), 16, 32, True, "generic"),
+    Level("generic", frozenset(), 16, 16, False, _BASELINE if platform.machine() else "generic"),
+)
+
+
+def host_features() -> dict[str, bool]:
+    """Which of FEATURES this machine has, by LLVM's account."""
+    found = llvm.get_host_cpu_features()
+    return {name: bool(found.get(name, False)) for name in FEATURES}
+
+
+def _forced_level(name, features):
+    by_name = {level.name: level for level in LEVELS}
+    if name not in by_name:
+        raise ValueError(f"BERTCORE_ISA={name!r}: expected one of {', '.join(sorted(by_name))}")
+    level = by_name[name]
+    missing = sorted(feature for feature in level.requires if not features[feature])
+    if missing:
+        raise ValueError(f"BERTCORE_ISA={name!r}, but this CPU lacks {', '.join(missing)}")
+    config.CPU_NAME, config.CPU_FEATURES = level.llvm_cpu, ""
+    return level
+
+
+def _choose_level() -> Level:
+    features = host_features()
+    name = os.environ.get("BERTCORE_ISA")
+    if name:
+        return _forced_level(name, features)
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
+        return LEVELS[-1]  # the user chose Numba's target (NUMBA_CPU_NAME): assume no more than the baseline
+    return next(level for level in LEVELS if all(features[feature] for feature in level.requires))
+
+
+LEVEL = _choose_level()
+
+
+def lanes(dtype) -> int:
+    """How many elements of `dtype` (a Numba scalar type) one vector holds."""
+    return LEVEL.vector_bytes * 8 // (8 if dtype == types.boolean else dtype.bitwidth)

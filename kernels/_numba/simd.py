@@ -1,0 +1,338 @@
+"""A small SIMD layer for Numba: vectors as values, kernels as plain Python.
+
+A vector (`Vec`) holds `lanes(x)` elements of x's dtype: what this CPU's registers hold, chosen when the
+kernel compiles. `x` stands for anything that has a dtype: a C-contiguous array, a pointer, a vector or a typed scalar.
+Example, out = x * w:
+
+    from .._numba import as_kernel_array, kernel
+    from .._numba.simd import first_lanes, lanes, load, load_masked, store, store_masked
+
+    @kernel
+    def scale(x, w, out):                            # float32 or float64 arrays of one dtype, read as if flat
+        full = x.size - x.size % lanes(x)
+        for i in range(0, full, lanes(x)):
+            store(out, i, load(x, i) * w)            # a scalar operand is rounded to the vector's dtype and broadcast
+        tail = first_lanes(x, x.size - full)         # a mask: the lanes of the last, partial vector
+        store_masked(out, full, load_masked(x, full, tail, 0.0) * w, tail)
+
+    scale(as_kernel_array(x), w, out)
+
+Memory: `load(x, i)`, `store(x, i, v)` at element i, unaligned, no bounds check; `load_masked(x, i, mask, fill)` and
+`store_masked(x, i, v, mask)` touch only the mask's lanes. `pointer(x, i)` points at element i of an array (its memory
+read as flat) or of a pointer; `pointer_at(address, like)` makes one of an integer address; p[i] reads and writes one
+element.
+Values: `broadcast(like, scalar)`; + - * / and unary -; < <= > >= == != give masks, joined by & | ~;
+`select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`, `square_root`;
+`first_lanes(like, n)` is the mask of the lanes below n.
+Across lanes: `reduce_add`, `reduce_max` (NaN wins), each in a fixed tree order; `any_lane(mask)`.
+`exp`, `erf`, `tanh` and the activations are in simd_math.py.
+
+One specialisation per dtype: give kernels arrays from `as_kernel_array`; for strided views give addresses
+(array.ctypes.data), strides in elements, and any typed scalar (np.float32(scale)) as `like`.
+"""
+
+import operator
+
+from llvmlite import ir
+from numba import types
+from numba.core.errors import TypingError
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, lower_cast
+
+from .codegen import (
+    INT32,
+    Vec,
+    as_vector_pointer,
+    call_llvm,
+    check_memory,
+    dtype_of,
+    element_bytes,
+    element_pointer,
+    emit_fma,
+    mask_of,
+    shuffle,
+    splat,
+    vec_of,
+)
+
+# --- scalars become vectors wherever a vector is expected -----------------------------------------
+
+
+@lower_cast(types.Number, Vec)
+def _broadcast_cast(context, builder, from_type, to_type, value):
+    return splat(builder, context.cast(builder, value, from_type, to_type.dtype), to_type.count)
+
+
+def _common_vec(*operands):
+    """The one vector type among the operands; the rest must be scalars."""
+    vectors = {operand for operand in operands if isinstance(operand, Vec)}
+    scalars = all(isinstance(operand, Vec | types.Number) for operand in operands)
+    return vectors.pop() if len(vectors) == 1 and scalars else None
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def _register_operator(functions, emit, result_of):
+    class Template(AbstractTemplate):
+        def generic(self, args, kws):
+            vec = _common_vec(*args)
+            if vec is not None and (vec.dtype == types.boolean) == (result_of is None):
+                return signature(vec if result_of is None else result_of(vec), *[vec] * len(args))
+            return None
+
+    def lower(context, builder, sig, args):
+        return emit(builder, *args)
+
+    for function, arity in functions:
+        infer_global(function)(Template)
+        lower_builtin(function, *[Vec] * arity)(lower)
+
+
+def _same(vec):
+    return vec
+
+
+for _name, _symbol in (("fadd", "add"), ("fsub", "sub"), ("fmul", "mul"), ("fdiv", "truediv")):
+    _register_operator(
+        [(getattr(operator, _symbol), 2), (getattr(operator, "i" + _symbol), 2)],
+        lambda builder, a, b, name=_name: getattr(builder, name)(a, b),
+        _same,
+    )
+_register_operator([(operator.neg, 1)], lambda builder, a: builder.fneg(a), _same)
+for _name, _symbol in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "==")):
+    _register_operator(
+        [(getattr(operator, _name), 2)],
+        lambda builder, a, b, symbol=_symbol: builder.fcmp_ordered(symbol, a, b),
+        mask_of,
+    )
+_register_operator([(operator.ne, 2)], lambda builder, a, b: builder.fcmp_unordered("!=", a, b), mask_of)
+_register_operator([(operator.and_, 2), (operator.iand, 2)], lambda builder, a, b: builder.and_(a, b), None)
+_register_operator([(operator.or_, 2), (operator.ior, 2)], lambda builder, a, b: builder.or_(a, b), None)
+_register_operator([(operator.invert, 1)], lambda builder, a: builder.not_(a), None)
+
+
+# --- shapes and memory ----------------------------------------------------------------------------
+
+
+@intrinsic
+def lanes(typingctx, like):
+    """Elements per vector of like's dtype; a constant in the compiled code."""
+    count = vec_of(like).count
+
+    def codegen(context, builder, sig, args):
+        return context.get_constant(types.intp, count)
+
+    return types.intp(like), codegen
+
+
+@intrinsic
+def pointer(typingctx, source, index):
+    """Points at element `index` of a C-contiguous array (as flat memory) or of another pointer."""
+    check_memory(source)
+
+    def codegen(context, builder, sig, args):
+        return element_pointer(context, builder, source, *args)
+
+    return types.CPointer(source.dtype)(source, types.intp), codegen
+
+
+@intrinsic
+def pointer_at(typingctx, address, like):
+    """The integer `address` as a pointer to elements of like's dtype."""
+    result = types.CPointer(dtype_of(like))
+
+    def codegen(context, builder, sig, args):
+        return builder.inttoptr(args[0], context.get_value_type(result))
+
+    return result(types.intp, like), codegen
+
+
+@intrinsic
+def load(typingctx, source, index):
+    """The vector that starts at element `index`."""
+    check_memory(source)
+    vec = vec_of(source)
+
+    def codegen(context, builder, sig, args):
+        at = element_pointer(context, builder, source, *args)
+        return builder.load(as_vector_pointer(builder, at, vec), align=element_bytes(vec))
+
+    return vec(source, types.intp), codegen
+
+
+@intrinsic
+def store(typingctx, target, index, value):
+    """Write a vector from element `index` on."""
+    check_memory(target)
+    vec = vec_of(target)
+
+    def codegen(context, builder, sig, args):
+        at = element_pointer(context, builder, target, *args[:2])
+        builder.store(args[2], as_vector_pointer(builder, at, vec), align=element_bytes(vec))
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, vec), codegen
+
+
+@intrinsic
+def load_masked(typingctx, source, index, mask, fill):
+    """Like `load` in the mask's lanes; the others are `fill` and their memory is not touched."""
+    check_memory(source)
+    vec = vec_of(source)
+
+    def codegen(context, builder, sig, args):
+        at = as_vector_pointer(builder, element_pointer(context, builder, source, *args[:2]), vec)
+        arguments = [at, INT32(element_bytes(vec)), args[2], args[3]]
+        return call_llvm(builder, f"llvm.masked.load.{vec.suffix}.p0", vec.llvm, arguments)
+
+    return vec(source, types.intp, mask_of(vec), vec), codegen
+
+
+@intrinsic
+def store_masked(typingctx, target, index, value, mask):
+    """Like `store` in the mask's lanes; the other memory is not touched."""
+    check_memory(target)
+    vec = vec_of(target)
+
+    def codegen(context, builder, sig, args):
+        at = as_vector_pointer(builder, element_pointer(context, builder, target, *args[:2]), vec)
+        arguments = [args[2], at, INT32(element_bytes(vec)), args[3]]
+        call_llvm(builder, f"llvm.masked.store.{vec.suffix}.p0", ir.VoidType(), arguments)
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, vec, mask_of(vec)), codegen
+
+
+@intrinsic
+def first_lanes(typingctx, like, count):
+    """The mask of the first `count` lanes: none when count <= 0, all from lanes(like) on."""
+    mask = mask_of(like)
+
+    def codegen(context, builder, sig, args):
+        n = args[1]
+        for symbol, bound in (("<", n.type(0)), (">", n.type(mask.count))):  # so that it fits 32 bits
+            n = builder.select(builder.icmp_signed(symbol, n, bound), bound, n)
+        index = ir.Constant(ir.VectorType(INT32, mask.count), list(range(mask.count)))
+        return builder.icmp_signed("<", index, splat(builder, builder.trunc(n, INT32), mask.count))
+
+    return mask(like, types.intp), codegen
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+@intrinsic
+def broadcast(typingctx, like, scalar):
+    """The scalar, rounded to like's dtype, in every lane."""
+    vec = vec_of(like)
+
+    def codegen(context, builder, sig, args):
+        return args[1]
+
+    return vec(like, vec), codegen
+
+
+@intrinsic
+def fma(typingctx, a, b, c):
+    """a * b + c with one rounding (two on a CPU without FMA); at least one operand is a vector."""
+    vec = _common_vec(a, b, c)
+    if vec is None:
+        raise TypingError(f"fma: expected vectors of one type and scalars, got {a}, {b}, {c}")
+
+    def codegen(context, builder, sig, args):
+        return emit_fma(builder, vec, *args)
+
+    return vec(vec, vec, vec), codegen
+
+
+@intrinsic
+def select(typingctx, mask, a, b):
+    """a where the mask is set, else b."""
+    vec = _common_vec(a, b)
+    if vec is None or mask != mask_of(vec):
+        raise TypingError(f"select: expected a mask and two vectors (or one and a scalar), got {mask}, {a}, {b}")
+
+    def codegen(context, builder, sig, args):
+        return builder.select(*args)
+
+    return vec(mask, vec, vec), codegen
+
+
+def _elementwise(llvm_name, doc, arity):
+    """An operation that LLVM has for vectors of any width."""
+
+    def make(operands):
+        vec = _common_vec(*operands)
+        if vec is None:
+            raise TypingError(f"{llvm_name}: expected vectors of one type, got {operands}")
+
+        def codegen(context, builder, sig, args):
+            return call_llvm(builder, f"llvm.{llvm_name}.{vec.suffix}", vec.llvm, list(args))
+
+        return vec(*[vec] * arity), codegen
+
+    def unary(typingctx, a):
+        return make([a])
+
+    def binary(typingctx, a, b):
+        return make([a, b])
+
+    function = unary if arity == 1 else binary
+    function.__doc__ = doc
+    return intrinsic(function)
+
+
+absolute = _elementwise("fabs", "|a|.", 1)
+square_root = _elementwise("sqrt", "The correctly rounded square root.", 1)
+copysign = _elementwise("copysign", "The magnitude of a with the sign of b.", 2)
+maximum = _elementwise("maximum", "The greater of a and b; NaN where either is NaN.", 2)
+minimum = _elementwise("minimum", "The lesser of a and b; NaN where either is NaN.", 2)
+
+
+# --- across lanes ---------------------------------------------------------------------------------
+
+
+def _reduce(builder, vec, value, combine):
+    """Halve until one lane is left: the same tree on every CPU of one width."""
+    count = vec.count
+    while count > 1:
+        count //= 2
+        low, high = (shuffle(builder, value, value, range(at, at + count)) for at in (0, count))
+        value = combine(low, high, count)
+    return builder.extract_element(value, INT32(0))
+
+
+@intrinsic
+def reduce_add(typingctx, value):
+    """The sum of all lanes, as a scalar."""
+
+    def codegen(context, builder, sig, args):
+        return _reduce(builder, value, args[0], lambda low, high, count: builder.fadd(low, high))
+
+    return value.dtype(value), codegen
+
+
+@intrinsic
+def reduce_max(typingctx, value):
+    """The greatest lane, as a scalar; NaN when a lane is NaN."""
+
+    def codegen(context, builder, sig, args):
+        def combine(low, high, count):
+            name = f"llvm.maximum.{Vec(value.dtype, count).suffix}"
+            return call_llvm(builder, name, low.type, [low, high])
+
+        return _reduce(builder, value, args[0], combine)
+
+    return value.dtype(value), codegen
+
+
+@intrinsic
+def any_lane(typingctx, mask):
+    """Whether any lane of the mask is set."""
+
+    def codegen(context, builder, sig, args):
+        bits = builder.bitcast(args[0], ir.IntType(mask.count))
+        return builder.icmp_unsigned("!=", bits, bits.type(0))
+
+    return types.boolean(mask), codegen

@@ -1,0 +1,237 @@
+"""exp, erf, tanh and the activations over vectors of float32 and float64.
+
+Errors against the exact value, in units in the last place (tests/kernels/test_numba_simd.py measures them): float32
+exp 1.2, erf 1.2, tanh 1.5; float64 exp 1.2; float64 erf and tanh are the C library's, lane by lane (training checks use
+float64, speed does not). The float32 polynomials of erf and tanh are minimax fits (Remez exchange) made for this file.
+"""
+
+import math
+from math import factorial
+
+from llvmlite import ir
+from numba import types
+from numba.core.errors import TypingError
+from numba.extending import intrinsic, overload
+
+from .codegen import Vec, emit_fma, splat
+from .jit import inline_helper
+from .simd import absolute, copysign, fma, select
+
+_INLINE = {"error_model": "numpy", "nogil": True, "forceinline": True}
+
+
+def _polynomial(*coefficients):
+    """An intrinsic p(x) = c0 + c1 x + c2 x^2 + ... by Horner's rule with fused multiply-adds."""
+
+    @intrinsic
+    def evaluate(typingctx, x):
+        def codegen(context, builder, sig, args):
+            def constant(c):
+                return ir.Constant(x.llvm, [c] * x.count)
+
+            value = constant(coefficients[-1])
+            for c in reversed(coefficients[:-1]):
+                value = emit_fma(builder, x, value, args[0], constant(c))
+            return value
+
+        return x(x), codegen
+
+    return evaluate
+
+
+@intrinsic
+def _power_of_two(typingctx, shifted):
+    """2^n as a vector, where the lowest bits of `shifted` hold n + the exponent bias."""
+    mantissa_bits = 23 if shifted.dtype == types.float32 else 52
+
+    def codegen(context, builder, sig, args):
+        integers = ir.VectorType(ir.IntType(shifted.dtype.bitwidth), shifted.count)
+        shift = splat(builder, integers.element(mantissa_bits), shifted.count)
+        return builder.bitcast(builder.shl(builder.bitcast(args[0], integers), shift), shifted.llvm)
+
+    return shifted(shifted), codegen
+
+
+def _lane_by_lane(function):
+    """An intrinsic that calls a scalar function of `math` for every lane."""
+
+    @intrinsic
+    def call(typingctx, x):
+        def codegen(context, builder, sig, args):
+            scalar = context.get_function(function, x.dtype(x.dtype))
+            result = args[0]
+            for lane in range(x.count):
+                at = ir.IntType(32)(lane)
+                value = scalar(builder, [builder.extract_element(args[0], at)])
+                result = builder.insert_element(result, value, at)
+            return result
+
+        return x(x), codegen
+
+    return call
+
+
+def _require_float_vec(x, name):
+    if not isinstance(x, Vec) or x.dtype not in (types.float32, types.float64):
+        raise TypingError(f"{name}: expected a vector of float32 or float64, got {x}")
+
+
+def _exp_constants(dtype):
+    """(lowest, highest, shifter, high and low part of ln 2, polynomial) for `exp`.
+
+    Adding the shifter rounds to an integer n and leaves n - 1 + exponent bias in the lowest bits. The high part of ln 2
+    has few bits, so that n * high is exact without FMA as well. The polynomial is the Taylor series of 2 e^r for
+    |r| <= ln(2) / 2: twice e^r, so that 2^(n-1) suffices and the largest results do not overflow early; its truncation
+    error is 0.1 ulp.
+    """
+    if dtype == types.float32:
+        terms, shifter = 8, 1.5 * 2.0**23 + 126
+        bounds, ln2 = (-87.4, 88.8), (0.693359375, -2.1219444005469057e-4)
+    else:
+        terms, shifter = 14, 1.5 * 2.0**52 + 1022
+        bounds, ln2 = (-708.5, 709.9), (float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33"))
+    return *bounds, shifter, *ln2, _polynomial(*(2.0 / factorial(k) for k in range(terms)))
+
+
+def exp(x):
+    """e^x, at most 1.2 ulp off: inf for +inf and overflow, NaN for NaN, 0 for -inf and below 1.7e-38 (float32).
+
+    x = n ln 2 + r; e^x = 2^n e^r. Results below 2^-125.5 (float64: 2^-1021.5) are 0, not denormal.
+    """
+    raise NotImplementedError("for compiled code")
+
+
+@overload(exp, jit_options=_INLINE)
+def _exp(x):
+    _require_float_vec(x, "exp")
+    lowest, highest, shifter, ln2_high, ln2_low, twice_exp = _exp_constants(x.dtype)
+    log2_e = 1 / math.log(2)
+
+    def compiled(x):
+        x = select(x < lowest, lowest, x)  # written so that NaN stays
+        x = select(x > highest, highest, x)
+        shifted = fma(x, log2_e, shifter)
+        n = shifted - shifter
+        r = fma(n, -ln2_low, fma(n, -ln2_high, x))
+        return twice_exp(r) * _power_of_two(shifted)
+
+    return compiled
+
+
+_erf_near_minus_1 = _polynomial(0.1283791538, -0.376125232767, 0.11282140817, -0.0267789090868, 0.00501196305272,
+                                -0.000609036109493)  # fmt: skip
+_log_erfc = _polynomial(-0.000166449262953, -1.1277972355, -0.6369760956, -0.104113667538, 0.0223152075158,
+                        -0.00306548887154, 0.000198219505524)  # fmt: skip
+_erf_libm = _lane_by_lane(math.erf)
+
+
+def erf(x):
+    """The error function, at most 1.5 ulp off (float32)."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(erf, jit_options=_INLINE)
+def _erf(x):
+    _require_float_vec(x, "erf")
+
+    def compiled(x):
+        magnitude = absolute(x)
+        near = fma(magnitude, _erf_near_minus_1(x * x), magnitude)
+        far = 1.0 - exp(_log_erfc(select(magnitude > 4.0, 4.0, magnitude)))  # erf(4) rounds to 1
+        return copysign(select(magnitude < 0.9, near, far), x)
+
+    return compiled if x.dtype == types.float32 else lambda x: _erf_libm(x)
+
+
+_tanh_near_minus_1 = _polynomial(-3.925e-9, -0.333332605284, 0.133311275556, -0.0537210688228, 0.0205909894319,
+                                 -0.00565998915876)  # fmt: skip
+_tanh_libm = _lane_by_lane(math.tanh)
+
+
+def tanh(x):
+    """The hyperbolic tangent, at most 1.5 ulp off (float32)."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(tanh, jit_options=_INLINE)
+def _tanh(x):
+    _require_float_vec(x, "tanh")
+
+    def compiled(x):
+        magnitude = absolute(x)
+        near = fma(magnitude, _tanh_near_minus_1(x * x), magnitude)
+        far = 1.0 - 2.0 / (exp(magnitude + magnitude) + 1.0)
+        return copysign(select(magnitude < 0.625, near, far), x)
+
+    return compiled if x.dtype == types.float32 else lambda x: _tanh_libm(x)
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+_SQRT_HALF = math.sqrt(0.5)
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+_INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
+_GELU_CUBIC = 0.044715  # Hendrycks and Gimpel, "Gaussian error linear units", section 2
+
+
+@inline_helper
+def relu(x):
+    """max(x, 0); NaN stays."""
+    return select(x < 0.0, 0.0, x)
+
+
+@inline_helper
+def silu(x):
+    """x * sigmoid(x)."""
+    return x / (exp(-x) + 1.0)
+
+
+@inline_helper
+def gelu(x):
+    """x * Phi(x), Phi the normal distribution function."""
+    half = 0.5 * x
+    return fma(half, erf(x * _SQRT_HALF), half)
+
+
+@inline_helper
+def gelu_tanh(x):
+    """GELU with Phi approximated through tanh."""
+    half = 0.5 * x
+    inner = _SQRT_2_OVER_PI * x * fma(x * x, _GELU_CUBIC, 1.0)
+    return fma(half, tanh(inner), half)
+
+
+@inline_helper
+def relu_derivative(x):
+    """1 where x > 0, else 0; NaN stays."""
+    return select(x > 0.0, 1.0, select(x != x, x, 0.0))
+
+
+@inline_helper
+def tanh_derivative(x):
+    """1 - tanh(x)^2."""
+    y = tanh(x)
+    return 1.0 - y * y
+
+
+@inline_helper
+def silu_derivative(x):
+    """s + x s (1 - s) with s = sigmoid(x)."""
+    s = 1.0 / (exp(-x) + 1.0)
+    return s * fma(x, 1.0 - s, 1.0)
+
+
+@inline_helper
+def gelu_derivative(x):
+    """Phi(x) + x phi(x), phi the normal density."""
+    density = _INV_SQRT_2PI * exp(-0.5 * x * x)
+    return fma(x, density, fma(erf(x * _SQRT_HALF), 0.5, 0.5))
+
+
+@inline_helper
+def gelu_tanh_derivative(x):
+    """The derivative of `gelu_tanh`."""
+    cubic = _GELU_CUBIC * x * x
+    t = tanh(_SQRT_2_OVER_PI * x * (1.0 + cubic))
+    slope = _SQRT_2_OVER_PI * fma(3.0, cubic, 1.0)
+    return fma(0.5 * x * slope, 1.0 - t * t, fma(t, 0.5, 0.5))

@@ -1,0 +1,30 @@
+"""Run a test file again for less of a CPU than this machine has (BERTCORE_ISA is read once per process)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FORCED = os.environ.get("BERTCORE_ISA")
+
+not_when_forced = pytest.mark.skipif(bool(FORCED), reason="already the forced run")
+
+
+def supported(isa: str) -> bool:
+    from bertcore.kernels._numba import isa as cpu
+
+    level = next(level for level in cpu.LEVELS if level.name == isa)
+    return all(cpu.host_features()[feature] for feature in level.requires)
+
+
+def run_tests_under(isa: str, file: str, *arguments: str) -> None:
+    """Run pytest on `file` in a process compiled for `isa`; fails with its output."""
+    if not supported(isa):
+        pytest.skip(f"this CPU has no {isa}")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file, *arguments]
+    environment = {**os.environ, "BERTCORE_ISA": isa}
+    result = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout
