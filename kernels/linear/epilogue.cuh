@@ -19,6 +19,11 @@ template <int N> __device__ __forceinline__ void activate(float (&values)[N], in
   }
 }
 
+template <class T> __device__ __forceinline__ void add(float (&values)[Vector<T>::SIZE], const Vector<T> &vector) {
+#pragma unroll
+  for (int i = 0; i < Vector<T>::SIZE; ++i) values[i] += to_float(vector.value[i]);
+}
+
 template <class T> struct Epilogue {
   T *output;          // (rows, columns), contiguous
   const T *bias;      // (columns,) or null
@@ -28,20 +33,10 @@ template <class T> struct Epilogue {
 
   // Finishes one 16-byte vector of outputs, from column `column` of row `row`, and writes what lies inside the matrix.
   __device__ __forceinline__ void store(float (&values)[Vector<T>::SIZE], int row, int column) const {
-    constexpr int SIZE = Vector<T>::SIZE;
     if (row >= rows || column >= columns) return;
-    float addend[SIZE];
-    if (bias) {
-      load_vector(addend, bias, column, columns, 0.f);
-#pragma unroll
-      for (int i = 0; i < SIZE; ++i) values[i] += addend[i];
-    }
+    if (bias) add(values, load_vector(bias, column, columns, 0.f));
     activate(values, activation);
-    if (residual) {
-      load_vector(addend, residual + row * residual_stride, column, columns, 0.f);
-#pragma unroll
-      for (int i = 0; i < SIZE; ++i) values[i] += addend[i];
-    }
+    if (residual) add(values, load_vector(residual + row * residual_stride, column, columns, 0.f));
     store_vector(output + (long long)row * columns, column, columns, values);
   }
 };

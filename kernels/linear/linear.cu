@@ -122,33 +122,33 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
 
 // Each thread holds 8x8 outputs as [row][half][4 columns]: rows 4y..4y+3 and as many B/2 further on, columns likewise, so that
 // the float4 reads of a warp from shared memory meet no bank twice.
-constexpr int DEPTH = 16;
+constexpr int DEPTH = 8;
 
 // The thread's share of a B x DEPTH tile, global to registers: vectors along k, zeros outside.
 template <int B, int THREADS>
-__device__ __forceinline__ void fetch_fp32(float (&held)[B * DEPTH / THREADS / 4][4], const float *global, long long stride,
+__device__ __forceinline__ void fetch_fp32(Vector<float> (&held)[B * DEPTH / THREADS / 4], const float *global, long long stride,
                                            int rows, int depth) {
 #pragma unroll
   for (int i = 0; i < B * DEPTH / THREADS / 4; ++i) {
     const int index = threadIdx.x + i * THREADS, row = index / (DEPTH / 4), k = index % (DEPTH / 4) * 4;
-    load_vector(held[i], global + row * stride, k, row < rows ? depth : 0, 0.f);
+    held[i] = load_vector(global + row * stride, k, row < rows ? depth : 0, 0.f);
   }
 }
 
 // Registers to shared memory, transposed to (DEPTH, B + 4).
 template <int B, int THREADS>
-__device__ __forceinline__ void place_fp32(float *tile, const float (&held)[B * DEPTH / THREADS / 4][4]) {
+__device__ __forceinline__ void place_fp32(float *tile, const Vector<float> (&held)[B * DEPTH / THREADS / 4]) {
 #pragma unroll
   for (int i = 0; i < B * DEPTH / THREADS / 4; ++i) {
     const int index = threadIdx.x + i * THREADS, row = index / (DEPTH / 4), k = index % (DEPTH / 4) * 4;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) tile[(k + j) * (B + 4) + row] = held[i][j];
+    for (int j = 0; j < 4; ++j) tile[(k + j) * (B + 4) + row] = held[i].value[j];
   }
 }
 
 template <int B>
 __device__ __forceinline__ void multiply_fp32(float (&d)[8][2][4], const float *input, const float *weight, int y, int x) {
-#pragma unroll
+#pragma unroll 4  // all 8 at once need more than the 128 registers that let two blocks share a multiprocessor
   for (int k = 0; k < DEPTH; ++k) {
     float4 a[2], b[2];
 #pragma unroll
@@ -172,7 +172,7 @@ __device__ __forceinline__ void multiply_fp32(float (&d)[8][2][4], const float *
 
 // B x B outputs by (B / 8)^2 threads; the next tile waits in registers while this one is multiplied.
 template <int B>
-__global__ void __launch_bounds__(B *B / 64)
+__global__ void __launch_bounds__(B *B / 64, 2)
 linear_fp32(float *output, const float *input, const float *weight, const float *bias, const float *residual,
             long long input_stride, long long weight_stride, long long residual_stride, int rows, int out_features,
             int in_features, int activation) {
@@ -185,7 +185,8 @@ linear_fp32(float *output, const float *input, const float *weight, const float 
   input += row0 * input_stride;
   weight += column0 * weight_stride;
 
-  float held_input[SHARE][4], held_weight[SHARE][4], d[8][2][4] = {};
+  Vector<float> held_input[SHARE], held_weight[SHARE];
+  float d[8][2][4] = {};
   auto fetch = [&](int step) {
     const int k = step * DEPTH;
     fetch_fp32<B, THREADS>(held_input, input + k, input_stride, rows - row0, in_features - k);

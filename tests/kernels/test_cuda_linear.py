@@ -1,0 +1,148 @@
+"""CUDA linear in the emulator (and on a GPU where there is one) against the float64 definition."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bertcore.kernels.linear import cuda as linear_cuda
+from bertcore.kernels.linear import reference
+from tests.tolerances import assert_close
+
+from . import strategies
+from .cuda_support import EmulatorTarget, cuda  # noqa: F401
+
+DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)]
+BFLOAT16 = DTYPES[1]
+
+# (rows, in_features, out_features), each for a reason
+SHAPES = [
+    (1, 1, 1),
+    (1, 64, 64),  # one row: the tile for few rows
+    (7, 39, 13),  # nothing divides by 8: element by element
+    (16, 65, 160),  # the last row count of the tile for few rows, more than one block
+    (17, 160, 39),  # the first beyond it
+    (65, 40, 65),  # one row, one column beyond a 64 x 64 tile; in_features a multiple of 8, not of a tile's depth
+    (130, 200, 72),  # several deep steps: the pipeline's stages are used again
+    (64, 0, 8),  # an empty sum
+]
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+def problem(rows, in_features, out_features, dtype, seed=0):
+    """(input, weight, bias, residual) of which every one matters in the result."""
+    rng = np.random.default_rng(seed)
+    arrays = rng.standard_normal((rows, in_features)), rng.standard_normal((out_features, in_features))
+    scaled = arrays[0], arrays[1] / max(in_features, 1) ** 0.5
+    return tuple(array.astype(dtype) for array in (*scaled, *map(rng.standard_normal, (out_features, (rows, out_features)))))
+
+
+def expected(input, weight, bias, activation, residual):
+    """The definition in float64, from the very numbers the kernel is given."""
+    wide = [None if array is None else array.astype(np.float64) for array in (input, weight, bias, residual)]
+    return reference.linear(*wide[:3], activation, wide[3])
+
+
+def check(cuda, input, weight, bias=None, activation=None, residual=None, prepare=False):
+    def run(input, weight, bias, residual):
+        prepared = linear_cuda.prepare_weight(weight) if prepare else weight
+        return linear_cuda.linear(input, prepared, bias, activation, residual)
+
+    found = cuda.run(run, input, weight, bias, residual)
+    assert found.dtype == input.dtype
+    assert found.flags.c_contiguous
+    assert_close(found, expected(input, weight, bias, activation, residual))
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(cuda, dtype, shape):
+    input, weight, bias, residual = problem(*shape, dtype)
+    check(cuda, input, weight)
+    check(cuda, input, weight, bias, "gelu", residual, prepare=True)
+
+
+@pytest.mark.parametrize("shape", [(129, 40, 600), (600, 33, 130)], ids=str)
+def test_large_tiles(cuda, dtype, shape):
+    input, weight, bias, residual = problem(*shape, dtype)
+    check(cuda, input, weight, bias, None, residual)
+    if isinstance(cuda, EmulatorTarget):
+        assert "128" in cuda.launches[0].kernel
+
+
+@pytest.mark.parametrize("activation", linear_cuda.ACTIVATIONS)
+@pytest.mark.parametrize("rows", [5, 20])
+def test_epilogues(cuda, dtype, activation, rows):
+    input, weight, bias, residual = problem(rows, 24, 40, dtype)
+    check(cuda, input, weight, None, activation, None)
+    check(cuda, input, weight, bias, activation, None)
+    check(cuda, input, weight, None, activation, residual)
+    check(cuda, input, weight, bias, activation, residual)
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 8), (3, 8, 0)], ids=str)
+def test_nothing_to_compute(cuda, dtype, shape):
+    input, weight, bias, residual = problem(*shape, dtype)
+    assert check(cuda, input, weight, bias, "relu", residual).size == 0
+
+
+@pytest.mark.parametrize("layout", strategies.LAYOUTS)
+def test_layouts(cuda, dtype, layout):
+    arrays = problem(20, 48, 40, dtype)
+    input, weight, bias, residual = (strategies.with_layout(array, layout) for array in arrays)
+    check(cuda, input, weight, bias, "tanh", residual)
+    check(cuda, input, weight, bias, "tanh", residual, prepare=True)
+
+
+@pytest.mark.parametrize("layout", strategies.LAYOUTS)
+def test_prepared_weight_gives_the_original_back(cuda, dtype, layout):
+    weight = strategies.normal(0, (13, 39), dtype, layout)
+    prepared = {}
+
+    def run(weight):
+        prepared["form"] = linear_cuda.prepare_weight(weight)
+        return prepared["form"].to_array()
+
+    np.testing.assert_array_equal(cuda.run(run, weight), weight)
+    form = prepared["form"]
+    assert (form.out_features, form.in_features, form.dtype) == (13, 39, dtype)
+
+
+def test_prepared_weight_is_a_copy(cuda):
+    input, weight, *_ = problem(3, 16, 8, np.dtype(np.float16))
+
+    def run(input, weight):
+        prepared = linear_cuda.prepare_weight(weight)
+        weight = weight.copy()
+        prepared.to_array()[:] = 0
+        return linear_cuda.linear(input, prepared, None, None, None)
+
+    assert_close(cuda.run(run, input, weight), expected(input, weight, None, None, None))
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_nan_stays_in_its_row(cuda, dtype, rows):
+    input, weight, bias, residual = problem(rows, 24, 40, dtype)
+    input[1, 7] = np.nan
+    for activation in linear_cuda.ACTIVATIONS:
+        found = check(cuda, input, weight, bias, activation, residual)
+        assert np.isnan(found[1].astype(np.float64)).all()
+
+
+def test_values_beyond_the_input_are_not_read(cuda):
+    """The columns between one row and the next of a strided view hold NaN."""
+    storage = np.full((20, 64), np.nan, np.float16)
+    storage[:, :40] = strategies.normal(0, (20, 40), np.float16)
+    check(cuda, storage[:, :40], strategies.normal(1, (24, 40), np.float16))
+    check(cuda, storage[:, :39], strategies.normal(1, (24, 39), np.float16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_turing(dtype):
+    """What stands in for mma.sync and cp.async below sm_80."""
+    input, weight, bias, residual = problem(20, 72, 40, dtype)
+    check(EmulatorTarget(arch=75), input, weight, bias, "gelu_tanh", residual)
+    check(EmulatorTarget(arch=75), input[:5], weight, bias, "gelu_tanh", residual[:5])
