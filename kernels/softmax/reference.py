@@ -14,7 +14,7 @@ import numpy as np
 from ..precision import widen
 
 
-@np.errstate(invalid="ignore")
+@np.errstate(invalid="ignore", over="ignore")
 def softmax(input, dim):
     """Softmax of `input` along axis `dim`."""
     x = widen(input)
