@@ -26,8 +26,9 @@ def load_parameters(
     expected: the model's parameters: name -> shape. Names are the model's own, with or without `rules.prefix`.
     rules: how files of this family spell names. A head of `rules.heads` that the file has and the model does not expect
         is left unread; so are index buffers, and copies of tied parameters when they equal the original.
-    optional: beginnings of names ("classifier.") of parameters the file may lack; those are left out of the result, for
-        the caller to initialise. Matched with and without `rules.prefix`.
+    optional: beginnings of names ("classifier.", with or without `rules.prefix`), each of a part that the file may lack
+        as a whole; the result then lacks it too, for the caller to initialise. A part of which only some is there is
+        an error like any other.
     dtype: floating dtype of the result; None keeps what is stored (bfloat16 as float32).
 
     Returns name -> array in the order of `expected`. Arrays may be read-only views of the mapped file.
@@ -37,13 +38,14 @@ def load_parameters(
     """
     problems = _Problems()
     sources = _match(checkpoint, expected, rules, problems)
-    optional = tuple(rules.bare(start) for start in optional)
+    present = [rules.bare(name) for name in sources]
+    starts = [rules.bare(start) for start in optional]
+    absent_parts = tuple(start for start in starts if not any(name.startswith(start) for name in present))
     for name, shape in expected.items():
-        if name not in sources:
-            if not rules.bare(name).startswith(optional):
-                problems.missing.append(name)
-        else:
+        if name in sources:
             problems.check_tensor(checkpoint, name, shape, sources[name])
+        elif not rules.bare(name).startswith(absent_parts):
+            problems.missing.append(name)
     if problems:
         raise CheckpointError(f"{checkpoint.source} does not fit the model:\n{problems}")
     return {name: _cast(checkpoint[sources[name]], dtype) for name in expected if name in sources}

@@ -103,6 +103,11 @@ class TestHeads:
         for pooler in ("pooler.", "bert.pooler."):
             check_same(load(tmp_path, arrays, expected, optional=[pooler, "classifier."]), arrays)
 
+    def test_optional_part_must_be_absent_as_a_whole(self, tmp_path):
+        expected = ENCODER | POOLER | {"pooler.dense.bias": (3,)}
+        with pytest.raises(CheckpointError, match=r"missing tensors \(1\): pooler\.dense\.bias"):
+            load(tmp_path, values(ENCODER | POOLER), expected, optional=["pooler."])
+
     def test_optional_part_that_is_there_is_read_and_checked(self, tmp_path):
         arrays = values(ENCODER | POOLER)
         check_same(load(tmp_path, arrays, ENCODER | POOLER, optional=["pooler."]), arrays)
