@@ -173,6 +173,26 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 _GELU_CUBIC = 0.044715  # Hendrycks and Gimpel, "Gaussian error linear units", section 2
 
+# log Phi(-a) for a >= 0: fitted so that exp of it times max(a, 1) is within 1.5e-8; it falls ever faster beyond the fit.
+_log_upper_tail = _polynomial(-0.693147152, -0.797886531, -0.318288373, -0.0364224134, 0.00495099838,
+                              -0.000140347262, -0.0001090175, 2.28517157e-05, -1.57751622e-06)  # fmt: skip
+
+
+def normal_cdf(x):
+    """Phi(x), the normal distribution function: float32 within 1e-7, and for x < 0 without cancellation (0.6% at -5)."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(normal_cdf, jit_options=_INLINE)
+def _normal_cdf(x):
+    _require_float_vec(x, "normal_cdf")
+
+    def compiled(x):
+        tail = exp(_log_upper_tail(absolute(x)))  # a third fewer operations than erf
+        return select(x < 0.0, tail, 1.0 - tail)
+
+    return compiled if x.dtype == types.float32 else lambda x: fma(erf(x * _SQRT_HALF), 0.5, 0.5)
+
 
 @inline_helper
 def relu(x):
@@ -189,16 +209,19 @@ def silu(x):
 @inline_helper
 def gelu(x):
     """x * Phi(x), Phi the normal distribution function."""
-    half = 0.5 * x
-    return fma(half, erf(x * _SQRT_HALF), half)
+    return x * normal_cdf(x)
+
+
+@inline_helper
+def _exp_minus_2u(x):
+    """exp(-2u), u the argument of gelu_tanh's tanh: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
+    return exp((-2 * _SQRT_2_OVER_PI) * x * fma(x * x, _GELU_CUBIC, 1.0))
 
 
 @inline_helper
 def gelu_tanh(x):
-    """GELU with Phi approximated through tanh."""
-    half = 0.5 * x
-    inner = _SQRT_2_OVER_PI * x * fma(x * x, _GELU_CUBIC, 1.0)
-    return fma(half, tanh(inner), half)
+    """GELU with Phi approximated through tanh: x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    return x / (_exp_minus_2u(x) + 1.0)
 
 
 @inline_helper
@@ -225,13 +248,15 @@ def silu_derivative(x):
 def gelu_derivative(x):
     """Phi(x) + x phi(x), phi the normal density."""
     density = _INV_SQRT_2PI * exp(-0.5 * x * x)
-    return fma(x, density, fma(erf(x * _SQRT_HALF), 0.5, 0.5))
+    return fma(x, density, normal_cdf(x))
 
 
 @inline_helper
 def gelu_tanh_derivative(x):
-    """The derivative of `gelu_tanh`."""
-    cubic = _GELU_CUBIC * x * x
-    t = tanh(_SQRT_2_OVER_PI * x * (1.0 + cubic))
-    slope = _SQRT_2_OVER_PI * fma(3.0, cubic, 1.0)
-    return fma(0.5 * x * slope, 1.0 - t * t, fma(t, 0.5, 0.5))
+    """s + x s (1 - s) 2u', s = 1 / (1 + exp(-2u)) as in `gelu_tanh`."""
+    x = select(x < -10.0, -10.0, x)  # beyond 10 it is 0 or 1 to the last bit, and exp could overflow
+    x = select(x > 10.0, 10.0, x)
+    e = _exp_minus_2u(x)
+    s = 1.0 / (e + 1.0)
+    slope = 2 * _SQRT_2_OVER_PI * fma(x * x, 3 * _GELU_CUBIC, 1.0)
+    return fma(x * slope, s * (s * e), s)  # s e = 1 - s, without cancellation
