@@ -80,6 +80,11 @@ def test_variance_survives_a_large_mean():
     np.testing.assert_allclose(reference.layer_norm(x, None, None, EPS, None), expected, rtol=0, atol=2**-11)
 
 
+def test_the_sum_with_the_residual_is_not_rounded():
+    x, residual = np.array([2048, 2048], np.float16), np.array([0.5, -0.5], np.float16)  # float16 holds 2048 and 2050
+    np.testing.assert_allclose(reference.layer_norm(x, None, None, EPS, residual), [1, -1], rtol=1e-3)
+
+
 def test_constant_rows_give_the_bias():
     found = reference.layer_norm(np.full((2, 7), 3.5, np.float32), None, np.arange(7, dtype=np.float32), 0.1, None)
     np.testing.assert_array_equal(found, np.tile(np.arange(7), (2, 1)))

@@ -74,6 +74,14 @@ def test_a_prepared_weight_is_a_copy():
         np.testing.assert_array_equal(one, other)
 
 
+def test_the_bias_gradient_of_many_rows_keeps_its_digits():
+    grad = np.full((100_000, 2), 0.1, np.float32)
+    _, _, grad_bias = reference.linear_backward(
+        grad, np.ones((100_000, 1), np.float32), np.ones((2, 1), np.float32), np.ones(2, np.float32), None
+    )
+    assert_close(grad_bias, np.full(2, 100_000 * np.float64(np.float32(0.1))))
+
+
 def test_nan_spoils_its_row_alone():
     x, weight, bias, _, _ = arguments(5, 3, 7, 4)
     x[1, 2] = np.nan
