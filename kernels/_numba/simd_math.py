@@ -173,13 +173,13 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 _GELU_CUBIC = 0.044715  # Hendrycks and Gimpel, "Gaussian error linear units", section 2
 
-# log Phi(-a) for a >= 0: fitted so that exp of it times max(a, 1) is within 1.5e-8; it falls ever faster beyond the fit.
+# log Phi(-a) for a >= 0: fitted so that exp of it times max(a, 1) is within 1.5e-8; it falls on beyond the fit.
 _log_upper_tail = _polynomial(-0.693147152, -0.797886531, -0.318288373, -0.0364224134, 0.00495099838,
                               -0.000140347262, -0.0001090175, 2.28517157e-05, -1.57751622e-06)  # fmt: skip
 
 
 def normal_cdf(x):
-    """Phi(x), the normal distribution function: float32 within 1e-7, and for x < 0 without cancellation (0.6% at -5)."""
+    """Phi(x), the normal distribution function: float32 within 1e-7; no cancellation for x < 0 (0.6% at -5)."""
     raise NotImplementedError("for compiled code")
 
 

@@ -1,0 +1,143 @@
+"""Activation functions of every element of input + bias, forward and backward.
+
+The work goes line by line: with a bias a line is a row, without one it is any run of LINE elements. The sum with the bias
+is written where the result will go, so that one loop serves both cases; the line is still in the first-level cache.
+"""
+
+import numpy as np
+from numba import prange
+
+from . import simd_math
+from .jit import helper, inline_helper, kernel
+from .rows import BLOCK_ROWS, block_count, flat, share, sum_blocks, task_count
+from .simd import first_lanes, lanes, load, load_masked, pointer, store, store_masked
+
+LINE = 1024
+GRAIN = 1 << 15
+
+CODES = {"relu": 0, "tanh": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4}
+_RELU, _TANH, _SILU, _GELU = (CODES[name] for name in ("relu", "tanh", "silu", "gelu"))
+
+
+def activate(input, name, bias):
+    """The activation `name` of input + bias; bias runs over the last axis or is None."""
+    output = np.empty(input.shape, input.dtype)
+    if output.size:
+        line, bias = _line_and_bias(input, bias)
+        _forward(flat(input), bias, CODES[name], line, output.reshape(-1), task_count(output.size, GRAIN))
+    return output
+
+
+def activate_backward(grad_output, input, name, bias):
+    """(grad_input, grad_bias or None)."""
+    grad_input = np.empty(input.shape, input.dtype)
+    grad_bias = None if bias is None else np.zeros_like(bias, order="C")
+    if grad_input.size:
+        line, bias = _line_and_bias(input, bias)
+        arguments = flat(grad_output), flat(input), bias, CODES[name], line, grad_input.reshape(-1)
+        partial = np.zeros((block_count(input.size // line) if bias.size else 0, bias.size), input.dtype)
+        total = np.empty(0, input.dtype) if grad_bias is None else grad_bias
+        _backward(*arguments, partial, total, task_count(input.size, GRAIN))
+    return grad_input, grad_bias
+
+
+def _line_and_bias(input, bias):
+    return (LINE, np.empty(0, input.dtype)) if bias is None else (bias.size, flat(bias))
+
+
+@inline_helper
+def _function(code, x):
+    if code == _RELU:
+        return simd_math.relu(x)
+    if code == _TANH:
+        return simd_math.tanh(x)
+    if code == _SILU:
+        return simd_math.silu(x)
+    if code == _GELU:
+        return simd_math.gelu(x)
+    return simd_math.gelu_tanh(x)
+
+
+@inline_helper
+def _derivative(code, x):
+    if code == _RELU:
+        return simd_math.relu_derivative(x)
+    if code == _TANH:
+        return simd_math.tanh_derivative(x)
+    if code == _SILU:
+        return simd_math.silu_derivative(x)
+    if code == _GELU:
+        return simd_math.gelu_derivative(x)
+    return simd_math.gelu_tanh_derivative(x)
+
+
+@helper
+def add_lines(a, b, out, count):
+    """out = a + b over `count` elements at pointers."""
+    full = count - count % lanes(a)
+    for i in range(0, full, lanes(a)):
+        store(out, i, load(a, i) + load(b, i))
+    tail = first_lanes(a, count - full)
+    store_masked(out, full, load_masked(a, full, tail, 0.0) + load_masked(b, full, tail, 0.0), tail)
+
+
+@helper
+def _with_bias(x, bias, out, count):
+    """The line x + bias: x itself without a bias, else written to `out`."""
+    if bias.size == 0:
+        return x
+    add_lines(x, pointer(bias, 0), out, count)
+    return out
+
+
+@helper
+def _forward_lines(x, bias, code, line, out, first, last):
+    for start in range(first * line, min(last * line, x.size), line):
+        count = min(line, x.size - start)
+        target = pointer(out, start)
+        source = _with_bias(pointer(x, start), bias, target, count)
+        full = count - count % lanes(x)
+        for i in range(0, full, lanes(x)):
+            store(target, i, _function(code, load(source, i)))
+        tail = first_lanes(x, count - full)
+        store_masked(target, full, _function(code, load_masked(source, full, tail, 0.0)), tail)
+
+
+@kernel(parallel=True)
+def _forward(x, bias, code, line, out, tasks):
+    lines = (x.size + line - 1) // line
+    if tasks == 1:
+        _forward_lines(x, bias, code, line, out, 0, lines)
+    else:
+        for task in prange(tasks):
+            _forward_lines(x, bias, code, line, out, share(lines, task, tasks), share(lines, task + 1, tasks))
+
+
+@helper
+def _backward_block(grad, x, bias, code, line, out, block, partial):
+    for start in range(block * BLOCK_ROWS * line, min((block + 1) * BLOCK_ROWS * line, x.size), line):
+        count = min(line, x.size - start)
+        target, g = pointer(out, start), pointer(grad, start)
+        source = _with_bias(pointer(x, start), bias, target, count)
+        full = count - count % lanes(x)
+        for i in range(0, full, lanes(x)):
+            store(target, i, load(g, i) * _derivative(code, load(source, i)))
+        tail = first_lanes(x, count - full)
+        slope = _derivative(code, load_masked(source, full, tail, 0.0))
+        store_masked(target, full, load_masked(g, full, tail, 0.0) * slope, tail)
+        if bias.size:
+            sums = pointer(partial, block * line)
+            add_lines(sums, target, sums, line)
+
+
+@kernel(parallel=True)
+def _backward(grad, x, bias, code, line, out, partial, grad_bias, tasks):
+    blocks = (x.size + line * BLOCK_ROWS - 1) // (line * BLOCK_ROWS)
+    if tasks == 1:
+        for block in range(blocks):
+            _backward_block(grad, x, bias, code, line, out, block, partial)
+    else:
+        for task in prange(tasks):
+            for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
+                _backward_block(grad, x, bias, code, line, out, block, partial)
+    sum_blocks(partial, grad_bias)
