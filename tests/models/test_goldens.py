@@ -1,0 +1,142 @@
+"""BERT against the committed goldens: outputs, loss and gradients that transformers gave in float64."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
+# Relative to the scale of what is compared. Hidden states are held to what is promised to users; gradients are stored
+# in float32, and cancel more.
+OUTPUT_TOLERANCE = {"float32": 2e-5, "float64": 1e-9}
+GRADIENT_TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
+
+every_golden = pytest.mark.parametrize("name", NAMES)
+every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+@cache
+def golden(name):
+    with np.load(GOLDENS / name / "io.npz") as stored:
+        return dict(stored)
+
+
+def inputs_of(name):
+    return {key: golden(name)[key] for key in ("input_ids", "attention_mask", "token_type_ids")}
+
+
+def assert_close(ours, truth, tolerance):
+    assert ours.shape == truth.shape
+    assert np.abs(ours - truth).max() < tolerance * np.abs(truth).max()
+
+
+@every_golden
+@every_dtype
+def test_encoder(cpu_backend, name, dtype):
+    truth, tolerance = golden(name), OUTPUT_TOLERANCE[dtype]
+    model = AutoModel.from_pretrained(GOLDENS / name, dtype=dtype)
+    out = model(**inputs_of(name), output_hidden_states=True, output_attentions=True)
+    assert out.last_hidden_state.dtype == dtype
+    assert len(out.hidden_states) == len(truth["hidden_states"])
+    for ours, theirs in zip(out.hidden_states, truth["hidden_states"], strict=True):
+        assert_close(ours, theirs, tolerance)
+    for ours, theirs in zip(out.attentions, truth["attentions"], strict=True):
+        assert_close(ours, theirs, tolerance)
+    assert_close(out.last_hidden_state, truth["hidden_states"][-1], tolerance)
+    assert_close(out.pooler_output, truth["pooler_output"], tolerance)
+
+
+@every_golden
+@every_dtype
+def test_masked_lm_and_every_gradient(cpu_backend, name, dtype):
+    truth = golden(name)
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name, dtype=dtype)
+    out, grads = value_and_grad(model)(**inputs_of(name), labels=truth["labels"])
+    assert_close(out.logits, truth["logits"], OUTPUT_TOLERANCE[dtype])
+    assert float(out.loss) == pytest.approx(float(truth["loss"]), rel=OUTPUT_TOLERANCE[dtype])
+    theirs = {key.removeprefix("grad "): value for key, value in truth.items() if key.startswith("grad ")}
+    assert set(grads) == set(theirs) == set(model.expected_tensors())
+    largest = max(np.abs(gradient).max() for gradient in theirs.values())
+    for parameter, gradient in theirs.items():
+        assert grads[parameter].dtype == dtype
+        # A key's bias shifts all scores of a row alike: its gradient is zero but for rounding, of no scale of its own.
+        scale = largest if np.abs(gradient).max() < 1e-6 * largest else np.abs(gradient).max()
+        worst = np.abs(grads[parameter] - gradient).max() / scale
+        assert worst < GRADIENT_TOLERANCE[dtype], parameter
+
+
+@every_golden
+def test_recording_changes_nothing(cpu_backend, name):
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)
+    batch = {**inputs_of(name), "labels": golden(name)["labels"]}
+    recorded, _ = value_and_grad(model)(**batch)
+    plain = model(**batch)
+    assert_close(recorded.logits, plain.logits, 1e-6)
+    assert float(recorded.loss) == pytest.approx(float(plain.loss), rel=1e-6)
+
+
+@every_golden
+def test_saved_checkpoints_load_back_to_the_same_arrays(tmp_path, name):
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert again.config == model.config
+    theirs = again.state_dict()
+    for parameter, array in model.state_dict().items():
+        np.testing.assert_array_equal(theirs[parameter], array)
+
+
+def test_weights_prepared_for_one_backend_serve_the_others():
+    """A prepared weight replaces the original; another backend, and saving, get the original back from it."""
+    name = NAMES[0]
+    model, fresh = (AutoModelForMaskedLM.from_pretrained(GOLDENS / name) for _ in range(2))
+    with use_backend("numba"):
+        model(**inputs_of(name))
+    for parameter, array in fresh.state_dict().items():
+        np.testing.assert_array_equal(model.state_dict()[parameter], array)
+    with use_backend("numpy"):
+        np.testing.assert_array_equal(model(**inputs_of(name)).logits, fresh(**inputs_of(name)).logits)
+
+
+def test_backends_agree(cpu_backend):
+    """The same batch, the same answer, whichever backend is in force."""
+    name = NAMES[-1]
+    out = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)(**inputs_of(name))
+    with use_backend("numpy"):
+        reference = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)(**inputs_of(name))
+    assert_close(out.logits, reference.logits, 1e-5)
+
+
+@every_golden
+def test_a_text_alone_in_a_batch_and_under_any_padding_agrees(cpu_backend, name):
+    model = AutoModel.from_pretrained(GOLDENS / name)
+    batch = inputs_of(name)
+    together = model(**batch).last_hidden_state
+    for index, mask in enumerate(batch["attention_mask"].astype(bool)):
+        alone = {key: value[index : index + 1, mask] for key, value in batch.items()}
+        count = int(mask.sum())
+        expected = model(**alone).last_hidden_state[0]
+        assert_close(together[index, :count], expected, 1e-6)
+        for left, right in ((0, 5), (5, 0), (3, 2)):
+            padded = {key: np.pad(value, ((0, 0), (left, right))) for key, value in alone.items()}
+            result = model(**padded).last_hidden_state[0]
+            assert_close(result[left : left + count], expected, 1e-6)
+            assert not result[:left].any()
+            assert not result[left + count :].any()
+
+
+def test_value_and_grad_needs_labels():
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / NAMES[0])
+    with use_backend("numpy"), pytest.raises(ValueError, match="needs a loss"):
+        value_and_grad(model)(input_ids=[[1, 2]])
+
+
+def test_a_model_without_the_head_in_its_file_says_what_is_new(tmp_path):
+    AutoModel.from_pretrained(GOLDENS / NAMES[0]).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"does not hold cls\.predictions\..*newly initialised"):
+        model = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert "cls.predictions.bias" in model.newly_initialised
