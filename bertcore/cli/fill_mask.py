@@ -1,0 +1,90 @@
+"""Predict the words that belong in place of [MASK] in a text."""
+
+import argparse
+import json
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
+
+HELP = "predict masked words"
+EXAMPLES = """\
+examples:
+  bertcore fill-mask bert-base-uncased/ "Paris is the [MASK] of France."
+  bertcore fill-mask bert-base-uncased/ "[MASK] is the [MASK] of France." --top-k 3 --json
+
+Several masks are predicted each on its own, the others staying masked."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A word of the vocabulary, its id, and its probability at the mask."""
+
+    token: str
+    id: int
+    probability: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="folder of a model with a masked language model's head")
+    parser.add_argument("text", metavar="TEXT", help="a text with one or several [MASK]")
+    parser.add_argument("--top-k", type=positive, default=5, metavar="N", help="words per mask (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    folder = model_folder(args.model)
+    with chosen_backend(args):
+        masks = fill_mask(*_load(folder), args.text, args.top_k)
+    if args.json:
+        answer = {"text": args.text, "masks": [[asdict(word) for word in words] for words in masks]}
+        print(json.dumps(answer, ensure_ascii=False))
+    else:
+        print("\n\n".join(_table(index, words, of=len(masks)) for index, words in enumerate(masks, 1)))
+
+
+def _load(folder) -> tuple[Any, Any]:
+    from bertcore import AutoModelForMaskedLM, AutoTokenizer
+
+    with warnings.catch_warnings():  # a missing head is an error here, and told below
+        warnings.filterwarnings("ignore", message=".*newly initialised")
+        model = AutoModelForMaskedLM.from_pretrained(folder)
+    if model.newly_initialised:
+        raise CommandError(f"{folder} has no masked language model's head, so it cannot predict words")
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def fill_mask(model: Any, tokenizer: Any, text: str, top_k: int) -> list[list[Prediction]]:
+    """For each mask in `text`, from left to right, the `top_k` most probable words, the best first."""
+    import numpy as np
+
+    mask = tokenizer.mask_token
+    if mask is None:
+        raise CommandError("this model's tokenizer has no mask token")
+    ids = np.array(tokenizer([text])["input_ids"])
+    where = np.flatnonzero(ids[0] == tokenizer.mask_token_id)
+    if not where.size:
+        raise CommandError(f"the text has no {mask}: put {mask} where a word is to be predicted")
+    if ids.shape[1] > model.spec.max_positions:
+        raise CommandError(f"the text has {ids.shape[1]} tokens, this model takes {model.spec.max_positions}")
+    logits = model(ids).logits[0]
+    logits = logits if isinstance(logits, np.ndarray) else logits.get()
+    return [_best(logits[position], tokenizer, top_k) for position in where]
+
+
+def _best(logits: Any, tokenizer: Any, top_k: int) -> list[Prediction]:
+    import numpy as np
+
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    probabilities = weights / weights.sum()
+    best = np.argsort(-probabilities, kind="stable")[:top_k].tolist()
+    return [Prediction(tokenizer.decode([word]), word, float(probabilities[word])) for word in best]
+
+
+def _table(index: int, words: list[Prediction], of: int) -> str:
+    width = max(len(word.token) for word in words)
+    lines = [f"{word.token:<{width}}  {word.probability:.4f}" for word in words]
+    return "\n".join(lines if of == 1 else [f"mask {index}", *(f"  {line}" for line in lines)])

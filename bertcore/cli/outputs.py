@@ -1,0 +1,87 @@
+"""Where embeddings go: a .npy file or JSON lines, written row by row, to a file that appears whole or not at all."""
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from bertcore.cli.common import CommandError
+
+
+@contextmanager
+def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
+    """A stream to the file `path`, or to stdout for "-".
+
+    A file is written under a temporary name beside `path` and takes its place, in one step, when the block ends well;
+    otherwise nothing is left. Pipes and devices are written as they are, through a temporary file if `seekable`.
+    """
+    target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
+    if path != "-" and (target.is_file() or not target.exists()):
+        with _replaced(target) as stream:
+            yield stream
+    elif path == "-":
+        with _spooled(sys.stdout.buffer, seekable) as stream:
+            yield stream
+    else:
+        with target.open("wb") as device, _spooled(device, seekable) as stream:
+            yield stream
+
+
+@contextmanager
+def _replaced(target: Path) -> Iterator[BinaryIO]:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            yield stream
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _spooled(stream: BinaryIO, needed: bool) -> Iterator[BinaryIO]:
+    if not needed:
+        yield stream
+        return
+    with tempfile.TemporaryFile() as temporary:
+        yield temporary
+        temporary.seek(0)
+        shutil.copyfileobj(temporary, stream)
+
+
+def write_npy(stream: BinaryIO, rows: Iterable[np.ndarray], width: int) -> None:
+    """Write float32 rows (width,) as one (rows, width) array in NumPy's format, whose header has the number of rows.
+
+    The header is written again when that number is known. It has the same length then, for NumPy leaves room for the
+    first axis to grow.
+    """
+    _write_header(stream, 0, width)
+    body, count = stream.tell(), 0
+    for row in rows:
+        stream.write(row.astype("<f4", copy=False).tobytes())
+        count += 1
+    stream.seek(0)
+    _write_header(stream, count, width)
+    if stream.tell() != body:
+        raise RuntimeError(f"the header for {count} rows has {stream.tell()} bytes, expected {body}")
+    stream.seek(0, os.SEEK_END)
+
+
+def _write_header(stream: BinaryIO, rows: int, width: int) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
+    np.lib.format.write_array_header_1_0(stream, header)
+
+
+def write_jsonl(stream: BinaryIO, rows: Iterable[np.ndarray]) -> None:
+    """Write float32 rows (width,) as JSON arrays, one a line, in the shortest digits that give the same float32."""
+    for number, row in enumerate(rows, 1):
+        if not np.isfinite(row).all():
+            raise CommandError(f"the embedding of line {number} is not finite, which JSON cannot hold (npy can)")
+        stream.write(f"[{', '.join(row.astype(str).tolist())}]\n".encode("ascii"))

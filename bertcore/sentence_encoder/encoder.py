@@ -1,0 +1,197 @@
+"""SentenceEncoder: a published sentence encoder, from its folder to embeddings."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.models.model import AutoModel
+from bertcore.sentence_encoder.batching import batches, grouped, windows
+from bertcore.sentence_encoder.pooling import cosine_similarity, normalized, pool
+from bertcore.sentence_encoder.progress import progress_bar
+from bertcore.sentence_encoder.settings import read_settings
+from bertcore.tokenization import AutoTokenizer
+
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What one call asks for, checked."""
+
+    prompt: str
+    normalize: bool
+    batch_tokens: int
+    backend: str
+
+
+class SentenceEncoder:
+    """Text in, one vector a text out, as sentence-transformers computes it.
+
+    Args:
+        folder: a model as sentence-transformers publishes it (modules.json: Transformer, Pooling and, if there,
+            Normalize). A plain model's folder, without modules.json, gets mean pooling and no normalisation, as it does
+            in sentence-transformers.
+        dtype: of the weights and the computation, as for AutoModel; embeddings are float32.
+        max_seq_length: cut texts to this many tokens, special ones included; by default as published.
+
+    Attributes:
+        settings: what the folder says (pooling, normalize, prompts, ...).
+        max_seq_length: where texts are cut, in tokens.
+        embedding_dimension: the length of an embedding.
+        model, tokenizer: the parts.
+
+    Raises:
+        CheckpointError: which file of the folder is wrong or which module is not supported.
+
+    One encoder may be used by several threads at once.
+    """
+
+    def __init__(self, folder: str | os.PathLike, *, dtype: str = "float32", max_seq_length: int | None = None):
+        self.settings = read_settings(folder)
+        with warnings.catch_warnings():  # a checkpoint without the pooler, which embeddings do not use, is fine
+            warnings.filterwarnings("ignore", message=".*newly initialised")
+            self.model = AutoModel.from_pretrained(self.settings.model_folder, dtype=dtype)
+        self.tokenizer = AutoTokenizer.from_pretrained(self.settings.model_folder)
+        self.max_seq_length = self._max_seq_length(max_seq_length)
+        self.embedding_dimension = self.model.spec.hidden_size * len(self.settings.pooling)
+
+    def _max_seq_length(self, wanted: int | None) -> int:
+        positions = self.model.spec.max_positions
+        if wanted is None:
+            return min(self.settings.max_seq_length or self.tokenizer.model_max_length or positions, positions)
+        if not 1 <= wanted <= positions:
+            raise ValueError(f"max_seq_length is {wanted}, expected 1 to {positions}, the model's positions")
+        return wanted
+
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        normalize: bool | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+        show_progress: bool | None = None,
+    ) -> np.ndarray:
+        """Embed one text or many.
+
+        Args:
+            texts: one string, or several; an empty string is a text like any other.
+            prompt: text to put before each.
+            prompt_name: the name of one of the model's own prompts (`settings.prompts`); by default the model's
+                default prompt, if it has one.
+            normalize: whether to scale embeddings to length 1; by default as published.
+            batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
+            show_progress: True or False; by default on a terminal, when the work takes long.
+
+        Returns:
+            float32 (dim,) for one string, (texts, dim) for several, in their order; (0, dim) for none.
+
+        Raises:
+            TypeError: which of `texts` is not a string.
+            ValueError: an unknown prompt name, or a `batch_tokens` that is not positive.
+        """
+        many = [texts] if isinstance(texts, str) else list(_checked(texts))
+        embeddings = np.empty((len(many), self.embedding_dimension), np.float32)
+        done = 0
+        options = self._options(prompt, prompt_name, normalize, batch_tokens)
+        with progress_bar(len(many), show_progress) as advance:
+            for rows in self._windows_of_rows(many, advance, options):
+                embeddings[done : done + len(rows)] = rows
+                done += len(rows)
+        return embeddings[0] if isinstance(texts, str) else embeddings
+
+    def encode_stream(
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        normalize: bool | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+        show_progress: bool | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Embed texts as they come: an iterator over their float32 (dim,) embeddings, in their order.
+
+        Memory is bounded by `batch_tokens`, however many texts there are: a few batches' worth of them are read, sorted
+        by length, computed and handed out before the next are read. The backend is the one in force at this call; the
+        arguments are those of `encode`.
+        """
+        checked = _checked(texts)
+        options = self._options(prompt, prompt_name, normalize, batch_tokens)
+        return self._rows(checked, show_progress, options)
+
+    def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """The cosine of every embedding in `left` (n, dim) with every one in `right` (m, dim): (n, m)."""
+        return cosine_similarity(left, right)
+
+    def _options(
+        self, prompt: str | None, prompt_name: str | None, normalize: bool | None, batch_tokens: int
+    ) -> _Options:
+        if isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int | np.integer) or batch_tokens < 1:
+            raise ValueError(f"batch_tokens is {batch_tokens!r}, expected a positive integer")
+        return _Options(
+            prompt=self._prompt(prompt, prompt_name),
+            normalize=self.settings.normalize if normalize is None else normalize,
+            batch_tokens=int(batch_tokens),
+            backend=kernels.get_backend(),
+        )
+
+    def _prompt(self, prompt: str | None, prompt_name: str | None) -> str:
+        if prompt is not None:
+            if prompt_name is not None:
+                raise ValueError(f"prompt and prompt_name ({prompt_name!r}) are both given, expected one of them")
+            return prompt
+        name = self.settings.default_prompt_name if prompt_name is None else prompt_name
+        if name is not None and name not in self.settings.prompts:
+            known = ", ".join(self.settings.prompts) or "none"
+            raise ValueError(f"prompt_name is {name!r}, this model has {known}")
+        return "" if name is None else self.settings.prompts[name]
+
+    def _rows(self, texts: Iterable[str], show_progress: bool | None, options: _Options) -> Iterator[np.ndarray]:
+        with progress_bar(None, show_progress) as advance:
+            yield from chain.from_iterable(self._windows_of_rows(texts, advance, options))
+
+    def _windows_of_rows(
+        self, texts: Iterable[str], advance: Callable[[int], object], options: _Options
+    ) -> Iterator[np.ndarray]:
+        """The embeddings of neighbouring texts, (some, dim) float32, window by window."""
+        sequences = chain.from_iterable(self._tokenize(group, options.prompt) for group in grouped(texts))
+        for window in windows(sequences, options.batch_tokens):
+            rows = np.empty((len(window), self.embedding_dimension), np.float32)
+            for indices in batches([len(sequence) for sequence in window], options.batch_tokens):
+                # Set batch by batch: a block that stayed open across a yield would leak into the caller's code.
+                with kernels.use_backend(options.backend):
+                    hidden, cu_seqlens = self.model.encode_packed([window[index] for index in indices])
+                pooled = pool(hidden, cu_seqlens, self.settings.pooling)
+                rows[indices] = normalized(pooled) if options.normalize else pooled
+                advance(len(indices))
+            yield rows
+
+    def _tokenize(self, texts: list[str], prompt: str) -> list[np.ndarray]:
+        texts = [prompt + text for text in texts]
+        if self.settings.do_lower_case:
+            texts = [text.lower() for text in texts]
+        ids = self.tokenizer(texts, truncation=True, max_length=self.max_seq_length)["input_ids"]
+        return [np.array(row, np.int32) for row in ids]
+
+
+def _checked(texts: Any) -> Iterator[str]:
+    """The texts one by one, each seen to be a string."""
+    if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
+        expected = "expected a string or a list of strings" + ("; decode it first" if isinstance(texts, bytes) else "")
+        raise TypeError(f"texts is {type(texts).__name__}, {expected}")
+    return (_string(index, text) for index, text in enumerate(texts))
+
+
+def _string(index: int, text: Any) -> str:
+    if not isinstance(text, str):
+        hint = ": decode it first" if isinstance(text, bytes) else ""
+        raise TypeError(f"texts[{index}] is {type(text).__name__}, expected str{hint}")
+    return text
