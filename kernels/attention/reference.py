@@ -7,10 +7,13 @@ For each sequence and head, with Q (queries, head_dim), K and V (keys, head_dim)
     P_ij = exp(S_ij - lse_i)             zeros for a query that sees no key (lse_i = -inf)
     O = P V
 
-The gradients are computed from O and lse alone, S and P again from the inputs (Dao et al. 2022, arXiv:2205.14135):
+The gradients are computed from lse, S and P again from the inputs (Dao et al. 2022, arXiv:2205.14135):
 
-    dV = P^T dO,  dP = dO V^T,  dS_ij = P_ij (dP_ij - sum_d dO_id O_id),
+    dV = P^T dO,  dP = dO V^T,  dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik),
     dQ = scale dS K,  dK = scale dS^T Q,  dbias = dS
+
+The sum over k equals sum_d dO_id O_id, which flash kernels use to save a pass and for which O is handed over; but in
+that form a query with a single key would get the rounding of two different sums as its gradient instead of zero.
 
 All arrays are (batch, heads, length, head_dim). Packed: the batch is 1, the length holds all tokens, and sequence s is
 the tokens cu_seqlens[s] to cu_seqlens[s + 1]; every sequence is computed by itself. Masks and biases are
@@ -63,9 +66,9 @@ def attention_backward(
         piece_lse = widen(lse[piece.queries])[..., None]
         probs = np.exp(scores - np.where(piece_lse == -np.inf, 0, piece_lse))
         grad = widen(grad_output[piece.queries])
-        grad_dot_output = (grad * widen(output[piece.queries])).sum(axis=-1, keepdims=True)
         grad_value[piece.keys] = _transpose(probs) @ grad
-        grad_scores = probs * (grad @ _transpose(widen(value[piece.keys])) - grad_dot_output)
+        grad_probs = grad @ _transpose(widen(value[piece.keys]))
+        grad_scores = probs * (grad_probs - (probs * grad_probs).sum(axis=-1, keepdims=True))
         grad_query[piece.queries] = scale * (grad_scores @ widen(key[piece.keys]))
         grad_key[piece.keys] = scale * (_transpose(grad_scores) @ widen(query[piece.queries]))
         if grad_bias is not None:
