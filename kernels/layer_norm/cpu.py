@@ -1,0 +1,176 @@
+"""Layer norm on the CPU: mean, squared deviations from it, then the result, in three passes over a row in cache.
+
+A missing weight is ones and a missing bias zeros (they stay in the first-level cache), so that one compiled kernel serves
+every combination. The sum with a residual is written where the result will go, and read from there.
+"""
+
+import math
+
+import numpy as np
+from numba import prange
+
+from .._numba import helper, inline_helper, kernel
+from .._numba.pointwise import add_lines
+from .._numba.rows import BLOCK_ROWS, block_count, flat, share, sum_blocks, task_count
+from .._numba.simd import (
+    broadcast,
+    first_lanes,
+    fma,
+    lanes,
+    load,
+    load_masked,
+    pointer,
+    reduce_add,
+    store_masked,
+)
+
+GRAIN = 1 << 15
+
+
+def layer_norm(input, weight, bias, eps, residual):
+    """Layer norm of (..., width); weight and bias are (width,) or None, residual has the shape of input or is None."""
+    output = np.empty(input.shape, input.dtype)
+    if output.size:
+        width, dtype = input.shape[-1], input.dtype
+        parameters = _or_full(weight, 1, width, dtype), _or_full(bias, 0, width, dtype)
+        arrays = flat(input), _or_full(residual, 0, 0, dtype), *parameters, output.reshape(-1)
+        _forward(*arrays, width, eps, task_count(output.size, GRAIN))
+    return output
+
+
+def layer_norm_backward(grad_output, input, weight, eps, residual):
+    """(grad_input, grad_weight or None, grad_bias); mean and variance are computed again from the input."""
+    width, dtype = input.shape[-1], input.dtype
+    grad_input = np.empty(input.shape, dtype)
+    grad_weight, grad_bias = np.zeros((2, width), dtype)
+    if grad_input.size:
+        rows = input.size // width
+        arrays = flat(grad_output), flat(input), _or_full(residual, 0, 0, dtype), _or_full(weight, 1, width, dtype)
+        partial = np.zeros((2, block_count(rows), width), dtype)
+        gradients = grad_input.reshape(-1), *partial, grad_weight, grad_bias
+        _backward(*arrays, *gradients, width, eps, task_count(input.size, GRAIN))
+    return grad_input, None if weight is None else grad_weight, grad_bias
+
+
+def _or_full(array, value, size, dtype):
+    return np.full(size, value, dtype) if array is None else flat(array)
+
+
+@inline_helper
+def _sum(x, width):
+    """The sum of a row, in an order that depends on its width alone."""
+    full = width - width % lanes(x)
+    total = load_masked(x, full, first_lanes(x, width - full), 0.0)
+    for i in range(0, full, lanes(x)):
+        total += load(x, i)
+    return reduce_add(total)
+
+
+@inline_helper
+def _inverse_deviation(x, mean, eps, width):
+    """1 / sqrt(variance + eps), from squared deviations: E[x^2] - mean^2 would cancel where the mean is large."""
+    full = width - width % lanes(x)
+    d = load_masked(x, full, first_lanes(x, width - full), mean) - mean
+    total = d * d
+    for i in range(0, full, lanes(x)):
+        d = load(x, i) - mean
+        total = fma(d, d, total)
+    return 1.0 / math.sqrt(reduce_add(total) / width + eps)
+
+
+@inline_helper
+def _row(x, residual, out, at, width):
+    """The row to normalise: that of x itself, or x + residual written to out."""
+    if residual.size == 0:
+        return pointer(x, at)
+    add_lines(pointer(x, at), pointer(residual, at), pointer(out, at), width)
+    return pointer(out, at)
+
+
+@inline_helper
+def _output_step(row, weight, bias, mean, scale, out, i, inside):
+    normalised = (load_masked(row, i, inside, 0.0) - mean) * scale
+    weight, bias = load_masked(weight, i, inside, 0.0), load_masked(bias, i, inside, 0.0)
+    store_masked(out, i, fma(normalised, weight, bias), inside)
+
+
+@helper
+def _forward_rows(x, residual, weight, bias, out, width, eps, first, last):
+    full = width - width % lanes(x)
+    everywhere = first_lanes(x, lanes(x))  # a constant: the compiler makes plain loads and stores of it
+    for at in range(first * width, last * width, width):
+        row, target = _row(x, residual, out, at, width), pointer(out, at)
+        mean = broadcast(x, _sum(row, width) / width)
+        scale = broadcast(x, _inverse_deviation(row, mean, eps, width))
+        for i in range(0, full, lanes(x)):
+            _output_step(row, weight, bias, mean, scale, target, i, everywhere)
+        _output_step(row, weight, bias, mean, scale, target, full, first_lanes(x, width - full))
+
+
+@kernel(parallel=True)
+def _forward(x, residual, weight, bias, out, width, eps, tasks):
+    rows = x.size // width
+    if tasks == 1:
+        _forward_rows(x, residual, weight, bias, out, width, eps, 0, rows)
+    else:
+        for task in prange(tasks):
+            first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
+            _forward_rows(x, residual, weight, bias, out, width, eps, first, last)
+
+
+@inline_helper
+def _parameter_step(grad, row, weight, mean, scale, weight_sums, bias_sums, i, inside):
+    """Adds to the parameters' gradients; returns g = grad * weight and g * normalised."""
+    g = load_masked(grad, i, inside, 0.0)
+    normalised = (load_masked(row, i, inside, mean) - mean) * scale
+    store_masked(weight_sums, i, fma(g, normalised, load_masked(weight_sums, i, inside, 0.0)), inside)
+    store_masked(bias_sums, i, g + load_masked(bias_sums, i, inside, 0.0), inside)
+    g *= load_masked(weight, i, inside, 0.0)
+    return g, g * normalised
+
+
+@inline_helper
+def _input_step(grad, row, weight, mean, scale, mean_g, mean_along, out, i, inside):
+    g = load_masked(grad, i, inside, 0.0) * load_masked(weight, i, inside, 0.0)
+    normalised = (load_masked(row, i, inside, 0.0) - mean) * scale
+    store_masked(out, i, (g - mean_g - normalised * mean_along) * scale, inside)
+
+
+@helper
+def _backward_row(grad, row, weight, weight_sums, bias_sums, out, width, eps):
+    full = width - width % lanes(row)
+    everywhere, tail = first_lanes(row, lanes(row)), first_lanes(row, width - full)
+    mean = broadcast(row, _sum(row, width) / width)
+    scale = broadcast(row, _inverse_deviation(row, mean, eps, width))
+    total, along = _parameter_step(grad, row, weight, mean, scale, weight_sums, bias_sums, full, tail)
+    for i in range(0, full, lanes(row)):
+        g, g_normalised = _parameter_step(grad, row, weight, mean, scale, weight_sums, bias_sums, i, everywhere)
+        total += g
+        along += g_normalised
+    mean_g, mean_along = broadcast(row, reduce_add(total) / width), broadcast(row, reduce_add(along) / width)
+    for i in range(0, full, lanes(row)):
+        _input_step(grad, row, weight, mean, scale, mean_g, mean_along, out, i, everywhere)
+    _input_step(grad, row, weight, mean, scale, mean_g, mean_along, out, full, tail)
+
+
+@helper
+def _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, block):
+    sums = pointer(weight_sums, block * width), pointer(bias_sums, block * width)
+    start = block * BLOCK_ROWS * width
+    for at in range(start, min(start + BLOCK_ROWS * width, x.size), width):
+        row = _row(x, residual, out, at, width)
+        _backward_row(pointer(grad, at), row, pointer(weight, 0), *sums, pointer(out, at), width, eps)
+
+
+@kernel(parallel=True)
+def _backward(grad, x, residual, weight, out, weight_sums, bias_sums, grad_weight, grad_bias, width, eps, tasks):
+    blocks = len(weight_sums)
+    if tasks == 1:
+        for block in range(blocks):
+            _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, block)
+    else:
+        for task in prange(tasks):
+            for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
+                _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, block)
+    sum_blocks(weight_sums, grad_weight)
+    sum_blocks(bias_sums, grad_bias)
