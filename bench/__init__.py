@@ -1,0 +1,9 @@
+"""Benchmarks, run from the root of the repository: `python -m bench.ops` compares the operations on every backend.
+
+    measure.py   interleaved timing of variants: medians and ratios
+    machine.py   what a measurement was made on, and with how many threads
+    report.py    aligned tables and the CSV of results
+    texts.py     lengths of texts as they come in practice
+
+Each measurement checks its results before it is timed. bench/README.md says how to run and read them.
+"""

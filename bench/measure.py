@@ -1,0 +1,122 @@
+"""Interleaved timing.
+
+The variants of one comparison take turns, in a new random order each round, so that a machine that slows down for a
+while slows all of them. Ratios are medians over the rounds of the ratio within a round. Each sample of a short call is
+preceded by one untimed call of its own variant, so that it finds that variant's data and threads as it left them
+(OpenBLAS and OpenMP threads go on spinning for a while after the previous variant). Python's garbage collector is off.
+"""
+
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MIN_SAMPLE = 1e-3  # seconds: short calls are repeated within a sample until it is this long
+SHORT_CALL = 50e-3  # seconds
+MIN_ROUNDS = 5
+
+Clock = Callable[[Callable[[], Any], int], float]
+
+
+def host_clock(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds that `repeats` calls take, results freed included."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return time.perf_counter() - start
+
+
+class GpuClock:
+    """Seconds between two CUDA events around the calls, on the current stream of CuPy."""
+
+    def __init__(self, cupy: Any):
+        self._cuda = cupy.cuda
+
+    def __call__(self, call: Callable[[], Any], repeats: int) -> float:
+        start, stop = self._cuda.Event(), self._cuda.Event()
+        start.record()
+        for _ in range(repeats):
+            call()
+        stop.record()
+        stop.synchronize()
+        return self._cuda.get_elapsed_time(start, stop) / 1e3  # it counts in milliseconds
+
+
+class Variant(NamedTuple):
+    """One of the things that are compared: a call without arguments and the clock that times it."""
+
+    call: Callable[[], Any]
+    clock: Clock = host_clock
+
+
+class Times(NamedTuple):
+    """Seconds per call of one variant, one sample a round."""
+
+    samples: np.ndarray
+    repeats: int  # calls per sample
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.samples))
+
+    @property
+    def minimum(self) -> float:
+        return float(self.samples.min())
+
+    @property
+    def spread(self) -> float:
+        """Distance between the quartiles over the median: how noisy the measurement was."""
+        low, high = np.quantile(self.samples, [0.25, 0.75])
+        return float(high - low) / self.median
+
+    def ratio(self, other: "Times") -> float:
+        """How many times as long as `other` it takes, paired by round."""
+        return float(np.median(self.samples / other.samples))
+
+
+def measure(variants: Mapping[str, Variant], rounds: int = 21, seconds: float = 2.0) -> dict[str, Times]:
+    """Time the variants `rounds` times in turns; no new round after `seconds` once MIN_ROUNDS are done."""
+    samples: dict[str, list[float]] = {name: [] for name in variants}
+    with _no_garbage_collection():
+        first = {name: _one_call(variant) for name, variant in variants.items()}
+        repeats = {name: max(1, math.ceil(MIN_SAMPLE / max(first[name], 1e-9))) for name in variants}
+        for order in _rounds(list(variants), rounds, seconds):
+            for name in order:
+                call, clock = variants[name]
+                if first[name] < SHORT_CALL:
+                    call()
+                samples[name].append(clock(call, repeats[name]) / repeats[name])
+    return {name: Times(np.array(samples[name]), repeats[name]) for name in variants}
+
+
+def _one_call(variant: Variant) -> float:
+    variant.call()  # compiles, allocates, starts threads
+    return variant.clock(variant.call, 1)
+
+
+def _rounds(names: list[str], rounds: int, seconds: float) -> Iterator[list[str]]:
+    """The order of each round."""
+    shuffle = random.Random(0).shuffle
+    end = time.perf_counter() + seconds
+    for done in range(rounds):
+        if done >= MIN_ROUNDS and time.perf_counter() > end:
+            return
+        shuffle(names)
+        yield names
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,99 @@
+"""The same cases in PyTorch (torch.nn.functional) on the CPU, for comparison: --peers."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from bench.ops.cases import FORWARD, Case, query_key_value
+
+_LEAVES = {  # what has a gradient, in the order in which the case returns them
+    "softmax": ("input",),
+    "layer_norm": ("input", "weight", "bias"),
+    "gelu": ("input", "bias"),
+    "activation": ("input",),
+    "linear": ("input", "weight", "bias"),
+    "attention": ("query", "key", "value"),
+    "embedding": ("weight",),
+    "cross_entropy": ("input",),
+}
+
+
+def torch_unavailable_reason(case: Case) -> str | None:
+    """Why PyTorch cannot run the case, or None if it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed: pip install torch"
+    offsets = case.inputs.get("cu_seqlens")
+    if offsets is not None and len(set(np.diff(offsets))) > 1:
+        return "torch.nn.functional has no attention over packed texts of different lengths"
+    return None
+
+
+def bind_torch(case: Case, inputs: dict[str, Any], threads: int) -> Callable[[], tuple]:
+    """The call to time; its results are those of the case."""
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(threads)
+    tensors = {name: torch.from_numpy(it) if isinstance(it, np.ndarray) else it for name, it in inputs.items()}
+    a = SimpleNamespace(**tensors)
+    if case.op == "attention":
+        a.query, a.key, a.value = query_key_value(a)
+    function = globals()[f"_{case.op}"]
+    leaves = [getattr(a, name) for name in _LEAVES[case.op]]
+
+    def forward() -> tuple:
+        with torch.inference_mode():
+            return (function(torch.nn.functional, a),)
+
+    def training() -> tuple:
+        output = function(torch.nn.functional, a)
+        return output, *torch.autograd.grad(output, leaves, a.grad_output)
+
+    if case.direction == FORWARD:
+        return forward
+    for leaf in leaves:
+        leaf.requires_grad_()
+    return training
+
+
+def _softmax(functional, a):
+    return functional.softmax(a.input, -1)
+
+
+def _layer_norm(functional, a):
+    x = a.input if a.residual is None else a.input + a.residual
+    return functional.layer_norm(x, x.shape[-1:], a.weight, a.bias)
+
+
+def _gelu(functional, a):
+    return functional.gelu(a.input + a.bias, approximate=a.approximate)
+
+
+def _activation(functional, a):
+    return getattr(functional, a.activation)(a.input)
+
+
+def _linear(functional, a):
+    output = functional.linear(a.input, a.weight, a.bias)
+    if a.activation is not None:
+        output = getattr(functional, a.activation)(output)
+    return output if a.residual is None else output + a.residual
+
+
+def _attention(functional, a):
+    arrays = (a.query, a.key, a.value)
+    if a.cu_seqlens is None:
+        return functional.scaled_dot_product_attention(*arrays)
+    texts, (_, heads, head_dim) = len(a.cu_seqlens) - 1, a.query.shape
+    arrays = (array.reshape(texts, -1, heads, head_dim).transpose(1, 2) for array in arrays)
+    return functional.scaled_dot_product_attention(*arrays).transpose(1, 2).reshape(-1, heads, head_dim)
+
+
+def _embedding(functional, a):
+    return functional.embedding(a.input, a.weight)
+
+
+def _cross_entropy(functional, a):
+    return functional.cross_entropy(a.input, a.target)

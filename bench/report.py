@@ -1,0 +1,62 @@
+"""Results for people, an aligned table, and for programs, one CSV that grows with every run."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Column(NamedTuple):
+    """How a table shows the value under `key` of each row; None is shown as nothing."""
+
+    key: str
+    title: str
+    form: str = ""  # as in format(value, form)
+    scale: float | None = None  # a factor, e.g. 1e3 to show seconds as milliseconds
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        value = row.get(self.key)
+        if value is None:
+            return ""
+        return format(value if self.scale is None else value * self.scale, self.form)
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    """The rows under their titles; numbers (columns with a form) aligned to the right, words to the left."""
+    cells = [[column.title for column in columns], *([column.text(row) for column in columns] for row in rows)]
+    widths = [max(map(len, texts)) for texts in zip(*cells, strict=True)]
+    return "\n".join(_line(texts, widths, columns) for texts in cells)
+
+
+def _line(texts: Iterable[str], widths: Iterable[int], columns: Iterable[Column]) -> str:
+    aligned = (
+        text.rjust(width) if column.form else text.ljust(width)
+        for text, width, column in zip(texts, widths, columns, strict=True)
+    )
+    return "  ".join(aligned).rstrip()
+
+
+def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> None:
+    """Add the rows, each with the machine's columns after its own, to the CSV at `path`; make it if it is not there.
+
+    Raises ValueError, and writes nothing, if the file has other columns.
+    """
+    if not rows:
+        return
+    columns = [*rows[0], *machine]
+    is_new = not path.exists() or path.stat().st_size == 0
+    if not is_new:
+        _check_columns(path, columns)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        if is_new:
+            writer.writeheader()
+        writer.writerows({**row, **machine} for row in rows)
+
+
+def _check_columns(path: Path, expected: list[str]) -> None:
+    with path.open(newline="", encoding="utf-8") as file:
+        found = next(csv.reader(file))
+    if found != expected:
+        raise ValueError(f"{path} has the columns {', '.join(found)}; these results have {', '.join(expected)}")
