@@ -45,22 +45,21 @@ def seeds():
 
 def normal(seed, shape, dtype=np.float64, layout="contiguous", scale=1.0):
     """Normally distributed values, the same for every layout."""
-    values = scale * np.random.default_rng(seed).standard_normal(shape)
-    return with_layout(values.astype(dtype), layout)
+    values = np.asarray(scale * np.random.default_rng(seed).standard_normal(shape), dtype)
+    return with_layout(values, layout)
 
 
 def with_layout(array, layout):
     """An array equal to `array` whose memory is laid out as `layout` says."""
     if layout == "fortran":
         return np.array(array, order="F")
-    if layout == "every_second":
-        padded = np.repeat(array, 2, axis=-1) if array.ndim else array
-        return padded[..., ::2] if array.ndim else array
+    if layout == "every_second" and array.ndim:
+        return np.repeat(array, 2, axis=-1)[..., ::2]
     if layout == "reversed":
-        everywhere = (slice(None, None, -1),) * array.ndim
+        everywhere = (..., *[slice(None, None, -1)] * array.ndim)
         return np.array(array[everywhere], order="C")[everywhere]
     if layout == "slice":
-        return np.pad(array, 3)[(slice(3, -3),) * array.ndim]
+        return np.pad(array, 3)[(..., *[slice(3, -3)] * array.ndim)]
     result = np.array(array, order="C")
     result.flags.writeable = layout != "read_only"
     return result

@@ -1,0 +1,1 @@
+"""Every implementation of every operation against the NumPy reference in float64, over one table of cases."""

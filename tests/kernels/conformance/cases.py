@@ -1,0 +1,220 @@
+"""The cases that every implementation of an operation must get right: public arguments, floats in float64.
+
+The runner rounds the floats to each dtype and lays them out in memory in every way it knows. Sizes are awkward on
+purpose: nothing, one, primes, one short of a vector, more than a block. Cases that are `forward_only` hold infinities,
+at which the derivative is a matter of taste, or NaNs that a hidden key multiplies by 0.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate, product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertcore.kernels.activation import ACTIVATIONS
+from tests.kernels.strategies import normal
+
+
+class Case(NamedTuple):
+    name: str
+    arguments: dict[str, Any]
+    forward_only: bool = False
+
+
+SHAPES = [(1,), (7,), (160,), (5, 7), (3, 39), (2, 3, 16), (2, 1000), (0, 7), (7, 0), (1, 1)]
+EXTREMES = np.array([[np.nan, 1, 2], [1e4, -1e4, 0], [1, 2, 3]])
+INFINITIES = np.array([[-np.inf, 1, -np.inf], [1, np.inf, 2], [1, 2, 3]])
+
+
+def softmax() -> Iterator[Case]:
+    for shape in SHAPES:
+        for dim in range(len(shape)):
+            yield Case(f"{shape} along {dim}", {"input": normal(1, shape, scale=4), "dim": dim})
+    masked = np.array([[-np.inf] * 3, [-np.inf, 1, -np.inf], [0, 1, 2]])
+    yield Case("masked", {"input": masked, "dim": -1})
+    yield Case("masked, down the columns", {"input": masked.T, "dim": 0})
+    yield Case("extremes", {"input": EXTREMES, "dim": -1})
+    yield Case("infinities", {"input": INFINITIES, "dim": -1}, forward_only=True)
+
+
+def layer_norm() -> Iterator[Case]:
+    for index, shape in enumerate(SHAPES):
+        weight, bias = normal(2, shape[-1:]), normal(3, shape[-1:])
+        arguments = {"input": normal(1, shape), "eps": 1e-3}
+        yield Case(f"{shape}", arguments)
+        residual = normal(4, shape) if index % 2 else None
+        yield Case(f"{shape} all", arguments | {"weight": weight, "bias": bias, "residual": residual})
+    yield Case("residual alone", {"input": normal(1, (3, 39)), "residual": normal(2, (3, 39)), "eps": 1e-5})
+    yield Case("bias alone", {"input": normal(1, (3, 39)), "bias": normal(2, (39,)), "eps": 1e-5})
+    yield Case("constant rows", {"input": np.full((3, 39), 2.5), "weight": normal(2, (39,)), "eps": 1e-2})
+    yield Case("NaN in a row", {"input": EXTREMES, "eps": 1e-5})
+    yield Case("infinities", {"input": INFINITIES, "eps": 1e-5}, forward_only=True)
+
+
+def gelu() -> Iterator[Case]:
+    for shape, approximate in product([(), *SHAPES], ("none", "tanh")):
+        bias = normal(2, shape[-1:]) if shape else None
+        arguments = {"input": normal(1, shape, scale=3), "approximate": approximate}
+        yield Case(f"{shape} {approximate}", arguments)
+        yield Case(f"{shape} {approximate} bias", arguments | {"bias": bias})
+    for approximate in ("none", "tanh"):
+        yield Case(f"extremes {approximate}", {"input": EXTREMES, "approximate": approximate})
+        yield Case(f"tails {approximate}", {"input": np.linspace(-40, 40, 1601), "approximate": approximate})
+        infinity = {"input": np.array([np.inf, np.nan, 1]), "approximate": approximate}
+        yield Case(f"infinity {approximate}", infinity, forward_only=True)
+
+
+def activation() -> Iterator[Case]:
+    for name, shape in product(ACTIVATIONS, [(), (0,), (1,), (160,), (5, 7), (2, 3, 39)]):
+        yield Case(f"{name} {shape}", {"input": normal(1, shape, scale=3), "activation": name})
+    for name in ACTIVATIONS:
+        yield Case(f"{name} extremes", {"input": EXTREMES, "activation": name})
+        infinity = {"input": np.array([np.inf, np.nan, 1]), "activation": name}
+        yield Case(f"{name} infinity", infinity, forward_only=True)
+
+
+def linear() -> Iterator[Case]:
+    sizes = [
+        (1, 1, 1),
+        (5, 7, 3),
+        (39, 160, 13),
+        (1, 768, 97),
+        (130, 33, 65),
+        (0, 7, 3),
+        (5, 0, 3),
+        (5, 7, 0),
+        (64, 64, 64),
+    ]
+    for rows, in_features, out_features in sizes:
+        name = f"{rows}x{in_features}x{out_features}"
+        arguments = {
+            "input": normal(1, (rows, in_features)),
+            "weight": normal(2, (out_features, in_features), scale=max(in_features, 1) ** -0.5),
+        }
+        yield Case(name, arguments)
+        everything = {"bias": normal(3, (out_features,)), "residual": normal(4, (rows, out_features))}
+        yield Case(f"{name} all", arguments | everything | {"activation": "gelu"})
+    small = {"input": normal(1, (2, 3, 7)), "weight": normal(2, (5, 7)), "bias": normal(3, (5,))}
+    for name in (None, *ACTIVATIONS):
+        yield Case(f"three axes, {name}", small | {"activation": name})
+    yield Case("one axis", small | {"input": normal(1, (7,)), "residual": normal(4, (5,))})
+    yield Case("NaN in a row", {"input": EXTREMES, "weight": normal(2, (5, 3)), "activation": "gelu"})
+
+
+def embedding() -> Iterator[Case]:
+    rng = np.random.default_rng(1)
+    for shape, dim in product([(), (0,), (7,), (2, 39), (160,)], (1, 7, 160)):
+        yield Case(f"{shape} of {dim}", {"input": rng.integers(0, 13, shape), "weight": normal(2, (13, dim))})
+    for dtype in (np.int32, np.uint8):
+        yield Case(f"{dtype.__name__}", {"input": rng.integers(0, 13, 39).astype(dtype), "weight": normal(2, (13, 7))})
+    yield Case("one id, often", {"input": np.full(1000, 3), "weight": normal(2, (5, 7))})
+    yield Case("no ids, no table", {"input": np.zeros((0,), np.int64), "weight": np.zeros((0, 7))})
+    yield Case("NaN in the table", {"input": np.array([0, 1, 0]), "weight": EXTREMES})
+
+
+def cross_entropy() -> Iterator[Case]:
+    rng = np.random.default_rng(1)
+    for rows, classes in [(1, 1), (5, 7), (39, 160), (3, 1000), (160, 2), (0, 7)]:
+        target = rng.integers(0, classes, rows)
+        logits = normal(1, (rows, classes), scale=3)
+        yield Case(f"{rows} of {classes}", {"input": logits, "target": target})
+        target = np.where(rng.random(rows) < 0.3, -100, target)
+        target[:1] = 0  # at least one row counts: the mean over none is NaN
+        yield Case(f"{rows} of {classes}, some ignored", {"input": logits, "target": target.astype(np.int32)})
+    yield Case("a class is ignored", {"input": normal(1, (5, 7)), "target": np.arange(5), "ignore_index": 2})
+    yield Case("nothing counts", {"input": normal(1, (2, 3)), "target": np.array([-100, -100])})
+    yield Case("NaN in a row", {"input": EXTREMES, "target": np.array([1, 0, 2])})
+    yield Case("NaN in an ignored row", {"input": EXTREMES, "target": np.array([-100, 0, 2])})
+    masked = np.array([[-np.inf, 0, 1], [0, -np.inf, -np.inf]])
+    yield Case("impossible classes", {"input": masked, "target": np.array([1, 0])})
+    yield Case("the target is impossible", {"input": masked, "target": np.array([0, 0])}, forward_only=True)
+
+
+HEADS = 3
+LENGTHS = {
+    "one token": ([1], [1]),
+    "ragged": ([3, 0, 1, 13, 39], [3, 0, 1, 13, 39]),
+    "long": ([160, 7], [160, 7]),
+    "cross": ([2, 0, 5, 39], [7, 3, 0, 41]),
+    "no sequence": ([], []),
+    "no token": ([0, 0], [0, 0]),
+}
+
+
+def packed(lengths: list[int], lengths_k: list[int], head_dim: int) -> dict[str, Any]:
+    arrays = {
+        "query": normal(1, (sum(lengths), HEADS, head_dim)),
+        "key": normal(2, (sum(lengths_k), HEADS, head_dim)),
+        "value": normal(3, (sum(lengths_k), HEADS, head_dim)),
+        "cu_seqlens": np.array([0, *accumulate(lengths)], np.int32),
+    }
+    if lengths != lengths_k:
+        arrays["cu_seqlens_k"] = np.array([0, *accumulate(lengths_k)], np.int64)
+    return arrays
+
+
+def dense(batch: int, length: int, length_k: int, head_dim: int) -> dict[str, Any]:
+    return {
+        "query": normal(1, (batch, HEADS, length, head_dim)),
+        "key": normal(2, (batch, HEADS, length_k, head_dim)),
+        "value": normal(3, (batch, HEADS, length_k, head_dim)),
+    }
+
+
+def visible(shape: tuple[int, ...]) -> np.ndarray:
+    """A boolean mask in which the first query sees no key."""
+    mask = np.random.default_rng(4).random(shape) < 0.7
+    mask[..., :1, :] = False
+    return mask
+
+
+def attention() -> Iterator[Case]:
+    for name, (lengths, lengths_k) in LENGTHS.items():
+        yield Case(f"packed {name}", packed(lengths, lengths_k, 8))
+        scores = (len(lengths), HEADS, max(lengths, default=0), max(lengths_k, default=0))
+        masks = {"attn_mask": visible(scores), "bias": normal(5, scores)}
+        yield Case(f"packed {name}, causal, mask, bias", packed(lengths, lengths_k, 5) | masks | {"is_causal": True})
+    for sizes in [(2, 5, 5), (1, 1, 1), (2, 39, 160), (3, 7, 2), (0, 3, 3), (2, 0, 3), (2, 3, 0)]:
+        for head_dim, is_causal in product((1, 7, 64), (False, True)):
+            name = f"dense {sizes} of {head_dim}{', causal' * is_causal}"
+            yield Case(name, dense(*sizes, head_dim) | {"is_causal": is_causal})
+    yield from attention_masks()
+    yield from attention_extremes()
+
+
+def attention_masks() -> Iterator[Case]:
+    """Every way in which a mask or a bias may broadcast."""
+    base, scores = dense(2, 5, 7, 4), (2, HEADS, 5, 7)
+    for shape in [scores, (2, 1, 5, 7), (1, HEADS, 1, 7), (2, 1, 1, 7), (5, 7), (7,), (2, 1, 5, 1), (1,)]:
+        boolean = visible(shape) if len(shape) > 1 and shape[-2] > 1 else normal(6, shape) < 1
+        yield Case(f"boolean mask {shape}", base | {"attn_mask": boolean})
+        added = np.where(boolean, normal(7, shape), -np.inf)
+        yield Case(f"additive mask {shape}", base | {"attn_mask": added, "scale": 0.3})
+        yield Case(f"bias {shape}", base | {"bias": normal(8, shape)})
+    yield Case("bias that a broadcast view holds", base | {"bias": np.broadcast_to(normal(8, (5, 7)), scores)})
+    ragged = packed([3, 0, 5], [3, 0, 5], 4)
+    yield Case(
+        "packed, padding mask", ragged | {"attn_mask": normal(6, (3, 1, 1, 5)) < 1, "bias": normal(8, (HEADS, 1, 5))}
+    )
+
+
+def attention_extremes() -> Iterator[Case]:
+    base = dense(1, 3, 3, 4)
+    query, key = base["query"].copy(), base["key"].copy()
+    query[0, 0, 1, 2] = key[0, 1, 2, 3] = np.nan
+    yield Case("NaN in a query", base | {"query": query})
+    yield Case("NaN in a key", base | {"key": key}, forward_only=True)
+    yield Case("NaN in a key that some do not see", base | {"key": key, "is_causal": True}, forward_only=True)
+    yield Case("large scores", base | {"query": 30 * base["query"], "key": 30 * base["key"], "scale": 1.0})
+    mask = np.zeros((3, 3))
+    mask[1, 2] = np.nan
+    yield Case("NaN in a mask", base | {"attn_mask": mask}, forward_only=True)
+    mask = np.zeros((3, 3))
+    mask[1, 2] = np.inf
+    yield Case("infinity in a mask", base | {"attn_mask": mask}, forward_only=True)
+
+
+CASES = {
+    operation.__name__: {case.name: case for case in operation()}
+    for operation in (softmax, layer_norm, gelu, activation, linear, attention, embedding, cross_entropy)
+}
