@@ -95,7 +95,7 @@ class SentenceEncoder:
 
         Raises:
             TypeError: which of `texts` is not a string.
-            ValueError: an unknown prompt name, or a `batch_tokens` that is not positive.
+            ValueError: a text with a lone surrogate, an unknown prompt name, a `batch_tokens` that is not positive.
         """
         many = [texts] if isinstance(texts, str) else list(_checked(texts))
         embeddings = np.empty((len(many), self.embedding_dimension), np.float32)
@@ -194,4 +194,8 @@ def _string(index: int, text: Any) -> str:
     if not isinstance(text, str):
         hint = ": decode it first" if isinstance(text, bytes) else ""
         raise TypeError(f"texts[{index}] is {type(text).__name__}, expected str{hint}")
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"texts[{index}] is not valid Unicode: a lone surrogate at {error.start}") from error
     return text
