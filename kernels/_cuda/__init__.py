@@ -11,18 +11,20 @@
         KERNELS.launch("softmax_rows<float, 32, 8>", grid, block, (input, output, np.int64(rows)), shared_bytes=0)
 
 `grid` and `block` are tuples of one to three ints. `args` holds arrays (the address of their first element is passed,
-whatever their strides), None (a null pointer) and NumPy scalars (passed by value with the size of their dtype: np.int32 for
-int, np.int64 for long long, np.float32 for float, np.bool_ for bool). Every kernel that is launched must be listed in
-`instantiations`, so that the tests compile all of them. A kernel is compiled at its first launch and then kept.
+whatever their strides), None (a null pointer) and NumPy scalars (passed by value with the size of their dtype: np.int32
+for int, np.int64 for long long, np.float32 for float, np.bool_ for bool). Every kernel that is launched must be listed
+in `instantiations`, so that the tests compile all of them. A kernel is compiled at its first launch and then kept.
 
-In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the .cu file or in this folder (once
-each): the key of CuPy's disk cache is the source text and does not see included files. The headers here:
+In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the .cu file or in this folder
+(once each): the key of CuPy's disk cache is the source text and does not see included files. The headers here:
 
-    common.cuh       conversions to and from float, 16-byte vectors of a row, warp and block reductions, SHARED_ARRAY and
-                     DYNAMIC_SHARED (which declare shared memory on the GPU and in the emulator alike)
+    common.cuh       conversions to and from float, 16-byte vectors of a row, warp and block reductions, SHARED_ARRAY
+                     and DYNAMIC_SHARED (which declare shared memory on the GPU and in the emulator alike)
     ptx.cuh          one PTX instruction per function: mma.sync, ldmatrix, cp.async, named barriers
     mma.cuh          matrix fragments over ptx.cuh, with what stands in for those instructions below sm_80
     activations.cuh  gelu (erf, tanh), relu, tanh, silu as functors over float
+    rows.cuh         kernels over rows, a warp or a block to each (launchers: rows.py)
+    pointwise.cuh    elementwise kernels (launcher: pointwise.py)
 
 Launches go to the current device and stream of CuPy: the caller makes the arrays' device the current one.
 This module imports neither CuPy nor a compiler before the first launch.
@@ -55,7 +57,7 @@ class Module:
     """The kernels of one .cu file; `launch` compiles what it needs, once."""
 
     def __init__(self, beside, source, instantiations):
-        """`beside`: the __file__ of the cuda.py; `source`: file name; `instantiations`: every name expression launched."""
+        """`beside`: __file__ of the cuda.py; `source`: file name; `instantiations`: every name expression launched."""
         self.path = Path(beside).with_name(source)
         self.instantiations = tuple(instantiations)
         self._known = frozenset(self.instantiations)
@@ -80,7 +82,7 @@ _INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"[ \t]*$')
 
 
 def inline_includes(path, seen=None):
-    """Text of the file with each `#include "x"` replaced by the text of x at its first appearance and removed afterwards.
+    """Text of the file with each `#include "x"` replaced by the text of x, at its first appearance, or removed.
 
     #line directives keep the compiler's messages pointing at the files as they are on disk.
     """

@@ -12,6 +12,8 @@
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
+#include "ptx.cuh"
+
 constexpr int WARP = 32;
 constexpr unsigned FULL_MASK = 0xffffffffu;
 
@@ -29,13 +31,57 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
   return __float2bfloat16_rn(value);
 }
 
+// Two values rounded to T in one register, `low` in the lower half; and back.
+template <class T> __device__ __forceinline__ unsigned pack(float low, float high);
+template <> __device__ __forceinline__ unsigned pack<__half>(float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const unsigned *>(&both);
+}
+template <> __device__ __forceinline__ unsigned pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const unsigned *>(&both);
+}
+template <class T> __device__ __forceinline__ float2 unpack(unsigned both);
+template <> __device__ __forceinline__ float2 unpack<__half>(unsigned both) {
+  return __half22float2(*reinterpret_cast<const __half2 *>(&both));
+}
+template <> __device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned both) {
+  return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+}
+
 // ---- vectors of 16 bytes ----------------------------------------------------------------------------------------
 
-// As many T as one 16-byte load or store moves.
+// Elements of T in 16 bytes, what one load or store moves.
+template <class T> constexpr int VECTOR = 16 / sizeof(T);
+
+// 16 bytes as elements; the same packed, as a uint4, is what to_floats, pack_floats and load_packed deal with.
 template <class T> struct __align__(16) Vector {
-  static constexpr int SIZE = 16 / sizeof(T);
+  static constexpr int SIZE = VECTOR<T>;
   T value[SIZE];
 };
+
+template <class T> __device__ __forceinline__ void to_floats(float (&values)[VECTOR<T>], const uint4 &vector) {
+  const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (VECTOR<T> == 4) {
+      values[i] = __uint_as_float(words[i]);
+    } else {
+      const float2 both = unpack<T>(words[i]);
+      values[2 * i] = both.x;
+      values[2 * i + 1] = both.y;
+    }
+  }
+}
+
+template <class T> __device__ __forceinline__ uint4 pack_floats(const float (&values)[VECTOR<T>]) {
+  unsigned words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if constexpr (VECTOR<T> == 4) words[i] = __float_as_uint(values[i]);
+    else words[i] = pack<T>(values[2 * i], values[2 * i + 1]);
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
 
 __device__ __forceinline__ bool is_aligned(const void *pointer) { return (size_t)pointer % 16 == 0; }
 
@@ -44,40 +90,47 @@ template <class T> __device__ __forceinline__ int misalignment(const T *pointer)
   return (int)((size_t)pointer % 16 / sizeof(T));
 }
 
-// values[i] = array[begin + i] as float, `outside` where begin + i is not in [0, count). One 16-byte load when the vector
-// lies inside and on a 16-byte boundary, else element by element: heads, tails and misaligned rows are correct, only slower.
+// array[begin] to array[begin + VECTOR - 1], `outside` where the index is not in [0, count). One 16-byte load when the
+// vector lies inside and on a 16-byte boundary, else element by element: heads, tails and misaligned arrays are right,
+// only slower. The vector stays packed until all loads are under way: converted at once (or taken apart into elements
+// of T, as load_vector does) each load waits for the one before.
 template <class T>
-__device__ __forceinline__ void load_vector(float (&values)[Vector<T>::SIZE], const T *array, long long begin,
-                                            long long count, float outside) {
+__device__ __forceinline__ uint4 load_packed(const T *array, long long begin, long long count, float outside) {
+  if (begin >= 0 && begin + VECTOR<T> <= count && is_aligned(array + begin))
+    return *reinterpret_cast<const uint4 *>(array + begin);
+  float values[VECTOR<T>];
+#pragma unroll
+  for (int i = 0; i < VECTOR<T>; ++i)
+    values[i] = begin + i >= 0 && begin + i < count ? to_float(array[begin + i]) : outside;
+  return pack_floats<T>(values);
+}
+
+template <class T>
+__device__ __forceinline__ Vector<T> load_vector(const T *array, long long begin, long long count, float outside) {
   constexpr int SIZE = Vector<T>::SIZE;
-  if (begin >= 0 && begin + SIZE <= count && is_aligned(array + begin)) {
-    const Vector<T> vector = *reinterpret_cast<const Vector<T> *>(array + begin);
+  if (begin >= 0 && begin + SIZE <= count && is_aligned(array + begin))
+    return *reinterpret_cast<const Vector<T> *>(array + begin);
+  Vector<T> vector;
 #pragma unroll
-    for (int i = 0; i < SIZE; ++i) values[i] = to_float(vector.value[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i) {
-      const bool inside = begin + i >= 0 && begin + i < count;
-      values[i] = inside ? to_float(array[begin + i]) : outside;
-    }
-  }
+  for (int i = 0; i < SIZE; ++i)
+    vector.value[i] = begin + i >= 0 && begin + i < count ? array[begin + i] : from_float<T>(outside);
+  return vector;
 }
 
 // array[begin + i] = values[i] wherever begin + i is in [0, count).
 template <class T>
 __device__ __forceinline__ void store_vector(T *array, long long begin, long long count,
-                                             const float (&values)[Vector<T>::SIZE]) {
-  constexpr int SIZE = Vector<T>::SIZE;
-  if (begin >= 0 && begin + SIZE <= count && is_aligned(array + begin)) {
-    Vector<T> vector;
+                                             const float (&values)[VECTOR<T>]) {
+  Vector<T> vector;
 #pragma unroll
-    for (int i = 0; i < SIZE; ++i) vector.value[i] = from_float<T>(values[i]);
-    *reinterpret_cast<Vector<T> *>(array + begin) = vector;
-  } else {
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i)
-      if (begin + i >= 0 && begin + i < count) array[begin + i] = from_float<T>(values[i]);
+  for (int i = 0; i < VECTOR<T>; ++i) vector.value[i] = from_float<T>(values[i]);
+  if (begin >= 0 && begin + VECTOR<T> <= count && is_aligned(array + begin)) {
+    ptx_store_16(array + begin, *reinterpret_cast<const uint4 *>(&vector));
+    return;
   }
+#pragma unroll
+  for (int i = 0; i < VECTOR<T>; ++i)
+    if (begin + i >= 0 && begin + i < count) array[begin + i] = vector.value[i];
 }
 
 // ---- reductions -------------------------------------------------------------------------------------------------
@@ -93,7 +146,7 @@ struct Max {
   static __device__ __forceinline__ float combine(float a, float b) { return fmaxf(a, b); }
 };
 
-// Combines `value` over groups of LANES neighbouring lanes (a power of two); every lane gets its group's result.
+// Combines `value` over a warp, or over groups of LANES neighbouring lanes; every lane gets its group's result.
 template <class Op, int LANES = WARP> __device__ __forceinline__ float warp_reduce(float value) {
 #pragma unroll
   for (int offset = LANES / 2; offset > 0; offset /= 2)
@@ -113,8 +166,8 @@ template <class Op, int THREADS> __device__ __forceinline__ float block_reduce(f
   return warp_reduce<Op>(value);
 }
 
-// Combines over the GROUP threads that share a row: a whole block, or one warp of it.
+// Combines over the GROUP threads that share a row: a block, or one warp of it. Blocks are one-dimensional.
 template <class Op, int GROUP> __device__ __forceinline__ float group_reduce(float value) {
-  if constexpr (GROUP <= WARP) return warp_reduce<Op, GROUP>(value);
+  if constexpr (GROUP == WARP) return warp_reduce<Op>(value);
   else return block_reduce<Op, GROUP>(value);
 }

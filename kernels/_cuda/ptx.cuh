@@ -1,20 +1,25 @@
-// One PTX instruction per function, so that the tests' CPU emulator can stand in for each of them (tests/cuda_emulator).
-// Nothing here checks the architecture: mma.cuh does, and offers what works from sm_75 on.
-//
-// Fragments, with group = lane / 4 and pair = 2 * (lane % 4):
-//   a of m16n8k16  a[0] (group, pair..pair+1)      a[1] (group + 8, pair..)
-//                  a[2] (group, pair + 8..)        a[3] (group + 8, pair + 8..)           row, column of A (16 x 16)
-//   b of m16n8k16  b[0] (pair..pair+1, group)      b[1] (pair + 8.., group)               row, column of B (16 x 8)
-//   d              d[0], d[1] (group, pair..)      d[2], d[3] (group + 8, pair..)         row, column of D (16 x 8)
-// m16n8k8 takes a[0], a[1] and b[0] alone.
-#include "common.cuh"
+// One PTX instruction per function, so that the tests' CPU emulator can stand in for each of them
+// (tests/cuda_emulator). Nothing here checks the architecture: mma.cuh does, and offers what works from sm_75 on.
 #ifndef CUDA_EMULATOR
 
 __device__ __forceinline__ unsigned shared_address(const void *shared) {
   return (unsigned)__cvta_generic_to_shared(shared);
 }
 
+// ---- a 16-byte store to global memory; 16-byte aligned ----------------------------------------------------------
+
+__device__ __forceinline__ void ptx_store_16(void *global, uint4 data) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :: "l"(global), "r"(data.x), "r"(data.y), "r"(data.z), "r"(data.w) : "memory");
+}
+
 // ---- mma.sync: d += a b, fp32 accumulation (m16n8k8 fp16: sm_75; the others: sm_80) -----------------------------
+// Fragments, with group = lane / 4 and pair = 2 * (lane % 4):
+//   a of m16n8k16  a[0] (group, pair..pair+1)      a[1] (group + 8, pair..)
+//                  a[2] (group, pair + 8..)        a[3] (group + 8, pair + 8..)           row, column of A (16 x 16)
+//   b of m16n8k16  b[0] (pair..pair+1, group)      b[1] (pair + 8.., group)               row, column of B (16 x 8)
+//   d              d[0], d[1] (group, pair..)      d[2], d[3] (group + 8, pair..)         row, column of D (16 x 8)
+// m16n8k8 takes a[0], a[1] and b[0] alone.
 
 __device__ __forceinline__ void ptx_mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -23,7 +28,8 @@ __device__ __forceinline__ void ptx_mma_m16n8k16_f16(float (&d)[4], const unsign
 }
 
 __device__ __forceinline__ void ptx_mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }

@@ -3,8 +3,8 @@
     with _cuda.use_runtime(Emulator(schedule="backward")):
         output = softmax_cuda.softmax(numpy_array, dim=-1)
 
-Every CUDA thread is a fiber (include/scheduler.h); g++ compiles the kernel text behind include/cuda_emulator.h, once per
-content. What it notices, as an EmulatorError that names kernel, block, thread and, where it can, the source line:
+Every CUDA thread is a fiber (include/scheduler.h); g++ compiles the kernel text behind include/cuda_emulator.h, once
+per content. What it notices, as an EmulatorError that names kernel, block, thread and, where it can, the source line:
 
   - accesses beyond a shared array or an argument: each lies between inaccessible pages (include/memory.h)
   - reads of shared memory that nobody wrote: it starts as NaN

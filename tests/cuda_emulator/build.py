@@ -27,8 +27,11 @@ FLAGS = (
     "-fsanitize=alignment,bounds",
     "-fsanitize-undefined-trap-on-error",
 )
-EXPORT = 'extern "C" __attribute__((visibility("default"))) int emulator_launch_{index}(emulator::Request *request) {{\n' \
-         "  return emulator::launch(&{kernel}, request);\n}}\n"  # fmt: skip
+EXPORT = """
+extern "C" __attribute__((visibility("default"))) int emulator_launch_{index}(emulator::Request *request) {{
+  return emulator::launch(&{kernel}, request);
+}}
+"""
 
 
 @functools.cache
@@ -83,7 +86,7 @@ def _compile(source, flags, library):
 
 
 def source_line(library, address):
-    """Where the instruction at `address` of a built library comes from: "file:line", innermost inlined function first."""
+    """Where the instruction at `address` of a built library comes from: "file:line in file:line", innermost first."""
     command = ["addr2line", "-i", "-s", "-e", str(library), hex(address)]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -5,6 +5,7 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
+
 from bertcore.kernels._cuda import Device
 
 from . import build
@@ -67,7 +68,7 @@ class Emulator:
     _lock = threading.Lock()  # a built library runs one kernel at a time
 
     def __init__(self, schedule="round_robin", seed=0, arch=80):
-        """`schedule`: one of SCHEDULES; `seed`: of the random one; `arch`: the compute capability compiled for, as in 80."""
+        """`schedule`: one of SCHEDULES; `seed`: of the random one; `arch`: capability compiled for (75, 80, ...)."""
         self.schedule = SCHEDULES.index(schedule)
         self.seed = seed
         self.arch = arch
@@ -80,7 +81,8 @@ class Emulator:
         return array.__array_interface__["data"][0]
 
     def device(self):
-        return Device(compute_capability=self.arch, multiprocessors=4, shared_bytes=(64 if self.arch < 80 else 99) * 1024)
+        shared_bytes = (64 if self.arch < 80 else 99) * 1024  # what sm_75, and sm_86 and sm_120, have
+        return Device(compute_capability=self.arch, multiprocessors=4, shared_bytes=shared_bytes)
 
     def launch(self, module, kernel, grid, block, args, shared_bytes):
         self._check(kernel, grid, block, shared_bytes)
@@ -96,8 +98,9 @@ class Emulator:
                 raise EmulatorError(f"kernel {kernel}: {name} {extent} is outside 1 to {limit}")
         if np.prod(block) > THREADS_LIMIT:
             raise EmulatorError(f"kernel {kernel}: block {block} has more than {THREADS_LIMIT} threads")
-        if shared_bytes > self.device().shared_bytes:
-            raise EmulatorError(f"kernel {kernel}: {shared_bytes} bytes of shared memory, {self.device().shared_bytes} exist")
+        most = self.device().shared_bytes
+        if shared_bytes > most:
+            raise EmulatorError(f"kernel {kernel}: {shared_bytes} bytes of shared memory, there are {most}")
 
     def _run(self, library, entry, kernel, grid, block, args, shared_bytes):
         arguments = _Arguments(kernel, args)
@@ -121,7 +124,7 @@ class Emulator:
 
 
 class _Arguments:
-    """Kernel arguments as C sees them. Arrays whose memory overlaps share one buffer, so that they still overlap in it."""
+    """Kernel arguments as C sees them. Arrays whose memory overlaps share one buffer, and so overlap in it too."""
 
     def __init__(self, kernel, args):
         self.values, self.kinds, extents = [], "", {}
@@ -129,7 +132,7 @@ class _Arguments:
             if isinstance(arg, np.ndarray):
                 extents[position] = np.lib.array_utils.byte_bounds(arg) if arg.size else (0, 0)
             elif not isinstance(arg, np.generic | None):
-                raise TypeError(f"kernel {kernel}: argument {position} is {type(arg).__name__}, not array, NumPy scalar or None")
+                raise TypeError(f"kernel {kernel}: argument {position} is no array, NumPy scalar or None: {type(arg)}")
             pointer = arg is None or isinstance(arg, np.ndarray)
             self.values.append(np.zeros(1, np.uintp) if pointer else np.atleast_1d(arg))
             self.kinds += "p" if pointer else "f" if arg.dtype.kind == "f" else "i"

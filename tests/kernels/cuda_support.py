@@ -13,9 +13,9 @@ import functools
 
 import numpy as np
 import pytest
+
 from bertcore.kernels import _cuda
 from bertcore.kernels.dispatch import unavailable_reason
-
 from tests import cuda_emulator
 
 TARGETS = ["emulator"]
@@ -38,7 +38,9 @@ class EmulatorTarget:
             self.launches = emulator.launches
         first = cuda_emulator.SCHEDULES[0]
         for schedule, result in results.items():
-            assert _same_bits(results[first], result), f"schedules {first} and {schedule} give different results: a race"
+            assert _same_bits(results[first], result), (
+                f"schedules {first} and {schedule} give different results: a race"
+            )
         return results[first]
 
 

@@ -49,7 +49,9 @@ namespace emulator {
 struct Context {
   void *stack_pointer;
 };
-inline void switch_context(Context &from, Context &to) { emulator_switch_stacks(&from.stack_pointer, to.stack_pointer); }
+inline void switch_context(Context &from, Context &to) {
+  emulator_switch_stacks(&from.stack_pointer, to.stack_pointer);
+}
 inline void prepare_context(Context &context, unsigned char *stack, size_t bytes, void (*entry)()) {
   void **top = reinterpret_cast<void **>(stack + bytes);
   *--top = nullptr;  // the return address of `entry`, which never returns; keeps the stack aligned as after a call

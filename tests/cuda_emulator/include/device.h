@@ -24,7 +24,8 @@
 #define __align__(n) alignas(n)
 #define __restrict__
 
-// Shared memory is declared through SHARED_ARRAY and DYNAMIC_SHARED: plain __shared__ would be neither poisoned nor guarded.
+// Shared memory is declared through SHARED_ARRAY and DYNAMIC_SHARED: plain __shared__ would be neither poisoned nor
+// guarded.
 #undef __shared__
 #define __shared__ static_assert(false, "declare shared memory with SHARED_ARRAY or DYNAMIC_SHARED (common.cuh)");
 #define SHARED_ARRAY(type, name, count)                                                    \

@@ -104,7 +104,8 @@ inline void map_arguments(const Request &request) {
   for (int i = 0; i < request.buffer_count; ++i) {
     const Buffer &buffer = request.buffers[i];
     GuardedMemory &memory = machine.arguments[i];
-    memory.map(buffer.label, buffer.bytes, ARGUMENT_ALIGNMENT, reinterpret_cast<size_t>(buffer.host) % ARGUMENT_ALIGNMENT);
+    const size_t phase = reinterpret_cast<size_t>(buffer.host) % ARGUMENT_ALIGNMENT;
+    memory.map(buffer.label, buffer.bytes, ARGUMENT_ALIGNMENT, phase);
     memcpy(memory.data, buffer.host, buffer.bytes);
   }
   for (int i = 0; i < request.argument_count; ++i)
@@ -141,7 +142,8 @@ inline int run(Request &request) {
   machine.failed = false;
   machine.current = nullptr;
   machine.fault_address = 0;
-  if (request.dynamic_shared) machine.dynamic_shared.map("dynamic shared memory", request.dynamic_shared, DYNAMIC_ALIGNMENT);
+  if (request.dynamic_shared)
+    machine.dynamic_shared.map("dynamic shared memory", request.dynamic_shared, DYNAMIC_ALIGNMENT);
   {
     FaultHandlers handlers;
     if (sigsetjmp(machine.escape, 1) == 0) run_grid();

@@ -19,8 +19,8 @@ struct GuardedMemory {
   unsigned char *reservation = nullptr, *pages = nullptr, *data = nullptr, *pages_end = nullptr;
   size_t reserved = 0, bytes = 0;
 
-  // Room for `bytes` whose address is `phase` modulo `alignment` (a power of two, at most a page), as near to the end of
-  // the accessible pages as that allows.
+  // Room for `bytes` whose address is `phase` modulo `alignment` (a power of two, at most a page), as near to the end
+  // of the accessible pages as that allows.
   void map(const char *what, size_t size, size_t alignment, size_t phase = 0) {
     const size_t page = sysconf(_SC_PAGESIZE);
     const size_t accessible = (size + alignment + page - 1) / page * page;

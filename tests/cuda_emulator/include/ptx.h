@@ -12,7 +12,8 @@ inline float element(__half, uint16_t bits) {
 inline float element(__nv_bfloat16, uint16_t bits) { return __uint_as_float(unsigned(bits) << 16); }
 
 // d += A B, from the elements that the 32 lanes hold (layouts: ptx.cuh). A has 8 columns per pair of its registers.
-template <class T, int PAIRS> void mma(const char *name, float (&d)[4], const unsigned (&a)[2 * PAIRS], const unsigned (&b)[PAIRS]) {
+template <class T, int PAIRS>
+void mma(const char *name, float (&d)[4], const unsigned (&a)[2 * PAIRS], const unsigned (&b)[PAIRS]) {
   struct Fragment {
     float a[PAIRS][2][2], b[PAIRS][2];  // [columns][upper or lower row][element], [rows][element]
   } own;
@@ -42,7 +43,8 @@ template <int MATRICES> void ldmatrix(const char *name, unsigned (&r)[MATRICES],
   const unsigned lane = machine.current->lane;
   if (lane < 8 * MATRICES) {
     if (reinterpret_cast<uintptr_t>(row) % 16) fail("%s: the row's address is not a multiple of 16", name);
-    if (!is_shared(row) || !is_shared(static_cast<const char *>(row) + 15)) fail("%s: the row is not in shared memory", name);
+    if (!is_shared(row) || !is_shared(static_cast<const char *>(row) + 15))
+      fail("%s: the row is not in shared memory", name);
   }
   exchange(0xffffffffu, name, static_cast<const uint16_t *>(row), [&](auto of) {
     for (int i = 0; i < MATRICES; ++i) {
@@ -67,6 +69,8 @@ inline void finish_copies(unsigned before_group) {
 
 }  // namespace emulator
 
+inline void ptx_store_16(void *global, uint4 data) { *static_cast<uint4 *>(global) = data; }
+
 inline void ptx_mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   emulator::mma<__half, 2>("mma.m16n8k16.f16", d, a, b);
 }
@@ -78,16 +82,21 @@ inline void ptx_mma_m16n8k8_f16(float (&d)[4], unsigned a0, unsigned a1, unsigne
 }
 
 inline void ptx_ldmatrix_x4(unsigned (&r)[4], const void *row) { emulator::ldmatrix("ldmatrix.x4", r, row, false); }
-inline void ptx_ldmatrix_x4_trans(unsigned (&r)[4], const void *row) { emulator::ldmatrix("ldmatrix.x4.trans", r, row, true); }
+inline void ptx_ldmatrix_x4_trans(unsigned (&r)[4], const void *row) {
+  emulator::ldmatrix("ldmatrix.x4.trans", r, row, true);
+}
 inline void ptx_ldmatrix_x2(unsigned (&r)[2], const void *row) { emulator::ldmatrix("ldmatrix.x2", r, row, false); }
-inline void ptx_ldmatrix_x2_trans(unsigned (&r)[2], const void *row) { emulator::ldmatrix("ldmatrix.x2.trans", r, row, true); }
+inline void ptx_ldmatrix_x2_trans(unsigned (&r)[2], const void *row) {
+  emulator::ldmatrix("ldmatrix.x2.trans", r, row, true);
+}
 
 // The bytes arrive only when they are waited for; until then the destination is poisoned.
 inline void ptx_cp_async_16(void *shared, const void *global, int bytes) {
   using emulator::machine;
   if (reinterpret_cast<uintptr_t>(shared) % 16) emulator::fail("cp.async: the shared address is not a multiple of 16");
   if (!emulator::is_shared(shared)) emulator::fail("cp.async: the destination is not in shared memory");
-  if (bytes && reinterpret_cast<uintptr_t>(global) % 16) emulator::fail("cp.async: the global address is not a multiple of 16");
+  if (bytes && reinterpret_cast<uintptr_t>(global) % 16)
+    emulator::fail("cp.async: the global address is not a multiple of 16");
   emulator::PendingCopy copy{static_cast<unsigned char *>(shared), {}, machine.current->copy_group};
   memcpy(copy.data, global, bytes);
   memset(shared, emulator::POISON, 16);

@@ -1,9 +1,12 @@
-// CUDA threads as fibers: which one runs when, barriers, exchanges within a warp, and the reports when something is wrong.
+// CUDA threads as fibers: which one runs when, barriers, exchanges within a warp, and the reports when something is
+// wrong.
 //
 // A fiber runs until it waits. Blocks run one after another. The schedule decides which warp goes on:
-//   ROUND_ROBIN  each in turn, one step at a time     FORWARD, BACKWARD  the first (last) warp that can, as far as it can
-//   RANDOM       bursts of random warps, lanes shuffled
-// Only FORWARD, BACKWARD and RANDOM let a warp run ahead of another, which is what a missing __syncthreads needs to show.
+//   ROUND_ROBIN        each warp in turn, one step at a time
+//   FORWARD, BACKWARD  the first (last) warp that can, as far as it can
+//   RANDOM             bursts of random warps, lanes shuffled
+// Only FORWARD, BACKWARD and RANDOM let a warp run ahead of another, which is what a missing __syncthreads needs to
+// show.
 #pragma once
 #include <setjmp.h>
 #include <signal.h>
@@ -138,7 +141,7 @@ inline void arrive(int id, unsigned threads, bool wait, const char *operation, c
     fail("%s (%s:%d) expects %u threads at barrier %d, threads already there expect %u", operation, file, line, threads,
          id, barrier.expected);
   if (id == 0 && barrier.arrived && barrier.line != line)
-    fail("divergent barrier: this thread is at %s:%d while others of its block wait at line %d", file, line, barrier.line);
+    fail("divergent barrier: this thread is at %s:%d, others of its block wait at line %d", file, line, barrier.line);
   barrier.expected = threads;
   barrier.line = line;
   const uint64_t generation = barrier.generation;
@@ -282,7 +285,8 @@ inline void check_canaries() {
   machine.current = nullptr;
   const auto check = [](const GuardedMemory &memory) {
     const unsigned char *at = memory.reservation ? memory.damage() : nullptr;
-    if (at) fail("a byte %ld bytes from the start of %s (%zu bytes) was written", (long)(at - memory.data), memory.label, memory.bytes);
+    if (at)
+      fail("byte %ld of %s, which has %zu bytes, was written", (long)(at - memory.data), memory.label, memory.bytes);
   };
   check(machine.dynamic_shared);
   for (const GuardedMemory *array : machine.static_shared) check(*array);

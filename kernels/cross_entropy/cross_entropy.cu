@@ -1,0 +1,28 @@
+// Cross entropy of the rows of contiguous (rows, classes) logits: one read.
+#include "rows.cuh"
+
+// lse = log(sum(exp(row))); loss = lse - row[target], 0 where the target is ignore_index. A target that is neither a
+// class nor ignore_index gives NaN: on a GPU nobody can look at the targets beforehand without waiting for them.
+template <class T, int GROUP, class Target>
+__global__ void __launch_bounds__(ROW_THREADS<GROUP>)
+    cross_entropy_rows(const T *__restrict__ input, const Target *__restrict__ targets, float *__restrict__ losses,
+                       float *__restrict__ lse, long long rows, int classes, long long ignore_index) {
+  constexpr int SIZE = VECTOR<T>;
+  const long long index = row_of_thread<GROUP>();
+  if (index >= rows) return;  // a whole group: nobody waits for it
+  const T *row = input + index * classes;
+  OnlineSoftmax statistics;
+  each_vector<T, GROUP>(classes, misalignment(row), [&](long long begin) {
+    float values[SIZE];
+    to_floats<T>(values, load_packed(row, begin, classes, -INFINITY));
+    statistics.add(values);
+  });
+  statistics.combine<GROUP>();
+  if (threadIdx.x % GROUP != 0) return;
+  const float shift = statistics.shift(), log_total = logf(statistics.total);
+  const long long target = targets[index];
+  lse[index] = log_total + shift;
+  if (target == ignore_index) losses[index] = 0.f;
+  else if (target < 0 || target >= classes) losses[index] = NAN;
+  else losses[index] = log_total - (to_float(row[target]) - shift);  // lse - x would lose digits for large logits
+}

@@ -1,0 +1,23 @@
+"""Softmax on CUDA: float32, float16 and bfloat16, computed in float32; the definition is in reference.py.
+
+The kernels take rows: any other axis is moved to the end and back, at the price of two copies.
+"""
+
+import numpy as np
+
+from .. import _cuda
+from .._cuda import rows as _rows
+
+KERNELS = _cuda.Module(__file__, "softmax.cu", _rows.instantiations("softmax_rows", "softmax_long_rows"))
+
+
+def softmax(input, dim):
+    """Softmax of `input` along axis `dim`."""
+    xp = _cuda.namespace(input)
+    input = xp.ascontiguousarray(xp.moveaxis(input, dim, -1))
+    output = xp.empty(input.shape, input.dtype)
+    if output.size:
+        width = input.shape[-1]
+        name, grid, block = _rows.plan("softmax_rows", "softmax_long_rows", input)
+        KERNELS.launch(name, grid, block, (input, output, np.int64(input.size // width), np.int32(width)))
+    return xp.ascontiguousarray(xp.moveaxis(output, -1, dim))
