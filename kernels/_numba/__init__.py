@@ -4,7 +4,7 @@ Importing this imports Numba: operations import it from their cpu.py, which the 
 To write a kernel start from the docstring of simd.py.
 """
 
-from .arrays import as_kernel_array
+from .arrays import aligned_empty, as_kernel_array
 from .cache import cache_folder
 from .isa import LEVEL, host_features
 from .jit import THREADING_LAYER, helper, inline_helper, kernel
@@ -13,6 +13,7 @@ from .threads import num_threads, set_num_threads, thread_count
 __all__ = [
     "LEVEL",
     "THREADING_LAYER",
+    "aligned_empty",
     "as_kernel_array",
     "cache_folder",
     "helper",

@@ -1,5 +1,7 @@
 """Arrays in the one form that kernels are compiled for."""
 
+import math
+
 import numpy as np
 
 
@@ -9,6 +11,18 @@ class _WritableAlias:
     def __init__(self, array):
         self.owner = array
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+_CACHE_LINE = 64
+
+
+def aligned_empty(shape, dtype) -> np.ndarray:
+    """An uninitialised C-contiguous array that starts on a cache line (and so on a boundary of the widest vectors)."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % _CACHE_LINE
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def as_kernel_array(array: np.ndarray) -> np.ndarray:

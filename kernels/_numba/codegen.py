@@ -44,9 +44,24 @@ def dtype_of(source):
     return dtype
 
 
+class WidePointer(types.CPointer):
+    """A pointer whose vectors span several registers: as many independent chains of operations from one expression."""
+
+    registers = 4
+
+    def __init__(self, dtype):
+        super().__init__(dtype)
+        self.name = f"wide {dtype}*"
+
+
+register_model(WidePointer)(models.PointerModel)
+
+
 def vec_of(source):
     """The vector type that belongs to an array, pointer, vector or scalar type."""
-    return source if isinstance(source, Vec) else Vec(dtype_of(source), isa.lanes(dtype_of(source)))
+    if isinstance(source, Vec):
+        return source
+    return Vec(dtype_of(source), isa.lanes(dtype_of(source)) * getattr(source, "registers", 1))
 
 
 def mask_of(source):

@@ -1,7 +1,7 @@
 """Activation functions of every element of input + bias, forward and backward.
 
-The work goes line by line: with a bias a line is a row, without one it is any run of LINE elements. The sum with the bias
-is written where the result will go, so that one loop serves both cases; the line is still in the first-level cache.
+The work goes line by line: with a bias a line is a row, without one it is any run of LINE elements. The sum with the
+bias is written where the result will go, so that one loop serves both cases; the line stays in the first-level cache.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def _line_and_bias(input, bias):
 
 
 @inline_helper
-def _function(code, x):
+def activation_function(code, x):
     if code == _RELU:
         return simd_math.relu(x)
     if code == _TANH:
@@ -98,9 +98,9 @@ def _forward_lines(x, bias, code, line, out, first, last):
         source = _with_bias(pointer(x, start), bias, target, count)
         full = count - count % lanes(x)
         for i in range(0, full, lanes(x)):
-            store(target, i, _function(code, load(source, i)))
+            store(target, i, activation_function(code, load(source, i)))
         tail = first_lanes(x, count - full)
-        store_masked(target, full, _function(code, load_masked(source, full, tail, 0.0)), tail)
+        store_masked(target, full, activation_function(code, load_masked(source, full, tail, 0.0)), tail)
 
 
 @kernel(parallel=True)

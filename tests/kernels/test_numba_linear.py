@@ -1,0 +1,155 @@
+"""What is particular to linear on Numba: packing, blocking, and bits that depend on the row alone."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertcore.kernels._numba import LEVEL, threads
+from bertcore.kernels.linear import reference
+from bertcore.kernels.linear.cpu import BLOCK_DEPTH, BLOCK_ROWS, PackedWeight, linear, linear_backward, prepare_weight
+from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
+from tests.kernels.strategies import QUICK, layouts, normal, seeds, sizes
+from tests.tolerances import assert_close
+
+DTYPES = [np.float32, np.float64]
+ACTIVATIONS = [None, "relu", "tanh", "silu", "gelu", "gelu_tanh"]
+BLOCK = BLOCK_DEPTH * LEVEL.vector_bytes // 4  # columns of the input that are summed before they join the total
+
+
+def arguments(seed, rows, in_features, out_features, dtype=np.float32, layout="contiguous"):
+    """input, weight, bias, residual."""
+    return (
+        normal(seed, (rows, in_features), dtype, layout),
+        normal(seed + 1, (out_features, in_features), dtype, layout, scale=max(in_features, 1) ** -0.5),
+        normal(seed + 2, (out_features,), dtype, layout),
+        normal(seed + 3, (rows, out_features), dtype, layout),
+    )
+
+
+def exact(x, weight, bias, activation, residual):
+    wide = [None if array is None else array.astype(np.float64) for array in (x, weight, bias, residual)]
+    return reference.linear(*wide[:3], activation, wide[3])
+
+
+@QUICK
+@given(
+    rows=sizes(), in_features=sizes(), out_features=sizes(), dtype=st.sampled_from(DTYPES), layout=layouts(),
+    activation=st.sampled_from(ACTIVATIONS), extras=st.tuples(*[st.booleans()] * 3), seed=seeds(),
+)  # fmt: skip
+def test_any_size_and_layout(rows, in_features, out_features, dtype, layout, activation, extras, seed):
+    x, weight, bias, residual = arguments(seed, rows, in_features, out_features, dtype, layout)
+    with_bias, with_residual, prepared = extras
+    bias, residual = bias if with_bias else None, residual if with_residual else None
+    found = linear(x, prepare_weight(weight) if prepared else weight, bias, activation, residual)
+    assert found.dtype == dtype and found.flags.c_contiguous and found.flags.writeable
+    assert_close(found, exact(x, weight, bias, activation, residual), at_least=1)
+
+
+@pytest.mark.parametrize("in_features", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 39])
+@pytest.mark.parametrize("rows", [1, 3, BLOCK_ROWS - 1, BLOCK_ROWS + 5])
+def test_more_than_one_block(rows, in_features):
+    x, weight, bias, residual = arguments(1, rows, in_features, 97)
+    assert_close(linear(x, weight, bias, "gelu", residual), exact(x, weight, bias, "gelu", residual))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["contiguous", "fortran", "every_second", "reversed", "slice", "read_only"])
+@pytest.mark.parametrize("shape", [(1, 1), (39, 160), (97, 17), (48, 16), (0, 5), (5, 0)])
+def test_a_prepared_weight_gives_back_the_original(shape, layout, dtype):
+    weight = normal(2, shape, dtype, layout)
+    prepared = prepare_weight(weight)
+    assert isinstance(prepared, PackedWeight)
+    assert (prepared.out_features, prepared.in_features, prepared.dtype) == (*shape, dtype)
+    copy = prepared.to_array()
+    assert copy.flags.c_contiguous and copy.flags.writeable and not np.shares_memory(copy, prepared.panels)
+    np.testing.assert_array_equal(copy, weight)
+
+
+def test_arrays_at_odd_addresses():
+    x, weight, bias, residual = arguments(3, 5, 39, 17)
+
+    def shifted(array):
+        return np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
+
+    expected = linear(x, weight, bias, None, residual)
+    np.testing.assert_array_equal(linear(shifted(x), shifted(weight), shifted(bias), None, shifted(residual)), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(dtype):
+    x, weight, bias, residual = arguments(4, 300, 2 * BLOCK + 39, 97, dtype)
+    prepared = prepare_weight(weight)
+    whole = linear(x, prepared, bias, "gelu", residual)
+    for first, last in [(0, 1), (7, 8), (299, 300), (5, 7), (3, 8), (1, 12), (120, 140), (0, 128), (13, 300)]:
+        part = linear(x[first:last], prepared, bias, "gelu", residual[first:last])
+        np.testing.assert_array_equal(part, whole[first:last])
+
+
+def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
+    x, weight, bias, residual = arguments(5, 300, 800, 200)
+    grad = normal(9, residual.shape, np.float32)
+
+    def results():
+        return linear(x, weight, bias, "tanh", residual), *linear_backward(grad, x, weight, bias, "tanh")
+
+    expected = results()
+    for count in (1, 2, 3, 7):
+        monkeypatch.setattr(threads, "_state", threads.ThreadCount(count, "test"))
+        for found, wanted in zip(results(), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_several_python_threads_at_once():
+    x, weight, bias, residual = arguments(6, 130, 800, 97)
+    prepared = prepare_weight(weight)
+    expected = linear(x, prepared, bias, "gelu", residual)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: linear(x, prepared, bias, "gelu", residual), range(40)))
+    for output in found:
+        np.testing.assert_array_equal(output, expected)
+
+
+@QUICK
+@given(rows=sizes(), in_features=sizes(), out_features=sizes(), dtype=st.sampled_from(DTYPES), layout=layouts(),
+       activation=st.sampled_from(ACTIVATIONS), seed=seeds())  # fmt: skip
+def test_backward(rows, in_features, out_features, dtype, layout, activation, seed):
+    x, weight, bias, grad = arguments(seed, rows, in_features, out_features, dtype, layout)
+    wide = [array.astype(np.float64) for array in (grad, x, weight, bias)]
+    expected = reference.linear_backward(*wide, activation)
+    for given_weight in (weight, prepare_weight(weight)):
+        found = linear_backward(grad, x, given_weight, bias, activation)
+        for name, one, other in zip(("grad_input", "grad_weight", "grad_bias"), found, expected, strict=True):
+            assert one.dtype == dtype and one.flags.c_contiguous
+            assert_close(one, other, name=name, factor=3, at_least=1)
+    assert linear_backward(grad, x, weight, None, activation)[2] is None
+
+
+def test_gradients_over_many_rows_keep_their_digits():
+    grad, x = np.full((100_000, 2), 0.1, np.float32), np.ones((100_000, 1), np.float32)
+    _, grad_weight, grad_bias = linear_backward(grad, x, np.ones((2, 1), np.float32), np.ones(2, np.float32), None)
+    exact = 100_000 * np.float64(np.float32(0.1))
+    assert_close(grad_bias, np.full(2, exact))
+    assert_close(grad_weight, np.full((2, 1), exact), factor=10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_and_infinity_spoil_their_own_row_alone(dtype):
+    x, weight, bias, residual = arguments(7, 39, 50, 60, dtype)
+    x[17, 3], x[20, 49] = np.nan, np.inf
+    output = linear(x, weight, bias, "gelu", residual)
+    spoiled = ~np.isfinite(output).all(axis=1)
+    assert list(np.flatnonzero(spoiled)) == [17, 20]
+    assert np.isnan(output[17]).all()
+
+
+@not_when_forced
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_everything_again_on_a_lesser_cpu(isa):
+    run_tests_under(isa, __file__)
+
+
+def test_the_forced_isa_is_in_force():
+    assert not FORCED or LEVEL.name == FORCED
