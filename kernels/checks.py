@@ -99,4 +99,5 @@ def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> N
         wrong &= values != also
     if wrong.any():
         where = tuple(int(index) for index in np.argwhere(wrong)[0])
-        raise ValueError(f"{name}{list(where)} is {values[where]}, expected a value from 0 to {size - 1}")
+        otherwise = "" if also is None else f" or {also}"
+        raise ValueError(f"{name}{list(where)} is {values[where]}, expected a value from 0 to {size - 1}{otherwise}")

@@ -140,8 +140,9 @@ class _Inputs(NamedTuple):
 def _normalise(
     backend: str, query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any
 ) -> _Inputs:
-    added_mask = None if attn_mask is None or attn_mask.dtype == np.bool_ else attn_mask
-    checks.floating(backend, query=query, key=key, value=value, attn_mask=added_mask, bias=bias)
+    checks.floating(backend, query=query, key=key, value=value, bias=bias)
+    if attn_mask is not None and attn_mask.dtype not in (np.bool_, query.dtype):
+        raise TypeError(f"attn_mask has dtype {attn_mask.dtype}, expected bool or {query.dtype} as query has")
     packed = cu_seqlens is not None
     if packed:
         cu_seqlens, cu_seqlens_k = _check_packed(query, key, value, cu_seqlens, cu_seqlens_k)

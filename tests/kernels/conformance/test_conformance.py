@@ -39,7 +39,7 @@ def test_on_cpu(operation, backend, dtype, name, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operation, dtype", product(on_disk("cupy"), DTYPES_OF["cupy"]))
+@pytest.mark.parametrize("operation, dtype", list(product(on_disk("cupy"), DTYPES_OF["cupy"])))
 def test_on_gpu(operation, dtype, monkeypatch):
     computed_by = record_backends(monkeypatch)
     for case in CASES[operation].values():

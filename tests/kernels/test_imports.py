@@ -1,0 +1,90 @@
+"""What importing the kernels loads, that their names stay functions, and that the folder works under another name."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertcore import kernels
+
+KERNELS = Path(kernels.__file__).parent
+HEAVY = ("numba", "cupy", "tokenizers", "torch", "llvmlite", "ml_dtypes")
+# Beyond the standard library; only modules of a backend may load more than NumPy.
+ALLOWED = {"numpy", "numba", "llvmlite", "cupy", "ml_dtypes"}
+
+
+def run(code, folder=None):
+    result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("module", ["bertcore", "bertcore.kernels"])
+def test_import_loads_no_backend(module):
+    loaded = run(f"import sys, {module}; print(*(name for name in {HEAVY} if name in sys.modules))").split()
+    assert not loaded
+
+
+def test_the_numpy_backend_loads_no_other():
+    loaded = run(
+        "import sys, numpy as np\nfrom bertcore import kernels\n"
+        "kernels.linear(np.ones((2, 3)), np.ones((4, 3)), activation='gelu', backend='numpy')\n"
+        f"print(*(name for name in {HEAVY} if name in sys.modules))"
+    ).split()
+    assert not loaded
+
+
+def test_functions_stay_functions_when_submodules_are_imported():
+    names = [name for name in kernels.__all__ if name != "PreparedWeight"]
+    imports = "\n".join(
+        f"import bertcore.kernels.{path.parent.name}.{path.stem}"
+        for path in sorted(KERNELS.glob("[a-z]*/*.py"))
+        if path.stem != "__init__"
+    )
+    assert "bertcore.kernels.softmax.reference" in imports and "bertcore.kernels.softmax.cpu" in imports
+    output = run(
+        f"{imports}\nimport types, bertcore.kernels as kernels\n"
+        f"print(*(name for name in {names} if isinstance(getattr(kernels, name), types.ModuleType)))"
+    )
+    assert not output.split()
+
+
+def imports(path):
+    """(level, module) of every import statement of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield node.level, node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from ((0, alias.name) for alias in node.names)
+
+
+def test_the_folder_imports_itself_relatively_and_little_else():
+    for path in sorted(KERNELS.rglob("*.py")):
+        for level, module in imports(path):
+            top = module.partition(".")[0]
+            assert level or top in ALLOWED or top in sys.stdlib_module_names, f"{path}: import {module}"
+
+
+def test_vendored_under_another_name(tmp_path):
+    shutil.copytree(KERNELS, tmp_path / "numerics", ignore=shutil.ignore_patterns("__pycache__"))
+    modules = [f"{path.parent.name}.{path.stem}" for path in sorted(KERNELS.glob("[a-z]*/*.py"))]
+    code = f"""
+import importlib, sys
+import numpy as np
+import numerics
+from numerics import use_backend
+
+assert numerics.__file__.startswith({str(tmp_path)!r})
+x = np.arange(12, dtype=np.float32).reshape(3, 4)
+with use_backend("numpy"):
+    assert np.allclose(numerics.softmax(x).sum(-1), 1)
+    assert numerics.linear(x, numerics.prepare_weight(x), activation="gelu").shape == (3, 3)
+    numerics.attention(x[:, None], x[:, None], x[:, None], cu_seqlens=np.array([0, 1, 3]))
+for module in {modules}:
+    importlib.import_module(f"numerics.{{module}}")
+assert "bertcore" not in sys.modules and "cupy" not in sys.modules
+"""
+    run(code, tmp_path)

@@ -1,0 +1,123 @@
+"""PyTorch tensors in, PyTorch tensors out, over the same memory."""
+
+import numpy as np
+import pytest
+
+from bertcore import kernels
+from bertcore.kernels import dispatch, use_backend
+from tests.kernels.strategies import normal
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch")
+
+X, Y, ROW = (normal(seed, shape, np.float32) for seed, shape in enumerate([(5, 7), (5, 7), (7,)]))
+IDS, OFFSETS = np.array([0, 3, 3, 1, 4]), np.array([0, 2, 2, 5])
+HEADS = normal(4, (5, 2, 4), np.float32)
+MASK = np.array([[True, False, True]])
+LSE = np.zeros((2, 5), np.float32)
+
+CALLS = {
+    "softmax": lambda t: kernels.softmax(t(X)),
+    "softmax_backward": lambda t: kernels.softmax_backward(t(X), t(Y)),
+    "layer_norm": lambda t: kernels.layer_norm(t(X), t(ROW), t(ROW), residual=t(Y)),
+    "layer_norm_backward": lambda t: kernels.layer_norm_backward(t(X), t(Y)),
+    "gelu": lambda t: kernels.gelu(t(X), "tanh", bias=t(ROW)),
+    "gelu_backward": lambda t: kernels.gelu_backward(t(X), t(Y)),
+    "activation": lambda t: kernels.activation(t(X[0, 0]), "silu"),
+    "activation_backward": lambda t: kernels.activation_backward(t(X), t(Y), "silu"),
+    "linear": lambda t: kernels.linear(t(X), t(Y)),
+    "linear, prepared": lambda t: kernels.linear(t(X), kernels.prepare_weight(t(Y)), activation="relu"),
+    "linear_backward": lambda t: kernels.linear_backward(t(X @ Y.T), t(X), t(Y)),
+    "attention": lambda t: kernels.attention(
+        t(HEADS), t(HEADS), t(HEADS), cu_seqlens=t(OFFSETS), attn_mask=t(MASK), return_lse=True, return_probs=True
+    ),
+    "attention_backward": lambda t: kernels.attention_backward(
+        t(HEADS), t(HEADS), t(HEADS), t(HEADS), t(HEADS), t(LSE), cu_seqlens=t(OFFSETS), bias=t(X[:2, :1, None])
+    ),
+    "embedding": lambda t: kernels.embedding(t(IDS), t(X)),
+    "embedding_backward": lambda t: kernels.embedding_backward(t(X), t(IDS), 6),
+    "cross_entropy": lambda t: kernels.cross_entropy(t(X), t(IDS)),
+    "cross_entropy_backward": lambda t: kernels.cross_entropy_backward(t(np.ones((), np.float32)), t(X), t(IDS)),
+}
+
+
+@pytest.fixture(autouse=True)
+def numpy_backend():
+    with use_backend("numpy"):
+        yield
+
+
+def tensor(array):
+    return torch.from_numpy(np.array(array))
+
+
+def as_tuple(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def test_every_function_is_called():
+    functions = {name for name in kernels.__all__ if hasattr(kernels, f"{name}_backward") or name.endswith("_backward")}
+    assert functions <= set(CALLS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_in_tensors_out(name):
+    expected, found = as_tuple(CALLS[name](np.array)), as_tuple(CALLS[name](tensor))
+    for array, result in zip(expected, found, strict=True):
+        if array is None:
+            assert result is None
+            continue
+        assert type(result) is torch.Tensor
+        np.testing.assert_array_equal(result.numpy(), array, strict=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_copied_on_the_way(name, monkeypatch):
+    entered, computed = set(), set()
+    native, tensor_of = dispatch.Call._native, dispatch.Call._tensor
+
+    def spy_in(call, name, array):
+        result, home = native(call, name, array)
+        assert result.ctypes.data == array.data_ptr()
+        entered.add(name)
+        return result, home
+
+    def spy_out(call, array):
+        result = tensor_of(call, array)
+        if array is not None and array.size:
+            assert result.data_ptr() == array.ctypes.data
+            computed.add(array.shape)
+        return result
+
+    monkeypatch.setattr(dispatch.Call, "_native", spy_in)
+    monkeypatch.setattr(dispatch.Call, "_tensor", spy_out)
+    CALLS[name](tensor)
+    assert entered and computed
+
+
+def test_strided_tensors_keep_their_strides():
+    transposed = torch.from_numpy(X).T
+    np.testing.assert_array_equal(kernels.softmax(transposed).numpy(), kernels.softmax(X.T))
+
+
+def test_the_default_backend_takes_tensors():
+    with use_backend("auto"):
+        found = kernels.softmax(torch.from_numpy(X))
+    torch.testing.assert_close(found, torch.softmax(torch.from_numpy(X), -1))
+
+
+def test_arrays_and_tensors_may_be_mixed():
+    assert type(kernels.linear(X, torch.from_numpy(Y))) is torch.Tensor
+
+
+def test_autograd_is_not_lost_silently():
+    weight = torch.ones(7, requires_grad=True)
+    with pytest.raises(TypeError, match=r"weight requires grad.*detach"):
+        kernels.layer_norm(torch.from_numpy(X), weight)
+    with torch.no_grad():
+        kernels.layer_norm(torch.from_numpy(X), weight)
+
+
+def test_host_bfloat16_tensors_are_refused():
+    with pytest.raises(TypeError, match=r"input is a bfloat16 tensor.*float\(\)"):
+        kernels.softmax(torch.ones(3, dtype=torch.bfloat16))
