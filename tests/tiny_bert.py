@@ -7,14 +7,15 @@ import numpy as np
 
 from bertcore import AutoModel, AutoModelForMaskedLM
 
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "paris", "is", "capital", "of", "france", "Upper", "."]
+WORDS = ["the", "cat", "sat", "on", "an", "mat", "paris", "is", "capital", "of", "france", "Upper", "."]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
 
 # Odd on purpose: three heads, widths that are no multiple of eight.
+# The vocabulary is rounded up, as it often is.
 CONFIG = {
     "model_type": "bert",
-    "vocab_size": len(VOCABULARY),
+    "vocab_size": len(VOCABULARY) + 5,
     "hidden_size": 39,
     "num_hidden_layers": 2,
     "num_attention_heads": 3,

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         try:
-            args = _parser().parse_args(argv)
+            args = _arguments(sys.argv[1:] if argv is None else list(argv))
         except SystemExit as exit:  # --help, or a wrong command line
             code = exit.code
         else:
@@ -59,7 +59,17 @@ def _run(args: argparse.Namespace) -> int | None:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    """The parsed command line; SystemExit for --help and for mistakes, as argparse does it."""
+    parser, commands = _parsers()
+    if argv and argv[0] in commands:
+        # Intermixed: argparse itself loses an optional INPUT that stands after an option.
+        return commands[argv[0]].parse_intermixed_args(argv[1:])
+    return parser.parse_args(argv)
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the whole, and that of each command."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
     parser = argparse.ArgumentParser(
         prog="bertcore",
@@ -68,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=formatter,
     )
     parser.add_argument("--version", action="version", version=f"bertcore {bertcore.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -79,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         module.add_arguments(command)
         _add_common_arguments(command)
-        command.set_defaults(run=module.run)
-    return parser
+        command.set_defaults(run=module.run, command=name)
+    return parser, commands.choices
 
 
 def _add_common_arguments(command: argparse.ArgumentParser) -> None:

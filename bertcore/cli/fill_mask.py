@@ -80,7 +80,8 @@ def _best(logits: Any, tokenizer: Any, top_k: int) -> list[Prediction]:
 
     weights = np.exp(logits.astype(np.float64) - logits.max())
     probabilities = weights / weights.sum()
-    best = np.argsort(-probabilities, kind="stable")[:top_k].tolist()
+    # A vocabulary is often rounded up in the model: what lies beyond the tokenizer's stands for no word.
+    best = np.argsort(-probabilities[: len(tokenizer)], kind="stable")[:top_k].tolist()
     return [Prediction(tokenizer.decode([word]), word, float(probabilities[word])) for word in best]
 
 

@@ -1,0 +1,82 @@
+"""bertcore doctor: what can run here."""
+
+import platform
+import re
+
+import numpy as np
+import pytest
+
+from bertcore import __version__, kernels
+from bertcore.cli import doctor, main
+
+CUPY_MISSING = "CuPy is not installed: pip install somewhere"
+
+
+@pytest.fixture
+def without_cupy(monkeypatch):
+    reason = kernels.unavailable_reason
+    monkeypatch.setattr(kernels, "unavailable_reason", lambda name: CUPY_MISSING if name == "cupy" else reason(name))
+
+
+def line(shown, label):
+    return re.search(rf"^  {label} +(.*)$", shown, re.MULTILINE)[1]
+
+
+def test_report(without_cupy, monkeypatch, capsys):
+    monkeypatch.delenv("BERTCORE_BACKEND", raising=False)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert line(shown, "numpy") == line(shown, "numba") == "works"
+    assert line(shown, "cupy") == f"cannot run: {CUPY_MISSING}"
+    assert line(shown, "in force").startswith("numba (the default")
+    assert re.match(r"\d+, by .+; pool (tbb|omp|workqueue)$", line(shown, "threads"))
+    assert line(shown, "bertcore") == __version__
+    assert line(shown, "Python").startswith(platform.python_version())
+    for title in ("Backends", "CPU", "GPU", "Cache", "Versions"):
+        assert f"{title}\n" in shown
+    from bertcore.kernels import _numba
+
+    assert line(shown, "kernels") == str(_numba.cache_folder())
+    assert line(shown, "compiled for").startswith(_numba.LEVEL.name)
+
+
+def test_a_backend_that_cannot_run_is_exit_code_1(without_cupy, capsys):
+    assert main(["doctor", "--backend", "cupy"]) == 1
+    assert line(capsys.readouterr().out, "in force") == "cupy (--backend)"
+    assert main(["doctor", "--backend", "numpy"]) == 0
+
+
+def test_an_unknown_backend_in_the_environment(without_cupy, monkeypatch, capsys):
+    monkeypatch.setenv("BERTCORE_BACKEND", "tpu")
+    monkeypatch.setattr("bertcore.kernels.dispatch._process_backend", "tpu")
+    assert main(["doctor"]) == 1
+    assert line(capsys.readouterr().out, "in force") == "tpu (BERTCORE_BACKEND)"
+
+
+def test_without_numba_the_rest_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "unavailable_reason", lambda name: None if name == "numpy" else f"no {name}")
+    assert main(["doctor", "--backend", "numpy"]) == 0
+    shown = capsys.readouterr().out
+    assert line(shown, "numba") == "cannot run: no numba"
+    assert "unknown without numba" in line(shown, "threads")
+
+
+def test_backends_are_tried_and_not_only_imported(monkeypatch):
+    monkeypatch.setattr(kernels, "softmax", lambda input, dim: np.full((2, 4), 0.3))
+    assert "expected 0.25" in doctor._problem("numpy")
+
+    def broken(input, dim):
+        raise OSError("a library is missing")
+
+    monkeypatch.setattr(kernels, "softmax", broken)
+    assert doctor._problem("numpy") == "OSError: a library is missing"
+
+
+def test_a_gpu_that_waits_for_cupy(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.1'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert doctor._gpu("no cupy") == [("devices", "NVIDIA H200, 580.1")]
+    monkeypatch.setenv("PATH", "")
+    assert "none found" in doctor._gpu("no cupy")[0][1]

@@ -1,0 +1,238 @@
+"""bertcore embed: lines in, embeddings out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from bertcore import SentenceEncoder, use_backend
+from bertcore.cli import main
+from bertcore.cli.outputs import write_npy
+from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
+
+TEXTS = ["the cat sat on a mat.", "", "paris is ü", "  the  "]
+LINES = "".join(f"{text}\n" for text in TEXTS).encode()
+
+# As a shell starts it: a test run in the background has SIGINT ignored, and its children with it.
+START = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from bertcore.cli import main; "
+
+
+def embed(folder, *arguments):
+    return main(["embed", str(folder), "--backend", "numpy", *map(str, arguments)])
+
+
+def start(*arguments, **streams):
+    command = [sys.executable, "-c", f"{START} sys.exit(main())", "embed", *map(str, arguments), "--backend", "numpy"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
+
+
+@pytest.fixture(scope="module")
+def expected(encoder_folder):
+    with use_backend("numpy"):
+        return SentenceEncoder(encoder_folder).encode(TEXTS)
+
+
+@pytest.fixture
+def texts_file(tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_bytes(LINES)
+    return file
+
+
+def read_jsonl(content):
+    return np.array([json.loads(line) for line in content.splitlines()], np.float32)
+
+
+def test_stdin_to_stdout(encoder_folder, expected, stdin, capsysbinary):
+    stdin(LINES)
+    assert embed(encoder_folder) == 0
+    captured = capsysbinary.readouterr()
+    np.testing.assert_array_equal(read_jsonl(captured.out), expected)
+    assert captured.err == b""
+
+
+def test_file_to_npy(encoder_folder, expected, texts_file, tmp_path):
+    assert embed(encoder_folder, texts_file, "-o", tmp_path / "out.npy") == 0
+    found = np.load(tmp_path / "out.npy")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy", mmap_mode="r"), expected)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.npy", "texts.txt"]
+
+
+def test_file_to_jsonl(encoder_folder, expected, texts_file, tmp_path):
+    assert embed(encoder_folder, texts_file, "-o", tmp_path / "out.txt") == 0
+    np.testing.assert_array_equal(read_jsonl((tmp_path / "out.txt").read_text()), expected)
+
+
+def test_npy_to_stdout(encoder_folder, expected, texts_file, tmp_path, capsysbinary):
+    assert embed(encoder_folder, texts_file, "--format", "npy") == 0
+    (tmp_path / "out.npy").write_bytes(capsysbinary.readouterr().out)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+
+
+def test_format_wins_over_the_name(encoder_folder, expected, texts_file, tmp_path):
+    assert embed(encoder_folder, texts_file, "-o", tmp_path / "out.npy", "--format", "jsonl") == 0
+    np.testing.assert_array_equal(read_jsonl((tmp_path / "out.npy").read_text()), expected)
+
+
+def test_npy_is_not_written_to_a_terminal(encoder_folder, stdin, capsys, monkeypatch):
+    stdin(LINES)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert embed(encoder_folder, "--format", "npy") == 1
+    assert "not for a terminal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"\n\n", ["", ""]),
+        (b"the cat\nparis", ["the cat", "paris"]),
+        (b"the cat\r\nparis\r\n", ["the cat", "paris"]),
+        (b"\xef\xbb\xbfthe cat\n", ["the cat"]),
+        ("a\u2028b\x0bc\x85d\n".encode(), ["a\u2028b\x0bc\x85d"]),  # only a line feed ends a line
+    ],
+)
+@pytest.mark.parametrize("suffix", ["npy", "jsonl"])
+def test_what_is_a_line(encoder_folder, content, texts, suffix, stdin, tmp_path):
+    stdin(content)
+    assert embed(encoder_folder, "-o", tmp_path / f"out.{suffix}") == 0
+    file = tmp_path / f"out.{suffix}"
+    found = np.load(file) if suffix == "npy" else read_jsonl(file.read_text()).reshape(-1, WIDTH)
+    with use_backend("numpy"):
+        np.testing.assert_array_equal(found, SentenceEncoder(encoder_folder).encode(texts))
+
+
+def test_options_reach_the_encoder(tmp_path, texts_file):
+    folder = save_tiny_encoder(tmp_path / "model", normalize=True)
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "paris is "}})
+    encoder, out = SentenceEncoder(folder, max_seq_length=4), tmp_path / "out.npy"
+    common = [folder, texts_file, "-o", out, "--max-seq-length", 4, "--batch-tokens", 9, "--dtype", "float64"]
+    for arguments, options in [
+        (["--no-normalize"], {"normalize": False}),
+        (["--prompt", "a "], {"prompt": "a "}),
+        (["--prompt-name", "query"], {"prompt_name": "query"}),
+    ]:
+        assert embed(*common, *arguments) == 0
+        with use_backend("numpy"):
+            np.testing.assert_allclose(np.load(out), encoder.encode(TEXTS, **options), atol=1e-6)
+
+
+def test_progress(encoder_folder, texts_file, capsys):
+    assert embed(encoder_folder, texts_file, "--progress") == 0
+    assert "4 texts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b"fine\ncaf\xe9\n", "line 2: byte 4 (0xe9)"),
+        ("the cat\n".encode("utf-16"), "line 1: byte 1 (0xff)"),
+        (b"cut short \xe2\x82", "line 1: byte 11 (0xe2)"),
+    ],
+)
+def test_bytes_that_are_not_utf8(encoder_folder, content, place, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_bytes(content)
+    assert embed(encoder_folder, tmp_path / "texts.txt", "-o", tmp_path / "out.npy") == 1
+    assert f"texts.txt, {place} is not UTF-8" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]
+
+
+def test_a_failure_leaves_the_old_output(encoder_folder, tmp_path, stdin):
+    (tmp_path / "out.npy").write_bytes(b"old")
+    stdin(b"a\n\xff\n")
+    assert embed(encoder_folder, "-o", tmp_path / "out.npy") == 1
+    assert (tmp_path / "out.npy").read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 1
+    stdin(LINES)
+    assert embed(encoder_folder, "-o", tmp_path / "out.npy") == 0
+    assert np.load(tmp_path / "out.npy").shape == (4, WIDTH)
+
+
+def test_input_that_is_not_there(encoder_folder, tmp_path, capsys):
+    assert embed(encoder_folder, tmp_path / "nothing.txt", "-o", tmp_path / "out.npy") == 1
+    assert "nothing.txt" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_folder_that_is_not_there_is_told_before_loading(tmp_path, texts_file, capsys):
+    (tmp_path / "empty-model").mkdir()  # loading it would fail in another way
+    assert embed(tmp_path / "empty-model", texts_file, "-o", tmp_path / "nowhere" / "out.npy") == 1
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_output_may_be_the_input(encoder_folder, expected, texts_file):
+    assert embed(encoder_folder, texts_file, "-o", texts_file) == 0
+    np.testing.assert_array_equal(read_jsonl(texts_file.read_text()), expected)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX files")
+def test_links_and_devices_stay_what_they_are(encoder_folder, texts_file, tmp_path):
+    (tmp_path / "real.npy").write_bytes(b"old")
+    (tmp_path / "link.npy").symlink_to(tmp_path / "real.npy")
+    assert embed(encoder_folder, texts_file, "-o", tmp_path / "link.npy") == 0
+    assert (tmp_path / "link.npy").is_symlink()
+    assert np.load(tmp_path / "real.npy").shape == (4, WIDTH)
+    for form in ("npy", "jsonl"):
+        assert embed(encoder_folder, texts_file, "-o", "/dev/null", "--format", form) == 0
+        assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null")
+
+
+def test_numbers_that_json_cannot_hold(encoder_folder, texts_file, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("bertcore.sentence_encoder.encoder.pool", lambda hidden, cu, modes: np.full((4, WIDTH), np.nan))
+    assert embed(encoder_folder, texts_file) == 1
+    assert "embedding of line 1 is not finite, which JSON cannot hold" in capsys.readouterr().err
+    assert embed(encoder_folder, texts_file, "-o", tmp_path / "out.npy") == 0
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9, 10, 123456])
+def test_npy_header_has_the_number_of_rows(rows, tmp_path):
+    with open(tmp_path / "out.npy", "w+b") as stream:
+        write_npy(stream, (np.full(3, row, np.float32) for row in range(rows)), 3)
+    found = np.load(tmp_path / "out.npy")
+    np.testing.assert_array_equal(found, np.repeat(np.arange(rows, dtype=np.float32), 3).reshape(-1, 3))
+
+
+def test_results_come_while_the_input_is_still_open(encoder_folder):
+    process = start(encoder_folder, "--batch-tokens", 8, stdout=subprocess.PIPE)
+    texts = random_texts(1500)
+    process.stdin.write("".join(f"{text}\n" for text in texts).encode())
+    process.stdin.flush()
+    first = json.loads(process.stdout.readline())
+    assert len(first) == WIDTH and process.poll() is None
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err, out.count(b"\n")) == (0, b"", len(texts) - 1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_c_leaves_nothing(encoder_folder, tmp_path):
+    process = start(encoder_folder, "-o", tmp_path / "out.npy")
+    process.stdin.write(LINES)
+    process.stdin.flush()
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [file.suffix for file in tmp_path.iterdir()] == [".tmp"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert process.stderr.read() == b"bertcore embed: interrupted\n"
+    assert not list(tmp_path.iterdir())
+    process.stdin.close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
+def test_a_reader_that_goes_away(encoder_folder, tmp_path):
+    (tmp_path / "texts.txt").write_bytes(b"the cat\n" * 5000)
+    process = start(encoder_folder, tmp_path / "texts.txt", "--batch-tokens", 16, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == b""
+    process.stdin.close()

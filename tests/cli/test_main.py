@@ -1,0 +1,154 @@
+"""The command as such: help, exit codes, one-line errors, start-up."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import bertcore
+from bertcore.cli import COMMANDS, main
+
+HEAVY = ["numba", "cupy", "tokenizers", "safetensors", "tqdm", "torch", "transformers", "bertcore.models.model"]
+
+
+def run(code, *args):
+    return subprocess.run([sys.executable, *code, *args], capture_output=True, text=True, timeout=60)
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_has_examples_and_backends(command, capsys):
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"examples:\n  bertcore {command}" in shown
+    assert "--backend" in shown and "--traceback" in shown
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bertcore {bertcore.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["embroider"],
+        ["embed"],
+        ["embed", "model", "a", "b"],
+        ["embed", "model", "--format", "csv"],
+        ["embed", "model", "--batch-tokens", "0"],
+        ["fill-mask", "model"],
+        ["fill-mask", "model", "text", "--top-k", "-1"],
+        ["demo", "--backend", "tpu"],
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(argv, capsys):
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "usage: bertcore" in captured.err
+
+
+def test_failures_are_one_line_and_exit_code_1(tmp_path, capsys):
+    assert main(["fill-mask", str(tmp_path), "a [MASK]", "--backend", "numpy"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("bertcore fill-mask: ") and captured.err.count("\n") == 1
+    assert "has no config.json" in captured.err
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_traceback_on_request(tmp_path, capsys, monkeypatch, how):
+    monkeypatch.setenv("BERTCORE_TRACEBACK", "1" if how == "environment" else "0")
+    option = ["--traceback"] if how == "option" else []
+    assert main(["fill-mask", str(tmp_path), "a [MASK]", "--backend", "numpy", *option]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_unexpected_error_tells_its_type(monkeypatch, capsys):
+    def broken(args):
+        raise KeyError("word")
+
+    monkeypatch.setattr(COMMANDS["doctor"], "run", broken)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err == "bertcore doctor: KeyError: 'word' (--traceback shows where)\n"
+
+
+def test_interruption(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMMANDS["doctor"], "run", interrupted)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "bertcore doctor: interrupted\n"
+
+
+@pytest.mark.parametrize("command", ["embed", "fill-mask"])
+def test_a_backend_that_is_not_there(command, encoder_folder, monkeypatch, capsys, stdin):
+    monkeypatch.setattr("bertcore.kernels.dispatch.unavailable_reason", lambda name: f"no {name} for you")
+    stdin(b"a\n")
+    arguments = ["a [MASK]"] if command == "fill-mask" else []
+    assert main([command, str(encoder_folder), *arguments, "--backend", "cupy"]) == 1
+    assert "backend 'cupy' cannot run here: no cupy for you" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["embed", "fill-mask"])
+def test_a_model_that_is_not_there(command, tmp_path, capsys, stdin):
+    stdin(b"a\n")
+    arguments = ["a [MASK]"] if command == "fill-mask" else []
+    assert main([command, str(tmp_path / "nowhere"), *arguments]) == 1
+    assert "nowhere does not exist, expected the folder of a model" in capsys.readouterr().err
+
+
+def test_the_module_runs_too():
+    result = run(["-m", "bertcore"], "--version")
+    assert (result.returncode, result.stdout) == (0, f"bertcore {bertcore.__version__}\n")
+    assert run(["-m", "bertcore"]).returncode == 2
+
+
+def test_the_entry_point_is_installed():
+    from importlib.metadata import entry_points
+
+    (script,) = entry_points(group="console_scripts", name="bertcore")
+    assert script.load() is main
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from bertcore.cli import main; assert main(['embed', '--help']) == 0;"
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    result = run(["-c", code])
+    assert (result.returncode, result.stderr) == (0, "[]\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["model", "texts", "-o", "out"],
+        ["-o", "out", "model", "texts"],
+        ["model", "-o", "out", "texts"],
+        ["model", "--backend", "numpy", "texts", "-oout"],
+    ],
+)
+def test_options_may_stand_anywhere(arguments, monkeypatch):
+    monkeypatch.setattr(COMMANDS["embed"], "run", lambda args: seen.append((args.model, args.input, args.output)))
+    seen = []
+    assert main(["embed", *arguments]) == 0
+    assert seen == [("model", "texts", "out")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes break in another way there")
+def test_help_into_a_closed_pipe_is_silent():
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as stdout:
+        command = [sys.executable, "-m", "bertcore", "--help"]
+        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=60)
+    assert result.stderr == b""
