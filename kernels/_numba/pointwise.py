@@ -9,8 +9,8 @@ from numba import prange
 
 from . import simd_math
 from .jit import helper, inline_helper, kernel
-from .rows import BLOCK_ROWS, block_count, flat, share, sum_blocks, task_count
-from .simd import first_lanes, lanes, load, load_masked, pointer, store, store_masked
+from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
+from .simd import first_lanes, lanes, load, load_masked, store, store_masked, wide_pointer
 
 LINE = 1024
 GRAIN = 1 << 15
@@ -71,36 +71,30 @@ def _derivative(code, x):
     return simd_math.gelu_tanh_derivative(x)
 
 
-@helper
-def add_lines(a, b, out, count):
-    """out = a + b over `count` elements at pointers."""
-    full = count - count % lanes(a)
-    for i in range(0, full, lanes(a)):
-        store(out, i, load(a, i) + load(b, i))
-    tail = first_lanes(a, count - full)
-    store_masked(out, full, load_masked(a, full, tail, 0.0) + load_masked(b, full, tail, 0.0), tail)
-
-
-@helper
-def _with_bias(x, bias, out, count):
-    """The line x + bias: x itself without a bias, else written to `out`."""
+@inline_helper
+def _line(x, bias, out, start, count):
+    """The line x + bias: that of x itself without a bias, else written to `out`."""
     if bias.size == 0:
-        return x
-    add_lines(x, pointer(bias, 0), out, count)
-    return out
+        return wide_pointer(x, start)
+    add_lines(wide_pointer(x, start), wide_pointer(bias, 0), wide_pointer(out, start), count)
+    return wide_pointer(out, start)
+
+
+@helper
+def _forward_line(x, code, out, count):
+    full = count - count % lanes(x)
+    for i in range(0, full, lanes(x)):
+        store(out, i, activation_function(code, load(x, i)))
+    if full < count:
+        tail = first_lanes(x, count - full)
+        store_masked(out, full, activation_function(code, load_masked(x, full, tail, 0.0)), tail)
 
 
 @helper
 def _forward_lines(x, bias, code, line, out, first, last):
     for start in range(first * line, min(last * line, x.size), line):
         count = min(line, x.size - start)
-        target = pointer(out, start)
-        source = _with_bias(pointer(x, start), bias, target, count)
-        full = count - count % lanes(x)
-        for i in range(0, full, lanes(x)):
-            store(target, i, activation_function(code, load(source, i)))
-        tail = first_lanes(x, count - full)
-        store_masked(target, full, activation_function(code, load_masked(source, full, tail, 0.0)), tail)
+        _forward_line(_line(x, bias, out, start, count), code, wide_pointer(out, start), count)
 
 
 @kernel(parallel=True)
@@ -114,19 +108,24 @@ def _forward(x, bias, code, line, out, tasks):
 
 
 @helper
+def _backward_line(grad, x, code, out, count):
+    full = count - count % lanes(x)
+    for i in range(0, full, lanes(x)):
+        store(out, i, load(grad, i) * _derivative(code, load(x, i)))
+    if full < count:
+        tail = first_lanes(x, count - full)
+        slope = _derivative(code, load_masked(x, full, tail, 0.0))
+        store_masked(out, full, load_masked(grad, full, tail, 0.0) * slope, tail)
+
+
+@helper
 def _backward_block(grad, x, bias, code, line, out, block, partial):
     for start in range(block * BLOCK_ROWS * line, min((block + 1) * BLOCK_ROWS * line, x.size), line):
         count = min(line, x.size - start)
-        target, g = pointer(out, start), pointer(grad, start)
-        source = _with_bias(pointer(x, start), bias, target, count)
-        full = count - count % lanes(x)
-        for i in range(0, full, lanes(x)):
-            store(target, i, load(g, i) * _derivative(code, load(source, i)))
-        tail = first_lanes(x, count - full)
-        slope = _derivative(code, load_masked(source, full, tail, 0.0))
-        store_masked(target, full, load_masked(g, full, tail, 0.0) * slope, tail)
+        target = wide_pointer(out, start)
+        _backward_line(wide_pointer(grad, start), _line(x, bias, out, start, count), code, target, count)
         if bias.size:
-            sums = pointer(partial, block * line)
+            sums = wide_pointer(partial, block * line)
             add_lines(sums, target, sums, line)
 
 

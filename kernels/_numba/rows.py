@@ -11,6 +11,7 @@ import numpy as np
 
 from .arrays import as_kernel_array
 from .jit import helper
+from .simd import broadcast, first_lanes, lanes, load, load_masked, reduce_greatest, select, store, store_masked
 from .threads import num_threads
 
 BLOCK_ROWS = 64
@@ -39,6 +40,31 @@ def block_count(rows: int) -> int:
 def share(count, task, tasks):
     """Where task's part of `count` things begins; the parts differ by one thing at most."""
     return count * task // tasks
+
+
+@helper
+def add_lines(a, b, out, width):
+    """out = a + b over `width` elements at pointers of one kind."""
+    full = width - width % lanes(a)
+    for i in range(0, full, lanes(a)):
+        store(out, i, load(a, i) + load(b, i))
+    if full < width:
+        tail = first_lanes(a, width - full)
+        store_masked(out, full, load_masked(a, full, tail, 0.0) + load_masked(b, full, tail, 0.0), tail)
+
+
+@helper
+def peak(x, width):
+    """The greatest number of a row; NaN may be lost (which is five times cheaper): exp(x - peak) brings it back."""
+    full = width - width % lanes(x)
+    greatest = broadcast(x, -np.inf)
+    for i in range(0, full, lanes(x)):
+        v = load(x, i)
+        greatest = select(v > greatest, v, greatest)
+    if full < width:
+        v = load_masked(x, full, first_lanes(x, width - full), -np.inf)
+        greatest = select(v > greatest, v, greatest)
+    return reduce_greatest(greatest)
 
 
 @helper

@@ -19,13 +19,14 @@ Example, out = x * w:
 
 Memory: `load(x, i)`, `store(x, i, v)` at element i, unaligned, no bounds check; `load_masked(x, i, mask, fill)` and
 `store_masked(x, i, v, mask)` touch only the mask's lanes. `pointer(x, i)` points at element i of an array (its memory
-read as flat) or of a pointer; `pointer_at(address, like)` makes one of an integer address; p[i] reads and writes one
-element; `prefetch_write(x, i)` is a hint. `wide_pointer(x, i)` is a pointer whose vectors span 4 registers: sums in 4
+read as flat) or of a pointer; `pointer_at(address, like)` makes one of an integer address, `aligned(x)` one at x's first
+cache line; p[i] reads and writes one element; `prefetch_write(x, i)` is a hint. `wide_pointer(x, i)` is a pointer whose vectors span 4 registers: sums in 4
 independent chains and polynomials interleaved, without waiting for each result (layer norm: 2x faster).
 Values: `broadcast(like, scalar)`; + - * / and unary -; < <= > >= == != give masks, joined by & | ~;
 `select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`, `square_root`;
 `first_lanes(like, n)` is the mask of the lanes below n.
-Across lanes: `reduce_add`, `reduce_max` (NaN wins), each in a fixed tree order; `any_lane(mask)`.
+Across lanes: `reduce_add`, `reduce_max` (NaN wins), `reduce_greatest` (NaN may be lost; cheaper), each in a fixed tree
+order; `any_lane(mask)`.
 `exp`, `erf`, `tanh` and the activations are in simd_math.py.
 
 One specialisation per dtype: give kernels arrays from `as_kernel_array`; for strided views give addresses
@@ -159,6 +160,23 @@ def pointer_at(typingctx, address, like):
         return builder.inttoptr(args[0], context.get_value_type(result))
 
     return result(types.intp, like), codegen
+
+
+@intrinsic
+def aligned(typingctx, array):
+    """Points at the first element of a C-contiguous array that lies on a cache line (the array needs one line to spare).
+
+    Whoever takes a pointer must not outlive the array: take it in a helper that the array is handed to.
+    """
+    check_memory(array)
+
+    def codegen(context, builder, sig, args):
+        start = element_pointer(context, builder, array, args[0], ir.IntType(64)(0))
+        address = builder.ptrtoint(start, ir.IntType(64))
+        up = builder.and_(builder.add(address, address.type(63)), address.type(-64))
+        return builder.inttoptr(up, start.type)
+
+    return types.CPointer(array.dtype)(array), codegen
 
 
 @intrinsic
@@ -348,6 +366,19 @@ def reduce_max(typingctx, value):
         def combine(low, high, count):
             name = f"llvm.maximum.{Vec(value.dtype, count).suffix}"
             return call_llvm(builder, name, low.type, [low, high])
+
+        return _reduce(builder, value, args[0], combine)
+
+    return value.dtype(value), codegen
+
+
+@intrinsic
+def reduce_greatest(typingctx, value):
+    """Like `reduce_max`, but NaN may be lost: one instruction a step instead of five."""
+
+    def codegen(context, builder, sig, args):
+        def combine(low, high, count):
+            return builder.select(builder.fcmp_ordered(">", low, high), low, high)
 
         return _reduce(builder, value, args[0], combine)
 

@@ -1,7 +1,7 @@
 """Cross entropy on the CPU: the log-sum-exp of a row in one pass over memory, chunk by chunk.
 
-A chunk is read twice, for its peak and for its sum of exponentials, the second time from the first-level cache. When the
-peak rises, what was summed before is scaled down (Milakov and Gimelshein 2018, "Online normalizer calculation for
+A chunk is read twice, for its peak and for its sum of exponentials, the second time from the first-level cache. When
+the peak rises, what was summed before is scaled down (Milakov and Gimelshein 2018, "Online normalizer calculation for
 softmax", https://arxiv.org/abs/1805.02867).
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from numba import prange
 
 from .._numba import helper, kernel
-from .._numba.rows import flat, share, task_count
+from .._numba.rows import flat, peak, share, task_count
 from .._numba.simd import (
     broadcast,
     first_lanes,
@@ -20,10 +20,9 @@ from .._numba.simd import (
     load_masked,
     pointer,
     reduce_add,
-    reduce_max,
-    select,
     store,
     store_masked,
+    wide_pointer,
 )
 from .._numba.simd_math import exp
 
@@ -53,35 +52,27 @@ def _ids(target):
 
 
 @helper
-def _peak(x, count):
-    full = count - count % lanes(x)
-    peak = load_masked(x, full, first_lanes(x, count - full), -np.inf)
-    for i in range(0, full, lanes(x)):
-        v = load(x, i)
-        peak = select(v > peak, v, peak)  # one instruction; a NaN that it loses comes back through the sum
-    return reduce_max(peak)
-
-
-@helper
 def _sum_exp(x, count, shift):
     full = count - count % lanes(x)
-    total = exp(load_masked(x, full, first_lanes(x, count - full), -np.inf) - shift)
+    total = broadcast(x, 0.0)
     for i in range(0, full, lanes(x)):
         total += exp(load(x, i) - shift)
+    if full < count:
+        total += exp(load_masked(x, full, first_lanes(x, count - full), -np.inf) - shift)
     return reduce_add(total)
 
 
 @helper
 def _log_sum_exp(x, classes):
     """(log sum exp(x - shift), shift) in float64; shift is the peak where that is finite."""
-    peak, shift, total = -np.inf, 0.0, 0.0
+    highest, shift, total = -np.inf, 0.0, 0.0
     for start in range(0, classes, CHUNK):
-        part, count = pointer(x, start), min(CHUNK, classes - start)
-        part_peak = float(_peak(part, count))
-        if part_peak > peak:
-            total *= math.exp(peak - part_peak)
-            peak = part_peak
-            shift = 0.0 if math.isinf(peak) else peak
+        part, count = wide_pointer(x, start), min(CHUNK, classes - start)
+        part_peak = float(peak(part, count))
+        if part_peak > highest:
+            total *= math.exp(highest - part_peak)
+            highest = part_peak
+            shift = 0.0 if math.isinf(highest) else highest
         total += _sum_exp(part, count, shift)
     return math.log(total), shift
 
@@ -114,16 +105,9 @@ def _backward_row(x, lse, grad, out, classes):
     full = classes - classes % lanes(x)
     for i in range(0, full, lanes(x)):
         store(out, i, exp(load(x, i) - lse) * grad)
-    tail = first_lanes(x, classes - full)
-    store_masked(out, full, exp(load_masked(x, full, tail, 0.0) - lse) * grad, tail)
-
-
-@helper
-def _zeros(out, count):
-    full = count - count % lanes(out)
-    for i in range(0, full, lanes(out)):
-        store(out, i, broadcast(out, 0.0))
-    store_masked(out, full, broadcast(out, 0.0), first_lanes(out, count - full))
+    if full < classes:
+        tail = first_lanes(x, classes - full)
+        store_masked(out, full, exp(load_masked(x, full, tail, 0.0) - lse) * grad, tail)
 
 
 @helper
@@ -131,9 +115,9 @@ def _backward_rows(grad, x, target, lse, ignore_index, classes, out, first, last
     for row in range(first, last):
         at = row * classes
         if target[row] == ignore_index:
-            _zeros(pointer(out, at), classes)
+            out[at : at + classes] = 0.0
         else:
-            _backward_row(pointer(x, at), lse[row], grad[row], pointer(out, at), classes)
+            _backward_row(wide_pointer(x, at), lse[row], grad[row], wide_pointer(out, at), classes)
             out[at + target[row]] -= grad[row]
 
 

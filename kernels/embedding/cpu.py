@@ -77,12 +77,13 @@ def _sum_columns(grad, ids, dim, first, following, out, start, stop):
         exact[:] = 0.0
         occurrence = i
         while occurrence >= 0:
-            at = occurrence * dim + start
+            row = pointer(grad, occurrence * dim + start)
             for c in range(stop - start):
-                exact[c] += grad[at + c]
+                exact[c] += row[c]
             occurrence = following[occurrence]
+        target = pointer(out, ids[i] * dim + start)
         for c in range(stop - start):
-            out[ids[i], start + c] = exact[c]
+            target[c] = exact[c]
 
 
 @kernel(parallel=True)

@@ -1,7 +1,7 @@
 """Layer norm on the CPU: mean, squared deviations from it, then the result, in three passes over a row in cache.
 
-A missing weight is ones and a missing bias zeros (they stay in the first-level cache), so that one compiled kernel serves
-every combination. The sum with a residual is written where the result will go, and read from there.
+A missing weight is ones and a missing bias zeros (they stay in the first-level cache), so that one compiled kernel
+serves every combination. The sum with a residual is written where the result will go, and read from there.
 """
 
 import math
@@ -10,19 +10,8 @@ import numpy as np
 from numba import prange
 
 from .._numba import helper, inline_helper, kernel
-from .._numba.pointwise import add_lines
-from .._numba.rows import BLOCK_ROWS, block_count, flat, share, sum_blocks, task_count
-from .._numba.simd import (
-    broadcast,
-    first_lanes,
-    fma,
-    lanes,
-    load,
-    load_masked,
-    pointer,
-    reduce_add,
-    store_masked,
-)
+from .._numba.rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
+from .._numba.simd import broadcast, first_lanes, fma, lanes, load, load_masked, reduce_add, store_masked, wide_pointer
 
 GRAIN = 1 << 15
 
@@ -60,9 +49,11 @@ def _or_full(array, value, size, dtype):
 def _sum(x, width):
     """The sum of a row, in an order that depends on its width alone."""
     full = width - width % lanes(x)
-    total = load_masked(x, full, first_lanes(x, width - full), 0.0)
+    total = broadcast(x, 0.0)
     for i in range(0, full, lanes(x)):
         total += load(x, i)
+    if full < width:
+        total += load_masked(x, full, first_lanes(x, width - full), 0.0)
     return reduce_add(total)
 
 
@@ -70,10 +61,12 @@ def _sum(x, width):
 def _inverse_deviation(x, mean, eps, width):
     """1 / sqrt(variance + eps), from squared deviations: E[x^2] - mean^2 would cancel where the mean is large."""
     full = width - width % lanes(x)
-    d = load_masked(x, full, first_lanes(x, width - full), mean) - mean
-    total = d * d
+    total = broadcast(x, 0.0)
     for i in range(0, full, lanes(x)):
         d = load(x, i) - mean
+        total = fma(d, d, total)
+    if full < width:
+        d = load_masked(x, full, first_lanes(x, width - full), mean) - mean
         total = fma(d, d, total)
     return 1.0 / math.sqrt(reduce_add(total) / width + eps)
 
@@ -82,9 +75,9 @@ def _inverse_deviation(x, mean, eps, width):
 def _row(x, residual, out, at, width):
     """The row to normalise: that of x itself, or x + residual written to out."""
     if residual.size == 0:
-        return pointer(x, at)
-    add_lines(pointer(x, at), pointer(residual, at), pointer(out, at), width)
-    return pointer(out, at)
+        return wide_pointer(x, at)
+    add_lines(wide_pointer(x, at), wide_pointer(residual, at), wide_pointer(out, at), width)
+    return wide_pointer(out, at)
 
 
 @inline_helper
@@ -95,16 +88,22 @@ def _output_step(row, weight, bias, mean, scale, out, i, inside):
 
 
 @helper
+def _forward_row(row, weight, bias, out, width, eps):
+    full = width - width % lanes(row)
+    everywhere = first_lanes(row, lanes(row))  # a constant: the compiler makes plain loads and stores of it
+    mean = broadcast(row, _sum(row, width) / width)
+    scale = broadcast(row, _inverse_deviation(row, mean, eps, width))
+    for i in range(0, full, lanes(row)):
+        _output_step(row, weight, bias, mean, scale, out, i, everywhere)
+    if full < width:
+        _output_step(row, weight, bias, mean, scale, out, full, first_lanes(row, width - full))
+
+
+@helper
 def _forward_rows(x, residual, weight, bias, out, width, eps, first, last):
-    full = width - width % lanes(x)
-    everywhere = first_lanes(x, lanes(x))  # a constant: the compiler makes plain loads and stores of it
     for at in range(first * width, last * width, width):
-        row, target = _row(x, residual, out, at, width), pointer(out, at)
-        mean = broadcast(x, _sum(row, width) / width)
-        scale = broadcast(x, _inverse_deviation(row, mean, eps, width))
-        for i in range(0, full, lanes(x)):
-            _output_step(row, weight, bias, mean, scale, target, i, everywhere)
-        _output_step(row, weight, bias, mean, scale, target, full, first_lanes(x, width - full))
+        row = _row(x, residual, out, at, width)
+        _forward_row(row, wide_pointer(weight, 0), wide_pointer(bias, 0), wide_pointer(out, at), width, eps)
 
 
 @kernel(parallel=True)
@@ -142,24 +141,29 @@ def _backward_row(grad, row, weight, weight_sums, bias_sums, out, width, eps):
     everywhere, tail = first_lanes(row, lanes(row)), first_lanes(row, width - full)
     mean = broadcast(row, _sum(row, width) / width)
     scale = broadcast(row, _inverse_deviation(row, mean, eps, width))
-    total, along = _parameter_step(grad, row, weight, mean, scale, weight_sums, bias_sums, full, tail)
+    total, along = broadcast(row, 0.0), broadcast(row, 0.0)
     for i in range(0, full, lanes(row)):
         g, g_normalised = _parameter_step(grad, row, weight, mean, scale, weight_sums, bias_sums, i, everywhere)
+        total += g
+        along += g_normalised
+    if full < width:
+        g, g_normalised = _parameter_step(grad, row, weight, mean, scale, weight_sums, bias_sums, full, tail)
         total += g
         along += g_normalised
     mean_g, mean_along = broadcast(row, reduce_add(total) / width), broadcast(row, reduce_add(along) / width)
     for i in range(0, full, lanes(row)):
         _input_step(grad, row, weight, mean, scale, mean_g, mean_along, out, i, everywhere)
-    _input_step(grad, row, weight, mean, scale, mean_g, mean_along, out, full, tail)
+    if full < width:
+        _input_step(grad, row, weight, mean, scale, mean_g, mean_along, out, full, tail)
 
 
 @helper
 def _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, block):
-    sums = pointer(weight_sums, block * width), pointer(bias_sums, block * width)
+    sums = wide_pointer(weight_sums, block * width), wide_pointer(bias_sums, block * width)
     start = block * BLOCK_ROWS * width
     for at in range(start, min(start + BLOCK_ROWS * width, x.size), width):
         row = _row(x, residual, out, at, width)
-        _backward_row(pointer(grad, at), row, pointer(weight, 0), *sums, pointer(out, at), width, eps)
+        _backward_row(wide_pointer(grad, at), row, wide_pointer(weight, 0), *sums, wide_pointer(out, at), width, eps)
 
 
 @kernel(parallel=True)

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import prange
 
-from .._numba import helper, kernel
-from .._numba.rows import flat, share, task_count
+from .._numba import helper, inline_helper, kernel
+from .._numba.rows import flat, peak, share, task_count
 from .._numba.simd import (
     broadcast,
     first_lanes,
@@ -12,12 +12,10 @@ from .._numba.simd import (
     lanes,
     load,
     load_masked,
-    pointer,
     reduce_add,
-    reduce_max,
-    select,
     store,
     store_masked,
+    wide_pointer,
 )
 from .._numba.simd_math import exp
 
@@ -43,36 +41,37 @@ def _along(kernel, dim, *arrays):
     return np.ascontiguousarray(np.moveaxis(output, -1, dim))
 
 
+@inline_helper
+def _exp_step(x, out, i, inside, shift):
+    e = exp(load_masked(x, i, inside, -np.inf) - shift)
+    store_masked(out, i, e, inside)
+    return e
+
+
 @helper
 def _forward_row(x, out, width):
     full = width - width % lanes(x)
-    tail = first_lanes(x, width - full)
-    last = load_masked(x, full, tail, -np.inf)
-    peak = last
-    for i in range(0, full, lanes(x)):
-        v = load(x, i)
-        peak = select(v > peak, v, peak)  # one instruction; a NaN that it loses comes back through the sum
-    shift = reduce_max(peak)
+    everywhere, tail = first_lanes(x, lanes(x)), first_lanes(x, width - full)
+    shift = peak(x, width)
     if shift == -np.inf:
         shift = 0.0
-    total = exp(last - shift)
-    store_masked(out, full, total, tail)
+    total = broadcast(x, 0.0)
     for i in range(0, full, lanes(x)):
-        e = exp(load(x, i) - shift)
-        store(out, i, e)
-        total += e
-    _scale(out, reduce_add(total), width)
+        total += _exp_step(x, out, i, everywhere, shift)
+    if full < width:
+        total += _exp_step(x, out, full, tail, shift)
+    whole = reduce_add(total)
+    factor = 1.0 / whole if whole != 0.0 else 1.0  # 0: every entry was -inf
+    for i in range(0, full, lanes(x)):
+        store(out, i, load(out, i) * factor)
+    if full < width:
+        store_masked(out, full, load_masked(out, full, tail, 0.0) * factor, tail)
 
 
 @helper
-def _scale(out, total, width):
-    """out /= total; a total of 0 (every entry -inf) leaves the zeros."""
-    factor = 1.0 / total if total != 0.0 else 1.0
-    full = width - width % lanes(out)
-    for i in range(0, full, lanes(out)):
-        store(out, i, load(out, i) * factor)
-    tail = first_lanes(out, width - full)
-    store_masked(out, full, load_masked(out, full, tail, 0.0) * factor, tail)
+def _forward_rows(x, out, width, first, last):
+    for at in range(first * width, last * width, width):
+        _forward_row(wide_pointer(x, at), wide_pointer(out, at), width)
 
 
 @kernel(parallel=True)
@@ -86,31 +85,26 @@ def _forward(x, out, width, tasks):
 
 
 @helper
-def _forward_rows(x, out, width, first, last):
-    for row in range(first, last):
-        _forward_row(pointer(x, row * width), pointer(out, row * width), width)
-
-
-@helper
 def _backward_row(grad, y, out, width):
     full = width - width % lanes(y)
     tail = first_lanes(y, width - full)
-    last = load_masked(y, full, tail, 0.0)
-    last_grad = load_masked(grad, full, tail, 0.0)
-    total = last * last_grad
+    total = broadcast(y, 0.0)
     for i in range(0, full, lanes(y)):
         total = fma(load(grad, i), load(y, i), total)
+    if full < width:
+        total = fma(load_masked(grad, full, tail, 0.0), load_masked(y, full, tail, 0.0), total)
     along = broadcast(y, reduce_add(total))
     for i in range(0, full, lanes(y)):
         store(out, i, load(y, i) * (load(grad, i) - along))
-    store_masked(out, full, last * (last_grad - along), tail)
+    if full < width:
+        last = load_masked(y, full, tail, 0.0) * (load_masked(grad, full, tail, 0.0) - along)
+        store_masked(out, full, last, tail)
 
 
 @helper
 def _backward_rows(grad, y, out, width, first, last):
-    for row in range(first, last):
-        at = row * width
-        _backward_row(pointer(grad, at), pointer(y, at), pointer(out, at), width)
+    for at in range(first * width, last * width, width):
+        _backward_row(wide_pointer(grad, at), wide_pointer(y, at), wide_pointer(out, at), width)
 
 
 @kernel(parallel=True)
