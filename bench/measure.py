@@ -112,7 +112,6 @@ def _rounds(names: list[str], rounds: int, seconds: float) -> Iterator[list[str]
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:

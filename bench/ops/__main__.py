@@ -69,7 +69,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     _add_choice(parser, "--direction", DIRECTIONS)
     _add_choice(parser, "--backend", BACKENDS)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--rounds", type=int, default=21, help="samples of each variant, at most (default 21)")
+    parser.add_argument("--rounds", type=int, help="samples of each variant, at most (default 21)")
     parser.add_argument("--seconds", type=float, default=2.0, help="after which a case ends with fewer (default 2)")
     parser.add_argument("--threads", type=int, help="of the kernels and of NumPy's BLAS (default: the kernels' choice)")
     parser.add_argument("--peers", action="store_true", help="compare with PyTorch on the CPU too, if it is installed")
@@ -79,9 +79,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if options.quick:
-        options.size, options.length, options.rounds = ["mini"], ["short"], 3
+        options.size, options.length = ["mini"], ["short"]
     elif options.csv is None:
         options.csv = DEFAULT_CSV
+    options.rounds = options.rounds or (3 if options.quick else 21)
     return options
 
 

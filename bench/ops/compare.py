@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,11 +46,12 @@ def _checked(case: Case, plan: Plan) -> tuple[dict[str, Variant], dict[str, tupl
     inputs = calls.make_inputs(case, plan.dtype)
     expected = calls.expected_results(case, inputs)
     variants, failures = {}, {}
-    for name, reason, bind in _candidates(case, plan, inputs):
-        if reason is not None:
-            failures[name] = (UNAVAILABLE, reason)
-            continue
+    for name, (unavailable_reason, bind) in _candidates(case, plan, inputs).items():
         try:
+            reason = unavailable_reason()
+            if reason is not None:
+                failures[name] = (UNAVAILABLE, reason)
+                continue
             call = bind()
             calls.check(call(), expected, plan.dtype)
         except Exception as error:  # one broken kernel must not cost the results of a long run
@@ -59,17 +61,14 @@ def _checked(case: Case, plan: Plan) -> tuple[dict[str, Variant], dict[str, tupl
     return variants, failures
 
 
-def _candidates(case: Case, plan: Plan, inputs: dict[str, Any]) -> list[tuple[str, str | None, Callable]]:
-    """(name, why it cannot run or None, what makes its call)."""
-    candidates = [
-        (name, calls.unavailable_reason(case, name, plan.dtype), lambda name=name: calls.bind(case, inputs, name))
+def _candidates(case: Case, plan: Plan, inputs: dict[str, Any]) -> dict[str, tuple[Callable, Callable]]:
+    """For each variant what says why it cannot run, and what makes its call."""
+    candidates: dict[str, tuple[Callable, Callable]] = {
+        name: (partial(calls.unavailable_reason, case, name, plan.dtype), partial(calls.bind, case, inputs, name))
         for name in plan.backends
-    ]
+    }
     if plan.with_peers:
-        from bertcore.kernels import _numba
-
-        reason = peers.torch_unavailable_reason(case)
-        candidates.append(("torch", reason, lambda: peers.bind_torch(case, inputs, _numba.num_threads())))
+        candidates["torch"] = (partial(peers.torch_unavailable_reason, case), partial(peers.bind_torch, case, inputs))
     return candidates
 
 

@@ -10,17 +10,6 @@ import numpy as np
 
 from bench.ops.cases import FORWARD, Case, query_key_value
 
-_LEAVES = {  # what has a gradient, in the order in which the case returns them
-    "softmax": ("input",),
-    "layer_norm": ("input", "weight", "bias"),
-    "gelu": ("input", "bias"),
-    "activation": ("input",),
-    "linear": ("input", "weight", "bias"),
-    "attention": ("query", "key", "value"),
-    "embedding": ("weight",),
-    "cross_entropy": ("input",),
-}
-
 
 def torch_unavailable_reason(case: Case) -> str | None:
     """Why PyTorch cannot run the case, or None if it can."""
@@ -32,16 +21,18 @@ def torch_unavailable_reason(case: Case) -> str | None:
     return None
 
 
-def bind_torch(case: Case, inputs: dict[str, Any], threads: int) -> Callable[[], tuple]:
-    """The call to time; its results are those of the case."""
+def bind_torch(case: Case, inputs: dict[str, Any]) -> Callable[[], tuple]:
+    """The call to time, on as many threads as our kernels use; its results are those of the case."""
+    from bertcore.kernels import _numba
+
     torch = importlib.import_module("torch")
-    torch.set_num_threads(threads)
+    torch.set_num_threads(_numba.num_threads())
     tensors = {name: torch.from_numpy(it) if isinstance(it, np.ndarray) else it for name, it in inputs.items()}
     a = SimpleNamespace(**tensors)
     if case.op == "attention":
         a.query, a.key, a.value = query_key_value(a)
-    function = globals()[f"_{case.op}"]
-    leaves = [getattr(a, name) for name in _LEAVES[case.op]]
+    function, differentiable = _PEERS[case.op]
+    leaves = [getattr(a, name) for name in differentiable]
 
     def forward() -> tuple:
         with torch.inference_mode():
@@ -97,3 +88,15 @@ def _embedding(functional, a):
 
 def _cross_entropy(functional, a):
     return functional.cross_entropy(a.input, a.target)
+
+
+_PEERS = {  # the function, and what has a gradient, in the order in which the case returns them
+    "softmax": (_softmax, ("input",)),
+    "layer_norm": (_layer_norm, ("input", "weight", "bias")),
+    "gelu": (_gelu, ("input", "bias")),
+    "activation": (_activation, ("input",)),
+    "linear": (_linear, ("input", "weight", "bias")),
+    "attention": (_attention, ("query", "key", "value")),
+    "embedding": (_embedding, ("weight",)),
+    "cross_entropy": (_cross_entropy, ("input",)),
+}
