@@ -43,7 +43,7 @@ setup(
         "numpy>=2.0",
         "numba>=0.65",
         "safetensors>=0.5",
-        "tokenizers>=0.21",
+        "tokenizers>=0.22.2",
         'tbb>=2021.6; platform_machine == "x86_64" or platform_machine == "AMD64"',
     ],
     extras_require=EXTRAS,

@@ -1,0 +1,7 @@
+"""Text to token ids and back, over the `tokenizers` library, which is imported when the first tokenizer is loaded."""
+
+from .auto import AutoTokenizer
+from .batch import BatchEncoding
+from .tokenizer import Tokenizer
+
+__all__ = ["AutoTokenizer", "BatchEncoding", "Tokenizer"]

@@ -1,0 +1,212 @@
+"""What a folder may say about its tokenizer, in all the forms it has been said in, and the ways it can be broken."""
+
+import json
+import shutil
+
+import pytest
+
+from bertcore.checkpoint import CheckpointError
+from bertcore.tokenization import AutoTokenizer
+from tests.tokenization.corpus import HARD_TEXTS, train_vocabulary, write_json
+
+
+@pytest.fixture
+def folder(tmp_path, vocabulary_folder):
+    shutil.copy(vocabulary_folder / "vocab.txt", tmp_path / "vocab.txt")
+    return tmp_path
+
+
+def load(folder):
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_tokenizer_json_equals_its_vocabulary(demo_folder, tmp_path):
+    for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(demo_folder / name, tmp_path / name)
+    assert load(tmp_path)(HARD_TEXTS, HARD_TEXTS) == load(demo_folder)(HARD_TEXTS, HARD_TEXTS)
+
+
+def test_tokenizer_json_alone(demo_folder, tmp_path):
+    shutil.copy(demo_folder / "tokenizer.json", tmp_path / "tokenizer.json")
+    tokenizer = load(str(tmp_path))
+    assert tokenizer(HARD_TEXTS) == load(demo_folder)(HARD_TEXTS)
+    assert (tokenizer.mask_token_id, tokenizer.pad_token_id) == (103, 0)
+
+
+def test_bert_tokenizer_json_without_a_template_gets_it(demo_folder, tmp_path):
+    content = json.loads((demo_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["post_processor"] = None
+    write_json(tmp_path / "tokenizer.json", content)
+    assert load(tmp_path)("word", "word").tokens() == ["[CLS]", "word", "[SEP]", "word", "[SEP]"]
+
+
+def test_tokenizer_json_of_another_kind_is_taken_as_it_is(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "value": 2}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"})
+    tokenizer = load(tmp_path)
+    assert tokenizer("the [CLS] value").input_ids == [1, 0, 0, 0, 2]
+    assert tokenizer("the", "value").token_type_ids == [0, 1]
+    assert tokenizer.pad_token is None and tokenizer.unk_token_id == 0
+    with pytest.raises(ValueError, match="padding needs a pad token"):
+        tokenizer(["the"], padding=True)
+
+
+@pytest.mark.parametrize(
+    "config, tokens",
+    [
+        ({}, ["the", "e", "中", "日"]),
+        ({"do_lower_case": False}, ["The", "É", "中", "日"]),
+        ({"do_lower_case": False, "strip_accents": True}, ["The", "E", "中", "日"]),
+        ({"strip_accents": False}, ["the", "é", "中", "日"]),
+        ({"tokenize_chinese_chars": False}, ["the", "e", "中", "##日"]),
+    ],
+    ids=str,
+)
+def test_normalization(tmp_path, config, tokens):
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "e", "é", "E", "É", "中", "日", "##日"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    write_json(tmp_path / "tokenizer_config.json", config)
+    assert load(tmp_path).tokenize("The É 中日") == tokens
+
+
+def test_config_overrules_tokenizer_json(demo_folder, tmp_path):
+    shutil.copy(demo_folder / "tokenizer.json", tmp_path / "tokenizer.json")
+    write_json(tmp_path / "tokenizer_config.json", {"do_lower_case": False})
+    assert load(tmp_path).tokenize("word Word") == ["word", "[UNK]"]
+
+
+def test_special_tokens_as_strings_and_as_objects(folder):
+    vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8")
+    (folder / "vocab.txt").write_text(vocabulary.replace("[MASK]", "<mask>").replace("[CLS]", "<s>"), encoding="utf-8")
+    mask = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "normalized": False}
+    write_json(folder / "tokenizer_config.json", {"cls_token": "<s>", "mask_token": mask})
+    tokenizer = load(folder)
+    assert (tokenizer.cls_token, tokenizer.cls_token_id) == ("<s>", 2)
+    assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("<mask>", 4)
+    found = tokenizer("the  <mask>", return_offsets_mapping=True)
+    assert found.input_ids == tokenizer.convert_tokens_to_ids(["<s>", "the", "<mask>", "[SEP]"])
+    assert found.offset_mapping[2] == (3, 11)  # lstrip takes the spaces before it
+
+
+def test_special_tokens_map(folder):
+    write_json(folder / "tokenizer_config.json", {"sep_token": "[MASK]"})
+    write_json(folder / "special_tokens_map.json", {"sep_token": {"content": "[PAD]", "lstrip": False}})
+    assert load(folder)("the").tokens() == ["[CLS]", "the", "[PAD]"]
+
+
+def test_special_token_that_the_vocabulary_lacks_is_added(folder):
+    before = len(load(folder))
+    write_json(folder / "special_tokens_map.json", {"mask_token": "<blank>", "additional_special_tokens": ["<e1>"]})
+    tokenizer = load(folder)
+    assert (tokenizer.mask_token_id, len(tokenizer), tokenizer.vocab_size) == (before, before + 2, before)
+    assert tokenizer("the <blank> <e1>").tokens() == ["[CLS]", "the", "<blank>", "<e1>", "[SEP]"]
+    assert "<e1>" in tokenizer.all_special_tokens
+    assert tokenizer.decode(tokenizer("the <e1>").input_ids, skip_special_tokens=True) == "the"
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["added_tokens.json", "added_tokens_decoder"])
+def test_added_tokens(folder, newer):
+    size = len(load(folder))
+    if newer:
+        plain = {"content": "newword", "special": False, "normalized": True}
+        decoder = {str(size + 1): plain, str(size): {"content": "[E]", "special": True}, "4": {"content": "[MASK]"}}
+        write_json(folder / "tokenizer_config.json", {"added_tokens_decoder": decoder})
+    else:
+        write_json(folder / "added_tokens.json", {"newword": size + 1, "[E]": size})
+        write_json(folder / "special_tokens_map.json", {"additional_special_tokens": ["[E]"]})
+    tokenizer = load(folder)
+    assert tokenizer("the NewWord [E]").input_ids[2:4] == [size + 1, size]
+    assert len(tokenizer) == size + 2
+    cut = tokenizer(["the NewWord [E] the the the"] * 2, truncation=True, max_length=5)
+    assert cut.tokens() == ["[CLS]", "the", "newword", "[E]", "[SEP]"]  # the truncating copy knows them too
+
+
+def test_windows_line_ends(folder, vocabulary_folder):
+    content = (folder / "vocab.txt").read_bytes()
+    (folder / "vocab.txt").write_bytes(content.replace(b"\n", b"\r\n"))
+    assert load(folder).get_vocab() == load(vocabulary_folder).get_vocab()
+
+
+@pytest.mark.parametrize("key", ["model_max_length", "max_len"])
+def test_model_max_length(folder, key):
+    write_json(folder / "tokenizer_config.json", {key: 77})
+    assert load(folder).model_max_length == 77
+    write_json(folder / "tokenizer_config.json", {key: 1e30})
+    assert load(folder).model_max_length == int(1e30)
+
+
+def test_input_names(folder):
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DistilBertTokenizerFast"})
+    assert list(load(folder)("the")) == ["input_ids", "attention_mask"]
+    write_json(folder / "tokenizer_config.json", {"model_input_names": ["input_ids"]})
+    assert list(load(folder)("the")) == ["input_ids"]
+    assert list(load(folder)("the", return_token_type_ids=True)) == ["input_ids", "token_type_ids"]
+
+
+class TestBroken:
+    def test_no_folder(self, tmp_path):
+        with pytest.raises(CheckpointError, match="nowhere does not exist"):
+            load(tmp_path / "nowhere")
+
+    def test_no_tokenizer(self, tmp_path):
+        (tmp_path / "vocab.json").write_text("{}")
+        with pytest.raises(CheckpointError, match=r"has neither tokenizer\.json nor vocab\.txt; it holds vocab\.json"):
+            load(tmp_path)
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "1.0"}', '{"model": {"type": "Other"}}'])
+    def test_tokenizer_json(self, tmp_path, content):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read by the tokenizers library: "):
+            load(tmp_path)
+
+    @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
+    def test_json_beside_it(self, folder, name):
+        (folder / name).write_text("{")
+        with pytest.raises(CheckpointError, match=rf"{name} is not valid JSON"):
+            load(folder)
+
+    def test_vocabulary_that_is_no_text(self, tmp_path):
+        (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(CheckpointError, match=r"vocab\.txt cannot be read as a vocabulary: "):
+            load(tmp_path)
+
+    @pytest.mark.parametrize("content", ["", "the\nvalue\n"])
+    def test_vocabulary_without_the_unknown_token(self, tmp_path, content):
+        (tmp_path / "vocab.txt").write_text(content)
+        with pytest.raises(CheckpointError, match=r"vocab\.txt lacks the unknown token '\[UNK\]'"):
+            load(tmp_path)
+
+    def test_vocabulary_of_a_tokenizer_that_is_not_berts(self, folder):
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"})
+        with pytest.raises(CheckpointError, match=r"BertJapaneseTokenizer without tokenizer\.json; .* builds Bert"):
+            load(folder)
+
+    def test_special_token_that_is_none(self, folder):
+        write_json(folder / "tokenizer_config.json", {"mask_token": 3})
+        with pytest.raises(CheckpointError, match="mask_token is 3; expected a string or an object"):
+            load(folder)
+
+    def test_added_token_with_an_id_that_is_taken(self, folder):
+        write_json(folder / "added_tokens.json", {"newword": 7})
+        with pytest.raises(CheckpointError, match="'newword' has the id 7, but the vocabulary gives it 7"):
+            load(folder)
+
+    def test_side(self, folder):
+        write_json(folder / "tokenizer_config.json", {"padding_side": "top"})
+        with pytest.raises(CheckpointError, match="padding_side is 'top'; expected 'left' or 'right'"):
+            load(folder)
+
+    def test_auto_tokenizer_is_not_made(self):
+        with pytest.raises(TypeError, match="from_pretrained"):
+            AutoTokenizer()
+
+
+def test_vocabularies_are_trained_as_the_tests_think(tmp_path):
+    train_vocabulary(tmp_path / "vocab.txt", lower_case=False)
+    tokens = (tmp_path / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and len(tokens) == 700
+    assert any(token.startswith("##") for token in tokens)

@@ -1,0 +1,306 @@
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from bertcore.tokenization import AutoTokenizer, BatchEncoding
+from bertcore.tokenization.engine import MOST_COPIES, PARALLEL_TEXTS, _copy
+from tests.tokenization.corpus import HARD_TEXTS
+
+CLS, SEP, PAD, UNK, MASK = 2, 3, 0, 1, 4
+
+
+class TestResults:
+    def test_one_text(self, tokenizer):
+        found = tokenizer("the value")
+        assert isinstance(found, BatchEncoding) and isinstance(found, dict)
+        assert list(found) == ["input_ids", "token_type_ids", "attention_mask"]
+        assert found.tokens() == ["[CLS]", "the", "value", "[SEP]"]
+        assert found.input_ids == found["input_ids"] == tokenizer.convert_tokens_to_ids(found.tokens())
+        assert found.attention_mask == [1, 1, 1, 1] and found.token_type_ids == [0, 0, 0, 0]
+
+    def test_result_goes_into_a_call(self, tokenizer):
+        assert dict(**tokenizer("the value")) == tokenizer("the value")
+
+    def test_missing_name_says_what_there_is(self, tokenizer):
+        with pytest.raises(AttributeError, match="no 'labels'; it has input_ids, token_type_ids, attention_mask"):
+            _ = tokenizer("the value").labels
+
+    def test_batch_equals_texts_alone(self, tokenizer):
+        assert len(HARD_TEXTS) >= PARALLEL_TEXTS  # the batch goes the parallel way, the texts do not
+        batch = tokenizer(HARD_TEXTS, return_offsets_mapping=True)
+        for row, text in enumerate(HARD_TEXTS):
+            alone = tokenizer(text, return_offsets_mapping=True)
+            assert {name: rows[row] for name, rows in batch.items()} == alone
+        assert tokenizer(tuple(HARD_TEXTS), return_offsets_mapping=True) == batch
+
+    def test_pair(self, tokenizer):
+        found = tokenizer("the", "value", return_special_tokens_mask=True)
+        assert found.tokens() == ["[CLS]", "the", "[SEP]", "value", "[SEP]"]
+        assert found.token_type_ids == [0, 0, 0, 1, 1]
+        assert found.special_tokens_mask == [1, 0, 1, 0, 1]
+        assert found.sequence_ids() == [None, 0, None, 1, None]
+
+    def test_empty_second_text_is_a_text(self, tokenizer):
+        """transformers drops it for a single text and keeps it in a batch; here both are the same."""
+        assert tokenizer("the", "").input_ids == tokenizer(["the"], [""]).input_ids[0]
+        assert tokenizer("the", "").tokens() == ["[CLS]", "the", "[SEP]", "[SEP]"]
+
+    def test_empty_text(self, tokenizer):
+        assert tokenizer("").input_ids == [CLS, SEP]
+        assert tokenizer(["", "the"], padding=True).attention_mask == [[1, 1, 0], [1, 1, 1]]
+
+    @pytest.mark.parametrize("empty", [[], ()])
+    def test_empty_batch(self, tokenizer, empty):
+        nothing = {"input_ids": [], "token_type_ids": [], "attention_mask": []}
+        assert tokenizer(empty) == tokenizer(empty, empty, padding=True, truncation=True, max_length=5) == nothing
+
+    def test_empty_batch_as_arrays(self, tokenizer):
+        found = tokenizer([], return_tensors="np", padding=True, return_offsets_mapping=True, return_length=True)
+        assert {name: array.shape for name, array in found.items()} == {
+            "input_ids": (0, 0), "token_type_ids": (0, 0), "attention_mask": (0, 0), "offset_mapping": (0, 0, 2),
+            "length": (0,),
+        }  # fmt: skip
+
+    def test_arrays(self, tokenizer):
+        found = tokenizer(["the value", "the"], padding=True, return_tensors="np", return_offsets_mapping=True)
+        assert found.input_ids.dtype == np.int64 and found.input_ids.shape == (2, 4)
+        assert found.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+        assert found.offset_mapping.shape == (2, 4, 2)
+        assert tokenizer("the value", return_tensors="np").input_ids.shape == (1, 4)
+
+    def test_special_tokens_in_the_text(self, tokenizer):
+        assert tokenizer("the [MASK] value").tokens() == ["[CLS]", "the", "[MASK]", "value", "[SEP]"]
+
+    def test_offsets_point_into_the_text(self, tokenizer):
+        text = "  Thé\u0301 value!"
+        found = tokenizer(text, return_offsets_mapping=True)
+        pieces = [text[start:end] for start, end in found.offset_mapping]
+        assert pieces[0] == pieces[-1] == "" and "".join(pieces) == text.replace(" ", "").replace("\u0301", "")
+
+
+class TestBackToText:
+    def test_decode(self, tokenizer):
+        ids = tokenizer("the value, again").input_ids
+        assert tokenizer.decode(ids) == "[CLS] the value, again [SEP]"
+        assert tokenizer.decode(ids, skip_special_tokens=True) == "the value, again"
+        assert tokenizer.decode(np.array(ids)) == tokenizer.decode([np.int32(number) for number in ids])
+        assert tokenizer.decode(MASK) == tokenizer.decode(np.int64(MASK)) == "[MASK]"
+        assert tokenizer.decode([]) == ""
+
+    def test_decode_of_a_batch(self, tokenizer):
+        ids = tokenizer(["the", "value"], return_tensors="np").input_ids
+        assert tokenizer.decode(ids) == tokenizer.batch_decode(ids.tolist()) == ["[CLS] the [SEP]", "[CLS] value [SEP]"]
+
+    @pytest.mark.parametrize("wrong", [-1, -100, 10**6, 2**40])
+    def test_ids_outside_the_vocabulary(self, tokenizer, wrong):
+        message = rf"token id {wrong} at position 2 is not in the vocabulary \(0 to {len(tokenizer) - 1}\)"
+        for convert in (tokenizer.decode, tokenizer.convert_ids_to_tokens):
+            with pytest.raises(ValueError, match=message):
+                convert([CLS, SEP, wrong])
+        with pytest.raises(ValueError, match=f"token id {wrong} is not"):
+            tokenizer.convert_ids_to_tokens(wrong)
+
+    def test_tokens_and_ids(self, tokenizer):
+        assert tokenizer.convert_ids_to_tokens(MASK) == "[MASK]"
+        assert tokenizer.convert_ids_to_tokens([CLS, MASK], skip_special_tokens=True) == []
+        assert tokenizer.convert_tokens_to_ids("[MASK]") == MASK
+        assert tokenizer.convert_tokens_to_ids(["[PAD]", "no such token"]) == [PAD, UNK]
+
+    def test_special_tokens(self, tokenizer):
+        assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("[MASK]", MASK)
+        assert (tokenizer.bos_token, tokenizer.bos_token_id) == (None, None)
+        assert tokenizer.all_special_tokens == ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"]
+        assert tokenizer.all_special_ids == [UNK, SEP, PAD, CLS, MASK]
+        assert tokenizer.vocab_size == len(tokenizer) == len(tokenizer.get_vocab()) and tokenizer
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        "text, message",
+        [
+            (3, "text is int; expected a string or a list of strings"),
+            (None, "text is NoneType"),
+            (b"bytes", "text is bytes"),
+            (["the", None], r"text\[1\] is NoneType; expected a string"),
+            (["the"] * 20 + [3.5], r"text\[20\] is float"),
+            ([["the", "value"]], r"text\[0\] is list"),
+            ([("the", "value")], r"text\[0\] is tuple"),
+            ({"the": 1}, "text is dict"),
+            ((text for text in ["the"]), "text is generator"),
+        ],
+    )
+    def test_no_text(self, tokenizer, text, message):
+        with pytest.raises(TypeError, match=message):
+            tokenizer(text)
+
+    @pytest.mark.parametrize(
+        "text, pair, error, message",
+        [
+            ("the", ["value"], TypeError, "text_pair is list; expected a string, as text is one"),
+            (["the"], "value", TypeError, "text_pair is str; expected a string or a list of strings|text_pair is str"),
+            (["the", "the"], ["value", 1], TypeError, r"text_pair\[1\] is int"),
+            (["the", "the"], ["value"], ValueError, "text_pair has 1 texts; expected 2, one for each of text"),
+            ([], ["value"], ValueError, "text_pair has 1 texts; expected 0"),
+        ],
+    )
+    def test_pairs(self, tokenizer, text, pair, error, message):
+        with pytest.raises(error, match=message):
+            tokenizer(text, pair)
+
+    @pytest.mark.parametrize("count", [2, PARALLEL_TEXTS + 1])
+    def test_lone_surrogate(self, tokenizer, count):
+        texts = ["the"] * count
+        with pytest.raises(ValueError, match=r"^text is not valid Unicode: a lone surrogate at character 2"):
+            tokenizer("a \ud800 b")
+        with pytest.raises(ValueError, match=r"^text\[1\] is not valid Unicode: a lone surrogate at character 0"):
+            tokenizer(["the", "\udfff", *texts])
+        with pytest.raises(ValueError, match=rf"^text_pair\[{count - 1}\] is not valid Unicode"):
+            tokenizer(texts, [*texts[1:], "\udfff"])
+
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            ({"truncation": True, "max_length": 1}, "max_length is 1, but 2 special tokens are added"),
+            ({"truncation": True, "max_length": -1}, "max_length is -1; expected at least 0"),
+            ({"truncation": True}, "truncation needs max_length: the tokenizer's files state no model_max_length"),
+            (
+                {"truncation": "first", "max_length": 5},
+                "truncation is 'first'; expected one of False, 'do_not_truncate'",
+            ),
+            ({"truncation": "only_second", "max_length": 5}, "truncation='only_second' needs text_pair"),
+            ({"truncation": 1, "max_length": 5}, "truncation is 1; expected one of"),
+            ({"padding": "max_length"}, "padding='max_length' needs max_length"),
+            ({"padding": "left"}, "padding is 'left'; expected one of False, 'do_not_pad', True"),
+            ({"padding": ["longest"]}, "padding is .*; expected one of"),
+            ({"padding": True, "padding_side": "top"}, "padding_side is 'top'; expected 'left' or 'right'"),
+            ({"padding": True, "pad_to_multiple_of": 0}, "pad_to_multiple_of is 0; expected at least 1"),
+            ({"truncation": True, "max_length": 9, "padding": True, "pad_to_multiple_of": 8}, "expected a multiple of"),
+            ({"truncation": True, "max_length": 9, "stride": 7}, "stride is 7; expected less than the 7 tokens"),
+            ({"stride": -1}, "stride is -1; expected at least 0"),
+            ({"return_tensors": "pt"}, "return_tensors is 'pt'; expected None or 'np'"),
+        ],
+    )
+    def test_options(self, tokenizer, options, message):
+        with pytest.raises(ValueError, match=message):
+            tokenizer(["the value", "the"], **options)
+
+    @pytest.mark.parametrize("value", [5.0, "5", True])
+    def test_max_length_that_is_no_integer(self, tokenizer, value):
+        with pytest.raises(TypeError, match=rf"max_length is {type(value).__name__}; expected an integer"):
+            tokenizer("the", truncation=True, max_length=value)
+
+    def test_room_of_a_pair(self, tokenizer):
+        with pytest.raises(ValueError, match="max_length is 2, but 3 special tokens are added"):
+            tokenizer("the", "value", truncation=True, max_length=2)
+        with pytest.raises(ValueError, match="stride is 4; expected less than the 4 tokens"):
+            tokenizer("the", "value", truncation=True, max_length=11, stride=4)
+
+    @pytest.mark.parametrize("strategy", ["only_first", "only_second"])
+    @pytest.mark.parametrize("stride, kept", [(0, 0), (0, -4), (3, 3), (3, 1)])
+    def test_part_that_cannot_be_cut_enough(self, tokenizer, strategy, stride, kept):
+        long, whole = "the " * 30, "the " * (20 - kept)
+        part = "text" if strategy == "only_first" else "text_pair"
+        arguments = (["the", long], ["the", whole]) if strategy == "only_first" else (["the", whole], ["the", long])
+        message = rf"^{part}\[1\] would have to be cut to {max(kept, 0)} tokens.* has {20 - kept}"
+        with pytest.raises(ValueError, match=message):
+            tokenizer(*arguments, truncation=strategy, max_length=23, stride=stride)
+
+    @pytest.mark.parametrize("strategy", ["only_first", "only_second"])
+    def test_part_that_need_not_be_cut(self, tokenizer, strategy):
+        pair = ("the", "the " * 19) if strategy == "only_first" else ("the " * 19, "the")
+        found = tokenizer(*pair, truncation=strategy, max_length=23, stride=5)
+        assert found.tokens() == ["[CLS]", *pair[0].split(), "[SEP]", *pair[1].split(), "[SEP]"]
+
+    def test_ragged_rows_make_no_array(self, tokenizer):
+        with pytest.raises(
+            ValueError, match="input_ids has rows of 3 to 4 tokens, which make no array; pass padding=True"
+        ):
+            tokenizer(["the value", "the"], return_tensors="np")
+
+    def test_max_length_without_effect_is_said(self, tokenizer):
+        with pytest.warns(UserWarning, match="pass truncation=True to cut") as caught:
+            tokenizer(["the value"], padding=True, max_length=3)
+        assert caught[0].filename == __file__
+
+
+def test_model_max_length_is_the_default(demo_folder):
+    demo = AutoTokenizer.from_pretrained(demo_folder)
+    assert demo.model_max_length == 512
+    assert len(demo("word " * 600, truncation=True).input_ids) == 512
+    assert len(demo("word " * 600).input_ids) == 602
+    assert len(demo("word", padding="max_length").input_ids) == 512
+
+
+def test_settings_stored_in_tokenizer_json_do_not_apply(demo_folder):
+    """all-MiniLM-L6-v2's tokenizer.json pads and cuts everything to 128."""
+    demo = AutoTokenizer.from_pretrained(demo_folder)
+    assert len(demo("a").input_ids) == 3 and len(demo("word " * 200).input_ids) == 202
+
+
+class TestThreads:
+    def test_many_threads_with_different_options(self, tokenizer):
+        lengths = range(5, 5 + 2 * MOST_COPIES)  # more truncations than are kept
+        options = [{"truncation": True, "max_length": length, "padding": length % 2 == 0} for length in lengths]
+        wanted = [tokenizer(HARD_TEXTS, **one) for one in options]
+        fresh, wrong = pickle.loads(pickle.dumps(tokenizer)), []
+
+        def work(first):
+            for place in range(first, len(options), 4):
+                if fresh(HARD_TEXTS, **options[place]) != wanted[place]:
+                    wrong.append(options[place])
+                if fresh(HARD_TEXTS[5], **options[place]).input_ids[:4] != wanted[place].input_ids[5][:4]:
+                    wrong.append(place)
+
+        threads = [threading.Thread(target=work, args=(number % 4,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert len(fresh._engine._copies) <= MOST_COPIES
+
+    def test_copies_are_the_same_tokenizer(self, demo_folder, tokenizer):
+        for one in (tokenizer, AutoTokenizer.from_pretrained(demo_folder)):
+            assert _copy(one._backend).to_str() == one._backend.to_str()
+
+    def test_pickle(self, tokenizer):
+        tokenizer("the", truncation=True, max_length=9)
+        again = pickle.loads(pickle.dumps(tokenizer))
+        assert again(HARD_TEXTS) == tokenizer(HARD_TEXTS) and repr(again) == repr(tokenizer)
+
+
+FORK = """
+import os, sys
+from bertcore.tokenization import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+texts = ["the value of it"] * 1000
+wanted = tokenizer(texts)
+child = os.fork()
+if child == 0:
+    os._exit(0 if tokenizer(texts) == wanted else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or tokenizer(texts) != wanted)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not fork")
+@pytest.mark.parametrize("parallelism", [None, "true", "false"])
+def test_fork_after_use(vocabulary_folder, parallelism, monkeypatch):
+    """Neither a deadlock nor a warning in a child that tokenizes, however TOKENIZERS_PARALLELISM is set."""
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if parallelism:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallelism)
+    command = [sys.executable, "-W", "ignore", "-c", FORK, str(vocabulary_folder)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_the_library_is_imported_at_first_use():
+    code = (
+        "import sys, bertcore.tokenization; from bertcore.tokenization import AutoTokenizer, Tokenizer\n"
+        "assert 'tokenizers' not in sys.modules and 'safetensors' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
