@@ -15,8 +15,8 @@ def instantiations(functors):
 def launch(module, functor, input, bias=None):
     """functor(input + bias) of every element; bias, along the last axis, may be None."""
     xp = namespace(input)
-    input = xp.ascontiguousarray(input)
     output = xp.empty(input.shape, input.dtype)
+    input = xp.ascontiguousarray(input)  # NumPy gives an array without axes one
     if output.size == 0:
         return output
     per_block = THREADS * VECTORS * VECTOR_BYTES // input.dtype.itemsize

@@ -20,12 +20,12 @@ KERNELS = _cuda.Module(
 def embedding(input, weight):
     """Ids of any shape to (*shape of the ids, dim); rows of NaN for ids outside the (num_embeddings, dim) weight."""
     xp = _cuda.namespace(weight)
-    ids = xp.ascontiguousarray(input if input.dtype.name in IDS else input.astype(np.int64))
-    table = xp.ascontiguousarray(weight)
-    table_rows, dim = table.shape
-    output = xp.empty((*ids.shape, dim), table.dtype)
+    table_rows, dim = weight.shape
+    output = xp.empty((*input.shape, dim), weight.dtype)
     if output.size == 0:
         return output
+    ids = xp.ascontiguousarray(input if input.dtype.name in IDS else input.astype(np.int64))
+    table = xp.ascontiguousarray(weight)
     row_bytes = dim * table.dtype.itemsize
     wide = row_bytes % 16 == 0 and _cuda.is_aligned(table) and _cuda.is_aligned(output)
     unit_bytes = 16 if wide else table.dtype.itemsize

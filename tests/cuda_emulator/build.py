@@ -59,11 +59,12 @@ def _headers_text():
     return "".join(path.read_text() for path in sorted(INCLUDE.glob("*.h")))
 
 
-def build(text, kernels, target_arch):
+def build(text, kernels, target_arch, defines=()):
     """Path of the library with an entry point emulator_launch_<i> for each of `kernels` of the source `text`."""
     exports = "".join(EXPORT.format(index=i, kernel=kernel) for i, kernel in enumerate(kernels))
     source = f'#include "cuda_emulator.h"\n{text}\n{exports}'
-    flags = (*FLAGS, "-DCUDA_EMULATOR", f"-DTARGET_ARCH={target_arch}0")
+    macros = ("CUDA_EMULATOR", f"TARGET_ARCH={target_arch}0", *defines)
+    flags = (*FLAGS, *(f"-D{macro}" for macro in macros))
     content = "\0".join((source, _headers_text(), *flags))
     library = CACHE / f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.so"
     if not library.exists():

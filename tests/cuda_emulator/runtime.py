@@ -67,11 +67,15 @@ class Emulator:
 
     _lock = threading.Lock()  # a built library runs one kernel at a time
 
-    def __init__(self, schedule="round_robin", seed=0, arch=80):
-        """`schedule`: one of SCHEDULES; `seed`: of the random one; `arch`: capability compiled for (75, 80, ...)."""
+    def __init__(self, schedule="round_robin", seed=0, arch=80, defines=()):
+        """`schedule`: one of SCHEDULES; `seed`: of the random one; `arch`: capability compiled for (75, 80, ...).
+
+        `defines`: macros for the compiler; EMULATOR_UCONTEXT switches threads as machines other than x86-64 do.
+        """
         self.schedule = SCHEDULES.index(schedule)
         self.seed = seed
         self.arch = arch
+        self.defines = tuple(defines)
         self.launches = []
 
     def namespace(self, array):
@@ -86,7 +90,7 @@ class Emulator:
 
     def launch(self, module, kernel, grid, block, args, shared_bytes):
         self._check(kernel, grid, block, shared_bytes)
-        library = build.build(module.text, module.instantiations, self.arch)
+        library = build.build(module.text, module.instantiations, self.arch, self.defines)
         entry = f"emulator_launch_{module.instantiations.index(kernel)}"
         self.launches.append(Launch(kernel, grid, block, shared_bytes))
         with self._lock:

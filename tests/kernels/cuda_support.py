@@ -1,15 +1,11 @@
 """Where the tests of CUDA launchers run: always in the CPU emulator, and on the GPU too where there is one.
 
-    from .cuda_support import cuda
+    def test_softmax(cuda):                                           # a fixture of every test of this folder
+        output = cuda.run(softmax_cuda.softmax, input, -1)            # NumPy arrays in, NumPy arrays out
 
-    def test_softmax(cuda):
-        output = cuda.run(softmax_cuda.softmax, input, -1)        # NumPy arrays in, NumPy arrays out
-
-In the emulator `run` calls the launcher under every schedule and demands the same bits of all of them: a result that depends
-on the order of the warps is a race. (Our kernels add nothing with floating-point atomics.)
+In the emulator `run` calls the launcher under every schedule and demands the same bits of all of them: a result that
+depends on the order of the warps is a race. (Our kernels add nothing with floating-point atomics.)
 """
-
-import functools
 
 import numpy as np
 import pytest
@@ -24,9 +20,12 @@ if unavailable_reason("cupy") is None:
 
 
 class EmulatorTarget:
-    """Runs launchers in the emulator; `launches` lists what the last `run` launched (kernel, grid, block, shared_bytes)."""
+    """Runs launchers in the emulator; `launches` tells what the last `run` launched (see cuda_emulator's Launch)."""
 
     def __init__(self, arch=80):
+        reason = cuda_emulator.unavailable_reason()
+        if reason is not None:
+            pytest.skip(f"the CUDA emulator cannot be built: {reason}")
         self.arch = arch
         self.launches = []
 
@@ -52,14 +51,20 @@ class GPUTarget:
     def run(self, function, *args):
         import cupy
 
-        result = function(*(cupy.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
-        return _each(cupy.asnumpy, result)
+        result = function(*(_to_gpu(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
+        return tuple(map(cupy.asnumpy, result)) if isinstance(result, tuple) else cupy.asnumpy(result)
 
 
-def _each(function, result):
-    if isinstance(result, tuple):
-        return tuple(None if part is None else function(part) for part in result)
-    return function(result)
+def _to_gpu(array):
+    """A copy on the GPU; of a contiguous array, one that begins as far from a 16-byte boundary."""
+    import cupy
+
+    if not array.flags.c_contiguous or array.size == 0:
+        return cupy.asarray(array)
+    room = cupy.empty(array.nbytes + 16, np.uint8)
+    copy = cupy.ndarray(array.shape, array.dtype, memptr=room.data + array.ctypes.data % 16)
+    copy[...] = cupy.asarray(array)
+    return copy
 
 
 def _same_bits(one, other):
@@ -67,16 +72,7 @@ def _same_bits(one, other):
     return all(a is b is None or a.tobytes() == b.tobytes() for a, b in parts)
 
 
-@functools.cache
-def _emulator_unavailable_reason():
-    return cuda_emulator.unavailable_reason()
-
-
 @pytest.fixture(params=TARGETS)
 def cuda(request):
     """An EmulatorTarget or a GPUTarget."""
-    if request.param == "gpu":
-        return GPUTarget()
-    if _emulator_unavailable_reason() is not None:
-        pytest.skip(f"the CUDA emulator cannot be built: {_emulator_unavailable_reason()}")
-    return EmulatorTarget()
+    return GPUTarget() if request.param == "gpu" else EmulatorTarget()

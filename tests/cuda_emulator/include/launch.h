@@ -10,7 +10,7 @@
 
 namespace emulator {
 
-// Same layout in __init__.py.
+// Same layout in runtime.py.
 struct Request {
   const char *kernel;
   unsigned grid[3], block[3];

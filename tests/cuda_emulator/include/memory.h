@@ -44,7 +44,9 @@ struct GuardedMemory {
 
   void poison() { memset(pages, POISON, pages_end - pages); }
 
-  bool owns(const void *address) const { return address >= reservation && address < reservation + reserved; }
+  bool owns(const void *address) const {
+    return reservation && address >= reservation && address < reservation + reserved;
+  }
   bool holds(const void *address) const { return address >= data && address < data + bytes; }
 
   // Address of a byte beside the data that was written to, or null.
@@ -57,7 +59,7 @@ struct GuardedMemory {
   }
 };
 
-// A NumPy array, or several that overlap, copied between guards for the time of a launch. Same layout in __init__.py.
+// A NumPy array, or several that overlap, copied between guards for the time of a launch. Same layout in runtime.py.
 struct Buffer {
   unsigned char *host;
   size_t bytes;

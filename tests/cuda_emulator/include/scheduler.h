@@ -283,14 +283,15 @@ inline void report_deadlock() {
 
 inline void check_canaries() {
   machine.current = nullptr;
-  const auto check = [](const GuardedMemory &memory) {
+  const auto check = [](GuardedMemory &memory) {
     const unsigned char *at = memory.reservation ? memory.damage() : nullptr;
-    if (at)
-      fail("byte %ld of %s, which has %zu bytes, was written", (long)(at - memory.data), memory.label, memory.bytes);
+    if (!at) return;
+    fail("byte %ld of %s, which has %zu bytes, was written", (long)(at - memory.data), memory.label, memory.bytes);
+    memory.poison();  // shared arrays outlive the launch
   };
   check(machine.dynamic_shared);
-  for (const GuardedMemory *array : machine.static_shared) check(*array);
-  for (const GuardedMemory &argument : machine.arguments) check(argument);
+  for (GuardedMemory *array : machine.static_shared) check(*array);
+  for (GuardedMemory &argument : machine.arguments) check(argument);
 }
 
 inline void run_block() {

@@ -1,0 +1,266 @@
+"""The emulator computes what CUDA defines, and notices what CUDA leaves undefined."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bertcore.kernels import _cuda
+from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
+from bertcore.kernels.softmax import cuda as softmax_cuda
+from tests.cuda_emulator import SCHEDULES, Emulator, EmulatorError, unavailable_reason
+
+pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+
+OVERRUNS = ("READ_AFTER", "WRITE_AFTER", "WRITE_BEFORE", "WRITE_INTO_CANARY")
+KERNELS = _cuda.Module(
+    __file__,
+    "planted.cu",
+    (
+        *(f"reverse<{flag}>" for flag in ("true", "false")),
+        *("hand_over", "warp_operations", "atomics", "extent<float>", "extent<__half>"),
+        *(f"product<{name}, {flag}>" for name in ("__half", "__nv_bfloat16") for flag in ("true", "false")),
+        *(f"overrun_{kind}<{case}>" for kind in ("dynamic", "static", "argument") for case in OVERRUNS),
+        *("index_beyond_array", "unwritten", "divergent_barrier", "early_return", "absent_lane", "half_a_warp"),
+        *("different_operations", "misaligned", "write", "divide", "deep_recursion"),
+    ),
+)
+
+
+@pytest.fixture(params=SCHEDULES)
+def emulator(request):
+    with _cuda.use_runtime(Emulator(request.param)) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def one_schedule():
+    with _cuda.use_runtime(Emulator()) as emulator:
+        yield emulator
+
+
+def expect_error(pattern, kernel, grid, block, args=(), shared_bytes=0):
+    with pytest.raises(EmulatorError, match=pattern) as caught:
+        KERNELS.launch(kernel, grid, block, args, shared_bytes)
+    assert kernel in str(caught.value)
+
+
+def test_barrier(emulator):
+    values = np.arange(384, dtype=np.int32)
+    output = np.zeros_like(values)
+    KERNELS.launch("reverse<true>", (3,), (128,), (values, output))
+    np.testing.assert_array_equal(output.reshape(3, 128), values.reshape(3, 128)[:, ::-1])
+
+
+def test_missing_barrier_shows():
+    values = np.arange(128, dtype=np.int32)
+    right = []
+    for schedule in SCHEDULES:
+        output = np.zeros_like(values)
+        with _cuda.use_runtime(Emulator(schedule)):
+            KERNELS.launch("reverse<false>", (1,), (128,), (values, output))
+        right.append(np.array_equal(output, values[::-1]))
+    assert not any(right[1:]), "forward, backward and random must show it"
+
+
+def without_barrier(module, which, kernel):
+    """The module's `kernel` alone, with barrier number `which` of block_reduce removed."""
+    head, name, reduction = module.text.partition("block_reduce(float value)")
+    parts = reduction.split("__syncthreads();")
+    parts[which : which + 2] = [parts[which] + parts[which + 1]]
+    defective = _cuda.Module(module.path, module.path.name, (kernel,))
+    defective.text = head + name + "__syncthreads();".join(parts)
+    return defective
+
+
+@pytest.mark.parametrize(
+    "module, kernel, barrier, run",
+    [
+        (softmax_cuda, "softmax_rows", 0, lambda x: softmax_cuda.softmax(x, -1)),
+        (layer_norm_cuda, "layer_norm_rows", 1, lambda x: layer_norm_cuda.layer_norm(x, None, None, 1e-5, None)),
+    ],
+    ids=["partial results read before they are written", "partial results overwritten before they are read"],
+)
+def test_missing_barrier_in_a_real_kernel_shows(module, kernel, barrier, run, monkeypatch):
+    x = np.random.default_rng(0).standard_normal((3, 3000)).astype(np.float32)
+
+    def results():
+        for schedule in SCHEDULES:
+            with _cuda.use_runtime(Emulator(schedule)):
+                yield run(x).tobytes()
+
+    assert len(set(results())) == 1
+    monkeypatch.setattr(module, "KERNELS", without_barrier(module.KERNELS, barrier, f"{kernel}<float, 256, 16>"))
+    assert len(set(results())) > 1
+
+
+def test_named_barriers(emulator):
+    values = np.arange(128, dtype=np.int32)
+    output = np.zeros_like(values)
+    KERNELS.launch("hand_over", (1,), (64,), (values, output))
+    np.testing.assert_array_equal(output, values)
+
+
+@pytest.mark.parametrize("defines", [(), ("EMULATOR_UCONTEXT",)], ids=["assembly", "ucontext"])
+def test_warp_operations(defines):
+    output = np.zeros((32, 8), np.int32)
+    with _cuda.use_runtime(Emulator("random", defines=defines)):
+        KERNELS.launch("warp_operations", (1,), (32,), (output,))
+    lanes = np.arange(32)
+    expected = np.stack(
+        [
+            np.full(32, 5),
+            lanes ^ 3,
+            np.where(lanes < 30, lanes + 2, lanes),
+            np.where(lanes % 8 >= 2, lanes - 2, lanes),
+            np.full(32, 0x55555555),
+            np.full(32, 1),
+            np.where(lanes < 16, 3, 20),
+            np.full(32, 16),
+        ],
+        axis=1,
+    )
+    np.testing.assert_array_equal(output, expected)
+
+
+def test_atomics(emulator):
+    counter, total = np.zeros(2, np.int32), np.zeros(1, np.float32)
+    KERNELS.launch("atomics", (3,), (39,), (counter, total))
+    assert counter.tolist() == [117, 116] and total[0] == 117 / 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_three_dimensional_indices(emulator, dtype):
+    output = np.zeros((24, 24), dtype)
+    KERNELS.launch(f"extent<{_cuda.c_type(dtype)}>", (2, 3, 4), (4, 3, 2), (output,))
+    expected = np.arange(24)[:, None] + np.arange(24, dtype=np.float32) / np.float32(100)
+    np.testing.assert_array_equal(output, expected.astype(dtype))
+
+
+@pytest.mark.parametrize("arch", [75, 80])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+def test_matrix_product(dtype, arch):
+    """Both ways of mma.cuh: m16n8k16, and what stands in for it on sm_75."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((16, 16)).astype(dtype), rng.standard_normal((16, 8)).astype(dtype)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    for schedule in SCHEDULES:
+        output = np.zeros((16, 8), np.float32)
+        with _cuda.use_runtime(Emulator(schedule, arch=arch)):
+            KERNELS.launch(f"product<{_cuda.c_type(dtype)}, true>", (1,), (32,), (a, b, output))
+        np.testing.assert_allclose(output, exact, atol=4e-6)
+
+
+def test_copies_that_are_not_awaited_are_nan(one_schedule):
+    a, b, output = np.ones((16, 16), np.float16), np.ones((16, 8), np.float16), np.zeros((16, 8), np.float32)
+    KERNELS.launch("product<__half, false>", (1,), (32,), (a, b, output))
+    assert np.isnan(output).all()
+
+
+@pytest.mark.parametrize("case", OVERRUNS)
+@pytest.mark.parametrize("kind", ["dynamic", "static", "argument"])
+def test_overrun_is_caught(one_schedule, kind, case):
+    output = np.zeros(1, np.float32)
+    memory = np.zeros(100, np.uint8)
+    args = {"dynamic": (np.int32(100), output), "static": (output,), "argument": (memory, np.int32(100), output)}[kind]
+    where = {"dynamic": "dynamic shared memory", "static": "shared array 'shared'", "argument": "argument 0"}[kind]
+    byte = {"READ_AFTER": 4196, "WRITE_AFTER": 4196, "WRITE_BEFORE": -4097, "WRITE_INTO_CANARY": 100}[case]
+    thread = "" if case == "WRITE_INTO_CANARY" else r", thread \(5, 0, 0\)"  # noticed when the block is over
+    pattern = rf"block \(1, 0, 0\){thread}: .*byte {byte} of {where}.*100 bytes"
+    expect_error(pattern, f"overrun_{kind}<{case}>", (3,), (64,), args, shared_bytes=100 if kind == "dynamic" else 0)
+
+
+def test_overrun_names_its_line(one_schedule):
+    source = KERNELS.path.read_text().splitlines()
+    line = 1 + next(number for number, text in enumerate(source) if "CASE == READ_AFTER" in text)
+    expect_error(rf"at planted.cu:{line}", "overrun_static<READ_AFTER>", (3,), (64,), (np.zeros(1, np.float32),))
+
+
+def test_index_beyond_array_is_caught(one_schedule):
+    expect_error("index beyond an array", "index_beyond_array", (1,), (1,), (np.int32(8), np.zeros(1, np.float32)))
+
+
+def test_shared_memory_starts_as_nan_in_every_block(one_schedule):
+    output = np.zeros(2, np.float32)
+    KERNELS.launch("unwritten", (2,), (32,), (output,))
+    assert output[0] == 1 and np.isnan(output[1])
+
+
+def test_divergent_barrier(emulator):
+    expect_error(r"divergent barrier: .*planted.cu:\d+, others .* line \d+", "divergent_barrier", (1,), (64,))
+
+
+def test_deadlock_tells_who_waits_where(emulator):
+    pattern = (
+        r"of 64 threads, 24 have returned; 40 wait at __syncthreads \(planted.cu:\d+\), the first is thread \(0, 0, 0"
+    )
+    expect_error(pattern, "early_return", (1,), (64,), (np.int32(40),))
+
+
+@pytest.mark.parametrize(
+    "kernel, pattern",
+    [
+        ("absent_lane", "reads lane 20, which is not in mask 0xffff"),
+        ("half_a_warp", "deadlock: of 32 threads, 16 have returned; 16 wait at __shfl_xor_sync"),
+        ("different_operations", "divergent warp: this lane is at __shfl_\\w+ while others"),
+    ],
+)
+def test_divergent_warps(emulator, kernel, pattern):
+    expect_error(pattern, kernel, (1,), (32,), (np.zeros(32, np.int32),))
+
+
+def test_misaligned_access(one_schedule):
+    expect_error("misaligned", "misaligned", (1,), (1,), (np.zeros(8, np.float32), np.zeros(8, np.float32)))
+
+
+def test_read_only_argument(one_schedule):
+    output = np.zeros(1, np.float32)
+    output.flags.writeable = False
+    expect_error("the read-only argument 0 was written", "write", (1,), (1,), (output,))
+
+
+def test_faults_of_the_processor(one_schedule):
+    output = np.zeros(1, np.int32)
+    expect_error("division by zero", "divide", (1,), (1,), (np.int32(0), output))
+    expect_error("invalid address", "divide", (1,), (1,), (np.int32(1), None))
+    expect_error("the thread's stack", "deep_recursion", (1,), (1,), (output,))
+    KERNELS.launch("divide", (1,), (1,), (np.int32(2), output))  # and life goes on
+    assert output[0] == 3
+
+
+@pytest.mark.parametrize(
+    "args, pattern",
+    [
+        ((np.int32(1),), "2 arguments wanted, 1 given"),
+        ((np.int64(1), np.zeros(1, np.int32)), "argument 0: parameter of kind 'i' and 4 bytes, given 'i' and 8 bytes"),
+        ((np.float32(1), np.zeros(1, np.int32)), "argument 0: parameter of kind 'i' and 4 bytes, given 'f'"),
+        ((np.zeros(1, np.int32), np.zeros(1, np.int32)), "argument 0: .* given 'p'"),
+    ],
+)
+def test_arguments_must_fit_the_parameters(one_schedule, args, pattern):
+    expect_error(pattern, "divide", (1,), (1,), args)
+
+
+@pytest.mark.parametrize(
+    "grid, block, shared_bytes",
+    [((1, 65536), (1,), 0), ((0,), (1,), 0), ((1,), (1025,), 0), ((1,), (64, 32), 0), ((1,), (1,), 1 << 20)],
+)
+def test_limits_of_a_launch(one_schedule, grid, block, shared_bytes):
+    expect_error("kernel write", "write", grid, block, (np.zeros(1, np.float32),), shared_bytes)
+
+
+def test_python_numbers_are_refused(one_schedule):
+    with pytest.raises(TypeError, match="argument 0 is no array"):
+        KERNELS.launch("divide", (1,), (1,), (7, np.zeros(1, np.int32)))
+
+
+def test_unlisted_kernels_are_refused(one_schedule):
+    with pytest.raises(ValueError, match=re.escape("'reverse<maybe>' is not among the instantiations of planted.cu")):
+        KERNELS.launch("reverse<maybe>", (1,), (1,), ())
+
+
+def test_overlapping_arguments_overlap_in_the_kernel(one_schedule):
+    both = np.arange(256, dtype=np.int32)
+    KERNELS.launch("reverse<true>", (1,), (128,), (both[:128], both[64:192]))
+    np.testing.assert_array_equal(both, [*range(64), *range(127, -1, -1), *range(192, 256)])
