@@ -13,7 +13,7 @@ import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -138,12 +138,13 @@ class Call:
 
     __slots__ = ("_tensor_module", "arrays", "backend", "package")
 
-    def __init__(self, package: str, backend: str | None, arrays: dict[str, Any]):
+    def __init__(self, package: str, backend: str | None, arrays: dict[str, Any], optional: Collection[str]):
         self.package = package
         self._tensor_module = None
         natives, homes = {}, {}
         for name, array in arrays.items():
-            natives[name], homes[name] = (None, None) if array is None else self._native(name, array)
+            absent = array is None and name in optional
+            natives[name], homes[name] = (None, None) if absent else self._native(name, array)
         self.arrays = tuple(natives.values())
         self.backend = resolve(backend, on_gpu=self._one_home(homes) == "GPU")
         self._check_reach(homes)
@@ -217,6 +218,6 @@ class Call:
                 raise TypeError(f"backend {self.backend!r} takes {wanted}, but {name} is {place}")
 
 
-def enter(package: str, backend: str | None, **arrays: Any) -> Call:
-    """Open a call of the operation folder `package` with its array arguments by name (None for absent ones)."""
-    return Call(package, backend, arrays)
+def enter(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:
+    """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None."""
+    return Call(package, backend, arrays, optional)

@@ -8,6 +8,8 @@ import numpy as np
 from .. import checks, dispatch
 from ..precision import working_dtype
 
+OPTIONAL = ("cu_seqlens", "cu_seqlens_k", "attn_mask", "bias")
+
 
 def attention(
     query: Any,
@@ -57,7 +59,7 @@ def attention(
         BackendUnavailable: if the backend cannot run here.
     """
     call = dispatch.enter(
-        __package__, backend, query=query, key=key, value=value,
+        __package__, backend, optional=OPTIONAL, query=query, key=key, value=value,
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
     )  # fmt: skip
     inputs = _normalise(call.backend, *call.arrays)
@@ -100,7 +102,7 @@ def attention_backward(
         As `attention`.
     """
     call = dispatch.enter(
-        __package__, backend, query=query, key=key, value=value,
+        __package__, backend, optional=OPTIONAL, query=query, key=key, value=value,
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
         grad_output=grad_output, output=output, lse=lse,
     )  # fmt: skip

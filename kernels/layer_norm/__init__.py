@@ -4,6 +4,8 @@ from typing import Any
 
 from .. import checks, dispatch
 
+OPTIONAL = ("weight", "bias", "residual")
+
 
 def layer_norm(
     input: Any,
@@ -34,7 +36,9 @@ def layer_norm(
         TypeError, ValueError: for a wrong kind of array, dtype, shape or eps.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(__package__, backend, input=input, weight=weight, bias=bias, residual=residual)
+    call = dispatch.enter(
+        __package__, backend, optional=OPTIONAL, input=input, weight=weight, bias=bias, residual=residual
+    )
     input, weight, bias, residual = call.arrays
     checks.floating(call.backend, input=input, weight=weight, bias=bias, residual=residual)
     checks.at_least_ndim(1, input=input)
@@ -65,7 +69,9 @@ def layer_norm_backward(
     Raises:
         As `layer_norm`.
     """
-    call = dispatch.enter(__package__, backend, grad_output=grad_output, input=input, weight=weight, residual=residual)
+    call = dispatch.enter(
+        __package__, backend, optional=OPTIONAL, grad_output=grad_output, input=input, weight=weight, residual=residual
+    )
     grad_output, input, weight, residual = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output, weight=weight, residual=residual)
     checks.at_least_ndim(1, input=input)

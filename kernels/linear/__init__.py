@@ -6,6 +6,8 @@ from typing import Any
 from .. import checks, dispatch
 from ..activation import ACTIVATIONS
 
+OPTIONAL = ("bias", "residual")
+
 
 class PreparedWeight:
     """A weight in the form that one backend wants; made by `prepare_weight`, used in place of the array.
@@ -126,7 +128,7 @@ def linear_backward(
 def _enter(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Call, Any]:
     """The call, on the backend that a prepared weight belongs to, and the weight as a native array or prepared."""
     if not isinstance(weight, PreparedWeight):
-        call = dispatch.enter(__package__, backend, **arrays, weight=weight)
+        call = dispatch.enter(__package__, backend, optional=OPTIONAL, **arrays, weight=weight)
         return call, call.arrays[-1]
     chosen = backend or dispatch.get_backend()
     if chosen not in (dispatch.AUTO, weight.backend):
@@ -134,7 +136,7 @@ def _enter(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Ca
             f"weight was prepared for backend {weight.backend!r}, but this call runs on {chosen!r}: "
             f"prepare_weight(weight.to_array(), backend={chosen!r}) makes one for it"
         )
-    return dispatch.enter(__package__, weight.backend, **arrays), weight
+    return dispatch.enter(__package__, weight.backend, optional=OPTIONAL, **arrays), weight
 
 
 def _check(call: dispatch.Call, input: Any, weight: Any, activation: str | None, *, bias: Any, **others: Any) -> int:

@@ -132,10 +132,9 @@ def test_absent_backend_says_why_and_what_to_install(use):
         use("cupy")
 
 
-@pytest.mark.parametrize("wrong", [[1.0, 2.0], 3.0, None, "text", np.ma.masked_array([1.0]), np.matrix([[1.0]])])
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], 3.0, None, "text", np.ma.masked_array([1.0])])
 def test_not_an_array(wrong):
-    error = TypeError if wrong is not None else (TypeError, ValueError)
-    with pytest.raises(error, match="input"):
+    with pytest.raises(TypeError, match="input must be a NumPy, CuPy or PyTorch array, got"):
         softmax(wrong)
 
 
