@@ -74,10 +74,6 @@ class Model(Block):
         rules, expected = model.family.name_rules, model.expected_tensors()
         arrays = checkpoint.load_parameters(checkpoint.open_checkpoint(folder), expected, rules, optional=rules.heads)
         absent = [name for name in expected if name not in arrays]
-        cut = {rules.head_of(name) for name in absent} & {rules.head_of(name) for name in arrays}
-        if cut:
-            missing = [name for name in absent if rules.head_of(name) in cut]
-            raise checkpoint.CheckpointError(f"{folder} has a part of a head only; missing: {', '.join(missing)}")
         if absent:
             warnings.warn(
                 f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use", stacklevel=2
