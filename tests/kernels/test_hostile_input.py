@@ -1,0 +1,332 @@
+"""Hostile input to the public functions: clear errors that name the argument, what came, and what was expected."""
+
+import numpy as np
+import pytest
+
+from bertcore import kernels
+from bertcore.kernels import use_backend
+from tests.kernels.strategies import normal
+
+
+@pytest.fixture(autouse=True)
+def numpy_backend():
+    with use_backend("numpy"):
+        yield
+
+
+def f32(*shape):
+    return normal(1, shape, np.float32)
+
+
+F64 = normal(1, (2, 3))
+IDS = np.array([0, 1, 2])
+DENSE = (f32(2, 4, 5, 8),) * 3
+PACKED = (f32(7, 4, 8),) * 3
+OFFSETS = np.array([0, 3, 7])
+LSE, PACKED_LSE = np.zeros((2, 4, 5), np.float32), np.zeros((4, 7), np.float32)
+
+# Each: the call, the error, and what its message must hold (the argument, what came, what was expected).
+HOSTILE = {
+    "a list": (lambda: kernels.softmax([1.0, 2.0]), TypeError, "input NumPy list"),
+    "nothing": (lambda: kernels.softmax(None), TypeError, "input NumPy None"),
+    "a number": (lambda: kernels.gelu(1.0), TypeError, "input NumPy float"),
+    "integers": (lambda: kernels.softmax(IDS), TypeError, "input int64 floating"),
+    "complex numbers": (lambda: kernels.gelu(f32(3) * 1j), TypeError, "input complex64 floating"),
+    "swapped bytes": (lambda: kernels.gelu(f32(3).astype(">f4")), TypeError, "input >f4 floating"),
+    "half precision on numba": (
+        lambda: kernels.gelu(f32(3).astype(np.float16), backend="numba"),
+        TypeError,
+        "input float16 numba float32 float64",
+    ),
+    "unknown backend": (lambda: kernels.gelu(f32(3), backend="tpu"), ValueError, "backend tpu numpy numba cupy"),
+    # softmax
+    "softmax, no axes": (lambda: kernels.softmax(f32()), ValueError, "input () axes"),
+    "softmax, no such axis": (lambda: kernels.softmax(f32(2, 3), 2), ValueError, "dim 2 2 axes"),
+    "softmax, half an axis": (lambda: kernels.softmax(f32(2, 3), 0.5), TypeError, "dim integer 0.5"),
+    "softmax, gradient's shape": (
+        lambda: kernels.softmax_backward(f32(2, 4), f32(2, 3)),
+        ValueError,
+        "grad_output (2, 4) (2, 3)",
+    ),
+    "softmax, gradient's dtype": (
+        lambda: kernels.softmax_backward(F64, f32(2, 3)),
+        TypeError,
+        "grad_output float64 float32 output",
+    ),
+    # layer_norm
+    "layer_norm, no axes": (lambda: kernels.layer_norm(f32()), ValueError, "input () axes"),
+    "layer_norm, weight": (lambda: kernels.layer_norm(f32(2, 3), f32(2)), ValueError, "weight (2,) (3,)"),
+    "layer_norm, bias": (lambda: kernels.layer_norm(f32(2, 3), bias=f32(1, 3)), ValueError, "bias (1, 3) (3,)"),
+    "layer_norm, residual": (
+        lambda: kernels.layer_norm(f32(2, 3), residual=f32(3)),
+        ValueError,
+        "residual (3,) (2, 3)",
+    ),
+    "layer_norm, weight's dtype": (
+        lambda: kernels.layer_norm(f32(2, 3), F64[0]),
+        TypeError,
+        "weight float64 float32 input",
+    ),
+    "layer_norm, eps below 0": (lambda: kernels.layer_norm(f32(3), eps=-1e-5), ValueError, "eps -1e-05 0"),
+    "layer_norm, eps NaN": (lambda: kernels.layer_norm(f32(3), eps=np.nan), ValueError, "eps nan finite"),
+    "layer_norm, eps a text": (lambda: kernels.layer_norm(f32(3), eps="1"), TypeError, "eps number '1'"),
+    "layer_norm, gradient's shape": (
+        lambda: kernels.layer_norm_backward(f32(3), f32(2, 3)),
+        ValueError,
+        "grad_output (3,) (2, 3)",
+    ),
+    # gelu and activation
+    "gelu, form": (lambda: kernels.gelu(f32(3), "erf"), ValueError, "approximate 'erf' 'none' 'tanh'"),
+    "gelu, bias": (lambda: kernels.gelu(f32(2, 3), bias=f32(2)), ValueError, "bias (2,) (3,)"),
+    "gelu, bias for no axes": (lambda: kernels.gelu(f32(), bias=f32(1)), ValueError, "input () axes"),
+    "gelu, gradient's shape": (lambda: kernels.gelu_backward(f32(3), f32(2, 3)), ValueError, "grad_output (3,) (2, 3)"),
+    "activation, name": (
+        lambda: kernels.activation(f32(3), "mish"),
+        ValueError,
+        "activation 'mish' 'relu' 'gelu_tanh'",
+    ),
+    "activation, None": (lambda: kernels.activation(f32(3), None), ValueError, "activation None 'relu'"),
+    "activation, gradient's shape": (
+        lambda: kernels.activation_backward(f32(2), f32(3), "relu"),
+        ValueError,
+        "grad_output (2,) (3,)",
+    ),
+    # linear
+    "linear, no axes": (lambda: kernels.linear(f32(), f32(3, 1)), ValueError, "input () axes"),
+    "linear, weight transposed": (
+        lambda: kernels.linear(f32(2, 3), f32(3, 4)),
+        ValueError,
+        "weight (3, 4) (out_features, 3) (2, 3)",
+    ),
+    "linear, weight of one axis": (lambda: kernels.linear(f32(2, 3), f32(3)), ValueError, "weight (3,) out_features"),
+    "linear, weight's dtype": (lambda: kernels.linear(f32(2, 3), F64), TypeError, "weight float64 float32 input"),
+    "linear, prepared weight's dtype": (
+        lambda: kernels.linear(f32(2, 3), kernels.prepare_weight(F64)),
+        TypeError,
+        "weight float64 float32 input",
+    ),
+    "linear, prepared weight's shape": (
+        lambda: kernels.linear(f32(2, 4), kernels.prepare_weight(f32(2, 3))),
+        ValueError,
+        "weight (2, 3) (out_features, 4)",
+    ),
+    "linear, bias": (lambda: kernels.linear(f32(2, 3), f32(4, 3), f32(3)), ValueError, "bias (3,) (4,)"),
+    "linear, residual": (
+        lambda: kernels.linear(f32(5, 2, 3), f32(4, 3), residual=f32(10, 4)),
+        ValueError,
+        "residual (10, 4) (5, 2, 4)",
+    ),
+    "linear, activation": (
+        lambda: kernels.linear(f32(2, 3), f32(4, 3), activation="swish"),
+        ValueError,
+        "activation 'swish' None 'silu'",
+    ),
+    "linear, gradient's shape": (
+        lambda: kernels.linear_backward(f32(2, 3), f32(2, 3), f32(4, 3)),
+        ValueError,
+        "grad_output (2, 3) (2, 4)",
+    ),
+    "prepare_weight, axes": (lambda: kernels.prepare_weight(f32(2, 3, 4)), ValueError, "weight (2, 3, 4) (any, any)"),
+    "prepare_weight, a list": (lambda: kernels.prepare_weight([[1.0]]), TypeError, "weight list"),
+    # embedding
+    "embedding, ids": (lambda: kernels.embedding(f32(3), f32(4, 2)), TypeError, "input float32 integer"),
+    "embedding, booleans": (lambda: kernels.embedding(IDS > 0, f32(4, 2)), TypeError, "input bool integer"),
+    "embedding, id too large": (
+        lambda: kernels.embedding(np.array([[0, 1], [2, 4]]), f32(4, 2)),
+        ValueError,
+        "input[1, 1] 4 0 to 3",
+    ),
+    "embedding, id below 0": (lambda: kernels.embedding(np.array([-1]), f32(4, 2)), ValueError, "input[0] -1 0 to 3"),
+    "embedding, table": (lambda: kernels.embedding(IDS, f32(4)), ValueError, "weight (4,) (any, any)"),
+    "embedding, gradient's shape": (
+        lambda: kernels.embedding_backward(f32(2, 5), IDS, 4),
+        ValueError,
+        "grad_output (2, 5) (3, any)",
+    ),
+    "embedding, too few rows": (
+        lambda: kernels.embedding_backward(f32(3, 5), IDS, 2),
+        ValueError,
+        "input[2] 2 0 to 1",
+    ),
+    "embedding, negative number of rows": (
+        lambda: kernels.embedding_backward(f32(0, 5), IDS[:0], -1),
+        ValueError,
+        "num_embeddings -1 0",
+    ),
+    # cross_entropy
+    "cross_entropy, axes": (lambda: kernels.cross_entropy(f32(3), IDS), ValueError, "input (3,) (any, any)"),
+    "cross_entropy, rows": (lambda: kernels.cross_entropy(f32(4, 3), IDS), ValueError, "target (3,) (4,)"),
+    "cross_entropy, probabilities": (
+        lambda: kernels.cross_entropy(f32(3, 3), f32(3)),
+        TypeError,
+        "target float32 integer",
+    ),
+    "cross_entropy, no such class": (
+        lambda: kernels.cross_entropy(f32(3, 2), IDS),
+        ValueError,
+        "target[2] 2 0 to 1 -100",
+    ),
+    "cross_entropy, reduction": (
+        lambda: kernels.cross_entropy(f32(3, 3), IDS, reduction="max"),
+        ValueError,
+        "reduction 'max' 'mean' 'sum' 'none'",
+    ),
+    "cross_entropy, ignore_index": (
+        lambda: kernels.cross_entropy(f32(3, 3), IDS, ignore_index=None),
+        TypeError,
+        "ignore_index integer None",
+    ),
+    "cross_entropy, gradient of a mean": (
+        lambda: kernels.cross_entropy_backward(f32(3), f32(3, 3), IDS),
+        ValueError,
+        "grad_output (3,) ()",
+    ),
+    "cross_entropy, gradient of losses": (
+        lambda: kernels.cross_entropy_backward(f32(), f32(3, 3), IDS, reduction="none"),
+        ValueError,
+        "grad_output () (3,)",
+    ),
+    # attention
+    "attention, packed without offsets": (lambda: kernels.attention(*PACKED), ValueError, "query (7, 4, 8) cu_seqlens"),
+    "attention, two axes": (lambda: kernels.attention(*(f32(5, 8),) * 3), ValueError, "query (5, 8) any"),
+    "attention, dense with offsets": (
+        lambda: kernels.attention(*DENSE, cu_seqlens=OFFSETS),
+        ValueError,
+        "query (2, 4, 5, 8) (any, any, any)",
+    ),
+    "attention, heads": (
+        lambda: kernels.attention(DENSE[0], f32(2, 3, 5, 8), DENSE[0]),
+        ValueError,
+        "key (2, 3, 5, 8) (2, 4, any, 8)",
+    ),
+    "attention, value's head_dim": (
+        lambda: kernels.attention(*DENSE[:2], f32(2, 4, 5, 7)),
+        ValueError,
+        "value (2, 4, 5, 7) (2, 4, 5, 8)",
+    ),
+    "attention, dtypes": (
+        lambda: kernels.attention(*DENSE[:2], DENSE[2].astype(np.float64)),
+        TypeError,
+        "value float64 float32 query",
+    ),
+    "attention, integer mask": (
+        lambda: kernels.attention(*DENSE, attn_mask=np.ones((5, 5), np.int64)),
+        TypeError,
+        "attn_mask int64 bool float32",
+    ),
+    "attention, mask's shape": (
+        lambda: kernels.attention(*DENSE, attn_mask=np.ones((2, 5), bool)),
+        ValueError,
+        "attn_mask (2, 5) (2, 4, 5, 5)",
+    ),
+    "attention, five axes of bias": (
+        lambda: kernels.attention(*DENSE, bias=f32(1, 1, 1, 1, 1)),
+        ValueError,
+        "bias (1, 1, 1, 1, 1) (2, 4, 5, 5)",
+    ),
+    "attention, bias for a longer sequence than any": (
+        lambda: kernels.attention(*PACKED, cu_seqlens=OFFSETS, bias=f32(7, 7)),
+        ValueError,
+        "bias (7, 7) (2, 4, 4, 4)",
+    ),
+    "attention, boolean bias": (
+        lambda: kernels.attention(*DENSE, bias=np.ones((5, 5), bool)),
+        TypeError,
+        "bias bool float32",
+    ),
+    "attention, scale": (lambda: kernels.attention(*DENSE, scale=np.inf), ValueError, "scale inf finite"),
+    "attention, key offsets alone": (
+        lambda: kernels.attention(*DENSE, cu_seqlens_k=OFFSETS),
+        ValueError,
+        "cu_seqlens_k cu_seqlens",
+    ),
+    "attention, key offsets missing": (
+        lambda: kernels.attention(PACKED[0], f32(9, 4, 8), f32(9, 4, 8), cu_seqlens=OFFSETS),
+        ValueError,
+        "key 9 7 cu_seqlens_k",
+    ),
+    "attention, key offsets of other sequences": (
+        lambda: kernels.attention(*PACKED, cu_seqlens=OFFSETS, cu_seqlens_k=np.array([0, 7])),
+        ValueError,
+        "cu_seqlens_k (2,) (3,)",
+    ),
+    "attention, offsets of floats": (
+        lambda: kernels.attention(*PACKED, cu_seqlens=np.array([0.0, 7])),
+        TypeError,
+        "cu_seqlens float64 integer",
+    ),
+    "attention, no offset": (
+        lambda: kernels.attention(*PACKED, cu_seqlens=OFFSETS[:0]),
+        ValueError,
+        "cu_seqlens (0,) (sequences + 1,)",
+    ),
+    "attention, offsets of two axes": (
+        lambda: kernels.attention(*PACKED, cu_seqlens=OFFSETS[None]),
+        ValueError,
+        "cu_seqlens (1, 3) (sequences + 1,)",
+    ),
+    "attention, offsets start late": (
+        lambda: kernels.attention(*PACKED, cu_seqlens=np.array([1, 7])),
+        ValueError,
+        "cu_seqlens 1 to 7 0 to 7 query",
+    ),
+    "attention, offsets end early": (
+        lambda: kernels.attention(*PACKED, cu_seqlens=np.array([0, 6])),
+        ValueError,
+        "cu_seqlens 0 to 6 0 to 7 query",
+    ),
+    "attention, offsets fall": (
+        lambda: kernels.attention(*PACKED, cu_seqlens=np.array([0, 5, 4, 7], np.uint8)),
+        ValueError,
+        "cu_seqlens[2] 4 5 cu_seqlens[1]",
+    ),
+    "attention, gradient's shape": (
+        lambda: kernels.attention_backward(f32(2, 4, 5, 7), *DENSE, DENSE[0], LSE),
+        ValueError,
+        "grad_output (2, 4, 5, 7) (2, 4, 5, 8)",
+    ),
+    "attention, output's dtype": (
+        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0].astype(np.float16), LSE),
+        TypeError,
+        "output float16 float32",
+    ),
+    "attention, lse's shape": (
+        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE[0]),
+        ValueError,
+        "lse (4, 5) (2, 4, 5)",
+    ),
+    "attention, lse's dtype": (
+        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE.astype(np.float64)),
+        TypeError,
+        "lse float64 float32",
+    ),
+    "attention, packed lse's shape": (
+        lambda: kernels.attention_backward(PACKED[0], *PACKED, PACKED[0], PACKED_LSE.T, cu_seqlens=OFFSETS),
+        ValueError,
+        "lse (7, 4) (4, 7)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_input(name):
+    call, error, fragments = HOSTILE[name]
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    at = 0
+    for fragment in split(fragments):
+        assert fragment in message[at:], f"{fragment!r} is not in (the rest of) {message!r}"
+        at = message.index(fragment, at) + len(fragment)
+
+
+def split(fragments):
+    """Words of the text, what stands in parentheses being one word."""
+    words, depth = [""], 0
+    for character in fragments:
+        depth += (character in "([") - (character in ")]")
+        if character == " " and not depth:
+            words.append("")
+        else:
+            words[-1] += character
+    return words
