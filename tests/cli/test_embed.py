@@ -1,5 +1,6 @@
 """bertcore embed: lines in, embeddings out."""
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from bertcore import SentenceEncoder, use_backend
 from bertcore.cli import main
+from bertcore.cli.lines import read_lines
 from bertcore.cli.outputs import write_npy
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
 
@@ -96,12 +98,14 @@ def test_npy_is_not_written_to_a_terminal(encoder_folder, stdin, capsys, monkeyp
         (b"\n\n", ["", ""]),
         (b"the cat\nparis", ["the cat", "paris"]),
         (b"the cat\r\nparis\r\n", ["the cat", "paris"]),
-        (b"\xef\xbb\xbfthe cat\n", ["the cat"]),
+        (b"\xef\xbb\xbfthe cat\n\xef\xbb\xbfparis", ["the cat", "\ufeffparis"]),
+        (b"the\rcat\r\r\n", ["the\rcat\r"]),
         ("a\u2028b\x0bc\x85d\n".encode(), ["a\u2028b\x0bc\x85d"]),  # only a line feed ends a line
     ],
 )
 @pytest.mark.parametrize("suffix", ["npy", "jsonl"])
 def test_what_is_a_line(encoder_folder, content, texts, suffix, stdin, tmp_path):
+    assert list(read_lines(io.BytesIO(content), "here")) == texts
     stdin(content)
     assert embed(encoder_folder, "-o", tmp_path / f"out.{suffix}") == 0
     file = tmp_path / f"out.{suffix}"
@@ -201,14 +205,16 @@ def test_npy_header_has_the_number_of_rows(rows, tmp_path):
 
 
 def test_results_come_while_the_input_is_still_open(encoder_folder):
-    process = start(encoder_folder, "--batch-tokens", 8, stdout=subprocess.PIPE)
-    texts = random_texts(1500)
+    process = start(encoder_folder, "--batch-tokens", 64, stdout=subprocess.PIPE)
+    texts = random_texts(700)
     process.stdin.write("".join(f"{text}\n" for text in texts).encode())
     process.stdin.flush()
     first = json.loads(process.stdout.readline())
     assert len(first) == WIDTH and process.poll() is None
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err, out.count(b"\n")) == (0, b"", len(texts) - 1)
+    process.stdin.close()
+    assert process.stdout.read().count(b"\n") == len(texts) - 1
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == b""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
