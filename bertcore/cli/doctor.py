@@ -128,7 +128,7 @@ def _nvidia_smi() -> str:
 
 
 def _caches(numba_problem: str | None) -> Rows:
-    from bertcore.cache import writable_cache_folder
+    from bertcore.kernels.cache_folder import writable_cache_folder
 
     rows = [("models", _folder(writable_cache_folder))]
     if numba_problem is None:

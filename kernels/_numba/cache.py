@@ -4,49 +4,18 @@ Numba notices that a kernel's own file changed, but not that a helper it calls f
 several operations therefore live in this folder (kernels/_numba), and the cache folder's name carries a digest of it.
 """
 
-import getpass
 import hashlib
 import os
 import sys
-import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from numba.core import config, event
 
+from ..cache_folder import writable_cache_folder
+
 _PACKAGE = __name__.removesuffix("._numba.cache")
-
-
-def _user_name():
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's user id without a passwd entry
-        return str(os.getuid()) if hasattr(os, "getuid") else "user"
-
-
-def candidates() -> list[Path]:
-    """Folders that may hold the cache, the most wanted first."""
-    folders = []
-    if config.CACHE_DIR:  # NUMBA_CACHE_DIR: the user said where Numba's caches belong
-        folders.append(Path(config.CACHE_DIR) / "bertcore")
-    if os.environ.get("BERTCORE_CACHE_DIR"):
-        folders.insert(0, Path(os.environ["BERTCORE_CACHE_DIR"]))
-    if os.environ.get("XDG_CACHE_HOME"):
-        folders.append(Path(os.environ["XDG_CACHE_HOME"]) / "bertcore")
-    with suppress(RuntimeError):  # no home folder
-        folders.append(Path.home() / ".cache" / "bertcore")
-    folders.append(Path(tempfile.gettempdir()) / f"bertcore-{_user_name()}")
-    return folders
-
-
-def _writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 def _digest() -> str:
@@ -56,14 +25,11 @@ def _digest() -> str:
 
 @cache
 def cache_folder() -> Path:
-    """The folder of compiled kernels: the first candidate that can be written."""
-    for folder in candidates():
-        if _writable(folder / f"numba-{_digest()}"):
-            return folder / f"numba-{_digest()}"
-    raise OSError(
-        "no writable folder for compiled kernels; set BERTCORE_CACHE_DIR. Tried: "
-        + ", ".join(str(folder) for folder in candidates())
-    )
+    """The folder of compiled kernels, below BERTCORE_CACHE_DIR, else NUMBA_CACHE_DIR, else the user's cache folder."""
+    folder = writable_cache_folder()
+    if config.CACHE_DIR and not os.environ.get("BERTCORE_CACHE_DIR"):
+        folder = Path(config.CACHE_DIR) / "bertcore"  # the user said where Numba's caches belong
+    return folder / f"numba-{_digest()}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where bertcore keeps what it downloads."""
+"""The folder on disk for what is made once and kept: compiled kernels, and downloads of the layers above."""
 
 import getpass
 import os

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bertcore.cache import cache_candidates, writable_cache_folder
+from bertcore.kernels.cache_folder import cache_candidates, writable_cache_folder
 
 
 @pytest.fixture(autouse=True)
