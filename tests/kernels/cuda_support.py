@@ -52,7 +52,9 @@ class GPUTarget:
         import cupy
 
         result = function(*(_to_gpu(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
-        return tuple(map(cupy.asnumpy, result)) if isinstance(result, tuple) else cupy.asnumpy(result)
+        if isinstance(result, tuple):
+            return tuple(None if part is None else cupy.asnumpy(part) for part in result)
+        return cupy.asnumpy(result)
 
 
 def _to_gpu(array):
