@@ -580,3 +580,13 @@ def their_embeddings(demo_folder):  # noqa: F811
 @pytest.mark.parity
 def test_embeddings_equal_transformers(demo_encoder, their_embeddings, cpu_backend):
     np.testing.assert_allclose(demo_encoder.encode(SENTENCES), their_embeddings, atol=1e-5, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 5e-3), ("bfloat16", 4e-2)])
+def test_embeddings_on_a_gpu(demo_folder, demo_encoder, dtype, tolerance):  # noqa: F811
+    expected = demo_encoder.encode(SENTENCES)
+    with use_backend("cupy"):
+        found = SentenceEncoder(demo_folder, dtype=dtype).encode(SENTENCES)
+    assert isinstance(found, np.ndarray) and found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)

@@ -74,4 +74,7 @@ def _embeddings(folder, lines, args):
     options = {"prompt": args.prompt, "prompt_name": args.prompt_name, "normalize": args.normalize}
     if args.batch_tokens:
         options["batch_tokens"] = args.batch_tokens
-    return encoder.encode_stream(lines, show_progress=args.progress, **options), encoder.embedding_dimension
+    progress = args.progress
+    if progress is None and args.output == "-" and sys.stdout.isatty():
+        progress = False  # it would stand among the results
+    return encoder.encode_stream(lines, show_progress=progress, **options), encoder.embedding_dimension
