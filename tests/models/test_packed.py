@@ -1,0 +1,56 @@
+"""Model.encode_packed: sequences of any lengths in, packed hidden states out."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel
+from tests.tolerances import assert_close
+
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 16,
+    "initializer_range": 0.3,
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModel.from_config(CONFIG)
+
+
+def test_equal_to_the_padded_door(model, cpu_backend):
+    sequences = [[1, 2, 3], [], np.arange(16, dtype=np.uint8), [7]]
+    ids, mask = np.zeros((4, 16), int), np.zeros((4, 16), int)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)], mask[row, : len(sequence)] = sequence, 1
+    hidden, cu_seqlens = model.encode_packed(sequences)
+    assert cu_seqlens.tolist() == [0, 3, 3, 19, 20]
+    assert_close(hidden, model(ids, mask).last_hidden_state[mask == 1])
+
+
+@pytest.mark.parametrize("sequences", [[], [[]], [[], []]])
+def test_nothing(model, cpu_backend, sequences):
+    hidden, cu_seqlens = model.encode_packed(sequences)
+    assert hidden.shape == (0, 24)
+    assert cu_seqlens.tolist() == [0] * (len(sequences) + 1)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [
+        ([[1], [2, 50]], r"input_ids\[1\]\[1\] is 50, expected 0 to 49: the model has 50 words"),
+        ([[], [-1]], r"input_ids\[1\]\[0\] is -1"),
+        ([[1], [1] * 17], r"input_ids\[1\] has 17 tokens, the model has 16 positions"),
+        ([[1.0]], r"input_ids\[0\] is float64 of shape \(1,\), expected integers"),
+        ([[1], 3], r"input_ids\[1\] is int64 of shape \(\)"),
+        ([[[1]]], r"input_ids\[0\] is int64 of shape \(1, 1\)"),
+    ],
+)
+def test_wrong_ids(model, sequences, message):
+    with pytest.raises(ValueError, match=message):
+        model.encode_packed(sequences)

@@ -1,0 +1,193 @@
+"""What goes into SentenceEncoder.encode and encode_stream, and what comes out."""
+
+import itertools
+import sys
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, SentenceEncoder, get_backend, use_backend
+from bertcore.sentence_encoder.batching import BATCHES_PER_WINDOW, GROUP_TEXTS
+from tests.sentence_encoder.comparison import TEXTS, assert_same
+from tests.tiny_bert import WIDTH, random_texts
+
+
+def test_shapes_and_dtype(encoder):
+    assert encoder.encode("the cat").shape == (WIDTH,)
+    assert encoder.encode("").shape == (WIDTH,)
+    assert encoder.encode(["the cat"]).shape == (1, WIDTH)
+    assert encoder.encode([]).shape == (0, WIDTH)
+    assert encoder.encode(TEXTS).shape == (len(TEXTS), WIDTH)
+    for embeddings in (encoder.encode("a"), encoder.encode([]), encoder.encode(TEXTS)):
+        assert embeddings.dtype == np.float32 and embeddings.flags.c_contiguous
+        assert np.isfinite(embeddings).all()
+
+
+@pytest.mark.parametrize("kind", [tuple, iter, np.array, lambda texts: (text for text in texts)])
+def test_any_iterable_of_texts(encoder, kind):
+    assert_same(encoder.encode(kind(TEXTS)), encoder.encode(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (None, "texts is NoneType, expected a string or a list of strings"),
+        (b"bytes", "texts is bytes, expected .*; decode it first"),
+        (3, "texts is int"),
+        ({"a": "b"}, "texts is dict"),
+        ({"a"}, "texts is set"),
+        (["a", None], r"texts\[1\] is NoneType, expected str"),
+        (["a", "b", 3.5], r"texts\[2\] is float, expected str"),
+        ([b"bytes"], r"texts\[0\] is bytes, expected str: decode it first"),
+        ([["a", "b"]], r"texts\[0\] is list, expected str"),
+    ],
+)
+def test_what_is_not_text(encoder, texts, message):
+    with pytest.raises(TypeError, match=message):
+        encoder.encode(texts)
+    with pytest.raises(TypeError, match=message):
+        list(encoder.encode_stream(texts))
+
+
+def test_a_lone_surrogate_is_told(encoder):
+    with pytest.raises(ValueError, match=r"texts\[300\] is not valid Unicode: a lone surrogate at 1"):
+        encoder.encode([*["é"] * 300, "a\ud800"])
+
+
+@pytest.mark.parametrize("batch_tokens", [0, -1, 2.5, True, None])
+def test_batch_tokens_is_checked(encoder, batch_tokens):
+    with pytest.raises(ValueError, match=r"batch_tokens is .*, expected a positive integer"):
+        encoder.encode("a", batch_tokens=batch_tokens)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 13, 50, 10**6])
+def test_order_is_the_callers(encoder, batch_tokens):
+    texts = random_texts(61)
+    together = encoder.encode(texts, batch_tokens=batch_tokens)
+    alone = np.stack([encoder.encode(text) for text in texts])
+    assert np.abs(alone[0] - alone[1]).max() > 1e-2  # the texts do differ
+    assert_same(together, alone)
+
+
+def test_stream_equals_encode(encoder):
+    texts = random_texts(300)
+    rows = list(encoder.encode_stream(iter(texts), batch_tokens=16))
+    assert all(row.shape == (WIDTH,) and row.dtype == np.float32 for row in rows)
+    assert_same(np.stack(rows), encoder.encode(texts))
+
+
+def test_stream_of_nothing(encoder):
+    assert list(encoder.encode_stream([])) == []
+
+
+def test_stream_reads_only_a_window_ahead(encoder):
+    texts = iter(["the cat"] * 5000)
+    stream = encoder.encode_stream(texts, batch_tokens=32)
+    for _ in range(3):
+        next(stream)
+    assert 5000 - len(list(texts)) <= BATCHES_PER_WINDOW * 32 // 4 + GROUP_TEXTS
+
+
+def test_stream_tells_a_wrong_text_when_it_comes(encoder):
+    stream = encoder.encode_stream(itertools.chain(["a"] * 5000, [None]), batch_tokens=32)
+    assert next(stream).shape == (WIDTH,)
+    with pytest.raises(TypeError, match=r"texts\[5000\] is NoneType"):
+        list(stream)
+
+
+def test_stream_keeps_the_backend_of_its_call(encoder, monkeypatch):
+    seen, encode_packed = [], AutoModel.encode_packed
+    monkeypatch.setattr(AutoModel, "encode_packed", lambda *args: (seen.append(get_backend()), encode_packed(*args))[1])
+    with use_backend("auto"):
+        with use_backend("numpy"):
+            stream = encoder.encode_stream(["a"] * 300, batch_tokens=4)
+        next(stream)
+        assert get_backend() == "auto"
+        list(stream)
+        assert get_backend() == "auto"
+    assert set(seen) == {"numpy"}
+
+
+def test_batches_stay_within_the_budget(encoder, monkeypatch):
+    seen, encode_packed = [], AutoModel.encode_packed
+
+    def spy(model, sequences):
+        seen.append([len(sequence) for sequence in sequences])
+        return encode_packed(model, sequences)
+
+    monkeypatch.setattr(AutoModel, "encode_packed", spy)
+    texts = random_texts(200, longest=30)
+    encoder.encode(texts, batch_tokens=320)
+    assert sum(map(len, seen)) == len(texts)
+    assert max(map(sum, seen)) <= 320
+    assert len(seen) < 1.15 * sum(map(sum, seen)) / 320 + 1  # and they are well filled
+    flat = [length for batch in seen for length in batch]
+    assert flat == sorted(flat, reverse=True)
+
+
+def test_memory_does_not_grow_with_the_number_of_texts(encoder):
+    def peak(count):
+        tracemalloc.start()
+        for _ in encoder.encode_stream(itertools.islice(itertools.cycle(random_texts(97)), count), batch_tokens=64):
+            pass
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    peak(200)
+    assert peak(1600) < 1.3 * peak(400)
+
+
+def test_several_threads(encoder):
+    texts = random_texts(50)
+    expected, results = encoder.encode(texts), [None] * 4
+
+    def work(slot):
+        with use_backend("numpy"):
+            results[slot] = encoder.encode(texts, batch_tokens=100)
+
+    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(len(results))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        assert_same(result, expected)
+
+
+def test_similarity(encoder):
+    left, right = encoder.encode(TEXTS), encoder.encode(TEXTS[:2])
+    found = encoder.similarity(left, right)
+    expected = [[x @ y / np.sqrt((x @ x) * (y @ y)) for y in right] for x in left]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_progress_on_request_and_not_by_itself(encoder, capsys):
+    encoder.encode(TEXTS)
+    list(encoder.encode_stream(TEXTS))
+    assert capsys.readouterr().err == ""
+    encoder.encode(TEXTS, show_progress=True)
+    assert f"{len(TEXTS)}/{len(TEXTS)}" in capsys.readouterr().err
+    list(encoder.encode_stream(TEXTS, show_progress=True))
+    assert f"{len(TEXTS)} texts" in capsys.readouterr().err
+
+
+def test_progress_on_a_terminal_only_for_long_work(encoder, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    encoder.encode(TEXTS)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("bertcore.sentence_encoder.progress.PATIENCE", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    encoder.encode(TEXTS)
+    assert "texts" in capsys.readouterr().err
+    encoder.encode(TEXTS, show_progress=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_dtypes(folder, dtype):
+    embeddings = SentenceEncoder(folder, dtype=dtype).encode(TEXTS)
+    assert embeddings.dtype == np.float32
+    np.testing.assert_allclose(embeddings, SentenceEncoder(folder).encode(TEXTS), atol=1e-5)

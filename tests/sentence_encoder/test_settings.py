@@ -1,0 +1,258 @@
+"""What the folder of a sentence encoder says, done or refused."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from bertcore import SentenceEncoder
+from bertcore.checkpoint import CheckpointError, open_checkpoint, save_checkpoint
+from tests.sentence_encoder.comparison import TEXTS, assert_same
+from tests.tiny_bert import CONFIG, WIDTH, save_tiny_bert, save_tiny_encoder, write_json, write_modules
+
+POOLED = {
+    "cls": lambda hidden: hidden[0],
+    "max": lambda hidden: hidden.max(axis=0),
+    "mean": lambda hidden: hidden.mean(axis=0),
+    "mean_sqrt_len": lambda hidden: hidden.sum(axis=0) / np.sqrt(len(hidden)),
+}
+
+
+def hidden_states(encoder, text):
+    """(tokens, hidden) of one text on its own, by way of the model's padded door."""
+    ids = encoder.tokenizer([text], truncation=True, max_length=encoder.max_seq_length)["input_ids"]
+    return encoder.model(ids).last_hidden_state[0].astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "modes"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ["cls"]),
+        ({"pooling_mode_max_tokens": True}, ["max"]),
+        ({"pooling_mode_mean_tokens": True}, ["mean"]),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, ["mean_sqrt_len"]),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ["cls", "mean"]),
+        (
+            {
+                "pooling_mode_mean_sqrt_len_tokens": True,
+                "pooling_mode_mean_tokens": True,
+                "pooling_mode_max_tokens": True,
+                "pooling_mode_cls_token": True,
+            },
+            ["cls", "max", "mean", "mean_sqrt_len"],
+        ),
+        ({"pooling_mode_mean_tokens": False}, ["mean"]),
+        ({"pooling_mode": "cls"}, ["cls"]),
+        ({"pooling_mode": ["mean", "cls"], "include_prompt": True}, ["mean", "cls"]),
+    ],
+)
+def test_pooling_config(tmp_path, pooling, modes):
+    encoder = SentenceEncoder(save_tiny_encoder(tmp_path, pooling))
+    embeddings = encoder.encode(TEXTS)
+    assert encoder.embedding_dimension == WIDTH * len(modes)
+    for text, embedding in zip(TEXTS, embeddings, strict=True):
+        hidden = hidden_states(encoder, text)
+        expected = np.concatenate([POOLED[mode](hidden) for mode in modes])
+        np.testing.assert_allclose(embedding, expected, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("wrapper", ["sentence_transformers.models.", "sentence_transformers.base.modules.x."])
+def test_normalize_module_gives_unit_length(tmp_path, wrapper):
+    folder = save_tiny_encoder(tmp_path, normalize=True)
+    write_modules(
+        folder, {"": f"{wrapper}Transformer", "1_Pooling": f"{wrapper}Pooling", "2_Normalize": f"{wrapper}Normalize"}
+    )
+    encoder = SentenceEncoder(folder)
+    raw, unit = encoder.encode(TEXTS, normalize=False), encoder.encode(TEXTS)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(unit, raw / np.linalg.norm(raw, axis=1, keepdims=True), atol=1e-6)
+    assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
+
+
+def test_plain_folder_is_mean_without_normalisation(tmp_path):
+    encoder = SentenceEncoder(save_tiny_bert(tmp_path))
+    expected = hidden_states(encoder, TEXTS[0]).mean(axis=0)
+    np.testing.assert_allclose(encoder.encode(TEXTS[0]), expected, atol=2e-6 * np.abs(expected).max())
+
+
+def test_model_in_its_own_folder(tmp_path):
+    """Early sentence-transformers put the model into 0_BERT, with its settings beside it."""
+    save_tiny_encoder(tmp_path)
+    model_folder = save_tiny_bert(tmp_path / "0_BERT")
+    (tmp_path / "config.json").unlink()
+    write_json(model_folder / "sentence_roberta_config.json", {"max_seq_length": 5, "do_lower_case": False})
+    modules = {
+        "0_BERT": "sentence_transformers.models.Transformer",
+        "1_Pooling": "sentence_transformers.models.Pooling",
+    }
+    write_modules(tmp_path, modules)
+    assert SentenceEncoder(tmp_path).max_seq_length == 5
+
+
+def test_max_seq_length_cuts_texts(tmp_path):
+    folder = save_tiny_encoder(tmp_path)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 5})
+    encoder = SentenceEncoder(folder)
+    cut, whole = encoder.encode(["the cat sat on a mat", "the cat sat"])
+    assert_same(cut, whole)  # [CLS] the cat sat [SEP]
+    longer = SentenceEncoder(folder, max_seq_length=7)
+    assert np.abs(longer.encode("the cat sat on a mat") - cut).max() > 1e-3
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(512, 40), (40, 40), (None, 40), (7, 7)])
+def test_max_seq_length_never_exceeds_the_positions(tmp_path, stated, expected):
+    folder = save_tiny_encoder(tmp_path)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": stated})
+    encoder = SentenceEncoder(folder)
+    assert encoder.max_seq_length == expected
+    assert encoder.encode("a " * 100).shape == (WIDTH,)
+
+
+@pytest.mark.parametrize("length", [0, 41, -3])
+def test_max_seq_length_argument_is_checked(folder, length):
+    with pytest.raises(ValueError, match=f"max_seq_length is {length}, expected 1 to 40"):
+        SentenceEncoder(folder, max_seq_length=length)
+
+
+def test_do_lower_case(tmp_path):
+    folder = save_tiny_encoder(tmp_path, lower_case=False)
+    before = SentenceEncoder(folder).encode(["Upper", "upper"])
+    write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
+    after = SentenceEncoder(folder).encode(["Upper", "upper"])
+    assert np.abs(before[0] - before[1]).max() > 1e-3
+    assert_same(after[0], after[1])
+    assert_same(after[1], before[1])
+
+
+def test_checkpoint_without_pooler_loads_quietly(tmp_path, encoder):
+    folder = save_tiny_encoder(tmp_path)
+    tensors = {name: array.copy() for name, array in open_checkpoint(folder).items() if not name.startswith("pooler")}
+    save_checkpoint(folder, CONFIG, tensors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        without = SentenceEncoder(folder)
+    assert_same(without.encode(TEXTS), encoder.encode(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        (
+            ["Transformer", "Pooling", "Dense"],
+            "sentence_transformers.models.Dense, which is not supported; supported are",
+        ),
+        (["Transformer", "CNN", "Pooling"], "models.CNN, which is not supported"),
+        (["Transformer"], "modules Transformer; expected Transformer, Pooling"),
+        (["Pooling", "Transformer"], "modules Pooling, Transformer; expected"),
+        (["Transformer", "Normalize", "Pooling"], "modules Transformer, Normalize, Pooling; expected"),
+        ([], "modules none; expected"),
+    ],
+)
+def test_unsupported_modules(tmp_path, modules, message):
+    folder = save_tiny_encoder(tmp_path)
+    write_modules(folder, {f"{i}_{kind}": f"sentence_transformers.models.{kind}" for i, kind in enumerate(modules)})
+    with pytest.raises(CheckpointError, match=message):
+        SentenceEncoder(folder)
+
+
+@pytest.mark.parametrize("value", [[{"type": "x"}], [3], {"a": 1}, 7, "text"])
+def test_modules_file_of_another_shape(tmp_path, value):
+    folder = save_tiny_encoder(tmp_path)
+    write_json(folder / "modules.json", value)
+    with pytest.raises(CheckpointError, match=r"modules\.json"):
+        SentenceEncoder(folder)
+
+
+def test_modules_file_that_is_not_json(tmp_path):
+    folder = save_tiny_encoder(tmp_path)
+    (folder / "modules.json").write_text("[{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"modules\.json is not a list of modules"):
+        SentenceEncoder(folder)
+
+
+@pytest.mark.parametrize("path", ["../other", "/etc", "a/../../b", "..\\b", "C:\\b"])
+def test_modules_may_not_point_outside(tmp_path, path):
+    folder = save_tiny_encoder(tmp_path / "model")
+    write_modules(
+        folder, {"": "sentence_transformers.models.Transformer", path: "sentence_transformers.models.Pooling"}
+    )
+    with pytest.raises(CheckpointError, match="expected a folder inside"):
+        SentenceEncoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "message"),
+    [
+        (
+            {"pooling_mode_weightedmean_tokens": True},
+            "'weightedmean' is not supported; supported are cls, max, mean, mean_sqr",
+        ),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, "'lasttoken' is not supported"),
+        ({"pooling_mode": "median"}, "'median' is not supported"),
+        ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt is False, supported is true"),
+    ],
+)
+def test_unsupported_pooling(tmp_path, pooling, message):
+    with pytest.raises(CheckpointError, match=message):
+        SentenceEncoder(save_tiny_encoder(tmp_path, pooling))
+
+
+def test_missing_pooling_config(tmp_path):
+    folder = save_tiny_encoder(tmp_path)
+    (folder / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        SentenceEncoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_seq_length": 0}, "max_seq_length is 0, expected a positive integer"),
+        ({"max_seq_length": "many"}, "max_seq_length is 'many'"),
+        ({"max_seq_length": True}, "max_seq_length is True"),
+        ({"transformer_task": "text-generation"}, "transformer_task is 'text-generation'"),
+    ],
+)
+def test_wrong_transformer_settings(tmp_path, settings, message):
+    folder = save_tiny_encoder(tmp_path)
+    write_json(folder / "sentence_bert_config.json", settings)
+    with pytest.raises(CheckpointError, match=message):
+        SentenceEncoder(folder)
+
+
+def test_prompts(tmp_path, encoder):
+    folder = save_tiny_encoder(tmp_path)
+    prompts = {"query": "paris is ", "document": ""}
+    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "query"})
+    prompted = SentenceEncoder(folder)
+    by_hand = encoder.encode("paris is the cat")
+    assert_same(prompted.encode("the cat"), by_hand)
+    assert_same(prompted.encode("the cat", prompt_name="query"), by_hand)
+    assert_same(prompted.encode("the cat", prompt_name="document"), encoder.encode("the cat"))
+    assert_same(prompted.encode("the cat", prompt=""), encoder.encode("the cat"))
+    assert_same(encoder.encode("the cat", prompt="paris is "), by_hand)
+    with pytest.raises(ValueError, match="prompt_name is 'passage', this model has query, document"):
+        prompted.encode("x", prompt_name="passage")
+    with pytest.raises(ValueError, match="this model has none"):
+        encoder.encode("x", prompt_name="query")
+    with pytest.raises(ValueError, match="both given"):
+        prompted.encode("x", prompt="a", prompt_name="query")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"prompts": {"a": 1}}, "prompts is"),
+        ({"default_prompt_name": "q", "prompts": {"a": "b"}}, "is 'q', known are a"),
+    ],
+)
+def test_wrong_prompts(tmp_path, config, message):
+    folder = save_tiny_encoder(tmp_path)
+    write_json(folder / "config_sentence_transformers.json", config)
+    with pytest.raises(CheckpointError, match=message):
+        SentenceEncoder(folder)
+
+
+def test_folder_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        SentenceEncoder(tmp_path / "nowhere")
