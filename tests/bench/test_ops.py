@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,6 +16,8 @@ from bench.ops import baselines, calls, compare, peers
 from bench.ops.__main__ import main
 from bench.ops.cases import DIRECTIONS, LENGTHS, OPS, SIZES, TRAINING, cases
 from bertcore import kernels
+from bertcore.kernels import _cuda
+from tests import cuda_emulator
 
 ROOT = Path(__file__).parents[2]
 FLOAT32 = np.dtype(np.float32)
@@ -32,6 +35,18 @@ def test_every_case_passes_its_check(case, backend):
     assert calls.unavailable_reason(case, backend, FLOAT32) is None
     inputs = calls.make_inputs(case, FLOAT32)
     calls.check(calls.bind(case, inputs, backend)(), calls.expected_results(case, inputs), FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", [case for case in TINY if case.direction == "forward"], ids=lambda case: case.id)
+def test_every_forward_passes_its_check_on_cuda(case, dtype):
+    if cuda_emulator.unavailable_reason() is not None:
+        pytest.skip(f"the CUDA emulator cannot be built: {cuda_emulator.unavailable_reason()}")
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    inputs = calls.make_inputs(case, dtype)
+    with _cuda.use_runtime(cuda_emulator.Emulator()):
+        assert calls.unavailable_reason(case, "cupy", dtype) is None
+        calls.check(calls.bind(case, inputs, "cupy")(), calls.expected_results(case, inputs), dtype)
 
 
 @pytest.mark.parity
