@@ -13,15 +13,15 @@ class _WritableAlias:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-_CACHE_LINE = 64
+CACHE_LINE = 64
 
 
 def aligned_empty(shape, dtype) -> np.ndarray:
     """An uninitialised C-contiguous array that starts on a cache line (and so on a boundary of the widest vectors)."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _CACHE_LINE, np.uint8)
-    start = -memory.ctypes.data % _CACHE_LINE
+    memory = np.empty(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
     return memory[start : start + size].view(dtype).reshape(shape)
 
 

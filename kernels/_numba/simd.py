@@ -19,9 +19,10 @@ Example, out = x * w:
 
 Memory: `load(x, i)`, `store(x, i, v)` at element i, unaligned, no bounds check; `load_masked(x, i, mask, fill)` and
 `store_masked(x, i, v, mask)` touch only the mask's lanes. `pointer(x, i)` points at element i of an array (its memory
-read as flat) or of a pointer; `pointer_at(address, like)` makes one of an integer address, `aligned(x)` one at x's first
-cache line; p[i] reads and writes one element; `prefetch_write(x, i)` is a hint. `wide_pointer(x, i)` is a pointer whose vectors span 4 registers: sums in 4
-independent chains and polynomials interleaved, without waiting for each result (layer norm: 2x faster).
+read as flat) or of a pointer; `pointer_at(address, like)` makes one of an integer address, `aligned(x)` one at x's
+first cache line; p[i] reads and writes one element; `prefetch_write(x, i)` is a hint. `wide_pointer(x, i)` is a pointer
+whose vectors span 4 registers: sums in 4 independent chains and polynomials interleaved, without waiting for each
+result (layer norm: 2x faster).
 Values: `broadcast(like, scalar)`; + - * / and unary -; < <= > >= == != give masks, joined by & | ~;
 `select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`, `square_root`;
 `first_lanes(like, n)` is the mask of the lanes below n.
@@ -130,6 +131,17 @@ def lanes(typingctx, like):
 
 
 @intrinsic
+def itemsize(typingctx, like):
+    """Bytes per element of like's dtype; a constant in the compiled code."""
+    size = dtype_of(like).bitwidth // 8
+
+    def codegen(context, builder, sig, args):
+        return context.get_constant(types.intp, size)
+
+    return types.intp(like), codegen
+
+
+@intrinsic
 def pointer(typingctx, source, index):
     """Points at element `index` of a C-contiguous array (as flat memory) or of another pointer."""
     check_memory(source)
@@ -164,7 +176,7 @@ def pointer_at(typingctx, address, like):
 
 @intrinsic
 def aligned(typingctx, array):
-    """Points at the first element of a C-contiguous array that lies on a cache line (the array needs one line to spare).
+    """Points at the first element of a C-contiguous array that lies on a cache line: it needs one line to spare.
 
     Whoever takes a pointer must not outlive the array: take it in a helper that the array is handed to.
     """

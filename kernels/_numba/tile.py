@@ -1,7 +1,6 @@
-"""Blocks of a matrix product held in registers, and the panels they read.
+"""Code generators for blocks: a block of a matrix product held in registers, and the transpose of a block.
 
-A panel holds `width` columns of a (depth, columns) matrix as a contiguous (depth, width) block, zero beyond the last
-column: what a tile reads next lies next in memory. A tile is a (rows, vectors * lanes) block of the product, one
+A tile is a (rows, vectors * lanes) block of the product, one
 accumulator per element and one fused multiply-add after the other along the depth: the result of an element depends
 neither on the tile's shape nor on its neighbours, which is why a row gives the same bits alone and in any batch.
 """
@@ -11,13 +10,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from . import isa
 from .codegen import as_vector_pointer, element_bytes, emit_fma, shuffle, splat, vec_of
-from .jit import helper
-from .simd import first_lanes, lanes, load_masked, pointer, store
-
-TILE_ROWS, TILE_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
-"""The largest tile: its accumulators, one row of the panel and one broadcast fit the vector registers."""
 
 INT = ir.IntType(64)
 
@@ -65,10 +58,10 @@ class _TileEmitter:
         return as_vector_pointer(self.builder, element, self.vec)
 
     def products(self, a_rows, a_column, b, b_row, depth):
-        """The accumulators after a loop over the depth (at least 1), row by row."""
+        """The accumulators after a loop over the depth, row by row; zeros when the depth is 0."""
         builder = self.builder
         before, loop, after = builder.block, builder.append_basic_block("depth"), builder.append_basic_block("done")
-        builder.branch(loop)
+        builder.cbranch(builder.icmp_signed(">", depth, INT(0)), loop, after)
         builder.position_at_end(loop)
         k, a_at, b_at = (builder.phi(INT) for _ in range(3))
         zero = ir.Constant(self.vec.llvm, [0.0] * self.vec.count)
@@ -82,7 +75,11 @@ class _TileEmitter:
             phi.add_incoming(following, loop)
         builder.cbranch(builder.icmp_signed("<", steps[0], depth), loop, after)
         builder.position_at_end(after)
-        return new
+        sums = [builder.phi(self.vec.llvm) for _ in new]
+        for phi, value in zip(sums, new, strict=True):
+            phi.add_incoming(zero, before)
+            phi.add_incoming(value, loop)
+        return sums
 
     def _multiply_add(self, old, a_rows, a_at, b, b_at):
         builder, vec = self.builder, self.vec
@@ -134,36 +131,3 @@ def transpose_block(typingctx, source, source_row, target, target_row):
         return context.get_dummy_value()
 
     return types.void(source, types.intp, target, types.intp), codegen
-
-
-@helper
-def pack_panel(source, column_stride, depth_stride, columns, depth, panel, width):
-    """Fill a (depth, width) panel from up to `width` columns of a strided matrix; zeros beyond `columns`."""
-    for first in range(0, width, lanes(source)):
-        target, strip = pointer(panel, first), pointer(source, first * column_stride)
-        if column_stride == 1:
-            _copy_strip(strip, depth_stride, columns - first, depth, target, width)
-        elif depth_stride == 1 and columns - first >= lanes(source):
-            _transpose_strip(strip, column_stride, depth, target, width)
-        else:
-            for k in range(depth):
-                for j in range(lanes(source)):
-                    inside = first + j < columns
-                    target[k * width + j] = strip[j * column_stride + k * depth_stride] if inside else 0
-
-
-@helper
-def _copy_strip(strip, depth_stride, columns, depth, target, width):
-    mask = first_lanes(strip, columns)
-    for k in range(depth):
-        store(target, k * width, load_masked(strip, k * depth_stride, mask, 0.0))
-
-
-@helper
-def _transpose_strip(strip, column_stride, depth, target, width):
-    full = depth - depth % lanes(strip)
-    for k in range(0, full, lanes(strip)):
-        transpose_block(pointer(strip, k), column_stride, pointer(target, k * width), width)
-    for k in range(full, depth):
-        for j in range(lanes(strip)):
-            target[k * width + j] = strip[j * column_stride + k]

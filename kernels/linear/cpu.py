@@ -1,6 +1,6 @@
 """Affine map on the CPU: a blocked matrix product over packed weights, with bias, activation and residual fused in.
 
-The weight is packed once into panels (see _numba/tile.py). A task is a block of up to BLOCK_ROWS rows of the input
+The weight is packed once into panels (see _numba/panels.py). A task is a block of up to BLOCK_ROWS rows of the input
 times one panel. Its sums stay in a scratch block that fits the first cache levels; each tile of them is written to the
 output once, on the way through bias, activation and residual. The order of each element's sum depends on in_features
 alone.
@@ -13,6 +13,7 @@ import numpy as np
 from numba import prange
 
 from .._numba import LEVEL, aligned_empty, as_kernel_array, helper, kernel, num_threads
+from .._numba.panels import pack_panel
 from .._numba.pointwise import CODES, activate_backward, activation_function, add_lines
 from .._numba.rows import BLOCK_ROWS as SUM_ROWS
 from .._numba.rows import block_count, share, sum_blocks
@@ -27,9 +28,11 @@ from .._numba.simd import (
     store_masked,
 )
 from .._numba.tasks import take_task
-from .._numba.tile import TILE_ROWS, TILE_VECTORS, make_tile, pack_panel
+from .._numba.tile import make_tile
 
 NO_ACTIVATION = -1
+# The sums of the largest tile, a row of the panel and a broadcast fit the vector registers.
+TILE_ROWS, TILE_VECTORS = (8, 3) if LEVEL.registers >= 32 else (4, 3)
 BLOCK_ROWS = 128
 BLOCK_DEPTH = 48  # vectors: 768 float32 with AVX-512, when a block of a panel takes 150 KB of the second-level cache
 
