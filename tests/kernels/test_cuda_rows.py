@@ -123,7 +123,7 @@ def test_layer_norm_with_one_option(cuda, dtype, present):
     check_layer_norm(cuda, normal(1, (5, 39), dtype), **{present: arrays[present]})
 
 
-@pytest.mark.parametrize("width", [40, 4096, 16400])
+@pytest.mark.parametrize("width", [40, 41, 4099, 16400, 16401])
 def test_layer_norm_of_rows_far_from_zero(cuda, width):
     """Where E[x^2] - mean^2 would be all cancellation. The tolerance is that of rounding the mean to float32."""
     input = 1000 + normal(1, (3, width), np.float32)

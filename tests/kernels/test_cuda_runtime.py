@@ -106,13 +106,18 @@ def test_headers_are_inlined_once_and_lines_keep_their_numbers(tmp_path):
     (tmp_path / "own.cuh").write_text("#include <cuda_fp16.h>\nint own;\n")
     (tmp_path / "both.cuh").write_text('#include "own.cuh"\nint both;\n')
     (tmp_path / "kernel.cu").write_text('#include "both.cuh"\n  #include "own.cuh"\nint kernel;\n')
-    assert (
-        _cuda.inline_includes(tmp_path / "kernel.cu").split()
-        == (
-            '#line 1 "kernel.cu" #line 1 "both.cuh" #line 1 "own.cuh" #include <cuda_fp16.h> int own; '
-            '#line 2 "both.cuh" int both; #line 2 "kernel.cu" #line 3 "kernel.cu" int kernel;'
-        ).split()
-    )
+    assert [line for line in _cuda.inline_includes(tmp_path / "kernel.cu").splitlines() if line] == [
+        '#line 1 "kernel.cu"',
+        '#line 1 "both.cuh"',
+        '#line 1 "own.cuh"',
+        "#include <cuda_fp16.h>",
+        "int own;",
+        '#line 2 "both.cuh"',
+        "int both;",
+        '#line 2 "kernel.cu"',
+        '#line 3 "kernel.cu"',
+        "int kernel;",
+    ]
 
 
 def test_missing_headers_are_named(tmp_path):
