@@ -2,6 +2,8 @@
 // without waiting for them, and the row of another id would go unnoticed.
 #include "common.cuh"
 
+constexpr int BATCH = 4;  // loads a thread has under way
+
 template <class Unit> __device__ __forceinline__ Unit all_ones() { return (Unit)~Unit(0); }
 template <> __device__ __forceinline__ uint4 all_ones<uint4>() { return make_uint4(~0u, ~0u, ~0u, ~0u); }
 
@@ -15,7 +17,17 @@ __global__ void __launch_bounds__(256)
   if (row >= rows) return;
   const long long id = ids[row];
   const bool known = id >= 0 && id < table_rows;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < units; i += blockDim.x)
-    output[row * units + i] = known ? table[id * units + i] : all_ones<Unit>();
+  for (int first = threadIdx.x; first < units; first += BATCH * blockDim.x) {
+    Unit held[BATCH];
+#pragma unroll
+    for (int k = 0; k < BATCH; ++k) {
+      const int i = first + k * blockDim.x;
+      held[k] = known && i < units ? table[id * units + i] : all_ones<Unit>();
+    }
+#pragma unroll
+    for (int k = 0; k < BATCH; ++k) {
+      const int i = first + k * blockDim.x;
+      if (i < units) output[row * units + i] = held[k];
+    }
+  }
 }
