@@ -12,8 +12,9 @@
 
 `grid` and `block` are tuples of one to three ints. `args` holds arrays (the address of their first element is passed,
 whatever their strides), None (a null pointer) and NumPy scalars (passed by value with the size of their dtype: np.int32
-for int, np.int64 for long long, np.float32 for float, np.bool_ for bool). Every kernel that is launched must be listed
-in `instantiations`, so that the tests compile all of them. A kernel is compiled at its first launch and then kept.
+for int, np.int64 for long long, np.float32 for float, np.bool_ for bool; a scalar of an aligned structured dtype for a
+struct). Every kernel that is launched must be listed in `instantiations`, so that the tests compile all of them. A
+kernel is compiled at its first launch and then kept.
 
 In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the .cu file or in this folder
 (once each): the key of CuPy's disk cache is the source text and does not see included files. The headers here:
@@ -22,9 +23,12 @@ In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found
                      and DYNAMIC_SHARED (which declare shared memory on the GPU and in the emulator alike)
     ptx.cuh          one PTX instruction per function: mma.sync, ldmatrix, cp.async, named barriers
     mma.cuh          matrix fragments over ptx.cuh, with what stands in for those instructions below sm_80
+    tile.cuh         tiles of a matrix in shared memory: copies that feed them, fragments taken from them
     activations.cuh  gelu (erf, tanh), relu, tanh, silu as functors over float
     rows.cuh         kernels over rows, a warp or a block to each (launchers: rows.py)
     pointwise.cuh    elementwise kernels (launcher: pointwise.py)
+
+`vector_rows` brings arrays into the form that tile.cuh wants.
 
 Launches go to the current device and stream of CuPy: the caller makes the arrays' device the current one.
 This module imports neither CuPy nor a compiler before the first launch.
@@ -38,6 +42,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from .vectors import has_vector_rows, pad_rows
 
 HEADERS = Path(__file__).parent
 OPTIONS = ("-std=c++17",)
@@ -143,12 +149,19 @@ class CuPyRuntime:
         if loaded is None:
             loaded = self._kernels[key] = _Loaded(self._compile(module, kernel))
         loaded.reserve(shared_bytes)
-        args = tuple(np.uintp(0) if arg is None else arg for arg in args)
+        args = tuple(_as_cupy_takes_it(arg) for arg in args)
         loaded.kernel(grid, block, args, shared_mem=shared_bytes)
 
     def _compile(self, module, kernel):
         compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
         return compiled.get_function(kernel)
+
+
+def _as_cupy_takes_it(arg):
+    if arg is None:
+        return np.uintp(0)
+    # CuPy passes structs by value from host arrays, not from scalars.
+    return np.atleast_1d(arg) if isinstance(arg, np.void) else arg
 
 
 class _Loaded:
@@ -209,3 +222,8 @@ def c_type(dtype):
 def is_aligned(array, alignment=16):
     """Whether the address of the first element is a multiple of `alignment` bytes."""
     return runtime().address(array) % alignment == 0
+
+
+def vector_rows(array):
+    """`array` itself if its rows (last axis) are whole, aligned 16-byte vectors, else a copy padded with zeros."""
+    return array if has_vector_rows(array, runtime().address(array)) else pad_rows(namespace(array), array)

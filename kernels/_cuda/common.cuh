@@ -92,8 +92,8 @@ template <class T> __device__ __forceinline__ int misalignment(const T *pointer)
 
 // array[begin] to array[begin + VECTOR - 1], `outside` where the index is not in [0, count). One 16-byte load when the
 // vector lies inside and on a 16-byte boundary, else element by element: heads, tails and misaligned arrays are right,
-// only slower. The vector stays packed until all loads are under way: converted at once (or taken apart into elements
-// of T, as load_vector does) each load waits for the one before.
+// only slower. The vector stays packed until all loads are under way: converted at once, or taken apart into elements of
+// T, each load waits for the one before.
 template <class T>
 __device__ __forceinline__ uint4 load_packed(const T *array, long long begin, long long count, float outside) {
   if (begin >= 0 && begin + VECTOR<T> <= count && is_aligned(array + begin))
@@ -103,18 +103,6 @@ __device__ __forceinline__ uint4 load_packed(const T *array, long long begin, lo
   for (int i = 0; i < VECTOR<T>; ++i)
     values[i] = begin + i >= 0 && begin + i < count ? to_float(array[begin + i]) : outside;
   return pack_floats<T>(values);
-}
-
-template <class T>
-__device__ __forceinline__ Vector<T> load_vector(const T *array, long long begin, long long count, float outside) {
-  constexpr int SIZE = Vector<T>::SIZE;
-  if (begin >= 0 && begin + SIZE <= count && is_aligned(array + begin))
-    return *reinterpret_cast<const Vector<T> *>(array + begin);
-  Vector<T> vector;
-#pragma unroll
-  for (int i = 0; i < SIZE; ++i)
-    vector.value[i] = begin + i >= 0 && begin + i < count ? array[begin + i] : from_float<T>(outside);
-  return vector;
 }
 
 // array[begin + i] = values[i] wherever begin + i is in [0, count).

@@ -1,13 +1,15 @@
-"""CUDA backend of linear: one kernel computes activation(input @ weight.T + bias) + residual; reference.py defines it."""
+"""CUDA backend of linear: activation(input @ weight.T + bias) + residual in one kernel; reference.py defines it."""
 
 import numpy as np
 
 from .. import _cuda
+from .._cuda.vectors import pad_rows
 
 ACTIVATIONS = (None, "relu", "tanh", "silu", "gelu", "gelu_tanh")  # their numbers in epilogue.cuh
 
-# Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others make more
-# blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors without work, 16 x 64 for few rows.
+# Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others
+# make more blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors idle, 16 x 64 for few
+# rows.
 LARGE, SMALL, FEW_ROWS = (128, 128), (64, 64), (16, 64)
 SHARED_BYTES = {LARGE: 64 << 10, SMALL: 48 << 10, FEW_ROWS: 40 << 10}  # Tiling::STAGES * STAGE of linear.cu, in bytes
 
@@ -19,15 +21,12 @@ KERNELS = _cuda.Module(__file__, "linear.cu", instantiations=INSTANTIATIONS)
 
 
 class CudaWeight:
-    """A weight of its own on the device, rows padded with zeros to a whole number of 16-byte vectors."""
+    """A weight of its own on the device, its rows padded with zeros to whole 16-byte vectors."""
 
     def __init__(self, weight):
-        xp = _cuda.namespace(weight)
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        vector = 16 // self.dtype.itemsize
-        self.array = xp.zeros((self.out_features, -(-self.in_features // vector) * vector), dtype=self.dtype)
-        self.array[:, : self.in_features] = weight
+        self.array = pad_rows(_cuda.namespace(weight), weight)
 
     def to_array(self):
         """The weight as it was given, (out_features, in_features)."""
@@ -41,23 +40,21 @@ def prepare_weight(weight):
 
 def linear(input, weight, bias, activation, residual):
     """(rows, in_features) to (rows, out_features); bias is (out_features,), residual (rows, out_features), or None."""
-    (rows, in_features), out_features = input.shape, _out_features(weight)
-    output = _cuda.namespace(input).empty((rows, out_features), dtype=input.dtype)
+    xp = _cuda.namespace(input)
+    weight = weight.array if isinstance(weight, CudaWeight) else _cuda.vector_rows(weight)
+    input = _cuda.vector_rows(input)
+    rows, out_features = len(input), len(weight)
+    output = xp.empty((rows, out_features), dtype=input.dtype)
     if output.size == 0:
         return output
-    weight = weight.array if isinstance(weight, CudaWeight) else _unit_columns(weight)
-    input = _unit_columns(input)
+    bias = None if bias is None else xp.ascontiguousarray(bias)
     residual = None if residual is None else _unit_columns(residual)
-    bias = None if bias is None else _cuda.namespace(bias).ascontiguousarray(bias)
-    arrays = (output, input, weight, bias, residual)
     strides = [np.int64(0 if array is None else _row_stride(array)) for array in (input, weight, residual)]
-    sizes = [np.int32(size) for size in (rows, out_features, in_features)]
-    activation = np.int32(ACTIVATIONS.index(activation))
+    sizes = [np.int32(size) for size in (rows, out_features, input.shape[1])]
+    args = (output, input, weight, bias, residual, *strides, *sizes, np.int32(ACTIVATIONS.index(activation)))
     if input.dtype == np.float32:
-        _launch_fp32((*arrays, *strides, *sizes, activation), rows, out_features)
+        _launch_fp32(args, rows, out_features)
     else:
-        vectors = [np.bool_(_in_vectors(array)) for array in (input, weight)]
-        args = (*arrays, *strides, *sizes, np.int32(weight.shape[1]), activation, *vectors)
         _launch_mma(args, input.dtype, rows, out_features)
     return output
 
@@ -82,12 +79,8 @@ def _blocks(tile, rows, out_features):
     return -(-rows // tile[0]) * -(-out_features // tile[1])
 
 
-def _out_features(weight):
-    return weight.out_features if isinstance(weight, CudaWeight) else weight.shape[0]
-
-
 def _unit_columns(array):
-    """The array itself where neighbours of a row are neighbours in memory, else a contiguous copy."""
+    """The array itself where neighbours in a row are neighbours in memory, else a contiguous copy."""
     itemsize = array.dtype.itemsize
     if (array.shape[1] <= 1 or array.strides[1] == itemsize) and array.strides[0] % itemsize == 0:
         return array
@@ -96,9 +89,3 @@ def _unit_columns(array):
 
 def _row_stride(array):
     return array.strides[0] // array.dtype.itemsize
-
-
-def _in_vectors(array):
-    """Whether every row is a whole number of aligned 16-byte vectors."""
-    vector = 16 // array.dtype.itemsize
-    return array.shape[1] % vector == 0 and _row_stride(array) % vector == 0 and _cuda.is_aligned(array)

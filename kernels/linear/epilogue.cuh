@@ -7,8 +7,8 @@ template <class F, int N> __device__ __forceinline__ void apply_all(float (&valu
   for (int i = 0; i < N; ++i) values[i] = F::apply(values[i]);
 }
 
-// The order of ACTIVATIONS in cuda.py. A run-time choice: it costs one uniform branch per vector of outputs, where a template
-// argument would multiply by six what has to be compiled.
+// The order of ACTIVATIONS in cuda.py. A run-time choice: it costs one uniform branch per vector of outputs, where a
+// template argument would multiply by six what has to be compiled.
 template <int N> __device__ __forceinline__ void activate(float (&values)[N], int activation) {
   switch (activation) {
     case 1: apply_all<Relu>(values); break;
@@ -19,9 +19,13 @@ template <int N> __device__ __forceinline__ void activate(float (&values)[N], in
   }
 }
 
-template <class T> __device__ __forceinline__ void add(float (&values)[Vector<T>::SIZE], const Vector<T> &vector) {
+// values[i] += array[begin + i], where that lies inside
+template <class T>
+__device__ __forceinline__ void add(float (&values)[VECTOR<T>], const T *array, int begin, int count) {
+  float addends[VECTOR<T>];
+  to_floats<T>(addends, load_packed(array, begin, count, 0.f));
 #pragma unroll
-  for (int i = 0; i < Vector<T>::SIZE; ++i) values[i] += to_float(vector.value[i]);
+  for (int i = 0; i < VECTOR<T>; ++i) values[i] += addends[i];
 }
 
 template <class T> struct Epilogue {
@@ -32,11 +36,11 @@ template <class T> struct Epilogue {
   int rows, columns, activation;
 
   // Finishes one 16-byte vector of outputs, from column `column` of row `row`, and writes what lies inside the matrix.
-  __device__ __forceinline__ void store(float (&values)[Vector<T>::SIZE], int row, int column) const {
+  __device__ __forceinline__ void store(float (&values)[VECTOR<T>], int row, int column) const {
     if (row >= rows || column >= columns) return;
-    if (bias) add(values, load_vector(bias, column, columns, 0.f));
+    if (bias) add(values, bias, column, columns);
     activate(values, activation);
-    if (residual) add(values, load_vector(residual + row * residual_stride, column, columns, 0.f));
+    if (residual) add(values, residual + row * residual_stride, column, columns);
     store_vector(output + (long long)row * columns, column, columns, values);
   }
 };

@@ -1,14 +1,15 @@
 // output = activation(input weight^T + bias) + residual; input (rows, in_features), weight (out_features, in_features),
-// both with unit column stride and any row stride (the weight may have further columns of zeros). Every block computes one tile of the output, in fp32 arithmetic; blocks are
-// numbered along the output's columns first, so that those running at once share few rows of the input and all of the weight
-// (a few MB in this family: it stays in the L2 cache).
+// both with rows of whole, aligned 16-byte vectors and any stride between rows. Every block computes one tile of the
+// output, in fp32 arithmetic. Blocks are numbered along the output's columns first, so that those running at once share
+// few rows of the input and all of the weight (a few MB in this family: it stays in the L2 cache).
 #include "epilogue.cuh"
 #include "tile.cuh"
 
 // ---- float16, bfloat16: tensor cores ----------------------------------------------------------------------------
 
-// Four warps. A 64x64 warp tile reads 8 ldmatrix for 32 mma: half of what shared memory can deliver while the tensor cores are
-// busy (8 warps of 64x32 would need all of it). STAGES tiles are in flight or in use, 64 KB at most so that sm_75 takes part.
+// Four warps. A 64x64 warp tile reads 8 ldmatrix for 32 mma: half of what shared memory can deliver while the tensor
+// cores are busy (8 warps of 64x32 would need all of it). STAGES tiles are in flight or in use; they fill 64 KB at
+// most, the largest block of sm_75.
 template <int BM_, int BN_> struct Tiling {
   static constexpr int BM = BM_, BN = BN_;
   static constexpr int WARPS_M = BM >= 64 ? 2 : 1, WARPS_N = 4 / WARPS_M, THREADS = 128;
@@ -26,9 +27,10 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::WM / 16][S::WN / 8][
   for (int k = 0; k < S::BK / 16; ++k) {
     unsigned a[S::WM / 16][4], b[S::WN / 8][2];
 #pragma unroll
-    for (int m = 0; m < S::WM / 16; ++m) load_a<T, S::CHUNKS>(a[m], input, warp_row + m * 16, k * 2);
+    for (int m = 0; m < S::WM / 16; ++m) load_a<S::CHUNKS>(a[m], input, warp_row + m * 16, k * 2);
 #pragma unroll
-    for (int n = 0; n < S::WN / 8; n += 2) load_b<T, S::CHUNKS>(b[n], b[n + 1], weight, warp_column + n * 8, k * 2);
+    for (int n = 0; n < S::WN / 8; n += 2)
+      load_b<S::CHUNKS>(b[n], b[n + 1], weight, warp_column + n * 8, k * 2);
 #pragma unroll
     for (int m = 0; m < S::WM / 16; ++m)
 #pragma unroll
@@ -36,8 +38,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::WM / 16][S::WN / 8][
   }
 }
 
-// Moves every row of a register array one to the front. A loop that always works on row 0 and then rotates keeps its body,
-// the whole epilogue, in the program once; moving the registers costs next to nothing beside the product.
+// Moves every row of a register array one to the front. A loop that always works on row 0 and then rotates keeps its
+// body, the whole epilogue, in the program once; moving the registers costs next to nothing beside the product.
 template <int ROWS, int GROUPS> __device__ __forceinline__ void rotate(float (&d)[ROWS][GROUPS][4]) {
 #pragma unroll
   for (int row = 0; row + 1 < ROWS; ++row)
@@ -47,12 +49,12 @@ template <int ROWS, int GROUPS> __device__ __forceinline__ void rotate(float (&d
       for (int i = 0; i < 4; ++i) d[row][group][i] = d[row + 1][group][i];
 }
 
-// Passes the warp's accumulators through its own strip of shared memory, 16 rows at a time, so that bias, residual and output
-// are read and written in whole 16-byte vectors.
+// Passes the warp's accumulators through its own strip of shared memory, 16 rows at a time, so that bias, residual and
+// output are read and written in whole 16-byte vectors.
 template <class T, class S>
 __device__ __forceinline__ void store_tile(float (&d)[S::WM / 16][S::WN / 8][4], float *strip,
                                            const Epilogue<T> &epilogue, int row0, int column0) {
-  constexpr int PITCH = S::WN + 8, VECTORS = S::WN / 8;  // + 8: the eight rows of a float2 store fall into different banks
+  constexpr int PITCH = S::WN + 8, VECTORS = S::WN / 8;  // + 8 spreads the rows of a float2 store over the banks
   const int lane = threadIdx.x % WARP;
 #pragma unroll 1
   for (int m = 0; m < S::WM / 16; ++m, rotate(d)) {
@@ -67,9 +69,9 @@ __device__ __forceinline__ void store_tile(float (&d)[S::WM / 16][S::WN / 8][4],
 #pragma unroll 1
     for (int index = lane; index < 16 * VECTORS; index += WARP) {
       const int row = index / VECTORS, column = index % VECTORS * 8;
-      float values[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = strip[row * PITCH + column + i];
+      const float4 *vector = reinterpret_cast<const float4 *>(strip + row * PITCH + column);
+      const float4 left = vector[0], right = vector[1];
+      float values[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
       epilogue.store(values, row0 + m * 16 + row, column0 + column);
     }
   }
@@ -78,12 +80,13 @@ __device__ __forceinline__ void store_tile(float (&d)[S::WM / 16][S::WN / 8][4],
 template <class T, int BM, int BN>
 __global__ void __launch_bounds__(128)
 linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *residual, long long input_stride,
-           long long weight_stride, long long residual_stride, int rows, int out_features, int in_features, int weight_columns,
-           int activation, bool input_vectors, bool weight_vectors) {
+           long long weight_stride, long long residual_stride, int rows, int out_features, int in_features,
+           int activation) {
   using S = Tiling<BM, BN>;
   DYNAMIC_SHARED(shared);
   T *stages = reinterpret_cast<T *>(shared);
-  const int columns = (out_features + BN - 1) / BN, row0 = blockIdx.x / columns * BM, column0 = blockIdx.x % columns * BN;
+  const int columns = (out_features + BN - 1) / BN;
+  const int row0 = blockIdx.x / columns * BM, column0 = blockIdx.x % columns * BN;
   const int warp = threadIdx.x / WARP, warp_row = warp % S::WARPS_M * S::WM, warp_column = warp / S::WARPS_M * S::WN;
   input += row0 * input_stride;
   weight += column0 * weight_stride;
@@ -93,9 +96,9 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
     if (step < steps) {
       T *stage = stages + step % S::STAGES * S::STAGE;
       const int k = step * S::BK;
-      load_tile<T, BM, S::CHUNKS, S::THREADS>(stage, input + k, input_stride, rows - row0, in_features - k, input_vectors);
-      load_tile<T, BN, S::CHUNKS, S::THREADS>(stage + BM * S::BK, weight + k, weight_stride, out_features - column0,
-                                              weight_columns - k, weight_vectors);
+      load_tile<BM, S::CHUNKS, S::CHUNKS, S::THREADS>(stage, input + k, input_stride, rows - row0, in_features - k);
+      load_tile<BN, S::CHUNKS, S::CHUNKS, S::THREADS>(stage + BM * S::BK, weight + k, weight_stride,
+                                                      out_features - column0, in_features - k);
     }
     cp_async_commit();  // also when there is nothing left, so that "all but the last STAGES - 2 groups" stays right
   };
@@ -120,35 +123,39 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
 
 // ---- float32: ordinary FMA, exact (no tf32) ---------------------------------------------------------------------
 
-// Each thread holds 8x8 outputs as [row][half][4 columns]: rows 4y..4y+3 and as many B/2 further on, columns likewise, so that
-// the float4 reads of a warp from shared memory meet no bank twice.
+// Each thread holds 8x8 outputs as [row][half][4 columns]: rows 4y..4y+3 and as many B/2 further on, columns likewise,
+// so that the float4 reads of a warp from shared memory meet no bank twice.
 constexpr int DEPTH = 8;
 
 // The thread's share of a B x DEPTH tile, global to registers: vectors along k, zeros outside.
 template <int B, int THREADS>
-__device__ __forceinline__ void fetch_fp32(Vector<float> (&held)[B * DEPTH / THREADS / 4], const float *global, long long stride,
-                                           int rows, int depth) {
+__device__ __forceinline__ void fetch_fp32(uint4 (&held)[B * DEPTH / THREADS / 4], const float *global,
+                                           long long stride, int rows, int depth) {
 #pragma unroll
   for (int i = 0; i < B * DEPTH / THREADS / 4; ++i) {
     const int index = threadIdx.x + i * THREADS, row = index / (DEPTH / 4), k = index % (DEPTH / 4) * 4;
-    held[i] = load_vector(global + row * stride, k, row < rows ? depth : 0, 0.f);
+    const bool inside = row < rows && k < depth;
+    held[i] = inside ? *reinterpret_cast<const uint4 *>(global + row * stride + k) : make_uint4(0, 0, 0, 0);
   }
 }
 
 // Registers to shared memory, transposed to (DEPTH, B + 4).
 template <int B, int THREADS>
-__device__ __forceinline__ void place_fp32(float *tile, const Vector<float> (&held)[B * DEPTH / THREADS / 4]) {
+__device__ __forceinline__ void place_fp32(float *tile, const uint4 (&held)[B * DEPTH / THREADS / 4]) {
 #pragma unroll
   for (int i = 0; i < B * DEPTH / THREADS / 4; ++i) {
     const int index = threadIdx.x + i * THREADS, row = index / (DEPTH / 4), k = index % (DEPTH / 4) * 4;
+    float values[4];
+    to_floats<float>(values, held[i]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) tile[(k + j) * (B + 4) + row] = held[i].value[j];
+    for (int j = 0; j < 4; ++j) tile[(k + j) * (B + 4) + row] = values[j];
   }
 }
 
 template <int B>
-__device__ __forceinline__ void multiply_fp32(float (&d)[8][2][4], const float *input, const float *weight, int y, int x) {
-#pragma unroll 4  // all 8 at once need more than the 128 registers that let two blocks share a multiprocessor
+__device__ __forceinline__ void multiply_fp32(float (&d)[8][2][4], const float *input, const float *weight, int y,
+                                              int x) {
+#pragma unroll 2  // all 8 at once need more than the 128 registers that let two blocks share a multiprocessor
   for (int k = 0; k < DEPTH; ++k) {
     float4 a[2], b[2];
 #pragma unroll
@@ -177,15 +184,15 @@ linear_fp32(float *output, const float *input, const float *weight, const float 
             long long input_stride, long long weight_stride, long long residual_stride, int rows, int out_features,
             int in_features, int activation) {
   constexpr int THREADS = B * B / 64, TILE = DEPTH * (B + 4), SHARE = B * DEPTH / THREADS / 4;
-  SHARED_ARRAY(Vector<float>, shared, TILE);  // 4 TILE floats: [buffer][input, weight]
-  float *tiles = shared[0].value;
+  SHARED_ARRAY(float4, shared, TILE);  // 4 TILE floats: [buffer][input, weight]
+  float *tiles = reinterpret_cast<float *>(shared);
   const int columns = (out_features + B - 1) / B, row0 = blockIdx.x / columns * B, column0 = blockIdx.x % columns * B;
   const int y = threadIdx.x / (B / 8), x = threadIdx.x % (B / 8);
   const int steps = (in_features + DEPTH - 1) / DEPTH;
   input += row0 * input_stride;
   weight += column0 * weight_stride;
 
-  Vector<float> held_input[SHARE], held_weight[SHARE];
+  uint4 held_input[SHARE], held_weight[SHARE];
   float d[8][2][4] = {};
   auto fetch = [&](int step) {
     const int k = step * DEPTH;

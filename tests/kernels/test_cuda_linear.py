@@ -9,7 +9,7 @@ from bertcore.kernels.linear import reference
 from tests.tolerances import assert_close
 
 from . import strategies
-from .cuda_support import EmulatorTarget, cuda  # noqa: F401
+from .cuda_support import EmulatorTarget
 
 DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)]
 BFLOAT16 = DTYPES[1]
@@ -35,9 +35,10 @@ def dtype(request):
 def problem(rows, in_features, out_features, dtype, seed=0):
     """(input, weight, bias, residual) of which every one matters in the result."""
     rng = np.random.default_rng(seed)
-    arrays = rng.standard_normal((rows, in_features)), rng.standard_normal((out_features, in_features))
-    scaled = arrays[0], arrays[1] / max(in_features, 1) ** 0.5
-    return tuple(array.astype(dtype) for array in (*scaled, *map(rng.standard_normal, (out_features, (rows, out_features)))))
+    shapes = (rows, in_features), (out_features, in_features), (out_features,), (rows, out_features)
+    input, weight, bias, residual = map(rng.standard_normal, shapes)
+    weight /= max(in_features, 1) ** 0.5
+    return tuple(array.astype(dtype) for array in (input, weight, bias, residual))
 
 
 def expected(input, weight, bias, activation, residual):

@@ -1,0 +1,26 @@
+"""Arrays as the kernels that copy tiles want them: rows of whole 16-byte vectors on 16-byte boundaries."""
+
+VECTOR_BYTES = 16
+
+
+def padded_width(width, dtype):
+    """`width` elements rounded up to whole vectors."""
+    per_vector = VECTOR_BYTES // dtype.itemsize
+    return -(-width // per_vector) * per_vector
+
+
+def pad_rows(xp, array):
+    """A C-contiguous copy of `array` whose last axis has grown to whole vectors, filled up with zeros."""
+    width = array.shape[-1]
+    padded = xp.zeros((*array.shape[:-1], padded_width(width, array.dtype)), dtype=array.dtype)
+    padded[..., :width] = array
+    return padded
+
+
+def has_vector_rows(array, address):
+    """Whether the last axis is contiguous, fills whole vectors, and starts on a vector boundary everywhere."""
+    itemsize = array.dtype.itemsize
+    steps = [stride for stride, size in zip(array.strides[:-1], array.shape[:-1], strict=True) if size > 1]
+    contiguous = array.strides[-1] == itemsize or array.shape[-1] <= 1
+    whole = array.shape[-1] * itemsize % VECTOR_BYTES == 0
+    return contiguous and whole and all(offset % VECTOR_BYTES == 0 for offset in (address, *steps))

@@ -1,0 +1,75 @@
+// Probabilities on request: the scores once more, against the lse that the forward pass left. Only output_attentions
+// asks for them, and writing them is most of the time, so fp32 arithmetic on plain tiles serves every dtype.
+#include "problem.cuh"
+
+// Where tile (32 queries, 32 keys) number blockIdx.x of probs (sequences, heads, longest_q, longest_k) lies.
+struct ProbsPlace {
+  Place place;
+  int query, key;
+};
+
+__device__ __forceinline__ ProbsPlace find_probs_place(const Problem &problem, const int *cu_seqlens,
+                                                       const int *cu_seqlens_k, int longest_q, int longest_k) {
+  const unsigned tiles_q = (longest_q + 31) / 32, tiles_k = (longest_k + 31) / 32;
+  const unsigned rest = blockIdx.x / tiles_k, row = rest / tiles_q;
+  const int s = row / problem.heads;
+  ProbsPlace found;
+  found.query = rest % tiles_q * 32, found.key = blockIdx.x % tiles_k * 32;
+  Place &place = found.place;
+  place.sequence = s, place.head = row % problem.heads, place.first = 0;
+  place.begin = cu_seqlens ? cu_seqlens[s] : 0;
+  place.queries = cu_seqlens ? cu_seqlens[s + 1] - cu_seqlens[s] : problem.length;
+  place.begin_k = cu_seqlens ? cu_seqlens_k[s] : 0;
+  place.keys = cu_seqlens ? cu_seqlens_k[s + 1] - cu_seqlens_k[s] : problem.length_k;
+  return found;
+}
+
+// probs = exp(score - lse), zero beyond the sequence's lengths. 256 threads: one key and every 8th query each.
+template <class T>
+__global__ void __launch_bounds__(256)
+attention_probs(T *probs, const float *lse, const T *query, const T *key, const int *cu_seqlens,
+                const int *cu_seqlens_k, const void *attn_mask, const T *bias, const Problem problem, int longest_q,
+                int longest_k) {
+  SHARED_ARRAY(float, queries, 32 * 33);
+  SHARED_ARRAY(float, keys, 32 * 33);
+  const bool packed = cu_seqlens;
+  const ProbsPlace found = find_probs_place(problem, cu_seqlens, cu_seqlens_k, longest_q, longest_k);
+  const Place &place = found.place;
+  query = begin_of(query, problem.query, place, packed, place.begin);
+  key = begin_of(key, problem.key, place, packed, place.begin_k);
+  const int x = threadIdx.x % 32, y = threadIdx.x / 32;
+  float scores[4] = {};
+#pragma unroll 1
+  for (int d0 = 0; d0 < problem.head_dim; d0 += 32) {
+    const int d = d0 + x;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = y + 8 * i, i_query = found.query + row, j_key = found.key + row;
+      const bool query_there = d < problem.head_dim && i_query < place.queries;
+      const bool key_there = d < problem.head_dim && j_key < place.keys;
+      queries[row * 33 + x] = query_there ? to_float(query[i_query * problem.query[2] + d]) : 0.f;
+      keys[row * 33 + x] = key_there ? to_float(key[j_key * problem.key[2] + d]) : 0.f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < 32; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[i] = fmaf(queries[(y + 8 * i) * 33 + k], keys[x * 33 + k], scores[i]);
+  }
+
+  const AddedScores<T> added = find_added_scores(problem, place, attn_mask, bias);
+  const int j_key = found.key + x;
+  lse += lse_begin(problem, place, packed);
+  probs += ((long long)place.sequence * problem.heads + place.head) * longest_q * longest_k;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int i_query = found.query + y + 8 * i;
+    if (i_query >= longest_q || j_key >= longest_k) continue;
+    float p = 0.f;
+    const bool inside = i_query < place.queries && j_key < place.keys, hidden = problem.is_causal && j_key > i_query;
+    if (inside && !hidden && lse[i_query] != -INFINITY)
+      p = expf(added.apply(scores[i] * problem.scale, i_query, j_key) - lse[i_query]);
+    probs[(long long)i_query * longest_k + j_key] = from_float<T>(p);
+  }
+}
