@@ -17,7 +17,7 @@ from tests.kernels.strategies import DTYPES
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 
-@pytest.mark.parametrize("operation, dtype", product(conformance.on_disk("cupy"), conformance.DTYPES_OF["cupy"]))
+@pytest.mark.parametrize("operation, dtype", list(product(conformance.on_disk("cupy"), conformance.DTYPES_OF["cupy"])))
 def test_in_emulator(operation, dtype, monkeypatch):
     monkeypatch.setattr(conformance, "LAYOUTS", ("read_only", "slice"))
     computed_by = conformance.record_backends(monkeypatch)
