@@ -13,7 +13,7 @@ from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, t
 from .simd import first_lanes, lanes, load, load_masked, store, store_masked, wide_pointer
 
 LINE = 1024
-GRAIN = 1 << 15
+GRAIN = 1 << 16
 
 CODES = {"relu": 0, "tanh": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4}
 _RELU, _TANH, _SILU, _GELU = (CODES[name] for name in ("relu", "tanh", "silu", "gelu"))

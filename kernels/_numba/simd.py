@@ -20,9 +20,9 @@ Example, out = x * w:
 Memory: `load(x, i)`, `store(x, i, v)` at element i, unaligned, no bounds check; `load_masked(x, i, mask, fill)` and
 `store_masked(x, i, v, mask)` touch only the mask's lanes. `pointer(x, i)` points at element i of an array (its memory
 read as flat) or of a pointer; `pointer_at(address, like)` makes one of an integer address, `aligned(x)` one at x's
-first cache line; p[i] reads and writes one element; `prefetch_write(x, i)` is a hint. `wide_pointer(x, i)` is a pointer
-whose vectors span 4 registers: sums in 4 independent chains and polynomials interleaved, without waiting for each
-result (layer norm: 2x faster).
+first cache line; p[i] reads and writes one element; `prefetch(x, i)` and `prefetch_write(x, i)` are hints.
+`wide_pointer(x, i)` is a pointer whose vectors span 4 registers: sums in 4 independent chains and polynomials
+interleaved, without waiting for each result.
 Values: `broadcast(like, scalar)`; + - * / and unary -; < <= > >= == != give masks, joined by & | ~;
 `select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`, `square_root`;
 `first_lanes(like, n)` is the mask of the lanes below n.
@@ -58,6 +58,8 @@ from .codegen import (
     splat,
     vec_of,
 )
+
+CACHE_LINE = 64  # bytes
 
 # --- scalars become vectors wherever a vector is expected -----------------------------------------
 
@@ -247,15 +249,34 @@ def store_masked(typingctx, target, index, value, mask):
     return types.void(target, types.intp, vec, mask_of(vec)), codegen
 
 
+def _emit_prefetch(builder, pointer, write):
+    at = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+    keep, data = INT32(3), INT32(1)
+    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, INT32(int(write)), keep, data])
+
+
+@intrinsic
+def prefetch(typingctx, source, index):
+    """A hint that the vector at element `index` will be read soon; any address is safe."""
+    check_memory(source)
+    vec = vec_of(source)
+
+    def codegen(context, builder, sig, args):
+        at = element_pointer(context, builder, source, *args)
+        for line in range(0, vec.count, CACHE_LINE // element_bytes(vec)):
+            _emit_prefetch(builder, builder.gep(at, [args[1].type(line)]), write=False)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp), codegen
+
+
 @intrinsic
 def prefetch_write(typingctx, target, index):
     """A hint that the cache line of element `index` will be written soon; any address is safe."""
     check_memory(target)
 
     def codegen(context, builder, sig, args):
-        at = builder.bitcast(element_pointer(context, builder, target, *args), ir.IntType(8).as_pointer())
-        write, keep, data = INT32(1), INT32(3), INT32(1)
-        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, write, keep, data])
+        _emit_prefetch(builder, element_pointer(context, builder, target, *args), write=True)
         return context.get_dummy_value()
 
     return types.void(target, types.intp), codegen

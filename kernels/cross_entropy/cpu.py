@@ -27,7 +27,7 @@ from .._numba.simd import (
 from .._numba.simd_math import exp
 
 CHUNK = 2048
-GRAIN = 1 << 15
+GRAIN = 1 << 17
 
 
 def cross_entropy(input, target, ignore_index):

@@ -11,7 +11,7 @@ from .._numba import helper, kernel
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import pointer, pointer_at
 
-GRAIN_BYTES = 1 << 17
+GRAIN_BYTES = 1 << 18
 STRIPE = 16  # columns: stripes of threads share no cache line
 
 

@@ -19,7 +19,7 @@ from .._numba.simd import (
 )
 from .._numba.simd_math import exp
 
-GRAIN = 1 << 15
+GRAIN = 1 << 16
 
 
 def softmax(input, dim):
