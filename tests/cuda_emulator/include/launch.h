@@ -106,6 +106,7 @@ inline void map_arguments(const Request &request) {
     GuardedMemory &memory = machine.arguments[i];
     const size_t phase = reinterpret_cast<size_t>(buffer.host) % ARGUMENT_ALIGNMENT;
     memory.map(buffer.label, buffer.bytes, ARGUMENT_ALIGNMENT, phase);
+    memory.poison();
     memcpy(memory.data, buffer.host, buffer.bytes);
   }
   for (int i = 0; i < request.argument_count; ++i)

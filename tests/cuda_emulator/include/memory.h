@@ -6,13 +6,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 namespace emulator {
 
 constexpr unsigned char POISON = 0xff;         // as float, half or bfloat16: NaN; as an index: -1
-constexpr size_t GUARD_BYTES = size_t(1) << 24;  // address space only: it costs no memory
+constexpr size_t GUARD_BYTES = size_t(1) << 24;  // on each side; address space only, it costs no memory
 
 struct GuardedMemory {
   const char *label = "";
@@ -21,20 +23,22 @@ struct GuardedMemory {
 
   // Room for `bytes` whose address is `phase` modulo `alignment` (a power of two, at most a page), as near to the end
   // of the accessible pages as that allows.
-  void map(const char *what, size_t size, size_t alignment, size_t phase = 0) {
+  void map(const char *what, size_t size, size_t alignment, size_t phase = 0, size_t guard = GUARD_BYTES) {
     const size_t page = sysconf(_SC_PAGESIZE);
     const size_t accessible = (size + alignment + page - 1) / page * page;
     label = what;
     bytes = size;
-    reserved = accessible + 2 * GUARD_BYTES;
-    reservation = static_cast<unsigned char *>(
-        mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    pages = reservation + GUARD_BYTES;
+    reserved = accessible + 2 * guard;
+    void *address = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    reservation = static_cast<unsigned char *>(address);
+    pages = reservation + guard;
     pages_end = pages + accessible;
-    mprotect(pages, accessible, PROT_READ | PROT_WRITE);
+    if (address == MAP_FAILED || mprotect(pages, accessible, PROT_READ | PROT_WRITE)) {
+      fprintf(stderr, "CUDA emulator: no %zu bytes of address space for %s\n", reserved, what);
+      abort();
+    }
     const size_t last = reinterpret_cast<size_t>(pages_end) - size;
     data = pages_end - size - (last - phase) % alignment;
-    poison();
   }
 
   void unmap() {
@@ -42,6 +46,7 @@ struct GuardedMemory {
     reservation = nullptr;
   }
 
+  // Before its first use, and for each block anew: what was not written reads as NaN, and damage() sees what was.
   void poison() { memset(pages, POISON, pages_end - pages); }
 
   bool owns(const void *address) const {

@@ -218,7 +218,7 @@ inline void start_threads() {
   machine.warps.resize((count + 31) / 32);
   while (machine.stacks.size() < count) {
     machine.stacks.emplace_back();
-    machine.stacks.back().map("the thread's stack", STACK_BYTES, 16);
+    machine.stacks.back().map("the thread's stack", STACK_BYTES, 16, 0, STACK_BYTES);
   }
   for (Warp &warp : machine.warps)
     for (Exchange &meeting : warp.exchanges) meeting.mask = 0;
