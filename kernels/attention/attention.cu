@@ -131,11 +131,12 @@ __device__ __forceinline__ void softmax_step(Scores<S> &scores, RowState<S> &sta
       for (int n = 0; n < N; ++n)
         peak = fmaxf(peak, fmaxf(scores[strip * N + n][half * 2], scores[strip * N + n][half * 2 + 1]));
       peak = warp_reduce<Max, 4>(peak);
-      // Masks of -3e38 (the lowest finite bfloat16) must not overflow when multiplied by log2(e). Among numbers that
-      // large any factor is right: they are equal, or differ by far more than exp can tell apart.
-      const float factor = fabsf(peak) > 1e38f ? 0.25f * log2_unit : log2_unit;
-      const float base = peak == -INFINITY ? 0.f : peak * factor;  // no key seen yet: avoids -inf + inf
-      const float shrink = exp2f(fmaf(state.peak[strip][half], factor, -base));
+      // Masks of -3e38 (the lowest finite bfloat16) would overflow when multiplied by log2(e). Numbers that large are
+      // equal or differ by more than exp can tell apart: any factor is right that leaves equals equal.
+      const float factor = fabsf(peak) > 1e38f ? 1.f : log2_unit;
+      const float origin = peak == -INFINITY ? 0.f : peak;  // no key seen yet: avoids -inf + inf
+      const float base = origin * factor;
+      const float shrink = exp2f((state.peak[strip][half] - origin) * factor);  // exactly 1 if the peak stays
       float total = 0.f;
 #pragma unroll
       for (int n = 0; n < N * 2; ++n) {

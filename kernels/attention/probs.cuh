@@ -67,9 +67,11 @@ attention_probs(T *probs, const float *lse, const T *query, const T *key, const 
     const int i_query = found.query + y + 8 * i;
     if (i_query >= longest_q || j_key >= longest_k) continue;
     float p = 0.f;
-    const bool inside = i_query < place.queries && j_key < place.keys, hidden = problem.is_causal && j_key > i_query;
-    if (inside && !hidden && lse[i_query] != -INFINITY)
-      p = expf(added.apply(scores[i] * problem.scale, i_query, j_key) - lse[i_query]);
+    if (i_query < place.queries && j_key < place.keys && lse[i_query] != -INFINITY) {
+      const bool hidden = problem.is_causal && j_key > i_query;
+      const float score = hidden ? -INFINITY : added.apply(scores[i] * problem.scale, i_query, j_key);
+      p = expf(score - lse[i_query]);
+    }
     probs[(long long)i_query * longest_k + j_key] = from_float<T>(p);
   }
 }
