@@ -10,7 +10,8 @@ class _WritableAlias:
 
     def __init__(self, array):
         self.owner = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+        self.__array_interface__ = interface = array.__array_interface__
+        interface["data"] = (interface["data"][0], False)  # array.ctypes.data would take three times as long
 
 
 CACHE_LINE = 64

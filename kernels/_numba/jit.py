@@ -18,17 +18,19 @@ from .cache import numba_cache_in_our_folder
 
 THREADING_LAYER = threads.prepare_pool()
 
+_INNER = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
 _one_at_a_time = threading.Lock()
 
 
 def helper(function):
     """Compile a function that only kernels call. Not cached by itself: its code is part of the kernels'."""
-    return numba.njit(nogil=True, error_model="numpy")(function)
+    return numba.njit(**_INNER)(function)
 
 
 def inline_helper(function):
     """A small helper that takes or returns vectors: always inlined, so that they stay in registers."""
-    return numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return numba.njit(**_INNER, forceinline=True)(function)
 
 
 def kernel(function=None, *, parallel=False):

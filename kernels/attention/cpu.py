@@ -2,8 +2,8 @@
 
 A task packs the keys and values of its sequence and head into panels (see _numba/panels.py), then takes a few dozen
 queries at a time: their scores by register tiles, softmax row by row, and the output by register tiles again. The
-scratch holds a few dozen rows of scores, so that no (length, length) matrix exists. Rows of scores are whole, so softmax needs
-no running rescaling, and each result depends on its own query and the keys of its sequence alone.
+scratch holds a few dozen rows of scores, so that no (length, length) matrix exists. Rows of scores are whole, so that
+softmax needs no running rescaling, and each result depends on its own query and the keys of its sequence alone.
 """
 
 import math
@@ -84,7 +84,7 @@ def attention_backward(
     if query.size or key.size:
         lse, scale = as_kernel_array(lse), query.dtype.type(scale)
         _backward(*views, lse, sequences, groups, query.shape[3], is_causal, scale, counter, num_threads())
-    if bias is not None and bias.strides[3] == 0:
+    if bias is not None and _own(bias).shape[3] < bias.shape[3]:
         grad_bias = grad_bias.sum(axis=3, keepdims=True)
     return *gradients, grad_bias
 

@@ -1,0 +1,183 @@
+"""What is particular to attention on Numba: strided views, blocks, and bits that depend on the sequence alone."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertcore.kernels._numba import LEVEL, scores, threads
+from bertcore.kernels.attention import cpu, reference
+from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
+from tests.kernels.strategies import QUICK, normal, seeds
+from tests.tolerances import assert_close
+
+# A lesser CPU gets the dtype that makes its vectors most different: compiling is what takes the time here.
+DTYPES = {"avx2": [np.float32], "generic": [np.float64]}.get(FORCED, [np.float32, np.float64])
+DTYPE = DTYPES[0]
+HEAD_DIMS = [1, 7, 39, 48, 64, 160]
+GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_bias")
+HEADS = 2
+
+
+def packed(lengths, head_dim, dtype=DTYPE, seed=1):
+    """query, key, value, grad_output as views (1, heads, tokens, head_dim) of one fused array, and the offsets."""
+    fused = normal(seed, (sum(lengths), 4, HEADS, head_dim), dtype)
+    fused.flags.writeable = False
+    arrays = [fused[:, i].transpose(1, 0, 2)[None] for i in range(4)]
+    return arrays, np.array([0, *accumulate(lengths)], np.int32)
+
+
+def masks(kind, shape, dtype, seed=5):
+    """(attn_mask, bias) as broadcast views of `shape`."""
+    own = {"keys": (shape[0], 1, 1, shape[3]), "heads": (1, shape[1], *shape[2:]), "all": shape}.get(kind)
+    if own is None:
+        return None, None
+    mask = normal(seed, own) < 1
+    return np.broadcast_to(mask, shape), np.broadcast_to(normal(seed + 1, own, dtype), shape)
+
+
+def exact(arrays, offsets, mask, bias, is_causal, scale):
+    """Everything by the reference in float64: output, lse, probabilities, gradients."""
+    query, key, value, grad = (array.astype(np.float64) for array in arrays)
+    bias = None if bias is None else np.broadcast_to(reference._unbroadcast(bias).astype(np.float64), bias.shape)
+    options = (offsets, offsets, mask, bias, is_causal, scale)
+    output, lse, probs = reference.attention(query, key, value, *options, True)
+    return output, lse, probs, *reference.attention_backward(grad, query, key, value, output, lse, *options)
+
+
+def computed(arrays, offsets, mask, bias, is_causal, scale):
+    query, key, value, grad = arrays
+    options = (offsets, offsets, mask, bias, is_causal, scale)
+    output, lse, probs = cpu.attention(query, key, value, *options, True)
+    return output, lse, probs, *cpu.attention_backward(grad, query, key, value, output, lse, *options)
+
+
+def check(arrays, offsets, mask, bias, is_causal, scale):
+    found = computed(arrays, offsets, mask, bias, is_causal, scale)
+    expected = exact(arrays, offsets, mask, bias, is_causal, scale)
+    for name, one, other in zip(("output", "lse", "probs", *GRADIENTS), found, expected, strict=True):
+        if other is None:
+            assert one is None
+        else:
+            assert_close(one, other, name=name, factor=3, at_least=1)
+
+
+@QUICK
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 3, 7, 17, 39, 130]), min_size=1, max_size=4),
+    head_dim=st.sampled_from(HEAD_DIMS), dtype=st.sampled_from(DTYPES), is_causal=st.booleans(),
+    kind=st.sampled_from([None, "keys", "heads", "all"]), seed=seeds(),
+)  # fmt: skip
+def test_packed(lengths, head_dim, dtype, is_causal, kind, seed):
+    arrays, offsets = packed(lengths, head_dim, dtype, seed)
+    shape = (len(lengths), HEADS, max(lengths), max(lengths))
+    check(arrays, offsets, *masks(kind, shape, dtype, seed), is_causal, 0.3)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("lengths", [[700, 3, 300, 129, 226], [cpu.BLOCK_QUERIES, cpu.BLOCK_QUERIES + 1], [2100]])
+def test_more_than_one_block(lengths, is_causal):
+    """Sequences shorter than the longest take more rows at once: the scratch must hold those, too."""
+    arrays, offsets = packed(lengths, 24)
+    check(arrays, offsets, None, None, is_causal, 0.2)
+
+
+def test_rows_at_once_fit_their_scratch():
+    sizes = range(0, 30_000, 16)
+    for longest in (*range(0, 3000, 16), 30_000):
+        room = scores.scores_size.py_func(longest)
+        needed = (scores.rows_at_once.py_func(row) * row for row in sizes if row <= longest)
+        assert max(needed, default=0) <= room
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sequence_has_the_same_bits_alone_in_any_batch_and_padded(dtype):
+    lengths = [5, 39, 300, 1, 160]
+    arrays, offsets = packed(lengths, 39, dtype)
+    whole = computed(arrays, offsets, None, None, False, 0.2)
+    for sequence, length in enumerate(lengths):
+        rows = slice(offsets[sequence], offsets[sequence + 1])
+        own = [array[:, :, rows] for array in arrays]
+        alone = computed(own, np.array([0, length], np.int32), None, None, False, 0.2)
+        for index in (0, 1, 3, 4, 5):
+            np.testing.assert_array_equal(alone[index], whole[index][:, :, rows])
+        padding = ((0, 0), (0, 0), (0, 23), (0, 0))
+        visible = np.broadcast_to(np.arange(length + 23) < length, (1, HEADS, length + 23, length + 23))
+        padded = cpu.attention(
+            *(np.pad(array, padding) for array in own[:3]), None, None, visible, None, False, 0.2, False
+        )
+        np.testing.assert_array_equal(padded[0][:, :, :length], alone[0])
+        np.testing.assert_array_equal(padded[1][:, :, :length], alone[1])
+
+
+@pytest.mark.parametrize("kind", [None, "heads"])
+def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, kind):
+    arrays, offsets = packed([300, 5, 600], 20)
+    options = (*masks(kind, (3, HEADS, 600, 600), DTYPE), False, 0.2)
+    expected = computed(arrays, offsets, *options)
+    for count in (1, 2, 3, 5):
+        monkeypatch.setattr(threads, "_state", threads.ThreadCount(count, "test"))
+        for found, wanted in zip(computed(arrays, offsets, *options), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_several_python_threads_at_once():
+    arrays, offsets = packed([39, 5, 160], 20)
+    expected = computed(arrays, offsets, None, None, True, 0.2)
+    with ThreadPoolExecutor(4) as pool:
+        for results in pool.map(lambda _: computed(arrays, offsets, None, None, True, 0.2), range(40)):
+            for found, wanted in zip(results[:6], expected[:6], strict=True):
+                np.testing.assert_array_equal(found, wanted)
+
+
+def test_views_are_not_copied_and_need_no_further_specialisation():
+    arrays, offsets = packed([39, 5], 20)
+    for array in arrays:
+        assert cpu._with_unit_columns(array) is array
+    cpu.attention(*arrays[:3], offsets, offsets, None, None, False, 0.2, False)
+    before = len(cpu._forward.signatures)
+    dense = [np.array(array) for array in arrays[:3]]
+    mask, bias = masks("keys", (1, HEADS, 44, 44), DTYPE)
+    cpu.attention(*dense, None, None, mask, bias, True, 0.2, True)
+    assert len(cpu._forward.signatures) == before
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_that_see_nothing(dtype):
+    arrays, offsets = packed([39], 16, dtype)
+    mask = np.ones((1, HEADS, 39, 39), bool)
+    mask[:, :, [0, 17, 38]] = False
+    output, lse, probs, *gradients = computed(arrays, offsets, mask, None, False, 0.2)
+    blind = (0, slice(None), [0, 17, 38])
+    assert not output[blind].any() and not probs[blind].any() and not gradients[0][blind].any()
+    assert np.all(lse[blind] == -np.inf)
+    assert all(np.isfinite(gradient).all() for gradient in gradients[:3])
+
+
+@pytest.mark.parametrize("where", ["no keys", "no queries", "no head_dim"])
+def test_empty_sides(where):
+    queries, keys, head_dim = {"no keys": (5, 0, 4), "no queries": (0, 5, 4), "no head_dim": (5, 7, 0)}[where]
+    query, key = np.ones((2, HEADS, queries, head_dim), DTYPE), np.ones((2, HEADS, keys, head_dim), DTYPE)
+    options = (None, None, None, None, False, 1.0)
+    output, lse, probs = cpu.attention(query, key, key, *options, True)
+    assert output.shape == query.shape and not output.any() and probs.shape == (2, HEADS, queries, keys)
+    if where == "no head_dim":
+        np.testing.assert_allclose(lse, np.log(7), rtol=1e-6)
+    elif where == "no keys":
+        assert np.all(lse == -np.inf)
+    gradients = cpu.attention_backward(output, query, key, key, output, lse, *options)
+    for gradient, array in zip(gradients, (query, key, key), strict=False):
+        assert gradient.shape == array.shape and not gradient.any()
+
+
+@not_when_forced
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_everything_again_on_a_lesser_cpu(isa):
+    run_tests_under(isa, __file__)
+
+
+def test_the_forced_isa_is_in_force():
+    assert not FORCED or LEVEL.name == FORCED
