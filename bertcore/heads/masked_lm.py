@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
@@ -16,7 +15,7 @@ class MaskedLMHead(Block):
     and a bias, of its own, as in transformers.
     """
 
-    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, word_embeddings: Parameter):
+    def __init__(self, names: Mapping[str, str], spec: Any, word_embeddings: Parameter):
         width, vocabulary = spec.hidden_size, spec.vocab_size
         self.transform = Linear(names["transform"], in_features=width, out_features=width, activation=spec.activation)
         self.norm = LayerNorm(names["transform_norm"], features=width, eps=spec.layer_norm_eps)
