@@ -29,6 +29,7 @@ class Parameter:
         self.part_shape = shape
         self.initial = initial
         self._forms: dict[str, Any] = {}
+        self._is_used_as_array = False
 
     @property
     def expected(self) -> dict[str, tuple[int, ...]]:
@@ -52,7 +53,11 @@ class Parameter:
 
     def _recover(self) -> np.ndarray:
         # The host array was let go for a prepared weight, which gives it back exactly.
-        prepared = next(form for name, form in self._forms.items() if name.startswith("weight "))
+        prepared = next((form for name, form in self._forms.items() if name.startswith("weight ")), None)
+        if prepared is None:
+            raise RuntimeError(
+                f"{self.names[0]} has no values yet: models are made by from_pretrained(folder) or from_config(config)"
+            )
         array = prepared.to_array()
         return array if isinstance(array, np.ndarray) else array.get()
 
@@ -73,6 +78,10 @@ class Parameter:
     @property
     def value(self) -> Any:
         """The array for the backend in force; a Variable while a tape records."""
+        self._is_used_as_array = True
+        return self._recorded_array()
+
+    def _recorded_array(self) -> Any:
         tape = current_tape()
         return self._backend_array() if tape is None else tape.leaf(self, self._backend_array)
 
@@ -81,12 +90,15 @@ class Parameter:
         """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records."""
         backend = kernels.get_backend()
         if backend == "numpy" or current_tape() is not None:  # the reference has nothing to prepare
-            return self.value
+            return self._recorded_array()
         return self._form(f"weight {backend}", lambda: self._prepare(backend))
 
     def _prepare(self, backend: str) -> Any:
         prepared = kernels.prepare_weight(kernels.to_backend(self.array()), backend=backend)
-        self._forms.pop("host", None)  # let go: the prepared form gives it back if it is ever asked for
+        # Let go: the prepared form gives it back if it is ever asked for. Not so an embedding's table that is a weight
+        # too: it is asked for in every pass, and would be unpacked from panels into new memory.
+        if not self._is_used_as_array:
+            self._forms.pop("host", None)
         return prepared
 
 

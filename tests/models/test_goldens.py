@@ -102,6 +102,19 @@ def test_weights_prepared_for_one_backend_serve_the_others():
         np.testing.assert_array_equal(model(**inputs_of(name)).logits, fresh(**inputs_of(name)).logits)
 
 
+def test_tied_embeddings_stay_as_loaded():
+    """The table is looked up in every pass: it is not let go for the decoder's weight, only to be made again."""
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / "three_heads_of_13")
+    table, inner = model.head.decoder, model.encoder.layers[0].feed_forward.expand.weight
+    loaded = table.array()
+    assert not loaded.flags.owndata  # a view of the file
+    with use_backend("numba"):
+        for _ in range(2):
+            model(**inputs_of("three_heads_of_13"))
+    assert table.array() is loaded
+    assert "host" not in inner._forms  # a weight that is only multiplied by is let go
+
+
 def test_backends_agree(cpu_backend):
     """The same batch, the same answer, whichever backend is in force."""
     name = NAMES[-1]
