@@ -13,19 +13,24 @@ from bertcore.nn.packing import PackedBatch
 
 def integer_batch(name: str, values: Any) -> np.ndarray:
     """`values` (lists, or a NumPy or CuPy array) as a (sequences, length) integer array in host memory."""
-    if isinstance(values, list | tuple):
-        _check_rectangular(name, values)
-        values = np.array(values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
-    array = values.get() if type(values).__module__.startswith("cupy") else np.asarray(values)
-    if array.dtype == bool:
-        array = array.astype(np.int64)
+    array = _host_array(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
     if array.ndim == 1 and array.size == 0:
         array = array.reshape(0, 0)
     if array.ndim != 2:
         raise ValueError(f"{name} has shape {array.shape}, expected (sequences, length)")
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _host_array(name: str, values: Any) -> np.ndarray:
+    if isinstance(values, list | tuple):
+        _check_rectangular(name, values)
+        try:
+            return np.array(values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
+        except ValueError as error:  # lists of different lengths further in
+            raise ValueError(f"{name} is no (sequences, length) table of integers: {error}") from error
+    return np.asarray(values) if kernels.namespace(values) is np else values.get()
 
 
 def _check_rectangular(name: str, rows: Any) -> None:
@@ -56,11 +61,9 @@ def pack(
         given = _like(ids, "position_ids", position_ids)
         _check_range("position_ids", given, mask, spec.max_positions, "positions")
         positions = packed.strip(given)
-    elif packed.lengths.max(initial=0) > 0 and positions.max() >= spec.max_positions:
-        raise ValueError(
-            f"input_ids has a sequence of {positions.max() + 1} tokens, the model has {spec.max_positions} positions: "
-            "truncate it (tokenizer(texts, truncation=True))"
-        )
+    elif positions.max(initial=0) >= spec.max_positions:
+        sequence = np.searchsorted(packed.cu_seqlens, positions.argmax(), side="right") - 1
+        raise _too_long(sequence, positions.max() + 1, spec)
     _check_range("input_ids", ids, mask, spec.vocab_size, "words")
     _check_range("token_type_ids", types, mask, spec.type_vocab_size, "token types")
     arrays = (packed.strip(ids), packed.strip(types), positions, packed.cu_seqlens, packed.first_tokens())
@@ -75,13 +78,10 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
     rows = [_ids(index, sequence) for index, sequence in enumerate(input_ids)]
     lengths = np.array([row.size for row in rows], np.int64)
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    ids = np.concatenate([np.zeros(0, np.int32), *rows])
+    ids = np.concatenate([np.zeros(0, np.int64), *rows])
     positions = (np.arange(ids.size) - np.repeat(cu_seqlens[:-1], lengths)).astype(np.int32)
     if lengths.max(initial=0) > spec.max_positions:
-        raise ValueError(
-            f"input_ids[{lengths.argmax()}] has {lengths.max()} tokens, the model has {spec.max_positions} positions: "
-            "truncate it (tokenizer(texts, truncation=True))"
-        )
+        raise _too_long(lengths.argmax(), lengths.max(), spec)
     wrong = np.flatnonzero((ids < 0) | (ids >= spec.vocab_size))
     if wrong.size:
         index = np.searchsorted(cu_seqlens, wrong[0], side="right") - 1
@@ -97,10 +97,17 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
 def _ids(index: int, sequence: Any) -> np.ndarray:
     array = np.asarray(sequence)
     if array.shape == (0,):  # an empty list is floating point to NumPy
-        array = array.astype(np.int32)
+        array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"input_ids[{index}] is {array.dtype} of shape {array.shape}, expected integers, (tokens,)")
-    return array
+    return array.astype(np.int64, copy=False)  # joined, uint64 and int64 would become floating point
+
+
+def _too_long(sequence: int, tokens: int, spec: EncoderSpec) -> ValueError:
+    return ValueError(
+        f"input_ids[{sequence}] has {tokens} tokens, the model has {spec.max_positions} positions: "
+        "truncate it (tokenizer(texts, truncation=True))"
+    )
 
 
 def _like(ids: np.ndarray, name: str, values: Any) -> np.ndarray:
@@ -111,9 +118,10 @@ def _like(ids: np.ndarray, name: str, values: Any) -> np.ndarray:
 
 
 def _mask(attention_mask: Any, shape: tuple[int, int]) -> np.ndarray:
-    if getattr(getattr(attention_mask, "dtype", None), "kind", None) == "f":  # a mask of 0.0 and 1.0 is common
-        attention_mask = attention_mask.astype(np.int64) if (attention_mask % 1 == 0).all() else attention_mask
-    mask = integer_batch("attention_mask", attention_mask)
+    mask = _host_array("attention_mask", attention_mask)
+    if mask.dtype.kind == "b" or (mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all()):  # 0.0 and 1.0 are common
+        mask = mask.astype(np.int64)
+    mask = integer_batch("attention_mask", mask)
     if mask.shape != shape:
         raise ValueError(f"attention_mask has shape {mask.shape}, expected {shape} as input_ids has")
     wrong = np.argwhere((mask != 0) & (mask != 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import os
 import warnings
@@ -30,7 +31,7 @@ def _on_one_backend(forward: Callable) -> Callable:
 
     @functools.wraps(forward)
     def call(self: Any, input_ids: Any, *args: Any, **options: Any) -> Any:
-        on_gpu = type(input_ids).__module__.startswith("cupy")
+        on_gpu = kernels.namespace(input_ids) is not np
         with kernels.use_backend(kernels.resolve(None, on_gpu=on_gpu)):
             return forward(self, input_ids, *args, **options)
 
@@ -108,9 +109,7 @@ class Model(Block):
         }
 
     def _fill(self, arrays: Mapping[str, np.ndarray], dtype: str) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
-        numpy_dtype = np.dtype(__import__("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
+        numpy_dtype = _numpy_dtype(dtype)
         for parameter in self.parameters():
             parameter.fill(arrays, numpy_dtype)
 
@@ -148,6 +147,17 @@ class Model(Block):
         """
         arrays, cu_seqlens = pack_sequences(self.spec, input_ids)
         return value_of(self.encoder(arrays, Trace())), cu_seqlens
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    if name not in DTYPES:
+        raise ValueError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}")
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError as error:
+        raise ImportError("dtype 'bfloat16' needs the package ml_dtypes: pip install ml_dtypes") from error
 
 
 def _padded(packed: PackedBatch, trace: Trace) -> dict[str, tuple | None]:

@@ -11,7 +11,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.models.spec import EncoderSpec
 
 # Modules of this package that are not a family.
-_SHARED = {"auto", "encoder", "outputs", "registry", "spec"}
+_SHARED = {"encoder", "inputs", "model", "outputs", "registry", "spec"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ def known_families() -> list[str]:
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config; ValueError names the known ones."""
-    model_type = config.get("model_type")
-    if model_type not in known_families():
-        known = ", ".join(known_families())
-        raise ValueError(f"config: model_type is {model_type!r}, known are: {known}")
+    model_type, known = config.get("model_type"), known_families()
+    if model_type not in known:
+        raise ValueError(f"config: model_type is {model_type!r}, known are: {', '.join(known)}")
     return _families[model_type]

@@ -54,7 +54,7 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any]):
         self._config = config
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int) -> int:
         """A positive integer."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -62,10 +62,10 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A non-negative number."""
+        """A finite number, not negative."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-            raise ValueError(f"config: {key} is {value!r}, expected a non-negative number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise ValueError(f"config: {key} is {value!r}, expected a finite number of at least 0")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -78,7 +78,7 @@ class ConfigReader:
     def activation(self, key: str, default: str) -> str:
         """The kernels' name of a published activation name."""
         value = self._get(key, default)
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             raise ValueError(f"config: {key} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
 
@@ -89,5 +89,5 @@ class ConfigReader:
             raise ValueError(f"config: {key} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self._config.get(key, default)
-        return default if value is None and default is not None else value
+        value = self._config.get(key)
+        return default if value is None else value

@@ -1,5 +1,7 @@
 """What a model refuses at its door: every error names the argument, where, what came and what was expected."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -45,10 +47,20 @@ def on_numpy():
         ({"input_ids": [["a", "b"]]}, TypeError, r"input_ids holds <U1, expected integers"),
         ({"input_ids": [[1.0, 2.0]]}, TypeError, r"input_ids holds float64, expected integers"),
         ({"input_ids": "text"}, TypeError, r"input_ids holds <U4, expected integers"),
-        ({"input_ids": [[1] * 9]}, ValueError, r"a sequence of 9 tokens, the model has 8 positions"),
+        ({"input_ids": [[[1], [2, 3]]]}, ValueError, r"input_ids is no \(sequences, length\) table of integers"),
+        ({"input_ids": [[True, False]]}, TypeError, r"input_ids holds bool, expected integers"),
+        ({"input_ids": np.array([[2**63]], np.uint64)}, ValueError, r"input_ids\[0, 0\] is 9223372036854775808"),
+        ({"input_ids": [[1] * 9] * 2}, ValueError, r"input_ids\[0\] has 9 tokens, the model has 8 positions"),
+        (
+            {"input_ids": [[1] * 9] * 2, "attention_mask": [[1] * 8 + [0], [1] * 9]},
+            ValueError,
+            r"input_ids\[1\] has 9 tokens, the model has 8 positions",
+        ),
         ({"attention_mask": [[1, 1, 1]]}, ValueError, r"attention_mask has shape \(1, 3\), expected \(2, 3\)"),
         ({"attention_mask": [[1, 2, 1], [1, 1, 1]]}, ValueError, r"attention_mask\[0, 1\] is 2, expected 0 or 1"),
         ({"attention_mask": np.full((2, 3), 0.5)}, TypeError, r"attention_mask holds float64"),
+        ({"attention_mask": np.full((2, 3), np.nan)}, TypeError, r"attention_mask holds float64"),
+        ({"attention_mask": np.full((2, 3), -1e9)}, TypeError, r"attention_mask holds float64"),
         ({"token_type_ids": [[0, 0, 0], [0, 2, 0]]}, ValueError, r"token_type_ids\[1, 1\] is 2, expected 0 to 1"),
         ({"token_type_ids": [[0, 0, 0]]}, ValueError, r"token_type_ids has shape \(1, 3\), expected \(2, 3\)"),
         ({"position_ids": [[0, 1, 8], [0, 1, 2]]}, ValueError, r"position_ids\[0, 2\] is 8, expected 0 to 7"),
@@ -102,10 +114,31 @@ def test_masks_of_every_kind_agree(model):
     mask = np.array([[1, 1, 1], [1, 1, 0]])
     results = [
         model(IDS, attention_mask=kind).last_hidden_state
-        for kind in (mask, mask.tolist(), mask.astype(bool), mask.astype(np.float32), mask.astype(np.uint8))
+        for kind in (
+            mask,
+            mask.tolist(),
+            mask.astype(bool),
+            mask.astype(bool).tolist(),
+            mask.astype(np.float32),
+            mask.astype(float).tolist(),
+            mask.astype(np.uint8),
+        )
     ]
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", ">i4", "uint64", ">u8"])
+def test_ids_of_every_integer_dtype_agree(masked_lm, dtype):
+    expected = masked_lm(IDS, labels=IDS)
+    found = masked_lm(np.array(IDS, dtype), labels=np.array(IDS, dtype))
+    np.testing.assert_array_equal(found.logits, expected.logits)
+    assert found.loss == expected.loss
+
+
+def test_labels_are_not_booleans(masked_lm):
+    with pytest.raises(TypeError, match="labels holds bool, expected integers"):
+        masked_lm(IDS, labels=np.ones((2, 3), bool))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +150,9 @@ def test_masks_of_every_kind_agree(model):
         ({"hidden_act": "mish"}, "hidden_act is 'mish', known are"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1, expected a positive integer"),
         ({"vocab_size": "many"}, "vocab_size is 'many', expected a positive integer"),
+        ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\], known are"),
+        ({"layer_norm_eps": float("inf")}, "layer_norm_eps is inf, expected a finite number of at least 0"),
+        ({"layer_norm_eps": -1e-5}, "layer_norm_eps is -1e-05, expected a finite number of at least 0"),
         (
             {"position_embedding_type": "relative_key"},
             "position_embedding_type is 'relative_key', supported is 'absolute'",
@@ -131,3 +167,14 @@ def test_bad_config(change, message):
 def test_unknown_dtype_lists_those_known():
     with pytest.raises(ValueError, match="dtype is 'int3', expected one of float32, float64"):
         AutoModel.from_config(CONFIG, dtype="int3")
+
+
+def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ImportError, match="dtype 'bfloat16' needs the package ml_dtypes: pip install ml_dtypes"):
+        AutoModel.from_config(CONFIG, dtype="bfloat16")
+
+
+def test_a_model_without_weights_says_how_to_make_one():
+    with pytest.raises(RuntimeError, match=r"embeddings\.\S+ has no values yet: models are made by from_pretrained"):
+        AutoModel(CONFIG)(IDS)

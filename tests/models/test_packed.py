@@ -24,7 +24,7 @@ def model():
 
 
 def test_equal_to_the_padded_door(model, cpu_backend):
-    sequences = [[1, 2, 3], [], np.arange(16, dtype=np.uint8), [7]]
+    sequences = [np.array([1, 2, 3], np.uint64), [], np.arange(16, dtype=np.uint8), np.array([7], ">i4")]
     ids, mask = np.zeros((4, 16), int), np.zeros((4, 16), int)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)], mask[row, : len(sequence)] = sequence, 1
