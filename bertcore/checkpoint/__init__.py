@@ -2,14 +2,13 @@
 
 from .config import read_config
 from .errors import CheckpointError
-from .names import BERT, NameRules
+from .names import NameRules
 from .parameters import load_parameters
 from .reading import Checkpoint, open_checkpoint
 from .safetensors_file import TensorInfo
 from .saving import save_checkpoint
 
 __all__ = [
-    "BERT",
     "Checkpoint",
     "CheckpointError",
     "NameRules",

@@ -60,13 +60,3 @@ class NameRules:
     def head_of(self, name: str) -> str | None:
         """The head (an entry of `heads`) that the parameter `name` belongs to; None for one of the encoder itself."""
         return next((head for head in self.heads if self.bare(name).startswith(head)), None)
-
-
-BERT = NameRules(
-    prefix="bert.",
-    heads=("pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.", "qa_outputs."),
-    tied=(
-        ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-    ),
-)

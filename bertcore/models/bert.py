@@ -3,9 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertcore.checkpoint import BERT
+from bertcore.checkpoint import NameRules
 from bertcore.models.registry import Family, register
 from bertcore.models.spec import ConfigReader, EncoderSpec
+
+NAME_RULES = NameRules(
+    prefix="bert.",
+    heads=("pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.", "qa_outputs."),
+    tied=(
+        ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ),
+)
 
 
 def spec_from_config(config: Mapping[str, Any]) -> EncoderSpec:
@@ -32,7 +41,7 @@ register(
     Family(
         model_type="bert",
         spec_from_config=spec_from_config,
-        name_rules=BERT,
+        name_rules=NAME_RULES,
         encoder_names={
             "word_embeddings": "embeddings.word_embeddings",
             "position_embeddings": "embeddings.position_embeddings",

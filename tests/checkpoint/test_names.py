@@ -1,4 +1,5 @@
-from bertcore.checkpoint import BERT, NameRules
+from bertcore.checkpoint import NameRules
+from bertcore.models.bert import NAME_RULES as BERT
 
 
 def test_spellings_cover_prefix_and_old_endings():

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from bertcore.checkpoint import BERT, CheckpointError, load_parameters, open_checkpoint
+from bertcore.checkpoint import CheckpointError, load_parameters, open_checkpoint
+from bertcore.models.bert import NAME_RULES as BERT
 from tests.checkpoint.files import entry, safetensors_bytes, write_tensors
 
 WORDS, NORM = "embeddings.word_embeddings.weight", "embeddings.LayerNorm.weight"

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertcore.checkpoint import BERT, load_parameters, open_checkpoint, read_config
+from bertcore.checkpoint import load_parameters, open_checkpoint, read_config
+from bertcore.models.bert import NAME_RULES as BERT
 from tests.goldens import FOLDERS
 
 NAMES = [folder.name for folder in FOLDERS]
