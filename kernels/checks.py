@@ -19,6 +19,7 @@ def floating(backend: str, **arrays: Any) -> None:
     allowed = BACKEND_DTYPES.get(backend)
     if not _is_floating(array.dtype) or (allowed is not None and array.dtype.name not in allowed):
         expected = "a floating dtype" if allowed is None else " or ".join(allowed)
+        expected += "" if array.dtype.isnative else " in native byte order"
         raise TypeError(f"{first} has dtype {array.dtype}, backend {backend!r} expects {expected}")
     for name, other in others:
         if other.dtype != array.dtype:
@@ -34,7 +35,8 @@ def integer(**arrays: Any) -> None:
     """All arrays hold integers (bool is not one)."""
     for name, array in arrays.items():
         if array.dtype.kind not in "iu" or not array.dtype.isnative:
-            raise TypeError(f"{name} has dtype {array.dtype}, expected an integer dtype")
+            order = "" if array.dtype.isnative else " in native byte order"
+            raise TypeError(f"{name} has dtype {array.dtype}, expected an integer dtype{order}")
 
 
 def at_least_ndim(ndim: int, **arrays: Any) -> None:

@@ -86,6 +86,8 @@ def _check(call: dispatch.Call, input: Any, target: Any, ignore_index: Any, redu
     checks.shape((None, None), input=input)
     checks.shape(input.shape[:1], target=target)
     ignore_index = checks.integer_number("ignore_index", ignore_index)
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"ignore_index is {ignore_index}, expected an integer of 64 bits")
     checks.in_range("target", target, input.shape[1], also=ignore_index)
     return ignore_index
 

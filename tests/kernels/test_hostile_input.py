@@ -32,7 +32,7 @@ HOSTILE = {
     "a number": (lambda: kernels.gelu(1.0), TypeError, "input NumPy float"),
     "integers": (lambda: kernels.softmax(IDS), TypeError, "input int64 floating"),
     "complex numbers": (lambda: kernels.gelu(f32(3) * 1j), TypeError, "input complex64 floating"),
-    "swapped bytes": (lambda: kernels.gelu(f32(3).astype(">f4")), TypeError, "input >f4 floating"),
+    "swapped bytes": (lambda: kernels.gelu(f32(3).astype(">f4")), TypeError, "input >f4 floating native byte order"),
     "half precision on numba": (
         lambda: kernels.gelu(f32(3).astype(np.float16), backend="numba"),
         TypeError,
@@ -170,6 +170,11 @@ HOSTILE = {
         lambda: kernels.cross_entropy(f32(3, 3), IDS, reduction="max"),
         ValueError,
         "reduction 'max' 'mean' 'sum' 'none'",
+    ),
+    "cross_entropy, ignore_index of 65 bits": (
+        lambda: kernels.cross_entropy(f32(3, 3), IDS, ignore_index=2**63),
+        ValueError,
+        "ignore_index 9223372036854775808 64 bits",
     ),
     "cross_entropy, ignore_index": (
         lambda: kernels.cross_entropy(f32(3, 3), IDS, ignore_index=None),
