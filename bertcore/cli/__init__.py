@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import bertcore
 from bertcore.cli import demo, doctor, embed, fill_mask
-from bertcore.kernels import BackendUnavailable
 
 COMMANDS = {"demo": demo, "doctor": doctor, "embed": embed, "fill-mask": fill_mask}
 
@@ -20,7 +19,7 @@ COMMANDS = {"demo": demo, "doctor": doctor, "embed": embed, "fill-mask": fill_ma
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
 # Errors whose message tells a user what is wrong; of others the type is shown as well.
-EXPECTED_ERRORS = (OSError, ValueError, BackendUnavailable, RuntimeError)
+EXPECTED_ERRORS = (OSError, ValueError, ImportError, RuntimeError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

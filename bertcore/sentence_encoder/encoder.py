@@ -64,10 +64,10 @@ class SentenceEncoder:
     def _max_seq_length(self, wanted: int | None) -> int:
         positions = self.model.spec.max_positions
         if wanted is None:
-            return min(self.settings.max_seq_length or self.tokenizer.model_max_length or positions, positions)
-        if not 1 <= wanted <= positions:
-            raise ValueError(f"max_seq_length is {wanted}, expected 1 to {positions}, the model's positions")
-        return wanted
+            return min(self.settings.max_seq_length or self.tokenizer.model_max_length, positions)
+        if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or not 1 <= wanted <= positions:
+            raise ValueError(f"max_seq_length is {wanted!r}, expected 1 to {positions}, the model's positions")
+        return int(wanted)
 
     def encode(
         self,

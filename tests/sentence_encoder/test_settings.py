@@ -108,7 +108,7 @@ def test_max_seq_length_never_exceeds_the_positions(tmp_path, stated, expected):
     assert encoder.encode("a " * 100).shape == (WIDTH,)
 
 
-@pytest.mark.parametrize("length", [0, 41, -3])
+@pytest.mark.parametrize("length", [0, 41, -3, 2.5, True])
 def test_max_seq_length_argument_is_checked(folder, length):
     with pytest.raises(ValueError, match=f"max_seq_length is {length}, expected 1 to 40"):
         SentenceEncoder(folder, max_seq_length=length)
