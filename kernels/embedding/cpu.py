@@ -21,7 +21,7 @@ def embedding(input, weight):
     if output.size:
         if weight.shape[1] > 1 and weight.strides[1] != weight.itemsize:  # a transposed table
             weight = np.ascontiguousarray(weight)
-        table = weight.ctypes.data, weight.strides[0]
+        table = weight.__array_interface__["data"][0], weight.strides[0]
         _gather(*table, _ids(input), output.view(np.uint8).reshape(-1), task_count(output.nbytes, GRAIN_BYTES))
     return output
 

@@ -33,12 +33,14 @@ def softmax_backward(grad_output, output, dim):
 
 
 def _along(kernel, dim, *arrays):
-    """Run `kernel` on rows along `dim`, which for any but the last axis are copied into place and back."""
-    rows = [np.moveaxis(array, dim, -1) for array in arrays]
-    output = np.empty(rows[0].shape, rows[0].dtype)
+    """Run `kernel` on rows along `dim`; any but the last axis is copied into its place, and back."""
+    if dim != arrays[0].ndim - 1:
+        moved = _along(kernel, arrays[0].ndim - 1, *(np.moveaxis(array, dim, -1) for array in arrays))
+        return np.ascontiguousarray(np.moveaxis(moved, -1, dim))
+    output = np.empty(arrays[0].shape, arrays[0].dtype)
     if output.size:
-        kernel(*map(flat, rows), output.reshape(-1), output.shape[-1], task_count(output.size, GRAIN))
-    return np.ascontiguousarray(np.moveaxis(output, -1, dim))
+        kernel(*map(flat, arrays), output.reshape(-1), output.shape[-1], task_count(output.size, GRAIN))
+    return output
 
 
 @inline_helper
