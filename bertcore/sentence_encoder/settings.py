@@ -111,6 +111,8 @@ def _read_pooling(file: Path) -> tuple[str, ...]:
     if modes is None:
         modes = [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or not modes:
+        raise CheckpointError(f"{file}: pooling_mode is {modes!r}, expected one or several of {', '.join(POOLING)}")
     unknown = [mode for mode in modes if mode not in POOLING]
     if unknown:
         raise CheckpointError(f"{file}: pooling {unknown[0]!r} is not supported; supported are {', '.join(POOLING)}")

@@ -88,15 +88,40 @@ def read_settings(folder: Path) -> TokenizerSettings:
         special_tokens=special,
         extra_special_tokens=extra,
         added_tokens=_added_tokens(values, folder, {token.content for token in (*special.values(), *extra)}),
-        normalization={key: values[key] for key in NORMALIZATION if key in values},
-        model_max_length=int(values.get("model_max_length") or values.get("max_len") or UNKNOWN_LENGTH),
+        normalization=_normalization(values),
+        model_max_length=_number(values, "model_max_length") or _number(values, "max_len") or UNKNOWN_LENGTH,
         padding_side=_side(values, "padding_side", folder),
         truncation_side=_side(values, "truncation_side", folder),
-        pad_token_type_id=int(values.get("pad_token_type_id") or 0),
-        model_input_names=tuple(
-            values.get("model_input_names") or BERT_CLASSES.get(tokenizer_class or "", ALL_INPUT_NAMES)
-        ),
+        pad_token_type_id=_number(values, "pad_token_type_id"),
+        model_input_names=_input_names(values) or BERT_CLASSES.get(tokenizer_class or "", ALL_INPUT_NAMES),
     )
+
+
+def _wrong(key: str, value: Any, expected: str) -> CheckpointError:
+    return CheckpointError(f"tokenizer files: {key} is {value!r}; expected {expected}")
+
+
+def _number(values: Mapping[str, Any], key: str) -> int:
+    """A number of tokens or an id, UNKNOWN_LENGTH at most; 0 when the files do not say it."""
+    value = values.get(key) or 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise _wrong(key, value, "a number of at least 0")
+    return int(min(value, UNKNOWN_LENGTH))
+
+
+def _normalization(values: Mapping[str, Any]) -> dict[str, bool | None]:
+    stated = {key: values[key] for key in NORMALIZATION if key in values}
+    for key, value in stated.items():
+        if not isinstance(value, bool | None):
+            raise _wrong(key, value, "true, false or null")
+    return stated
+
+
+def _input_names(values: Mapping[str, Any]) -> tuple[str, ...]:
+    names = values.get("model_input_names") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _wrong("model_input_names", names, "a list of names")
+    return tuple(names)
 
 
 def _read_optional(file: Path) -> dict[str, Any]:
@@ -110,7 +135,7 @@ def _added_token(value, where: str) -> AddedTokenSettings:
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         flags = {key: bool(value.get(key)) for key in ("lstrip", "rstrip", "single_word", "normalized")}
         return AddedTokenSettings(value["content"], **flags, special=bool(value.get("special", True)))
-    raise CheckpointError(f"tokenizer files: {where} is {value!r}; expected a string or an object with its content")
+    raise _wrong(where, value, "a string or an object with its content")
 
 
 def _extra_special_tokens(values: Mapping[str, Any]) -> tuple[AddedTokenSettings, ...]:
@@ -124,9 +149,13 @@ def _added_tokens(values: Mapping[str, Any], folder: Path, special: set[str]) ->
     """tokenizer_config.json's added_tokens_decoder, or the older added_tokens.json (token -> id)."""
     if "added_tokens_decoder" in values:
         found = values["added_tokens_decoder"]
+        if not isinstance(found, dict) or not all(number.isdecimal() for number in found):
+            raise _wrong("added_tokens_decoder", found, "an object of tokens by id")
         tokens = {int(number): _added_token(token, "added_tokens_decoder") for number, token in found.items()}
     else:
         by_token = _read_optional(folder / "added_tokens.json")
+        if not all(type(number) is int for number in by_token.values()):
+            raise _wrong("added_tokens.json", by_token, "an object of ids by token")
         # What is not special matches the normalised text, as transformers has it.
         tokens = {
             number: AddedTokenSettings(token, normalized=token not in special, special=token in special)

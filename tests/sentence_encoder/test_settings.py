@@ -189,6 +189,8 @@ def test_modules_may_not_point_outside(tmp_path, path):
         ),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, "'lasttoken' is not supported"),
         ({"pooling_mode": "median"}, "'median' is not supported"),
+        ({"pooling_mode": []}, r"pooling_mode is \[\], expected one or several of cls"),
+        ({"pooling_mode": 5}, "pooling_mode is 5, expected one or several of cls"),
         ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt is False, supported is true"),
     ],
 )

@@ -135,8 +135,9 @@ def test_windows_line_ends(folder, vocabulary_folder):
 def test_model_max_length(folder, key):
     write_json(folder / "tokenizer_config.json", {key: 77})
     assert load(folder).model_max_length == 77
-    write_json(folder / "tokenizer_config.json", {key: 1e30})
-    assert load(folder).model_max_length == int(1e30)
+    for unlimited in (1e30, float("inf"), None):
+        write_json(folder / "tokenizer_config.json", {key: unlimited})
+        assert load(folder).model_max_length == int(1e30)
 
 
 def test_input_names(folder):
@@ -198,6 +199,28 @@ class TestBroken:
     def test_side(self, folder):
         write_json(folder / "tokenizer_config.json", {"padding_side": "top"})
         with pytest.raises(CheckpointError, match="padding_side is 'top'; expected 'left' or 'right'"):
+            load(folder)
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ({"model_max_length": "many"}, "model_max_length is 'many'; expected a number of at least 0"),
+            ({"model_max_length": -5}, "model_max_length is -5; expected a number of at least 0"),
+            ({"pad_token_type_id": [0]}, r"pad_token_type_id is \[0\]; expected a number"),
+            ({"model_input_names": 3}, "model_input_names is 3; expected a list of names"),
+            ({"do_lower_case": "yes"}, "do_lower_case is 'yes'; expected true, false or null"),
+            ({"added_tokens_decoder": [1]}, r"added_tokens_decoder is \[1\]; expected an object of tokens by id"),
+            ({"added_tokens_decoder": {"x": "a"}}, "added_tokens_decoder is .*; expected an object of tokens by id"),
+        ],
+    )
+    def test_config(self, folder, config, message):
+        write_json(folder / "tokenizer_config.json", config)
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+
+    def test_added_tokens_without_ids(self, folder):
+        write_json(folder / "added_tokens.json", {"newword": "seven"})
+        with pytest.raises(CheckpointError, match=r"added_tokens\.json is .*; expected an object of ids by token"):
             load(folder)
 
     def test_auto_tokenizer_is_not_made(self):
