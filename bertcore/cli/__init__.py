@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import bertcore
 from bertcore.cli import demo, doctor, embed, fill_mask
+from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 
 COMMANDS = {"demo": demo, "doctor": doctor, "embed": embed, "fill-mask": fill_mask}
 
@@ -95,7 +96,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
 def _add_common_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend",
-        choices=["auto", "numpy", "numba", "cupy"],
+        choices=[AUTO, *IMPLEMENTATIONS],
         help="what computes (default: the environment variable BERTCORE_BACKEND, else auto: numba)",
     )
     command.add_argument(
