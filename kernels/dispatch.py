@@ -93,7 +93,7 @@ def to_backend(array: np.ndarray) -> Any:
 
 def _cupy_unavailable_reason() -> str | None:
     if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed: pip install bertcore[cuda13] (CUDA 13 driver) or bertcore[cuda12]"
+        return "CuPy is not installed: pip install cupy-cuda13x ml_dtypes (CUDA 13 driver; cupy-cuda12x for CUDA 12)"
     try:
         import cupy
 
