@@ -1,7 +1,7 @@
 """Activation functions of every element of input + bias, forward and backward.
 
-The work goes line by line: with a bias a line is a row, without one it is any run of LINE elements. The sum with the
-bias is written where the result will go, so that one loop serves both cases; the line stays in the first-level cache.
+The work goes line by line: with a bias a line is a row, without one it is any run of LINE elements and the bias is
+-0.0, which adds to every number without a trace: one loop serves both. (The sum in a pass of its own: 1.5x slower.)
 """
 
 import numpy as np
@@ -31,18 +31,17 @@ def activate(input, name, bias):
 def activate_backward(grad_output, input, name, bias):
     """(grad_input, grad_bias or None)."""
     grad_input = np.empty(input.shape, input.dtype)
-    grad_bias = None if bias is None else np.zeros_like(bias, order="C")
+    grad_bias = np.zeros(0 if bias is None else bias.size, input.dtype)
     if grad_input.size:
-        line, bias = _line_and_bias(input, bias)
-        arguments = flat(grad_output), flat(input), bias, CODES[name], line, grad_input.reshape(-1)
-        partial = np.zeros((block_count(input.size // line) if bias.size else 0, bias.size), input.dtype)
-        total = np.empty(0, input.dtype) if grad_bias is None else grad_bias
-        _backward(*arguments, partial, total, task_count(input.size, GRAIN))
-    return grad_input, grad_bias
+        line, bias_line = _line_and_bias(input, bias)
+        arguments = flat(grad_output), flat(input), bias_line, CODES[name], line, grad_input.reshape(-1)
+        partial = np.zeros((block_count(input.size // line), grad_bias.size), input.dtype)
+        _backward(*arguments, partial, grad_bias, task_count(input.size, GRAIN))
+    return grad_input, None if bias is None else grad_bias
 
 
 def _line_and_bias(input, bias):
-    return (LINE, np.empty(0, input.dtype)) if bias is None else (bias.size, flat(bias))
+    return (LINE, np.full(LINE, -0.0, input.dtype)) if bias is None else (bias.size, flat(bias))
 
 
 @inline_helper
@@ -71,30 +70,22 @@ def _derivative(code, x):
     return simd_math.gelu_tanh_derivative(x)
 
 
-@inline_helper
-def _line(x, bias, out, start, count):
-    """The line x + bias: that of x itself without a bias, else written to `out`."""
-    if bias.size == 0:
-        return wide_pointer(x, start)
-    add_lines(wide_pointer(x, start), wide_pointer(bias, 0), wide_pointer(out, start), count)
-    return wide_pointer(out, start)
-
-
 @helper
-def _forward_line(x, code, out, count):
+def _forward_line(x, bias, code, out, count):
     full = count - count % lanes(x)
     for i in range(0, full, lanes(x)):
-        store(out, i, activation_function(code, load(x, i)))
+        store(out, i, activation_function(code, load(x, i) + load(bias, i)))
     if full < count:
         tail = first_lanes(x, count - full)
-        store_masked(out, full, activation_function(code, load_masked(x, full, tail, 0.0)), tail)
+        shifted = load_masked(x, full, tail, 0.0) + load_masked(bias, full, tail, 0.0)
+        store_masked(out, full, activation_function(code, shifted), tail)
 
 
 @helper
 def _forward_lines(x, bias, code, line, out, first, last):
-    for start in range(first * line, min(last * line, x.size), line):
-        count = min(line, x.size - start)
-        _forward_line(_line(x, bias, out, start, count), code, wide_pointer(out, start), count)
+    for at in range(first * line, min(last * line, x.size), line):
+        count = min(line, x.size - at)
+        _forward_line(wide_pointer(x, at), wide_pointer(bias, 0), code, wide_pointer(out, at), count)
 
 
 @kernel(parallel=True)
@@ -108,23 +99,22 @@ def _forward(x, bias, code, line, out, tasks):
 
 
 @helper
-def _backward_line(grad, x, code, out, count):
+def _backward_line(grad, x, bias, code, out, count):
     full = count - count % lanes(x)
     for i in range(0, full, lanes(x)):
-        store(out, i, load(grad, i) * _derivative(code, load(x, i)))
+        store(out, i, load(grad, i) * _derivative(code, load(x, i) + load(bias, i)))
     if full < count:
         tail = first_lanes(x, count - full)
-        slope = _derivative(code, load_masked(x, full, tail, 0.0))
-        store_masked(out, full, load_masked(grad, full, tail, 0.0) * slope, tail)
+        shifted = load_masked(x, full, tail, 0.0) + load_masked(bias, full, tail, 0.0)
+        store_masked(out, full, load_masked(grad, full, tail, 0.0) * _derivative(code, shifted), tail)
 
 
 @helper
 def _backward_block(grad, x, bias, code, line, out, block, partial):
-    for start in range(block * BLOCK_ROWS * line, min((block + 1) * BLOCK_ROWS * line, x.size), line):
-        count = min(line, x.size - start)
-        target = wide_pointer(out, start)
-        _backward_line(wide_pointer(grad, start), _line(x, bias, out, start, count), code, target, count)
-        if bias.size:
+    for at in range(block * BLOCK_ROWS * line, min((block + 1) * BLOCK_ROWS * line, x.size), line):
+        count, target = min(line, x.size - at), wide_pointer(out, at)
+        _backward_line(wide_pointer(grad, at), wide_pointer(x, at), wide_pointer(bias, 0), code, target, count)
+        if partial.size:
             sums = wide_pointer(partial, block * line)
             add_lines(sums, target, sums, line)
 

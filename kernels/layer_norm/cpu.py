@@ -1,7 +1,7 @@
 """Layer norm on the CPU: mean, squared deviations from it, then the result, in three passes over a row in cache.
 
 A missing weight is ones and a missing bias zeros (they stay in the first-level cache), so that one compiled kernel
-serves every combination. The sum with a residual is written where the result will go, and read from there.
+serves every combination. The sum with a residual goes through a scratch row in that cache.
 """
 
 import math
@@ -94,12 +94,12 @@ def _fetch(x, at, width):
 
 
 @inline_helper
-def _row(x, residual, out, at, width):
-    """The row to normalise: that of x itself, or x + residual written to out."""
+def _row(x, residual, scratch, at, width):
+    """The row to normalise: that of x itself, or x + residual written to scratch."""
     if residual.size == 0:
         return wide_pointer(x, at)
-    add_lines(wide_pointer(x, at), wide_pointer(residual, at), wide_pointer(out, at), width)
-    return wide_pointer(out, at)
+    add_lines(wide_pointer(x, at), wide_pointer(residual, at), wide_pointer(scratch, 0), width)
+    return wide_pointer(scratch, 0)
 
 
 @inline_helper
@@ -123,8 +123,9 @@ def _forward_row(row, weight, bias, out, width, eps):
 
 @helper
 def _forward_rows(x, residual, weight, bias, out, width, eps, first, last):
+    scratch = np.empty_like(weight)
     for at in range(first * width, last * width, width):
-        row = _row(x, residual, out, at, width)
+        row = _row(x, residual, scratch, at, width)
         _fetch(x, at + width, width)
         if residual.size:
             _fetch(residual, at + width, width)
@@ -184,10 +185,11 @@ def _backward_row(grad, row, weight, weight_sums, bias_sums, out, width, eps):
 
 @helper
 def _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, block):
+    scratch = np.empty_like(weight)
     sums = wide_pointer(weight_sums, block * width), wide_pointer(bias_sums, block * width)
     start = block * BLOCK_ROWS * width
     for at in range(start, min(start + BLOCK_ROWS * width, x.size), width):
-        row = _row(x, residual, out, at, width)
+        row = _row(x, residual, scratch, at, width)
         _fetch(x, at + width, width)
         _fetch(grad, at + width, width)
         _backward_row(wide_pointer(grad, at), row, wide_pointer(weight, 0), *sums, wide_pointer(out, at), width, eps)
