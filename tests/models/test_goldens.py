@@ -88,6 +88,7 @@ def test_saved_checkpoints_load_back_to_the_same_arrays(tmp_path, name):
     theirs = again.state_dict()
     for parameter, array in model.state_dict().items():
         np.testing.assert_array_equal(theirs[parameter], array)
+    assert model.num_parameters() == sum(array.size for array in theirs.values())
 
 
 def test_weights_prepared_for_one_backend_serve_the_others():
