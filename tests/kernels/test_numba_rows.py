@@ -209,6 +209,10 @@ def test_activations_of_special_values(name, dtype):
     assert_as_reference_elementwise(found, expected)
 
 
+def test_the_missing_bias_leaves_no_trace():
+    assert np.signbit(activation.activation(np.full(99, -0.0, np.float32), "tanh")).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 7, 64, 100])
 def test_softmax_of_special_values(dtype, width):
