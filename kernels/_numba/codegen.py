@@ -1,6 +1,7 @@
 """The vector type that Numba sees, and the pieces of LLVM code that the SIMD layer (simd.py) and tiles are made of."""
 
 from llvmlite import ir
+from llvmlite.ir.values import MDValue
 from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
@@ -111,3 +112,12 @@ def as_vector_pointer(builder, pointer, vec):
 
 def element_bytes(vec):
     return vec.dtype.bitwidth // 8
+
+
+def keep_loop_as_written(builder, branch):
+    """Tell LLVM not to unroll the loop that `branch` closes."""
+    module = builder.module
+    wish = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    loop = MDValue(module, [], name=str(len(module.metadata)))
+    loop.operands = (loop, wish)  # a loop's identity begins with itself
+    branch.set_metadata("llvm.loop", loop)

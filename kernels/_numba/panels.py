@@ -1,7 +1,7 @@
 """Panels, and products of matrices small enough to be packed on the spot (attention's).
 
-A panel holds `width` columns of a (depth, columns) matrix as a contiguous (depth, width) block, zero beyond the last
-column: what a tile reads next lies next in memory.
+A panel holds `width` columns of a (depth, columns) matrix as a contiguous (depth, width) block: what a tile reads next
+lies next in memory. Columns beyond the matrix's last one lead to products that nobody looks at.
 """
 
 from . import isa
@@ -20,18 +20,15 @@ _tile_3x1, _tile_2x1, _tile_1x1 = (make_tile(rows, 1) for rows in (TILE_ROWS, _T
 
 @helper
 def pack_panel(source, column_stride, depth_stride, columns, depth, panel, width):
-    """Fill a (depth, width) panel from up to `width` columns of a strided matrix; zeros beyond `columns`."""
+    """Fill a (depth, width) panel from up to `width` columns of a strided matrix."""
     for first in range(0, width, lanes(source)):
         target, strip = pointer(panel, first), pointer(source, first * column_stride)
         if column_stride == 1:
             _copy_strip(strip, depth_stride, columns - first, depth, target, width)
-        elif depth_stride == 1 and columns - first >= lanes(source):
-            _transpose_strip(strip, column_stride, depth, target, width)
+        elif depth_stride == 1 and depth >= lanes(source):
+            _transpose_strip(strip, column_stride, columns - first, depth, target, width)
         else:
-            for k in range(depth):
-                for j in range(lanes(source)):
-                    inside = first + j < columns
-                    target[k * width + j] = strip[j * column_stride + k * depth_stride] if inside else 0
+            _copy_elements(strip, column_stride, depth_stride, columns - first, depth, target, width)
 
 
 @helper
@@ -42,13 +39,18 @@ def _copy_strip(strip, depth_stride, columns, depth, target, width):
 
 
 @helper
-def _transpose_strip(strip, column_stride, depth, target, width):
-    full = depth - depth % lanes(strip)
-    for k in range(0, full, lanes(strip)):
-        transpose_block(pointer(strip, k), column_stride, pointer(target, k * width), width)
-    for k in range(full, depth):
+def _transpose_strip(strip, column_stride, columns, depth, target, width):
+    """Blocks of a whole vector each way; the last one overlaps the one before, and the last column stands in."""
+    for k in range(0, depth, lanes(strip)):
+        at = min(k, depth - lanes(strip))
+        transpose_block(pointer(strip, at), column_stride, columns - 1, pointer(target, at * width), width)
+
+
+@helper
+def _copy_elements(strip, column_stride, depth_stride, columns, depth, target, width):
+    for k in range(depth):
         for j in range(lanes(strip)):
-            target[k * width + j] = strip[j * column_stride + k]
+            target[k * width + j] = strip[j * column_stride + k * depth_stride] if j < columns else 0
 
 
 @helper

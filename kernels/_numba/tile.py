@@ -10,7 +10,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from .codegen import as_vector_pointer, element_bytes, emit_fma, shuffle, splat, vec_of
+from .codegen import as_vector_pointer, element_bytes, emit_fma, keep_loop_as_written, shuffle, splat, vec_of
 
 INT = ir.IntType(64)
 
@@ -73,7 +73,8 @@ class _TileEmitter:
         ):
             phi.add_incoming(first, before)
             phi.add_incoming(following, loop)
-        builder.cbranch(builder.icmp_signed("<", steps[0], depth), loop, after)
+        # Unrolled, the broadcasts of two steps at once do not fit the registers: half the speed.
+        keep_loop_as_written(builder, builder.cbranch(builder.icmp_signed("<", steps[0], depth), loop, after))
         builder.position_at_end(after)
         sums = [builder.phi(self.vec.llvm) for _ in new]
         for phi, value in zip(sums, new, strict=True):
@@ -110,24 +111,30 @@ class _TileEmitter:
 
 
 @intrinsic
-def transpose_block(typingctx, source, source_row, target, target_row):
-    """Write the transpose of a (lanes, lanes) block; rows are contiguous, their strides in elements."""
+def transpose_block(typingctx, source, source_row, last_row, target, target_row):
+    """Write the transpose of a (lanes, lanes) block; rows are contiguous, their strides in elements.
+
+    Rows of the source beyond last_row are not read (that row, which may be a negative one, stands in for them).
+    """
     vec = vec_of(source)
 
     def codegen(context, builder, sig, args):
-        source, source_row, target, target_row = args
+        source, source_row, last_row, target, target_row = args
 
         def row(base, stride, i):
-            return as_vector_pointer(builder, builder.gep(base, [builder.mul(stride, INT(i))]), vec)
+            return as_vector_pointer(builder, builder.gep(base, [builder.mul(stride, i)]), vec)
+
+        def source_at(i):
+            return row(source, source_row, _smaller(builder, INT(i), last_row))
 
         half = vec.count // 2
         lows, highs = ([lane + at for i in range(half) for lane in (i, i + vec.count)] for at in (0, half))
-        rows = [builder.load(row(source, source_row, i), align=element_bytes(vec)) for i in range(vec.count)]
+        rows = [builder.load(source_at(i), align=element_bytes(vec)) for i in range(vec.count)]
         for _ in range(vec.count.bit_length() - 1):  # interleaving row i with row i + half, log2 times over
             pairs = [(rows[i], rows[i + half]) for i in range(half)]
             rows = [shuffle(builder, a, b, order) for a, b in pairs for order in (lows, highs)]
         for i, value in enumerate(rows):
-            builder.store(value, row(target, target_row, i), align=element_bytes(vec))
+            builder.store(value, row(target, target_row, INT(i)), align=element_bytes(vec))
         return context.get_dummy_value()
 
-    return types.void(source, types.intp, target, types.intp), codegen
+    return types.void(source, types.intp, types.intp, target, types.intp), codegen

@@ -20,6 +20,7 @@ from .._numba.scores import (
     copy_scaled,
     longest_sequence,
     masked_score,
+    prefetch_row,
     row_address,
     row_pointer,
     rows_at_once,
@@ -37,7 +38,7 @@ from .._numba.simd import (
     load_masked,
     pointer,
     reduce_add,
-    reduce_max,
+    reduce_greatest,
     select,
     store,
     store_masked,
@@ -217,6 +218,8 @@ def _attend_rows(views, lse, sequences, s, h, first, count, options, scratch):
         lse[min(s, len(lse) - 1), h, start + i] = log_sum
         if probs[0] != 0:
             copy_scaled(pointer(scores, r * row), factors[r], visible, row_pointer(probs, s, h, i, lse))
+    for r in range(count):
+        prefetch_row(row_pointer(output, s, h, start + first + r, lse), head_dim)
     multiply_panels(scores, row, 1, count, aligned(scratch[1]), keys, seen, head_dim, sums, columns, False)
     for r in range(count):
         target = row_pointer(output, s, h, start + first + r, lse)
@@ -237,7 +240,7 @@ def _softmax(scores, visible, seen, scale, added):
         value = masked_score(scores, full, scale, added, first_lanes(scores, visible - full))
         store(scores, full, value)
         peak = select(value > peak, value, peak)
-    highest = reduce_max(peak)
+    highest = reduce_greatest(peak)
     shift = highest if highest != -np.inf else 0 * scale
     total = broadcast(scores, 0.0)
     for j in range(0, visible, lanes(scores)):

@@ -43,7 +43,7 @@ _row_tile = make_tile(1, TILE_VECTORS)
 
 
 class PackedWeight:
-    """A weight as panels, (panels, in_features, panel width), the last one filled up with zeros."""
+    """A weight as panels, (panels, in_features, panel width), the last one filled up with whatever."""
 
     def __init__(self, weight):
         self.panels = _pack(weight, _panel_width(weight.dtype))
