@@ -3,9 +3,9 @@
 #include "rows.cuh"
 
 // (value - mean) * scale * weight + bias for one vector of a row that begins at `begin`; weight and bias may be null.
-template <class T>
+template <class T, class Index>
 __device__ __forceinline__ void normalise(float (&values)[VECTOR<T>], float mean, float scale, const T *weight,
-                                          const T *bias, long long begin, long long width) {
+                                          const T *bias, Index begin, int width) {
   constexpr int SIZE = VECTOR<T>;
   float weights[SIZE], shifts[SIZE];
   if (weight != nullptr) to_floats<T>(weights, load_packed(weight, begin, width, 0.f));
@@ -18,9 +18,10 @@ __device__ __forceinline__ void normalise(float (&values)[VECTOR<T>], float mean
   }
 }
 
-// The row stays in registers: one read of input and residual, one write.
+// The row stays in registers: one read of input and residual, one write. The bounds allow 128 registers a thread; left
+// alone, ptxas spills short rows on sm_120 to fit more threads.
 template <class T, int GROUP, int ITEMS>
-__global__ void __launch_bounds__(ROW_THREADS<GROUP>)
+__global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
     layer_norm_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
                     const T *__restrict__ bias, T *__restrict__ output, long long rows, int width, float eps) {
   const long long index = row_of_thread<GROUP>();
