@@ -25,7 +25,7 @@ __device__ __forceinline__ void mma<__half>(float (&d)[4], const unsigned (&a)[4
 }
 
 #if TARGET_ARCH < 800
-// The four lanes of a group hold rows group and group + 8 of A; those of groups n and n + 1 hold columns n and n + 1 of B.
+// The four lanes of a group hold rows group and group + 8 of A; those of groups n, n + 1 hold columns n, n + 1 of B.
 __device__ __forceinline__ void mma_bf16_by_shuffles(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   const int lane = threadIdx.x % WARP, group = lane / 4, column = 2 * (lane % 4);
 #pragma unroll 1  // a real loop: unrolled, the shuffles of many mma's are started at once and their results spill

@@ -1,4 +1,4 @@
-// Small kernels, right and wrong, that show what the emulator computes and what it notices. CASE picks one of each kind.
+// Small kernels, right and wrong, that show what the emulator computes and what it notices.
 #include "mma.cuh"
 
 // ---- right ------------------------------------------------------------------------------------------------------
@@ -11,7 +11,7 @@ template <bool SYNCHRONISED> __global__ void reverse(const int *input, int *outp
   output[blockIdx.x * 128 + threadIdx.x] = held[127 - threadIdx.x];
 }
 
-// Warp 0 fills each of four stages, warp 1 takes them: two named barriers, each warp waiting at one and arriving at the other.
+// Warp 0 fills each of four stages, warp 1 takes them: each waits at one named barrier and arrives at the other.
 __global__ void hand_over(const int *input, int *output) {
   SHARED_ARRAY(int, stage, 32);
   const int lane = threadIdx.x % WARP;
