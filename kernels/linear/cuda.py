@@ -8,13 +8,13 @@ from .._cuda.vectors import pad_rows
 ACTIVATIONS = (None, "relu", "tanh", "silu", "gelu", "gelu_tanh")  # their numbers in epilogue.cuh
 
 # Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others
-# make more blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors idle, 16 x 64 for few
-# rows.
-LARGE, SMALL, FEW_ROWS = (128, 128), (64, 64), (16, 64)
-SHARED_BYTES = {LARGE: 64 << 10, SMALL: 48 << 10, FEW_ROWS: 40 << 10}  # Tiling::STAGES * STAGE of linear.cu, in bytes
+# make more blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors idle, 16 x 32 for few
+# rows, where reading the weight is all that counts.
+LARGE, SMALL, FEW_ROWS = (128, 128), (64, 64), (16, 32)
+LAUNCH = {LARGE: (128, 64 << 10), SMALL: (128, 48 << 10), FEW_ROWS: (64, 48 << 10)}  # threads, bytes of shared memory
 
 INSTANTIATIONS = [
-    *(f"linear_mma<{dtype}, {m}, {n}>" for dtype in ("__half", "__nv_bfloat16") for m, n in SHARED_BYTES),
+    *(f"linear_mma<{dtype}, {m}, {n}>" for dtype in ("__half", "__nv_bfloat16") for m, n in LAUNCH),
     *(f"linear_fp32<{m}>" for m, _ in (LARGE, SMALL)),
 ]
 KERNELS = _cuda.Module(__file__, "linear.cu", instantiations=INSTANTIATIONS)
@@ -61,8 +61,9 @@ def linear(input, weight, bias, activation, residual):
 
 def _launch_mma(args, dtype, rows, out_features):
     tile = FEW_ROWS if rows <= FEW_ROWS[0] else _large_or_small(rows, out_features)
+    threads, shared_bytes = LAUNCH[tile]
     kernel = f"linear_mma<{_cuda.c_type(dtype)}, {tile[0]}, {tile[1]}>"
-    KERNELS.launch(kernel, (_blocks(tile, rows, out_features),), (128,), args, SHARED_BYTES[tile])
+    KERNELS.launch(kernel, (_blocks(tile, rows, out_features),), (threads,), args, shared_bytes)
 
 
 def _launch_fp32(args, rows, out_features):

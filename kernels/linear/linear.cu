@@ -7,16 +7,17 @@
 
 // ---- float16, bfloat16: tensor cores ----------------------------------------------------------------------------
 
-// Four warps. A 64x64 warp tile reads 8 ldmatrix for 32 mma: half of what shared memory can deliver while the tensor
-// cores are busy (8 warps of 64x32 would need all of it). STAGES tiles are in flight or in use; they fill 64 KB at
-// most, the largest block of sm_75.
+// BM x BN outputs per block. A 64x64 warp tile reads 8 ldmatrix for 32 mma: half of what shared memory can deliver
+// while the tensor cores are busy (8 warps of 64x32 would need all of it). STAGES tiles are in flight or in use; they
+// fill 64 KB at most, the largest block of sm_75.
 template <int BM_, int BN_> struct Tiling {
   static constexpr int BM = BM_, BN = BN_;
-  static constexpr int WARPS_M = BM >= 64 ? 2 : 1, WARPS_N = 4 / WARPS_M, THREADS = 128;
+  static constexpr int WARPS_M = BM >= 64 ? 2 : 1, WARPS_N = 2, THREADS = 32 * WARPS_M * WARPS_N;
   static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
-  static constexpr int BK = BM * BN >= 128 * 128 ? 32 : 64, CHUNKS = BK / 8;
+  static constexpr int BK = BM >= 128 ? 32 : BM >= 64 ? 64 : 128, CHUNKS = BK / 8;
   static constexpr int STAGES = BM == 64 ? 3 : 4;
   static constexpr int STAGE = (BM + BN) * BK;  // elements
+  static constexpr int BLOCKS = BM < 128 ? 1 : TARGET_ARCH >= 900 ? 3 : 2;  // per multiprocessor, by shared memory
 };
 
 // d += input tile x weight tile^T for this warp; the tiles are BK deep.
@@ -78,7 +79,7 @@ __device__ __forceinline__ void store_tile(float (&d)[S::WM / 16][S::WN / 8][4],
 }
 
 template <class T, int BM, int BN>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(Tiling<BM, BN>::THREADS, Tiling<BM, BN>::BLOCKS)
 linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *residual, long long input_stride,
            long long weight_stride, long long residual_stride, int rows, int out_features, int in_features,
            int activation) {

@@ -176,7 +176,7 @@ def test_scales(cuda, dtype, scale):
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["some", "all"])
 def test_lowest_finite_masks(cuda, dtype, hidden):
-    """The usual stand-in for -inf. Where it hides every key they count alike; in bfloat16 and float32 it may overflow."""
+    """The usual stand-in for -inf. Where it hides every key they count alike; in bfloat16 it could overflow."""
     lowest = ml_dtypes.finfo(dtype).min
     mask = np.zeros((1, 1, 10, 70), dtype)
     mask[..., 0 if hidden else 30 :] = lowest
