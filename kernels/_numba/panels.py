@@ -6,7 +6,7 @@ lies next in memory. Columns beyond the matrix's last one lead to products that 
 
 from . import isa
 from .jit import helper
-from .simd import first_lanes, lanes, load_masked, pointer, store
+from .simd import first_lanes, lanes, load_masked, pointer, prefetch, store
 from .tile import make_tile, transpose_block
 
 TILE_ROWS = 12 if isa.LEVEL.registers >= 32 else 6
@@ -54,10 +54,19 @@ def _copy_elements(strip, column_stride, depth_stride, columns, depth, target, w
 
 
 @helper
+def prefetch_rows(source, row, first, last, columns):
+    """A hint that the rows from first to last of a matrix will soon be read."""
+    for i in range(first, last):
+        for j in range(0, columns, lanes(source)):
+            prefetch(source, i * row + j)
+
+
+@helper
 def pack_rows(source, row, count, depth, panels):
     """Panels of which each column is one of the `count` rows of a (count, depth) matrix."""
     width = 2 * lanes(source)
     for i in range(0, count, width):
+        prefetch_rows(source, row, i + width, min(i + 2 * width, count), depth)
         pack_panel(pointer(source, i * row), row, 1, count - i, depth, pointer(panels, i * depth), width)
 
 
