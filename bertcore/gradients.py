@@ -32,7 +32,9 @@ def value_and_grad(model: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
         grads = {}
         for parameter in model.parameters():
             gradient = found.get(parameter)
-            grads.update(parameter.parts(xp.zeros_like(parameter.array()) if gradient is None else gradient))
+            if gradient is None:
+                gradient = xp.zeros(parameter.shape, parameter.dtype)
+            grads.update(parameter.parts(gradient))
         return out, grads
 
     return call

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -93,7 +93,7 @@ def to_backend(array: np.ndarray) -> Any:
 
 def _cupy_unavailable_reason() -> str | None:
     if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed: pip install cupy-cuda13x ml_dtypes (CUDA 13 driver; cupy-cuda12x for CUDA 12)"
+        return 'CuPy is not installed: pip install "cupy-cuda13x[ctk]" ml_dtypes (CUDA 13 driver; cupy-cuda12x[ctk] for CUDA 12)'
     try:
         import cupy
 
@@ -158,7 +158,17 @@ class Call:
         module = implementation(self.package, self.backend)
         if not hasattr(module, function):
             raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
-        return getattr(module, function)(*args)
+        with self._device():
+            return getattr(module, function)(*args)
+
+    def _device(self) -> AbstractContextManager:
+        """Makes the GPU that holds the arrays the current one: kernels are launched there."""
+        if self.backend != "cupy" or _cuda.is_emulated():
+            return nullcontext()
+        devices = {array.device for array in self.arrays if array is not None}
+        if len(devices) != 1:
+            raise ValueError(f"the arrays are on {len(devices)} GPUs, expected all of them on one")
+        return devices.pop()
 
     def hand_back(self, result: Any) -> Any:
         """One array, or a tuple of arrays and Nones, as the kind that came in."""

@@ -48,9 +48,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _load(folder) -> tuple[Any, Any]:
     from bertcore import AutoModelForMaskedLM, AutoTokenizer
+    from bertcore.models.model import NewlyInitialisedWarning
 
     with warnings.catch_warnings():  # a missing head is an error here, and told below
-        warnings.filterwarnings("ignore", message=".*newly initialised")
+        warnings.simplefilter("ignore", NewlyInitialisedWarning)
         model = AutoModelForMaskedLM.from_pretrained(folder)
     if model.newly_initialised:
         raise CommandError(f"{folder} has no masked language model's head, so it cannot predict words")

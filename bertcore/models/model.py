@@ -26,6 +26,10 @@ from bertcore.tape import value_of
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
+class NewlyInitialisedWarning(UserWarning):
+    """A checkpoint lacks a head, or the pooler, that the model has."""
+
+
 def _on_one_backend(forward: Callable) -> Callable:
     """Run a model's forward on the backend in force, "auto" resolved once for the whole pass."""
 
@@ -50,20 +54,21 @@ class Model(Block):
     newly_initialised: Sequence[str] = ()
     _has_head = False
 
-    def __init__(self, config: Mapping[str, Any]):
+    def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool):
         self.config = dict(config)
         self.family = family_of(config)
         self.spec = self.family.spec_from_config(config)
         prefix = self.family.name_rules.prefix if self._has_head else ""
-        self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=not self._has_head)
+        self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, *, dtype: str = "float32") -> Self:
+    def from_pretrained(cls, folder: str | os.PathLike, *, dtype: str = "float32", **options: Any) -> Self:
         """Load a published checkpoint: config.json beside model.safetensors (one file, or shards with their index).
 
         Args:
             folder: where the files are.
             dtype: "float32" or "float64" for the CPU; "float32", "float16" or "bfloat16" for CUDA.
+            options: those of the class (AutoModel's add_pooling_layer).
 
         Raises:
             CheckpointError (a ValueError): what is wrong with which file or tensor.
@@ -71,22 +76,24 @@ class Model(Block):
 
         A head, or the pooler, that the checkpoint lacks altogether is newly initialised, with a warning that names it.
         """
-        model = cls(checkpoint.read_config(folder))
+        model = cls(checkpoint.read_config(folder), **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
         arrays = checkpoint.load_parameters(checkpoint.open_checkpoint(folder), expected, rules, optional=rules.heads)
         absent = [name for name in expected if name not in arrays]
         if absent:
             warnings.warn(
-                f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use", stacklevel=2
+                f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use",
+                NewlyInitialisedWarning,
+                stacklevel=2,
             )
         model.newly_initialised = absent
         model._fill(arrays | model._initial_arrays(absent, seed=0), dtype)
         return model
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, dtype: str = "float32", seed: int = 0) -> Self:
+    def from_config(cls, config: Mapping[str, Any], *, dtype: str = "float32", seed: int = 0, **options: Any) -> Self:
         """A new model with random weights: normal with the config's initializer_range, biases 0, norms' weights 1."""
-        model = cls(config)
+        model = cls(config, **options)
         model._fill(model._initial_arrays(model.expected_tensors(), seed), dtype)
         return model
 
@@ -170,7 +177,10 @@ def _padded(packed: PackedBatch, trace: Trace) -> dict[str, tuple | None]:
 
 
 class AutoModel(Model):
-    """An encoder without a head: texts' hidden states."""
+    """An encoder without a head: texts' hidden states, and with add_pooling_layer a vector for each text."""
+
+    def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool = True):
+        super().__init__(config, add_pooling_layer=add_pooling_layer)
 
     @_on_one_backend
     def __call__(
@@ -206,10 +216,11 @@ class AutoModel(Model):
             hidden_states=output_hidden_states,
             attentions=output_attentions,
         )
-        pooled = self.encoder.pooler(hidden, arrays.first_tokens)
+        pooler = self.encoder.pooler
+        pooled = None if pooler is None else packed.pad_sequences(value_of(pooler(hidden, arrays.first_tokens)))
         return EncoderOutput(
             last_hidden_state=packed.pad(value_of(hidden)),
-            pooler_output=packed.pad_sequences(value_of(pooled)),
+            pooler_output=pooled,
             **_padded(packed, trace),
         )
 
@@ -220,7 +231,7 @@ class AutoModelForMaskedLM(Model):
     _has_head = True
 
     def __init__(self, config: Mapping[str, Any]):
-        super().__init__(config)
+        super().__init__(config, add_pooling_layer=False)
         self.head = MaskedLMHead(self.family.head_names, self.spec, self.encoder.embeddings.words.table)
 
     @_on_one_backend

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 
-@dataclass
+@dataclass(eq=False)
 class ModelOutput:
     """Fields by attribute, by name (`out["logits"]`) or, skipping absent ones, by position (`out[0]`)."""
 
@@ -27,12 +27,16 @@ class ModelOutput:
         pairs = [(field.name, getattr(self, field.name)) for field in fields(self)]
         return [(name, value) for name, value in pairs if value is not None]
 
+    def values(self) -> tuple[Any, ...]:
+        """As to_tuple: with keys and items this makes dict(out) work."""
+        return self.to_tuple()
+
     def to_tuple(self) -> tuple[Any, ...]:
         """The values of the fields that are there."""
         return tuple(value for _, value in self.items())
 
 
-@dataclass
+@dataclass(eq=False)  # arrays have no single truth value
 class EncoderOutput(ModelOutput):
     """Attributes:
     last_hidden_state: (sequences, length, hidden); pads are zero.
@@ -47,7 +51,7 @@ class EncoderOutput(ModelOutput):
     attentions: tuple[Any, ...] | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class MaskedLMOutput(ModelOutput):
     """Attributes:
     loss: with labels, the mean cross entropy over the labels that are not -100.

@@ -36,8 +36,14 @@ class Parameter:
         """The shape of each checkpoint tensor of this parameter, by name."""
         return dict.fromkeys(self.names, self.part_shape)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array, its parts joined."""
+        return (len(self.names) * self.part_shape[0], *self.part_shape[1:])
+
     def fill(self, arrays: Mapping[str, np.ndarray], dtype: np.dtype) -> None:
         """Take the parameter's values from `arrays`, by name; an array of the right dtype is not copied."""
+        self.dtype = np.dtype(dtype)
         parts = [np.asarray(arrays[name], dtype) for name in self.names]
         self._forms = {"host": parts[0] if len(parts) == 1 else np.concatenate(parts)}
 

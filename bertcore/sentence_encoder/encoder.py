@@ -1,7 +1,6 @@
 """SentenceEncoder: a published sentence encoder, from its folder to embeddings."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -54,9 +53,7 @@ class SentenceEncoder:
 
     def __init__(self, folder: str | os.PathLike, *, dtype: str = "float32", max_seq_length: int | None = None):
         self.settings = read_settings(folder)
-        with warnings.catch_warnings():  # a checkpoint without the pooler, which embeddings do not use, is fine
-            warnings.filterwarnings("ignore", message=".*newly initialised")
-            self.model = AutoModel.from_pretrained(self.settings.model_folder, dtype=dtype)
+        self.model = AutoModel.from_pretrained(self.settings.model_folder, dtype=dtype, add_pooling_layer=False)
         self.tokenizer = AutoTokenizer.from_pretrained(self.settings.model_folder)
         self.max_seq_length = self._max_seq_length(max_seq_length)
         self.embedding_dimension = self.model.spec.hidden_size * len(self.settings.pooling)

@@ -26,9 +26,10 @@ def _digest() -> str:
 @cache
 def cache_folder() -> Path:
     """The folder of compiled kernels, below BERTCORE_CACHE_DIR, else NUMBA_CACHE_DIR, else the user's cache folder."""
-    folder = writable_cache_folder()
     if config.CACHE_DIR and not os.environ.get("BERTCORE_CACHE_DIR"):
         folder = Path(config.CACHE_DIR) / "bertcore"  # the user said where Numba's caches belong
+    else:
+        folder = writable_cache_folder()
     return folder / f"numba-{_digest()}"
 
 

@@ -91,7 +91,7 @@ def _forward(problem, dtype, packed):
 
 def _probs(lse, query, key, offsets_and_masks, problem):
     xp = _cuda.namespace(query)
-    longest_q, longest_k = _longest(query, key, *offsets_and_masks)
+    longest_q, longest_k = _longest(query, key, *offsets_and_masks[:2])
     sequences, heads = int(problem["sequences"]), query.shape[1]
     probs = xp.empty((sequences, heads, longest_q, longest_k), dtype=query.dtype)
     if probs.size:
@@ -106,11 +106,8 @@ def _probs(lse, query, key, offsets_and_masks, problem):
     return probs
 
 
-def _longest(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias):
-    """Lengths of the longest sequence of queries and of keys."""
-    for scores in (attn_mask, bias):
-        if scores is not None:
-            return scores.shape[2:]
+def _longest(query, key, cu_seqlens, cu_seqlens_k):
+    """Lengths of the longest sequence of queries and of keys; packed offsets are read, which synchronises."""
     if cu_seqlens is None:
         return query.shape[2], key.shape[2]
     lengths = (offsets[1:] - offsets[:-1] for offsets in (cu_seqlens, cu_seqlens_k))

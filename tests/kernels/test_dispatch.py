@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -158,6 +159,35 @@ def test_mixing_host_and_gpu_arrays_names_both(on_gpu):
 def test_numba_does_not_take_gpu_arrays(on_gpu):
     with pytest.raises(TypeError, match=r"backend 'numba' takes arrays in host memory, but input is on the GPU"):
         softmax(on_gpu, backend="numba")
+
+
+class StandInDevice:
+    """Notes that it was made current, as cupy.cuda.Device is by `with`."""
+
+    current = None
+
+    def __enter__(self):
+        StandInDevice.current = self
+
+    def __exit__(self, *error):
+        StandInDevice.current = None
+
+
+def test_kernels_run_on_the_gpu_that_holds_the_arrays(monkeypatch, on_gpu):
+    monkeypatch.setattr(dispatch, "_missing", lambda name: None)
+    module = SimpleNamespace(softmax=lambda input, dim: StandInDevice.current)
+    monkeypatch.setattr(dispatch, "implementation", lambda package, backend: module)
+    on_gpu.device = device = StandInDevice()
+    assert softmax(on_gpu) is device
+    assert StandInDevice.current is None
+
+
+def test_arrays_on_two_gpus_are_an_error(monkeypatch, on_gpu):
+    monkeypatch.setattr(dispatch, "_missing", lambda name: None)
+    other = type(on_gpu)()
+    on_gpu.device, other.device = StandInDevice(), StandInDevice()
+    with pytest.raises(ValueError, match="on 2 GPUs, expected all of them on one"):
+        dispatch.enter("bertcore.kernels.layer_norm", None, input=on_gpu, weight=other).compute("layer_norm")
 
 
 def test_missing_function_of_a_backend_is_named(monkeypatch):

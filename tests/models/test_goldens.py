@@ -1,5 +1,6 @@
 """BERT against the committed goldens: outputs, loss and gradients that transformers gave in float64."""
 
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -154,3 +155,16 @@ def test_a_model_without_the_head_in_its_file_says_what_is_new(tmp_path):
     with pytest.warns(UserWarning, match=r"does not hold cls\.predictions\..*newly initialised"):
         model = AutoModelForMaskedLM.from_pretrained(tmp_path)
     assert "cls.predictions.bias" in model.newly_initialised
+
+
+def test_without_a_pooling_layer_there_is_no_pooler_output(tmp_path):
+    name = NAMES[0]
+    AutoModel.from_pretrained(GOLDENS / name, add_pooling_layer=False).save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = AutoModel.from_pretrained(tmp_path, add_pooling_layer=False)
+    with use_backend("numpy"):
+        out = model(**inputs_of(name))
+    assert out.pooler_output is None
+    assert out.keys() == ["last_hidden_state"]
+    assert_close(out.last_hidden_state, golden(name)["hidden_states"][-1], OUTPUT_TOLERANCE["float32"])
