@@ -93,7 +93,10 @@ def to_backend(array: np.ndarray) -> Any:
 
 def _cupy_unavailable_reason() -> str | None:
     if importlib.util.find_spec("cupy") is None:
-        return 'CuPy is not installed: pip install "cupy-cuda13x[ctk]" ml_dtypes (CUDA 13 driver; cupy-cuda12x[ctk] for CUDA 12)'
+        return (
+            'CuPy is not installed: pip install "cupy-cuda13x[ctk]" ml_dtypes (CUDA 13 driver; '
+            '"cupy-cuda12x[ctk]" for CUDA 12)'
+        )
     try:
         import cupy
 

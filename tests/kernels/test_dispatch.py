@@ -148,7 +148,7 @@ def test_memory_maps_are_arrays(tmp_path):
 @pytest.fixture
 def on_gpu():
     """Stands for a CuPy array: the dispatcher knows one by the module of its type."""
-    return type("ndarray", (), {"__module__": "cupy", "shape": (5,), "dtype": np.dtype("float32")})()
+    return type("ndarray", (), {"__module__": "cupy", "shape": (5,), "ndim": 1, "dtype": np.dtype("float32")})()
 
 
 def test_mixing_host_and_gpu_arrays_names_both(on_gpu):
