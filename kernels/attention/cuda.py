@@ -1,7 +1,7 @@
 """CUDA backend of attention, forward: float16 and bfloat16 on tensor cores, float32 by FMA; reference.py defines it.
 
 Nothing here reads an array: the launches depend on shapes and strides alone, so that no call waits for the GPU. The one
-exception is return_probs of packed sequences without mask and bias, whose result's very shape is on the device.
+exception is return_probs of packed sequences, whose result's very shape is on the device.
 """
 
 import numpy as np
