@@ -28,6 +28,7 @@ AUTO = "auto"
 
 _block_backend: ContextVar[str | None] = ContextVar("bertcore_backend", default=None)
 _process_backend = os.environ.get("BERTCORE_BACKEND") or AUTO
+_process_backend_from = "BERTCORE_BACKEND"
 
 
 class BackendUnavailable(RuntimeError):
@@ -39,8 +40,8 @@ def set_backend(name: str) -> None:
 
     Raises ValueError for an unknown name and BackendUnavailable for a backend that cannot run here.
     """
-    global _process_backend
-    _process_backend = _usable(name)
+    global _process_backend, _process_backend_from
+    _process_backend, _process_backend_from = _usable(name), "backend"
 
 
 @contextmanager
@@ -109,13 +110,13 @@ def _cupy_unavailable_reason() -> str | None:
     return None
 
 
-def _usable(name: str) -> str:
-    """`name`, if it is a backend that can run here (or "auto")."""
+def _usable(name: str, argument: str = "backend") -> str:
+    """`name`, if it is a backend that can run here (or "auto"); `argument` is where it came from."""
     if name == AUTO:
         return name
     if name not in IMPLEMENTATIONS:
         known = ", ".join(repr(known) for known in [*IMPLEMENTATIONS, AUTO])
-        raise ValueError(f"backend: unknown name {name!r}; known are {known}")
+        raise ValueError(f"{argument}: unknown name {name!r}; known are {known}")
     reason = unavailable_reason(name)
     if reason is not None:
         raise BackendUnavailable(f"backend {name!r} cannot run here: {reason}")
@@ -124,7 +125,9 @@ def _usable(name: str) -> str:
 
 def resolve(backend: str | None, on_gpu: bool) -> str:
     """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice."""
-    chosen = backend or get_backend()
+    chosen = backend or _block_backend.get()
+    if chosen is None:
+        chosen = _usable(_process_backend, _process_backend_from)
     if chosen == AUTO:
         chosen = "cupy" if on_gpu else "numba"
     return _usable(chosen)

@@ -15,7 +15,10 @@ def checkpoint_folder(folder) -> Path:
     if folder.is_dir():
         return folder
     what = "is a file" if folder.exists() else "does not exist"
-    raise CheckpointError(f"{folder} {what}; expected the folder of a checkpoint ({CONFIG_NAME} and weights)")
+    raise CheckpointError(
+        f"{folder} {what}; expected the folder of a checkpoint ({CONFIG_NAME} and weights); "
+        "`hf download ORGANISATION/NAME --local-dir FOLDER` (pip install huggingface_hub) fetches one from the hub"
+    )
 
 
 def read_json_object(file: Path) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def test_environment_chooses():
 def test_wrong_environment_is_an_error_at_the_first_call():
     code = "import numpy, bertcore.kernels as k; k.softmax(numpy.ones(3))"
     done = run_python(code, BERTCORE_BACKEND="nunba")
-    assert "unknown name 'nunba'" in done.stderr
+    assert "BERTCORE_BACKEND: unknown name 'nunba'" in done.stderr
 
 
 @pytest.mark.parametrize("choose", [set_backend, lambda name: use_backend(name).__enter__()])
