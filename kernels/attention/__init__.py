@@ -33,8 +33,8 @@ def attention(
 
     Args:
         query, key, value: dense, (batch, heads, length, head_dim), or packed, (tokens, heads, head_dim). Key and value
-            may have another length than the query. float32 or float64 on Numba, float32, float16 or bfloat16 on
-            CUDA, any floating dtype on NumPy.
+            may have another length than the query; all three share one head_dim (at most 256 on CUDA). float32 or
+            float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on NumPy.
         cu_seqlens: for packed arrays the offsets of the sequences, (sequences + 1,) integers from 0 to the number of
             tokens: sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1]. On a GPU their values are not checked.
         cu_seqlens_k: the same for key and value; by default cu_seqlens.
