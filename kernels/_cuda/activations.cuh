@@ -1,10 +1,6 @@
 // Activation functions over float, as functors: for elementwise kernels and for the epilogues of matrix products.
 // NaN gives NaN; at the infinities the formulas are followed in IEEE arithmetic, as reference.py does.
 
-struct Identity {
-  static __device__ __forceinline__ float apply(float x) { return x; }
-};
-
 struct Relu {
   static __device__ __forceinline__ float apply(float x) { return x < 0.f ? 0.f : x; }  // fmaxf would swallow NaN
 };

@@ -57,11 +57,6 @@ __device__ __forceinline__ void ptx_ldmatrix_x4_trans(unsigned (&r)[4], const vo
 }
 
 // Lanes 0 to 15 name the rows; the others' addresses are ignored.
-__device__ __forceinline__ void ptx_ldmatrix_x2(unsigned (&r)[2], const void *row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
-}
-
 __device__ __forceinline__ void ptx_ldmatrix_x2_trans(unsigned (&r)[2], const void *row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");

@@ -85,7 +85,6 @@ inline void ptx_ldmatrix_x4(unsigned (&r)[4], const void *row) { emulator::ldmat
 inline void ptx_ldmatrix_x4_trans(unsigned (&r)[4], const void *row) {
   emulator::ldmatrix("ldmatrix.x4.trans", r, row, true);
 }
-inline void ptx_ldmatrix_x2(unsigned (&r)[2], const void *row) { emulator::ldmatrix("ldmatrix.x2", r, row, false); }
 inline void ptx_ldmatrix_x2_trans(unsigned (&r)[2], const void *row) {
   emulator::ldmatrix("ldmatrix.x2.trans", r, row, true);
 }
