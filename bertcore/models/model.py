@@ -8,15 +8,15 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from bertcore import checkpoint, kernels
 from bertcore.heads.masked_lm import MaskedLMHead
-from bertcore.models.encoder import Encoder, Trace
+from bertcore.models.encoder import Encoder, EncoderInput, Trace
 from bertcore.models.inputs import pack, pack_sequences, packed_labels
-from bertcore.models.outputs import EncoderOutput, MaskedLMOutput
+from bertcore.models.outputs import EncoderOutput, MaskedLMOutput, ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
@@ -42,6 +42,15 @@ def _on_one_backend(forward: Callable) -> Callable:
     return call
 
 
+class Encoded(NamedTuple):
+    """A batch on its way from the encoder to a head."""
+
+    packed: PackedBatch
+    inputs: EncoderInput
+    hidden: Any  # the last hidden state, (tokens, hidden)
+    traced: dict[str, tuple | None]  # hidden_states and attentions, as users see them
+
+
 class Model(Block):
     """What all models share: their parameters, loading and saving, and the pass through the encoder.
 
@@ -53,6 +62,7 @@ class Model(Block):
 
     newly_initialised: Sequence[str] = ()
     _has_head = False
+    _targets: Sequence[str] = ()
 
     def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool):
         self.config = dict(config)
@@ -132,11 +142,48 @@ class Model(Block):
         """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs."""
         checkpoint.save_checkpoint(folder, self.config, self.state_dict())
 
-    def _encode(self, *inputs: Any, hidden_states: bool, attentions: bool) -> tuple[PackedBatch, Any, Any, Trace]:
-        """(packed batch, its arrays, last hidden state, trace)."""
-        packed, arrays = pack(self.spec, *inputs)
-        trace = Trace([] if hidden_states else None, [] if attentions else None)
-        return packed, arrays, self.encoder(arrays, trace), trace
+    @_on_one_backend
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **targets: Any,
+    ) -> ModelOutput:
+        """Run the model on a batch.
+
+        Args:
+            input_ids: (sequences, length) integers: lists, or a NumPy or CuPy array.
+            attention_mask: 1 for real tokens, 0 for padding, (sequences, length); all real by default.
+            token_type_ids: (sequences, length), zero by default.
+            position_ids: (sequences, length); by default counted from each sequence's first real token.
+            output_hidden_states, output_attentions: whether to return those too.
+            targets: what the head is to be compared with (labels); each class tells its own.
+
+        Returns:
+            The output of the class; what belongs to padding is zero.
+
+        Raises:
+            TypeError, ValueError: which argument is wrong, where, and what was expected.
+        """
+        self._check_targets(targets)
+        packed, arrays = pack(self.spec, input_ids, attention_mask, token_type_ids, position_ids)
+        trace = Trace([] if output_hidden_states else None, [] if output_attentions else None)
+        hidden = self.encoder(arrays, trace)
+        return self._output(Encoded(packed, arrays, hidden, _padded(packed, trace)), **targets)
+
+    def _check_targets(self, targets: Mapping[str, Any]) -> None:
+        unknown = [name for name in targets if name not in self._targets]
+        if unknown:
+            known = f"; its targets are {', '.join(self._targets)}" if self._targets else ""
+            raise TypeError(f"{type(self).__name__} got an unexpected argument {unknown[0]!r}{known}")
+
+    def _output(self, encoded: Encoded, **targets: Any) -> ModelOutput:
+        raise NotImplementedError(f"{type(self).__name__} is not a model of its own")
 
     @_on_one_backend
     def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
@@ -177,99 +224,40 @@ def _padded(packed: PackedBatch, trace: Trace) -> dict[str, tuple | None]:
 
 
 class AutoModel(Model):
-    """An encoder without a head: texts' hidden states, and with add_pooling_layer a vector for each text."""
+    """An encoder without a head: texts' hidden states, and with add_pooling_layer a vector for each text.
+
+    Calls return an EncoderOutput.
+    """
 
     def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool = True):
         super().__init__(config, add_pooling_layer=add_pooling_layer)
 
-    @_on_one_backend
-    def __call__(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> EncoderOutput:
-        """Encode a batch.
-
-        Args:
-            input_ids: (sequences, length) integers: lists, or a NumPy or CuPy array.
-            attention_mask: 1 for real tokens, 0 for padding, (sequences, length); all real by default.
-            token_type_ids: (sequences, length), zero by default.
-            position_ids: (sequences, length); by default counted from each sequence's first real token.
-            output_hidden_states, output_attentions: whether to return those too.
-
-        Returns:
-            EncoderOutput; what belongs to padding is zero.
-
-        Raises:
-            TypeError, ValueError: which argument is wrong, where, and what was expected.
-        """
-        packed, arrays, hidden, trace = self._encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            hidden_states=output_hidden_states,
-            attentions=output_attentions,
-        )
-        pooler = self.encoder.pooler
-        pooled = None if pooler is None else packed.pad_sequences(value_of(pooler(hidden, arrays.first_tokens)))
+    def _output(self, encoded: Encoded) -> EncoderOutput:
+        packed, pooler, pooled = encoded.packed, self.encoder.pooler, None
+        if pooler is not None:
+            pooled = packed.pad_sequences(value_of(pooler(encoded.hidden, encoded.inputs.first_tokens)))
         return EncoderOutput(
-            last_hidden_state=packed.pad(value_of(hidden)),
-            pooler_output=pooled,
-            **_padded(packed, trace),
+            last_hidden_state=packed.pad(value_of(encoded.hidden)), pooler_output=pooled, **encoded.traced
         )
 
 
 class AutoModelForMaskedLM(Model):
-    """An encoder with the masked language model's head: a score for every word at every token."""
+    """An encoder with the masked language model's head: a score for every word at every token.
+
+    Calls take `labels`, the right words, (sequences, length), -100 where there is none, and return a MaskedLMOutput.
+    """
 
     _has_head = True
+    _targets = ("labels",)
 
     def __init__(self, config: Mapping[str, Any]):
         super().__init__(config, add_pooling_layer=False)
         self.head = MaskedLMHead(self.family.head_names, self.spec, self.encoder.embeddings.words.table)
 
-    @_on_one_backend
-    def __call__(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
-        labels: Any = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-    ) -> MaskedLMOutput:
-        """Score the vocabulary at every token.
-
-        Args:
-            labels: the right words, (sequences, length); -100 where there is none. Gives `loss`.
-            input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states, output_attentions: as for
-                AutoModel.
-
-        Returns:
-            MaskedLMOutput; what belongs to padding is zero.
-
-        Raises:
-            TypeError, ValueError: which argument is wrong, where, and what was expected.
-        """
-        packed, _, hidden, trace = self._encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            hidden_states=output_hidden_states,
-            attentions=output_attentions,
-        )
-        logits = self.head(hidden)
+    def _output(self, encoded: Encoded, labels: Any = None) -> MaskedLMOutput:
+        logits = self.head(encoded.hidden)
         loss = None
         if labels is not None:
-            targets = packed_labels(packed, labels, self.spec.vocab_size)
+            targets = packed_labels(encoded.packed, labels, self.spec.vocab_size)
             loss = functional.cross_entropy(logits, labels=targets)
-        return MaskedLMOutput(loss=loss, logits=packed.pad(value_of(logits)), **_padded(packed, trace))
+        return MaskedLMOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)

@@ -178,3 +178,12 @@ def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch):
 def test_a_model_without_weights_says_how_to_make_one():
     with pytest.raises(RuntimeError, match=r"embeddings\.\S+ has no values yet: models are made by from_pretrained"):
         AutoModel(CONFIG)(IDS)
+
+
+def test_unknown_arguments_are_named(model, masked_lm):
+    with pytest.raises(TypeError, match="AutoModel got an unexpected argument 'labels'"):
+        model(IDS, labels=IDS)
+    with pytest.raises(
+        TypeError, match="AutoModelForMaskedLM got an unexpected argument 'lables'; its targets are labels"
+    ):
+        masked_lm(IDS, lables=IDS)
