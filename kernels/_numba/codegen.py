@@ -69,6 +69,13 @@ def mask_of(source):
     return Vec(types.boolean, vec_of(source).count)
 
 
+def common_vec(*operands):
+    """The one vector type among the operands; the rest must be scalars."""
+    vectors = {operand for operand in operands if isinstance(operand, Vec)}
+    scalars = all(isinstance(operand, Vec | types.Number) for operand in operands)
+    return vectors.pop() if len(vectors) == 1 and scalars else None
+
+
 def shuffle(builder, a, b, order):
     """A vector of the lanes of a and b (numbered on after a's) in the given order."""
     order = list(order)

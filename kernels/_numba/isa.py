@@ -28,14 +28,16 @@ class Level:
     llvm_cpu: str  # what LLVM compiles for when this level is forced
 
 
-_ARM = platform.machine().lower() in ("aarch64", "arm64")
-_BASELINE = "generic" if _ARM else "x86-64"
-LEVELS = (
+_X86_LEVELS = (
     Level("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), 64, 32, True, "x86-64-v4"),
     Level("avx2", frozenset({"avx2", "fma"}), 32, 16, True, "x86-64-v3"),
-    Level("neon", frozenset({"neon"}), 16, 32, True, "generic"),
-    Level("generic", frozenset(), 16, 16, False, _BASELINE if platform.machine() else "generic"),
+    Level("generic", frozenset(), 16, 16, False, "x86-64"),
 )
+_ARM_LEVELS = (
+    Level("neon", frozenset(), 16, 32, True, "generic"),  # every 64-bit ARM has it
+    Level("generic", frozenset(), 16, 16, False, "generic"),
+)
+LEVELS = _ARM_LEVELS if platform.machine().lower() in ("aarch64", "arm64") else _X86_LEVELS
 
 
 def host_features() -> dict[str, bool]:

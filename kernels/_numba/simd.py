@@ -34,14 +34,13 @@ One specialisation per dtype: give kernels arrays from `as_kernel_array`; for st
 (array.ctypes.data), strides in elements, and any typed scalar (np.float32(scale)) as `like`.
 """
 
-import operator
-
 from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, lower_cast
+from numba.extending import intrinsic
 
+from . import operators  # noqa: F401  (importing it teaches Numba the operators)
+from .arrays import CACHE_LINE
 from .codegen import (
     INT32,
     Vec,
@@ -49,6 +48,7 @@ from .codegen import (
     as_vector_pointer,
     call_llvm,
     check_memory,
+    common_vec,
     dtype_of,
     element_bytes,
     element_pointer,
@@ -58,65 +58,6 @@ from .codegen import (
     splat,
     vec_of,
 )
-
-CACHE_LINE = 64  # bytes
-
-# --- scalars become vectors wherever a vector is expected -----------------------------------------
-
-
-@lower_cast(types.Number, Vec)
-def _broadcast_cast(context, builder, from_type, to_type, value):
-    return splat(builder, context.cast(builder, value, from_type, to_type.dtype), to_type.count)
-
-
-def _common_vec(*operands):
-    """The one vector type among the operands; the rest must be scalars."""
-    vectors = {operand for operand in operands if isinstance(operand, Vec)}
-    scalars = all(isinstance(operand, Vec | types.Number) for operand in operands)
-    return vectors.pop() if len(vectors) == 1 and scalars else None
-
-
-# --- operators ------------------------------------------------------------------------------------
-
-
-def _register_operator(functions, emit, result_of):
-    class Template(AbstractTemplate):
-        def generic(self, args, kws):
-            vec = _common_vec(*args)
-            if vec is not None and (vec.dtype == types.boolean) == (result_of is None):
-                return signature(vec if result_of is None else result_of(vec), *[vec] * len(args))
-            return None
-
-    def lower(context, builder, sig, args):
-        return emit(builder, *args)
-
-    for function, arity in functions:
-        infer_global(function)(Template)
-        lower_builtin(function, *[Vec] * arity)(lower)
-
-
-def _same(vec):
-    return vec
-
-
-for _name, _symbol in (("fadd", "add"), ("fsub", "sub"), ("fmul", "mul"), ("fdiv", "truediv")):
-    _register_operator(
-        [(getattr(operator, _symbol), 2), (getattr(operator, "i" + _symbol), 2)],
-        lambda builder, a, b, name=_name: getattr(builder, name)(a, b),
-        _same,
-    )
-_register_operator([(operator.neg, 1)], lambda builder, a: builder.fneg(a), _same)
-for _name, _symbol in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "==")):
-    _register_operator(
-        [(getattr(operator, _name), 2)],
-        lambda builder, a, b, symbol=_symbol: builder.fcmp_ordered(symbol, a, b),
-        mask_of,
-    )
-_register_operator([(operator.ne, 2)], lambda builder, a, b: builder.fcmp_unordered("!=", a, b), mask_of)
-_register_operator([(operator.and_, 2), (operator.iand, 2)], lambda builder, a, b: builder.and_(a, b), None)
-_register_operator([(operator.or_, 2), (operator.ior, 2)], lambda builder, a, b: builder.or_(a, b), None)
-_register_operator([(operator.invert, 1)], lambda builder, a: builder.not_(a), None)
-
 
 # --- shapes and memory ----------------------------------------------------------------------------
 
@@ -314,7 +255,7 @@ def broadcast(typingctx, like, scalar):
 @intrinsic
 def fma(typingctx, a, b, c):
     """a * b + c with one rounding (two on a CPU without FMA); at least one operand is a vector."""
-    vec = _common_vec(a, b, c)
+    vec = common_vec(a, b, c)
     if vec is None:
         raise TypingError(f"fma: expected vectors of one type and scalars, got {a}, {b}, {c}")
 
@@ -327,7 +268,7 @@ def fma(typingctx, a, b, c):
 @intrinsic
 def select(typingctx, mask, a, b):
     """a where the mask is set, else b."""
-    vec = _common_vec(a, b)
+    vec = common_vec(a, b)
     if vec is None or mask != mask_of(vec):
         raise TypingError(f"select: expected a mask and two vectors (or one and a scalar), got {mask}, {a}, {b}")
 
@@ -341,7 +282,7 @@ def _elementwise(llvm_name, doc, arity):
     """An operation that LLVM has for vectors of any width."""
 
     def make(operands):
-        vec = _common_vec(*operands)
+        vec = common_vec(*operands)
         if vec is None:
             raise TypingError(f"{llvm_name}: expected vectors of one type, got {operands}")
 

@@ -350,6 +350,28 @@ def test_compilation_is_announced_once_and_only_with_a_cold_cache(tmp_path):
     assert _run(script, BERTCORE_CACHE_DIR=str(tmp_path))[1] == ""
 
 
+_MANY_CALLERS = """
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from bertcore.kernels import _numba
+from bertcore.kernels.linear.cpu import linear
+x = np.arange(130 * 39, dtype=np.float32).reshape(130, 39)
+wanted = linear(x, x, None, None, None)
+with ThreadPoolExecutor(4) as pool:
+    for found in pool.map(lambda _: linear(x, x, None, None, None), range(100)):
+        np.testing.assert_array_equal(found, wanted)
+print(_numba.THREADING_LAYER)
+"""
+
+
+@not_when_forced
+@pytest.mark.parametrize("priority", ["workqueue tbb omp", "omp workqueue tbb", "tbb workqueue omp"])
+def test_several_python_threads_on_every_pool(priority):
+    """Numba's workqueue aborts the process when two threads enter it at once."""
+    layer, _ = _run(_MANY_CALLERS, NUMBA_THREADING_LAYER_PRIORITY=priority, OMP_NUM_THREADS="2")
+    assert layer in priority.split()[:2]
+
+
 def test_digest_follows_the_shared_sources(tmp_path, monkeypatch):
     (tmp_path / "simd.py").write_text("a = 1")
     monkeypatch.setattr(cache, "__file__", str(tmp_path / "cache.py"))
