@@ -6,6 +6,7 @@ several operations therefore live in this folder (kernels/_numba), and the cache
 
 import hashlib
 import os
+import secrets
 import sys
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +16,7 @@ from numba.core import config, event
 
 from ..cache_folder import writable_cache_folder
 
+_PROCESS = secrets.token_hex(4)
 _PACKAGE = __name__.removesuffix("._numba.cache")
 
 
@@ -41,6 +43,18 @@ def numba_cache_in_our_folder():
         yield
     finally:
         config.CACHE_DIR = previous
+
+
+def name_files_by_process(dispatcher) -> None:
+    """Give this process's cache files of a compiled function names of their own.
+
+    Numba numbers them: two processes that compile the same function for float32 and float64 at once would both write
+    file 1, and its index might then lead a call to the other's code. (An index entry that is overwritten only costs
+    time.)
+    """
+    file = dispatcher._cache._cache_file
+    numbered = file._data_name
+    file._data_name = lambda number: f"{_PROCESS}.{numbered(number)}"
 
 
 class _CompilationNotice(event.Listener):

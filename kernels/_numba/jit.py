@@ -14,7 +14,7 @@ import threading
 import numba
 
 from . import threads
-from .cache import numba_cache_in_our_folder
+from .cache import name_files_by_process, numba_cache_in_our_folder
 
 THREADING_LAYER = threads.prepare_pool()
 
@@ -42,6 +42,7 @@ def kernel(function=None, *, parallel=False):
         return functools.partial(kernel, parallel=parallel)
     with numba_cache_in_our_folder():
         compiled = numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function)
+    name_files_by_process(compiled)
     return _serialised(compiled) if parallel and THREADING_LAYER == "workqueue" else compiled
 
 

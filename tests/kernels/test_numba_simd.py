@@ -335,17 +335,33 @@ def test_cache_folder_choice(tmp_path):
     assert out.startswith(str(tmp_path / "bertcore-")) and out.endswith(" 1")
 
 
+_PRETEND = "from bertcore.kernels._numba import kernel\n@kernel\ndef f(x):\n    return x + 1\n"
+_CALL = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location('bertcore.kernels.pretend', {file!r})
+module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert module.f({value}) == {value} + 1
+"""
+
+
+@not_when_forced
+def test_processes_never_write_the_same_cache_file(tmp_path):
+    """Numba numbers its files: two processes at once could each write a number 1, for different types."""
+    (tmp_path / "pretend.py").write_text(_PRETEND)
+    names = []
+    for value in (1, 1.5):
+        _run(
+            _CALL.format(file=str(tmp_path / "pretend.py"), value=value), BERTCORE_CACHE_DIR=str(tmp_path / str(value))
+        )
+        names += [file.name for file in (tmp_path / str(value)).rglob("*.nbc")]
+    assert len(set(names)) == 2
+
+
 @not_when_forced
 def test_compilation_is_announced_once_and_only_with_a_cold_cache(tmp_path):
-    file = tmp_path / "pretend.py"
-    file.write_text("from bertcore.kernels._numba import kernel\n@kernel\ndef f(x):\n    return x + 1\n")
-    script = (
-        "import importlib.util as u, sys\n"
-        f"spec = u.spec_from_file_location('bertcore.kernels.pretend', {str(file)!r})\n"
-        "module = sys.modules[spec.name] = u.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        "assert module.f(1) == 2 and module.f(1.5) == 2.5"
-    )
+    (tmp_path / "pretend.py").write_text(_PRETEND)
+    script = "".join(_CALL.format(file=str(tmp_path / "pretend.py"), value=value) for value in (1, 1.5))
     assert _run(script, BERTCORE_CACHE_DIR=str(tmp_path))[1].count("compiling kernels") == 1
     assert _run(script, BERTCORE_CACHE_DIR=str(tmp_path))[1] == ""
 
