@@ -33,7 +33,7 @@ def random_inputs(
     labelled = real & (rng.random(shape) < 0.4)
     labelled[0, 0] = True
     return {
-        "input_ids": np.where(real, rng.integers(1, config.vocab_size, shape), config.pad_token_id),
+        "input_ids": np.where(real, rng.integers(0, config.vocab_size, shape), config.pad_token_id),
         "attention_mask": real.astype(np.int64),
         "token_type_ids": np.where(real, np.sort(rng.integers(0, config.type_vocab_size, shape)), 0),
         "labels": np.where(labelled, rng.integers(0, config.vocab_size, shape), -100),

@@ -5,7 +5,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.models.registry import Family, register
-from bertcore.models.spec import ConfigReader, EncoderSpec
+from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec
 
 NAME_RULES = NameRules(
     prefix="bert.",
@@ -22,17 +22,19 @@ def spec_from_config(config: Mapping[str, Any]) -> EncoderSpec:
     read = ConfigReader(config)
     read.unsupported("position_embedding_type", "absolute", "absolute")
     read.unsupported("is_decoder", False, False)
+    vocab_size = read.size("vocab_size", 30522)
     return EncoderSpec(
-        vocab_size=read.size("vocab_size", 30522),
+        vocab_size=vocab_size,
         type_vocab_size=read.size("type_vocab_size", 2),
         max_positions=read.size("max_position_embeddings", 512),
         hidden_size=read.size("hidden_size", 768),
         intermediate_size=read.size("intermediate_size", 3072),
-        num_layers=read.size("num_hidden_layers", 12),
+        num_layers=read.size("num_hidden_layers", 12, most=MOST_LAYERS),
         num_heads=read.size("num_attention_heads", 12),
         activation=read.activation("hidden_act", "gelu"),
         layer_norm_eps=read.number("layer_norm_eps", 1e-12),
         initializer_range=read.number("initializer_range", 0.02),
+        pad_token_id=read.index("pad_token_id", 0, vocab_size),
         tied_decoder=read.flag("tie_word_embeddings", True),
     )
 

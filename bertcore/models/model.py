@@ -131,8 +131,30 @@ class Model(Block):
             parameter.fill(arrays, numpy_dtype)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The parameters in host memory, by their names in a checkpoint."""
-        return {name: part for parameter in self.parameters() for name, part in parameter.parts(parameter.array())}
+        """The parameters in host memory, by their names in a checkpoint; read-only views, nothing is copied."""
+        arrays = {}
+        for parameter in self.parameters():
+            view = parameter.array().view()
+            view.flags.writeable = False
+            arrays.update(parameter.parts(view))
+        return arrays
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replace the parameters' values by `arrays` (name -> array, as `state_dict` gives them), converted to the
+        model's dtype. The model keeps arrays of its own.
+
+        Raises:
+            ValueError: names that are missing or unknown, or which array has the wrong shape; nothing is replaced then.
+        """
+        expected = self.expected_tensors()
+        if set(arrays) != set(expected):
+            missing, unknown = sorted(set(expected) - set(arrays)), sorted(set(arrays) - set(expected))
+            raise ValueError(f"arrays: missing are {missing or 'none'}, unknown are {unknown or 'none'}")
+        for name, shape in expected.items():
+            if arrays[name].shape != shape:
+                raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
+        for parameter in self.parameters():
+            parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.dtype)
 
     def num_parameters(self) -> int:
         """How many numbers the parameters hold; shared ones count once."""

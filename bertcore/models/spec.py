@@ -16,6 +16,9 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 
+# A config may come from anywhere: a number of layers beyond any real model's would fill the memory with blocks.
+MOST_LAYERS = 10_000
+
 
 @dataclass(frozen=True)
 class EncoderSpec:
@@ -28,6 +31,7 @@ class EncoderSpec:
         activation: the feed-forward's, as `kernels.linear` names it.
         layer_norm_eps: added to the variance in every layer norm.
         initializer_range: standard deviation of the weights of a new model.
+        pad_token_id: the word that stands for padding; its embedding learns nothing from being looked up.
         tied_decoder: whether the masked-LM decoder shares the word embeddings.
     """
 
@@ -41,6 +45,7 @@ class EncoderSpec:
     activation: str
     layer_norm_eps: float
     initializer_range: float
+    pad_token_id: int | None
     tied_decoder: bool
 
     def __post_init__(self) -> None:
@@ -54,11 +59,20 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any]):
         self._config = config
 
-    def size(self, key: str, default: int) -> int:
-        """A positive integer."""
+    def size(self, key: str, default: int, *, most: int = 2**31 - 1) -> int:
+        """A positive integer, at most `most`."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"config: {key} is {value!r}, expected a positive integer")
+        if value > most:
+            raise ValueError(f"config: {key} is {value}, expected at most {most}")
+        return value
+
+    def index(self, key: str, default: int | None, size: int) -> int | None:
+        """An integer in [0, size), or null."""
+        value = self._config.get(key, default)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
+            raise ValueError(f"config: {key} is {value!r}, expected an integer from 0 to {size - 1}, or null")
         return value
 
     def number(self, key: str, default: float) -> float:

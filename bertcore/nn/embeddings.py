@@ -12,7 +12,9 @@ class Embeddings(Block):
 
     def __init__(self, names: dict[str, str], spec: Any):
         width = spec.hidden_size
-        self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width)
+        self.words = Embedding(
+            names["word_embeddings"], rows=spec.vocab_size, features=width, padding_row=spec.pad_token_id
+        )
         self.positions = Embedding(names["position_embeddings"], rows=spec.max_positions, features=width)
         self.types = Embedding(names["type_embeddings"], rows=spec.type_vocab_size, features=width)
         self.norm = LayerNorm(names["embeddings_norm"], features=width, eps=spec.layer_norm_eps)

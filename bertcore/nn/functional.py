@@ -40,16 +40,22 @@ def layer_norm(input: Any, weight: Any, bias: Any, residual: Any = None, *, eps:
     return kernels.layer_norm(input, weight, bias, eps, residual=residual)
 
 
-def _take_rows_with_pullback(table, *, rows):
+def _take_rows_with_pullback(table, *, rows, padding_row=None):
     def pullback(grad):
-        return (kernels.embedding_backward(grad, rows, table.shape[0]),)
+        grad_table = kernels.embedding_backward(grad, rows, table.shape[0])
+        if padding_row is not None:
+            grad_table[padding_row] = 0
+        return (grad_table,)
 
     return kernels.embedding(rows, table), pullback
 
 
 @differentiable(_take_rows_with_pullback)
-def take_rows(table: Any, *, rows: Any) -> Any:
-    """The rows of `table` (rows, features) at the integers `rows`: an embedding, or a choice of tokens."""
+def take_rows(table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
+    """The rows of `table` (rows, features) at the integers `rows`: an embedding, or a choice of tokens.
+
+    `padding_row` gets no gradient from here, as torch.nn.Embedding's padding_idx does not.
+    """
     return kernels.embedding(rows, table)
 
 

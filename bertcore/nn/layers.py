@@ -40,11 +40,12 @@ class LayerNorm(Block):
 
 
 class Embedding(Block):
-    """A table of vectors, looked up by integer ids."""
+    """A table of vectors, looked up by integer ids; looking up `padding_row` gives it no gradient."""
 
-    def __init__(self, name: str, *, rows: int, features: int):
+    def __init__(self, name: str, *, rows: int, features: int, padding_row: int | None = None):
+        self.padding_row = padding_row
         self.table = Parameter(f"{name}.weight", shape=(rows, features))
 
     def __call__(self, ids: Any) -> Any:
         """(tokens,) integers -> (tokens, features)."""
-        return functional.take_rows(self.table.value, rows=ids)
+        return functional.take_rows(self.table.value, rows=ids, padding_row=self.padding_row)

@@ -117,6 +117,34 @@ def test_tied_embeddings_stay_as_loaded():
     assert "host" not in inner._forms  # a weight that is only multiplied by is let go
 
 
+def test_training_by_hand_reaches_every_form_of_the_weights(cpu_backend):
+    """New values serve inference and gradients alike, whatever had been prepared from the old ones."""
+    name = NAMES[0]
+    model, batch = AutoModelForMaskedLM.from_pretrained(GOLDENS / name), inputs_of(name)
+    before = model(**batch, labels=golden(name)["labels"]).loss
+    _, grads = value_and_grad(model)(**batch, labels=golden(name)["labels"])
+    model.load_state_dict({key: array - 0.01 * grads[key] for key, array in model.state_dict().items()})
+    after = model(**batch, labels=golden(name)["labels"]).loss
+    recorded, _ = value_and_grad(model)(**batch, labels=golden(name)["labels"])
+    assert after < before
+    assert float(recorded.loss) == pytest.approx(float(after), rel=1e-6)
+
+
+def test_state_dict_is_read_only_and_loading_it_checks_first():
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / NAMES[0])
+    state = model.state_dict()
+    for array in state.values():
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+    name = "cls.predictions.bias"
+    with pytest.raises(ValueError, match=r"missing are .*cls\.predictions\.bias.*unknown are .*more"):
+        model.load_state_dict({key: array for key, array in state.items() if key != name} | {"more": state[name]})
+    changed = {key: array + 1 for key, array in state.items()}
+    with pytest.raises(ValueError, match=r"cls\.predictions\.bias'\] has shape \(3,\), expected \(61,\)"):
+        model.load_state_dict(changed | {name: np.zeros(3)})
+    np.testing.assert_array_equal(model.state_dict()[name], state[name])
+
+
 def test_backends_agree(cpu_backend):
     """The same batch, the same answer, whichever backend is in force."""
     name = NAMES[-1]

@@ -149,6 +149,8 @@ def test_labels_are_not_booleans(masked_lm):
         ({"hidden_size": 7}, "hidden_size 7 is not a multiple of 2 heads"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish', known are"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1, expected a positive integer"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected at most 10000"),
+        ({"pad_token_id": 19}, "pad_token_id is 19, expected an integer from 0 to 18, or null"),
         ({"vocab_size": "many"}, "vocab_size is 'many', expected a positive integer"),
         ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\], known are"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps is inf, expected a finite number of at least 0"),
