@@ -57,6 +57,22 @@ def name_files_by_process(dispatcher) -> None:
     file._data_name = lambda number: f"{_PROCESS}.{numbered(number)}"
 
 
+def recompile_damaged(dispatcher) -> None:
+    """Compile again, instead of failing at every start, where the cache holds something that is not what was written
+    (a full disk, a machine that stopped)."""
+    stored = dispatcher._cache
+    load = stored.load_overload
+
+    def load_or_discard(*key):
+        try:
+            return load(*key)
+        except Exception:  # a damaged pickle can raise anything
+            stored.flush()
+            return None
+
+    stored.load_overload = load_or_discard
+
+
 class _CompilationNotice(event.Listener):
     """Says once per process, on stderr, that a kernel of ours is being compiled."""
 

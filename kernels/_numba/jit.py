@@ -14,7 +14,7 @@ import threading
 import numba
 
 from . import threads
-from .cache import name_files_by_process, numba_cache_in_our_folder
+from .cache import name_files_by_process, numba_cache_in_our_folder, recompile_damaged
 
 THREADING_LAYER = threads.prepare_pool()
 
@@ -43,6 +43,7 @@ def kernel(function=None, *, parallel=False):
     with numba_cache_in_our_folder():
         compiled = numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function)
     name_files_by_process(compiled)
+    recompile_damaged(compiled)
     return _serialised(compiled) if parallel and THREADING_LAYER == "workqueue" else compiled
 
 

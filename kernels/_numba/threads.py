@@ -26,7 +26,7 @@ class ThreadCount(NamedTuple):
 def _from_environment():
     for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         first = os.environ.get(name, "").split(",")[0].strip()
-        if first.isdigit() and int(first) > 0:
+        if first.isdecimal() and int(first) > 0:
             yield ThreadCount(int(first), f"environment ({name})")
 
 

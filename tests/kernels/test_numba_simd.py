@@ -257,7 +257,7 @@ def test_other_arrays_become_contiguous():
 def test_thread_count_from_environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
     assert threads.detect_threads() == (3, "environment (OMP_NUM_THREADS)")
-    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    monkeypatch.setenv("OMP_NUM_THREADS", "²")
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
     assert threads.detect_threads().count >= 1
     assert "environment" not in threads.detect_threads().source
@@ -386,6 +386,22 @@ def test_several_python_threads_on_every_pool(priority):
     """Numba's workqueue aborts the process when two threads enter it at once."""
     layer, _ = _run(_MANY_CALLERS, NUMBA_THREADING_LAYER_PRIORITY=priority, OMP_NUM_THREADS="2")
     assert layer in priority.split()[:2]
+
+
+@not_when_forced
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("damage", [b"", b"no pickle"], ids=["empty", "garbage"])
+def test_damaged_cache_is_compiled_again(tmp_path, suffix, damage):
+    file = tmp_path / "pretend.py"
+    file.write_text("from bertcore.kernels._numba import kernel\n@kernel\ndef f(x):\n    return x + 1\n")
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pretend; assert pretend.f(1) == 2"
+    _run(script, BERTCORE_CACHE_DIR=str(tmp_path))
+    damaged = [path for path in tmp_path.rglob(f"*{suffix}") if "pretend" in path.name]
+    assert damaged
+    for path in damaged:
+        path.write_bytes(damage)
+    _run(script, BERTCORE_CACHE_DIR=str(tmp_path))
+    _run(script, BERTCORE_CACHE_DIR=str(tmp_path))
 
 
 def test_digest_follows_the_shared_sources(tmp_path, monkeypatch):
