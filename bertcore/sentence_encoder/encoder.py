@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.checkpoint import CheckpointError
 from bertcore.models.model import AutoModel
 from bertcore.sentence_encoder.batching import batches, grouped, windows
 from bertcore.sentence_encoder.pooling import cosine_similarity, normalized, pool
@@ -55,8 +56,17 @@ class SentenceEncoder:
         self.settings = read_settings(folder)
         self.model = AutoModel.from_pretrained(self.settings.model_folder, dtype=dtype, add_pooling_layer=False)
         self.tokenizer = AutoTokenizer.from_pretrained(self.settings.model_folder)
+        self._check_width()
         self.max_seq_length = self._max_seq_length(max_seq_length)
         self.embedding_dimension = self.model.spec.hidden_size * len(self.settings.pooling)
+
+    def _check_width(self) -> None:
+        stated, width = self.settings.word_embedding_dimension, self.model.spec.hidden_size
+        if stated not in (None, width):
+            raise CheckpointError(
+                f"{self.settings.pooling_file}: word_embedding_dimension is {stated}, expected {width}, "
+                "the model's hidden_size"
+            )
 
     def _max_seq_length(self, wanted: int | None) -> int:
         positions = self.model.spec.max_positions
@@ -91,7 +101,7 @@ class SentenceEncoder:
             float32 (dim,) for one string, (texts, dim) for several, in their order; (0, dim) for none.
 
         Raises:
-            TypeError: which of `texts` is not a string.
+            TypeError: which of `texts` is not a string; a prompt, prompt name or `normalize` of another type.
             ValueError: a text with a lone surrogate, an unknown prompt name, a `batch_tokens` that is not positive.
         """
         many = [texts] if isinstance(texts, str) else list(_checked(texts))
@@ -133,14 +143,19 @@ class SentenceEncoder:
     ) -> _Options:
         if isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int | np.integer) or batch_tokens < 1:
             raise ValueError(f"batch_tokens is {batch_tokens!r}, expected a positive integer")
+        if normalize is not None and not isinstance(normalize, bool | np.bool_):
+            raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
         return _Options(
             prompt=self._prompt(prompt, prompt_name),
-            normalize=self.settings.normalize if normalize is None else normalize,
+            normalize=self.settings.normalize if normalize is None else bool(normalize),
             batch_tokens=int(batch_tokens),
             backend=kernels.get_backend(),
         )
 
     def _prompt(self, prompt: str | None, prompt_name: str | None) -> str:
+        for argument, value in (("prompt", prompt), ("prompt_name", prompt_name)):
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{argument} is {value!r}, expected a string or None")
         if prompt is not None:
             if prompt_name is not None:
                 raise ValueError(f"prompt and prompt_name ({prompt_name!r}) are both given, expected one of them")

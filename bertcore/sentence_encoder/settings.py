@@ -36,6 +36,8 @@ class Settings:
 
     Attributes:
         model_folder: where config.json, the weights and the tokenizer are.
+        pooling_file: where the pooling stands; None for a plain model.
+        word_embedding_dimension: the width of the hidden states that are pooled; None if the folder does not say.
         pooling: modes of `pooling.POOLING`; the vectors of several are joined.
         normalize: whether embeddings are scaled to length 1.
         max_seq_length: texts are cut to this many tokens; None leaves it to the tokenizer and the model.
@@ -45,6 +47,8 @@ class Settings:
     """
 
     model_folder: Path
+    pooling_file: Path | None = None
+    word_embedding_dimension: int | None = None
     pooling: tuple[str, ...] = ("mean",)
     normalize: bool = False
     max_seq_length: int | None = None
@@ -61,14 +65,14 @@ def read_settings(folder) -> Settings:
     Raises CheckpointError: which file is wrong, or which module is not supported.
     """
     folder = checkpoint_folder(folder)
-    model_folder, pooling, normalize = folder, ("mean",), False
+    model_folder, pooling, normalize = folder, {}, False
     if (folder / MODULES_NAME).is_file():
         (model_folder, pooling_folder), normalize = _read_modules(folder / MODULES_NAME)
         pooling = _read_pooling(pooling_folder / "config.json")
     return Settings(
         model_folder=model_folder,
-        pooling=pooling,
         normalize=normalize,
+        **pooling,
         **_read_transformer_settings(model_folder),
         **_read_prompts(folder / PROMPTS_NAME),
     )
@@ -103,39 +107,53 @@ def _inside(file: Path, path: str) -> Path:
     return file.parent / relative
 
 
-def _read_pooling(file: Path) -> tuple[str, ...]:
+def _flag(file: Path, config: Mapping[str, Any], key: str) -> bool:
+    """True or false, false when the key is absent or null; "false" is refused, for it would count as true."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{file}: {key} is {value!r}, expected true or false")
+    return bool(value)
+
+
+def _read_pooling(file: Path) -> dict[str, Any]:
     config = read_json_object(file)
     if config.get("include_prompt", True) is not True:
         raise CheckpointError(f"{file}: include_prompt is {config['include_prompt']!r}, supported is true")
     modes = config.get("pooling_mode")
     if modes is None:
-        modes = [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
+        modes = [mode for flag, mode in POOLING_FLAGS.items() if _flag(file, config, flag)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or not modes:
+    if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
         raise CheckpointError(f"{file}: pooling_mode is {modes!r}, expected one or several of {', '.join(POOLING)}")
     unknown = [mode for mode in modes if mode not in POOLING]
     if unknown:
         raise CheckpointError(f"{file}: pooling {unknown[0]!r} is not supported; supported are {', '.join(POOLING)}")
-    return tuple(modes)
+    width = config.get("word_embedding_dimension")
+    if width is not None and (type(width) is not int or width < 1):
+        raise CheckpointError(f"{file}: word_embedding_dimension is {width!r}, expected a positive integer or null")
+    return {"pooling_file": file, "pooling": tuple(modes), "word_embedding_dimension": width}
 
 
 def _read_transformer_settings(folder: Path) -> dict[str, Any]:
-    file = next((folder / name for name in TRANSFORMER_NAMES if (folder / name).is_file()), None)
-    config = {} if file is None else read_json_object(file)
+    file = next((folder / name for name in TRANSFORMER_NAMES if (folder / name).is_file()), folder)
+    config = {} if file == folder else read_json_object(file)
     length = config.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 1):
         raise CheckpointError(f"{file}: max_seq_length is {length!r}, expected a positive integer or null")
     task = config.get("transformer_task", "feature-extraction")
     if task != "feature-extraction":
         raise CheckpointError(f"{file}: transformer_task is {task!r}, supported is 'feature-extraction'")
-    return {"max_seq_length": length, "do_lower_case": bool(config.get("do_lower_case"))}
+    return {"max_seq_length": length, "do_lower_case": _flag(file, config, "do_lower_case")}
 
 
 def _read_prompts(file: Path) -> dict[str, Any]:
     config = read_json_object(file) if file.is_file() else {}
-    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    prompts, default = config.get("prompts"), config.get("default_prompt_name")
+    prompts = {} if prompts is None else prompts
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise CheckpointError(f"{file}: prompts is {prompts!r}, expected an object of texts by name")
+    if default is not None and not isinstance(default, str):
+        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, expected the name of a prompt, or null")
     if default is not None and default not in prompts:
         raise CheckpointError(f"{file}: default_prompt_name is {default!r}, known are {', '.join(prompts) or 'none'}")
     return {"prompts": prompts, "default_prompt_name": default}

@@ -62,6 +62,22 @@ def test_batch_tokens_is_checked(encoder, batch_tokens):
         encoder.encode("a", batch_tokens=batch_tokens)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"normalize": "no"}, "normalize is 'no', expected True, False or None"),
+        ({"normalize": 1}, "normalize is 1, expected True, False or None"),
+        ({"prompt": 3}, "prompt is 3, expected a string or None"),
+        ({"prompt_name": ["q"]}, r"prompt_name is \['q'\], expected a string or None"),
+    ],
+)
+def test_options_of_another_type(encoder, options, message):
+    with pytest.raises(TypeError, match=message):
+        encoder.encode("a", **options)
+    with pytest.raises(TypeError, match=message):
+        encoder.encode_stream(["a"], **options)
+
+
 @pytest.mark.parametrize("batch_tokens", [1, 13, 50, 10**6])
 def test_order_is_the_callers(encoder, batch_tokens):
     texts = random_texts(61)

@@ -191,6 +191,16 @@ def test_modules_may_not_point_outside(tmp_path, path):
         ({"pooling_mode": "median"}, "'median' is not supported"),
         ({"pooling_mode": []}, r"pooling_mode is \[\], expected one or several of cls"),
         ({"pooling_mode": 5}, "pooling_mode is 5, expected one or several of cls"),
+        ({"pooling_mode": [[]]}, r"config\.json: pooling_mode is \[\[\]\], expected one or several of cls"),
+        (
+            {"pooling_mode_mean_tokens": "false"},
+            r"config\.json: pooling_mode_mean_tokens is 'false', expected true or false",
+        ),
+        (
+            {"word_embedding_dimension": 7},
+            rf"config\.json: word_embedding_dimension is 7, expected {WIDTH}, the model's hidden_size",
+        ),
+        ({"word_embedding_dimension": "x"}, r"word_embedding_dimension is 'x', expected a positive integer"),
         ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt is False, supported is true"),
     ],
 )
@@ -212,6 +222,7 @@ def test_missing_pooling_config(tmp_path):
         ({"max_seq_length": 0}, "max_seq_length is 0, expected a positive integer"),
         ({"max_seq_length": "many"}, "max_seq_length is 'many'"),
         ({"max_seq_length": True}, "max_seq_length is True"),
+        ({"do_lower_case": "false"}, r"bert_config\.json: do_lower_case is 'false', expected true or false"),
         ({"transformer_task": "text-generation"}, "transformer_task is 'text-generation'"),
     ],
 )
@@ -245,6 +256,8 @@ def test_prompts(tmp_path, encoder):
     ("config", "message"),
     [
         ({"prompts": {"a": 1}}, "prompts is"),
+        ({"prompts": []}, r"prompts is \[\], expected an object of texts by name"),
+        ({"default_prompt_name": [1]}, r"default_prompt_name is \[1\], expected the name of a prompt"),
         ({"default_prompt_name": "q", "prompts": {"a": "b"}}, "is 'q', known are a"),
     ],
 )
