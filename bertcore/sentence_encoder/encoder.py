@@ -38,7 +38,8 @@ class SentenceEncoder:
             Normalize). A plain model's folder, without modules.json, gets mean pooling and no normalisation, as it does
             in sentence-transformers.
         dtype: of the weights and the computation, as for AutoModel; embeddings are float32.
-        max_seq_length: cut texts to this many tokens, special ones included; by default as published.
+        max_seq_length: cut texts to this many tokens, special ones included; by default as published. At least the
+            number of special tokens, at most the model's positions.
 
     Attributes:
         settings: what the folder says (pooling, normalize, prompts, ...).
@@ -48,6 +49,7 @@ class SentenceEncoder:
 
     Raises:
         CheckpointError: which file of the folder is wrong or which module is not supported.
+        ValueError: a `max_seq_length` out of range.
 
     One encoder may be used by several threads at once.
     """
@@ -69,11 +71,16 @@ class SentenceEncoder:
             )
 
     def _max_seq_length(self, wanted: int | None) -> int:
+        least = max(1, self.tokenizer.num_special_tokens_to_add())  # an empty text has these
         positions = self.model.spec.max_positions
+        expected = f"expected {least} (the special tokens of a text) to {positions}, the model's positions"
         if wanted is None:
-            return min(self.settings.max_seq_length or self.tokenizer.model_max_length, positions)
-        if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or not 1 <= wanted <= positions:
-            raise ValueError(f"max_seq_length is {wanted!r}, expected 1 to {positions}, the model's positions")
+            published = self.settings.max_seq_length or self.tokenizer.model_max_length
+            if min(published, positions) < least:
+                raise CheckpointError(f"{self.settings.model_folder}: max_seq_length is {published}, {expected}")
+            return min(published, positions)
+        if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or not least <= wanted <= positions:
+            raise ValueError(f"max_seq_length is {wanted!r}, {expected}")
         return int(wanted)
 
     def encode(
@@ -135,7 +142,10 @@ class SentenceEncoder:
         return self._rows(checked, show_progress, options)
 
     def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """The cosine of every embedding in `left` (n, dim) with every one in `right` (m, dim): (n, m)."""
+        """The cosine of every embedding in `left` (n, dim) with every one in `right` (m, dim): (n, m).
+
+        Raises ValueError for other shapes.
+        """
         return cosine_similarity(left, right)
 
     def _options(

@@ -108,10 +108,24 @@ def test_max_seq_length_never_exceeds_the_positions(tmp_path, stated, expected):
     assert encoder.encode("a " * 100).shape == (WIDTH,)
 
 
-@pytest.mark.parametrize("length", [0, 41, -3, 2.5, True])
+@pytest.mark.parametrize("length", [0, 1, 41, -3, 2.5, True])
 def test_max_seq_length_argument_is_checked(folder, length):
-    with pytest.raises(ValueError, match=f"max_seq_length is {length}, expected 1 to 40"):
+    message = rf"max_seq_length is {length}, expected 2 \(the special tokens of a text\) to 40, the model's positions"
+    with pytest.raises(ValueError, match=message):
         SentenceEncoder(folder, max_seq_length=length)
+
+
+def test_the_shortest_max_seq_length_keeps_the_special_tokens(folder):
+    encoder = SentenceEncoder(folder, max_seq_length=2)
+    assert_same(encoder.encode("the cat"), encoder.encode(""))
+
+
+def test_a_published_max_seq_length_without_room_for_special_tokens(tmp_path):
+    folder = save_tiny_encoder(tmp_path)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 1})
+    with pytest.raises(CheckpointError, match=r"max_seq_length is 1, expected 2 \(the special tokens"):
+        SentenceEncoder(folder)
+    assert SentenceEncoder(folder, max_seq_length=3).max_seq_length == 3
 
 
 def test_do_lower_case(tmp_path):
