@@ -59,5 +59,11 @@ def normalized(rows: np.ndarray) -> np.ndarray:
 
 
 def cosine_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The cosine of every row of `left` (n, dim) with every row of `right` (m, dim): (n, m)."""
-    return normalized(np.asarray(left)) @ normalized(np.asarray(right)).T
+    """The cosine of every row of `left` (n, dim) with every row of `right` (m, dim): (n, m).
+
+    Raises ValueError for other shapes.
+    """
+    left, right = np.asarray(left), np.asarray(right)
+    if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[1]:
+        raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected (n, dim) and (m, dim)")
+    return normalized(left) @ normalized(right).T

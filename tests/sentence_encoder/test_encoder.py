@@ -1,6 +1,7 @@
 """What goes into SentenceEncoder.encode and encode_stream, and what comes out."""
 
 import itertools
+import re
 import sys
 import threading
 import tracemalloc
@@ -171,6 +172,13 @@ def test_several_threads(encoder):
         thread.join()
     for result in results:
         assert_same(result, expected)
+
+
+@pytest.mark.parametrize(("left", "right"), [((2, 5), (3, 4)), ((5,), (3, 5)), ((2, 5), (1, 3, 5)), ((), ())])
+def test_similarity_of_other_shapes(encoder, left, right):
+    message = re.escape(f"left has shape {left}, right {right}, expected (n, dim) and (m, dim)")
+    with pytest.raises(ValueError, match=message):
+        encoder.similarity(np.ones(left), np.ones(right))
 
 
 def test_similarity(encoder):
