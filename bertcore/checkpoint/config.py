@@ -1,6 +1,7 @@
 """Reading config.json."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ def checkpoint_folder(folder) -> Path:
     )
 
 
+def no_file(file: Path) -> str | None:
+    """What is wrong with what stands at `file`, where a file is expected; None when nothing stands there."""
+    if file.is_symlink() and not file.exists():
+        return (
+            f"{file} is a link to {os.readlink(file)}, which does not exist; expected a file "
+            "(a folder of the Hugging Face cache is copied with what its links point to: cp -rL)"
+        )
+    if file.exists() and not file.is_file():
+        return f"{file} is {'a folder' if file.is_dir() else 'a device or a pipe'}; expected a file"
+    return None
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """The JSON object in `file`; CheckpointError when it is not readable, not JSON or not an object."""
     try:
@@ -29,6 +42,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} holds a JSON {type(value).__name__}; expected an object")
     return value
@@ -43,5 +58,6 @@ def read_config(folder) -> dict[str, Any]:
     file = folder / CONFIG_NAME
     if not file.is_file():
         here = sorted(entry.name for entry in folder.iterdir())
-        raise CheckpointError(f"{folder} has no {CONFIG_NAME}; it holds {', '.join(here[:10]) or 'nothing'}")
+        missing = f"{folder} has no {CONFIG_NAME}; it holds {', '.join(here[:10]) or 'nothing'}"
+        raise CheckpointError(no_file(file) or missing)
     return read_json_object(file)

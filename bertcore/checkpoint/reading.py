@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from .config import checkpoint_folder, read_json_object
+from .config import checkpoint_folder, no_file, read_json_object
 from .errors import CheckpointError, listed
 from .safetensors_file import SafetensorsFile, TensorInfo
 
@@ -89,6 +89,9 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _no_weights(folder: Path) -> str:
+    in_its_place = no_file(folder / WEIGHTS_NAME) or no_file(folder / INDEX_NAME)
+    if in_its_place is not None:
+        return in_its_place
     for name in PICKLED_NAMES:
         if (folder / name).is_file():
             return (

@@ -50,9 +50,12 @@ class SafetensorsFile:
 
     def __init__(self, file: Path):
         self.file = file
-        _check_intact(file)
-        with file.open("rb") as stream:
-            self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with file.open("rb") as stream:
+                _check_intact(file)
+                self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
         start = 8 + int.from_bytes(self._bytes[:8], "little")
         header = json.loads(self._bytes[8:start])
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
@@ -96,8 +99,6 @@ def _check_intact(file: Path) -> None:
 
 
 def _explain(file: Path, error: Exception) -> str:
-    if not file.is_file():
-        return "it is a folder" if file.exists() else "it does not exist"
     with file.open("rb") as stream:
         if stream.read(20).startswith(b"version https://git"):
             return "it is a git-lfs pointer; fetch the weights themselves with `git lfs pull`"

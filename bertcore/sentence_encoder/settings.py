@@ -83,7 +83,9 @@ def _read_modules(file: Path) -> tuple[list[Path], bool]:
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
         listed = [(str(module["type"]), str(module["path"])) for module in modules]
-    except (ValueError, TypeError, KeyError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{file} is not a list of modules with type and path: {error!r}") from error
     kinds = [kind.rpartition(".")[2] for kind, _ in listed]
     for (kind, _), name in zip(listed, kinds, strict=True):

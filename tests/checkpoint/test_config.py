@@ -35,6 +35,7 @@ def test_folder_without_config_names_what_it_holds(tmp_path):
         (b'{"model_type": "bert"', "not valid JSON"),
         (b"\xff\xfe{}", "not valid JSON"),
         (b"[1, 2]", "holds a JSON list; expected an object"),
+        (b'{"a":' + b"[" * 100_000, "cannot be read: its JSON is nested too deeply"),
         (b"null", "holds a JSON NoneType; expected an object"),
     ],
 )
@@ -43,6 +44,18 @@ def test_broken_config(tmp_path, content, problem):
     with pytest.raises(CheckpointError, match=problem) as caught:
         read_config(tmp_path)
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_link_to_nowhere(tmp_path):
+    (tmp_path / "config.json").symlink_to("../../blobs/0a1b")
+    with pytest.raises(CheckpointError, match=r"config\.json is a link to \.\./\.\./blobs/0a1b, which does not exist"):
+        read_config(tmp_path)
+
+
+def test_folder_in_place_of_the_config(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"config\.json is a folder; expected a file"):
+        read_config(tmp_path)
 
 
 def test_error_is_a_value_error():

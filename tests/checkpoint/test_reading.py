@@ -1,6 +1,7 @@
 import json
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,7 +222,24 @@ def test_folder_without_weights(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_weights_that_are_a_folder(tmp_path):
-    (tmp_path / "model.safetensors").mkdir()
-    with pytest.raises(CheckpointError, match="neither"):
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_what_stands_in_place_of_the_weights_is_told(tmp_path, name):
+    file = tmp_path / name
+    file.symlink_to("../../blobs/0a1b")
+    with pytest.raises(CheckpointError, match=rf"{name} is a link to \.\./\.\./blobs/0a1b, which does not exist"):
+        open_checkpoint(tmp_path)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(CheckpointError, match=rf"{name} is a folder; expected a file"):
+        open_checkpoint(tmp_path)
+
+
+def test_weights_that_may_not_be_read(tmp_path, monkeypatch):
+    write_tensors(tmp_path / "model.safetensors", ARRAYS)
+
+    def refuse(*args, **kwargs):  # file modes do not stop root, who runs the tests in a container
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: Permission denied"):
         open_checkpoint(tmp_path)

@@ -177,9 +177,10 @@ def test_modules_file_of_another_shape(tmp_path, value):
         SentenceEncoder(folder)
 
 
-def test_modules_file_that_is_not_json(tmp_path):
+@pytest.mark.parametrize("content", ["[{", "[" * 100_000], ids=["cut", "deep"])
+def test_modules_file_that_is_not_json(tmp_path, content):
     folder = save_tiny_encoder(tmp_path)
-    (folder / "modules.json").write_text("[{", encoding="utf-8")
+    (folder / "modules.json").write_text(content, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"modules\.json is not a list of modules"):
         SentenceEncoder(folder)
 
