@@ -73,6 +73,8 @@ def unavailable_reason(name: str) -> str | None:
 def _missing(name: str) -> str | None:
     if name == "numba" and importlib.util.find_spec("numba") is None:
         return "Numba is not installed: pip install numba"
+    if name == "numba" and os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return "the environment variable NUMBA_DISABLE_JIT switches Numba's compiler off: unset it"
     if name == "cupy":
         return _cupy_unavailable_reason()
     return None

@@ -111,6 +111,13 @@ def test_environment_chooses():
     assert done.stdout.strip() == "numpy"
 
 
+def test_a_switched_off_compiler_is_named():
+    code = "import numpy, bertcore.kernels as k; k.softmax(numpy.ones(3))"
+    done = run_python(code, NUMBA_DISABLE_JIT="1")
+    assert "BackendUnavailable: backend 'numba' cannot run here" in done.stderr
+    assert "NUMBA_DISABLE_JIT" in done.stderr
+
+
 def test_wrong_environment_is_an_error_at_the_first_call():
     code = "import numpy, bertcore.kernels as k; k.softmax(numpy.ones(3))"
     done = run_python(code, BERTCORE_BACKEND="nunba")
