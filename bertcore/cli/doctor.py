@@ -53,10 +53,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _in_force(option: str | None) -> tuple[str, str]:
-    """The backend that a call with arrays in host memory gets, and what decided it."""
+    """The backend that a call with arrays in host memory gets, and what decided it (and what is wrong with it)."""
     name = option or kernels.get_backend()
     origin = "--backend" if option else "BERTCORE_BACKEND" if os.environ.get("BERTCORE_BACKEND") else "the default"
-    return ("numba", f"{origin}, for arrays in host memory") if name == AUTO else (name, origin)
+    if name == AUTO:
+        return "numba", f"{origin}, for arrays in host memory"
+    if name not in IMPLEMENTATIONS:
+        return name, f"{origin}; unknown name, known are {', '.join([AUTO, *IMPLEMENTATIONS])}"
+    return name, origin
 
 
 def _problem(backend: str) -> str | None:

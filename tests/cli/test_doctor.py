@@ -8,6 +8,7 @@ import pytest
 
 from bertcore import __version__, kernels
 from bertcore.cli import doctor, main
+from bertcore.kernels.dispatch import IMPLEMENTATIONS
 
 CUPY_MISSING = "CuPy is not installed: pip install somewhere"
 
@@ -46,11 +47,13 @@ def test_a_backend_that_cannot_run_is_exit_code_1(without_cupy, capsys):
     assert main(["doctor", "--backend", "numpy"]) == 0
 
 
-def test_an_unknown_backend_in_the_environment(without_cupy, monkeypatch, capsys):
-    monkeypatch.setenv("BERTCORE_BACKEND", "tpu")
-    monkeypatch.setattr("bertcore.kernels.dispatch._process_backend", "tpu")
+@pytest.mark.parametrize("name", ["tpu", "NUMPY"])
+def test_an_unknown_backend_in_the_environment(without_cupy, monkeypatch, capsys, name):
+    monkeypatch.setenv("BERTCORE_BACKEND", name)
+    monkeypatch.setattr("bertcore.kernels.dispatch._process_backend", name)
     assert main(["doctor"]) == 1
-    assert line(capsys.readouterr().out, "in force") == "tpu (BERTCORE_BACKEND)"
+    known = "auto, " + ", ".join(IMPLEMENTATIONS)
+    assert line(capsys.readouterr().out, "in force") == f"{name} (BERTCORE_BACKEND; unknown name, known are {known})"
 
 
 def test_without_numba_the_rest_is_told(monkeypatch, capsys):
