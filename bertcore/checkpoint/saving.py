@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def save_checkpoint(folder, config: Mapping[str, Any], parameters: Mapping[str, 
     replaces, is removed; other files in the folder are not touched.
 
     Raises TypeError for a parameter that is not a NumPy array of numbers (device arrays are copied by the caller) and
-    for a config that JSON cannot hold, before anything is written.
+    for a config that JSON cannot hold, before anything is written; OSError, naming the file, when it cannot be written.
     """
     arrays = {name: _storable(name, array) for name, array in parameters.items()}
     config_text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
@@ -37,11 +37,14 @@ def save_checkpoint(folder, config: Mapping[str, Any], parameters: Mapping[str, 
     with contextlib.ExitStack() as cleanup:
         weights_file = _temporary(folder, WEIGHTS_NAME, cleanup)
         config_file = _temporary(folder, CONFIG_NAME, cleanup)
-        config_file.write_text(config_text, encoding="utf-8")
-        _write_safetensors(weights_file, arrays)
-        shutil.copymode(config_file, weights_file)  # safetensors makes files that only their owner may read
-        os.replace(weights_file, folder / WEIGHTS_NAME)
-        os.replace(config_file, folder / CONFIG_NAME)
+        with _naming(folder / CONFIG_NAME):
+            config_file.write_text(config_text, encoding="utf-8")
+        with _naming(folder / WEIGHTS_NAME):
+            _write_safetensors(weights_file, arrays)
+            shutil.copymode(config_file, weights_file)  # safetensors makes files that only their owner may read
+            os.replace(weights_file, folder / WEIGHTS_NAME)
+        with _naming(folder / CONFIG_NAME):
+            os.replace(config_file, folder / CONFIG_NAME)
     (folder / INDEX_NAME).unlink(missing_ok=True)
 
 
@@ -68,3 +71,14 @@ def _temporary(folder: Path, name: str, cleanup: contextlib.ExitStack) -> Path:
     file = folder / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     cleanup.callback(file.unlink, missing_ok=True)
     return file
+
+
+@contextlib.contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """A block in which an error of the system names `target` and not the temporary file, which no user knows."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     as_npy = args.format == "npy" or (args.format is None and args.output.endswith(".npy"))
-    if as_npy and args.output == "-" and sys.stdout.isatty():
+    if as_npy and args.output == "-" and _stdout_is_a_terminal():
         raise CommandError("a .npy file is not for a terminal: give -o FILE, or --format jsonl")
     folder = model_folder(args.model)
     with contextlib.ExitStack() as stack:
@@ -66,6 +66,10 @@ def run(args: argparse.Namespace) -> None:
             write_jsonl(output, rows)
 
 
+def _stdout_is_a_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()  # None: it was closed before the start
+
+
 def _embeddings(folder, lines, args):
     """An iterator over the lines' embeddings, and their width."""
     from bertcore.sentence_encoder import SentenceEncoder
@@ -75,6 +79,6 @@ def _embeddings(folder, lines, args):
     if args.batch_tokens:
         options["batch_tokens"] = args.batch_tokens
     progress = args.progress
-    if progress is None and args.output == "-" and sys.stdout.isatty():
+    if progress is None and args.output == "-" and _stdout_is_a_terminal():
         progress = False  # it would stand among the results
     return encoder.encode_stream(lines, show_progress=progress, **options), encoder.embedding_dimension

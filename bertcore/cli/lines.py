@@ -11,11 +11,16 @@ from bertcore.cli.common import CommandError
 
 @contextmanager
 def input_stream(path: str) -> Iterator[tuple[BinaryIO, str]]:
-    """The bytes of the file `path`, or of stdin for "-", and what to call them in a message."""
+    """The bytes of the file `path`, or of stdin for "-", and what to call them in a message.
+
+    Raises CommandError when stdin is closed.
+    """
     if path != "-":
         with open(path, "rb") as stream:
             yield stream, path
         return
+    if sys.stdin is None:
+        raise CommandError("stdin is closed: give INPUT, a file of texts")
     if sys.stdin.isatty():
         print("bertcore: reading texts from the terminal, one a line; Ctrl-D ends them", file=sys.stderr)
     yield sys.stdin.buffer, "stdin"

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -21,7 +21,13 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
 
     A file is written under a temporary name beside `path` and takes its place, in one step, when the block ends well;
     otherwise nothing is left. Pipes and devices are written as they are, through a temporary file if `seekable`.
+
+    Raises CommandError for a file that cannot be written and for a closed stdout.
     """
+    if not path:
+        raise CommandError("--output is empty, expected the name of a file, or - for stdout")
+    if path == "-" and sys.stdout is None:
+        raise CommandError("stdout is closed: give -o FILE")
     target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
     if path != "-" and (target.is_file() or not target.exists()):
         with _replaced(target) as stream:
@@ -30,7 +36,7 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
         with _spooled(sys.stdout.buffer, seekable) as stream:
             yield stream
     else:
-        with target.open("wb") as device, _spooled(device, seekable) as stream:
+        with _opened(target, target, "wb") as device, _spooled(device, seekable) as stream:
             yield stream
 
 
@@ -38,11 +44,19 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
 def _replaced(target: Path) -> Iterator[BinaryIO]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as stream:
+        with _opened(temporary, target, "xb") as stream:
             yield stream
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _opened(file: Path, target: Path, mode: str) -> BinaryIO:
+    """`file`, opened; an error names `target`, the file the user knows."""
+    try:
+        return cast(BinaryIO, file.open(mode))
+    except OSError as error:
+        raise CommandError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager

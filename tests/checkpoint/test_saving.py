@@ -95,6 +95,14 @@ def test_failure_leaves_the_old_checkpoint(tmp_path, monkeypatch, failing):
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(OSError) as caught:
+        save_checkpoint(tmp_path, CONFIG, ARRAYS)
+    assert caught.value.filename == str(tmp_path / name) and ".tmp" not in str(caught.value)
+
+
 def test_saving_over_the_loaded_file_keeps_the_arrays(tmp_path):
     save_checkpoint(tmp_path, CONFIG, ARRAYS)
     loaded = open_checkpoint(tmp_path)["a.weight"]

@@ -168,8 +168,29 @@ def test_input_that_is_not_there(encoder_folder, tmp_path, capsys):
 
 def test_an_output_folder_that_is_not_there_is_told_before_loading(tmp_path, texts_file, capsys):
     (tmp_path / "empty-model").mkdir()  # loading it would fail in another way
-    assert embed(tmp_path / "empty-model", texts_file, "-o", tmp_path / "nowhere" / "out.npy") == 1
-    assert "nowhere" in capsys.readouterr().err
+    out = tmp_path / "nowhere" / "out.npy"
+    assert embed(tmp_path / "empty-model", texts_file, "-o", out) == 1
+    assert capsys.readouterr().err == f"bertcore embed: {out} cannot be written: No such file or directory\n"
+
+
+def test_outputs_that_are_no_file(encoder_folder, tmp_path, texts_file, capsys):
+    assert embed(encoder_folder, texts_file, "-o", tmp_path) == 1
+    assert capsys.readouterr().err == f"bertcore embed: {tmp_path} cannot be written: Is a directory\n"
+    assert embed(encoder_folder, texts_file, "-o", "") == 1
+    assert "--output is empty, expected the name of a file, or - for stdout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["npy", "jsonl"])
+def test_closed_streams(encoder_folder, texts_file, monkeypatch, capsys, tmp_path, form):
+    """Python has None for a stream that was closed before it started (`>&-`, `<&-`)."""
+    with monkeypatch.context() as closed:
+        closed.setattr("sys.stdout", None)
+        assert embed(encoder_folder, texts_file, "--format", form) == 1
+        assert embed(encoder_folder, texts_file, "--format", form, "-o", tmp_path / "out") == 0
+    assert capsys.readouterr().err == "bertcore embed: stdout is closed: give -o FILE\n"
+    monkeypatch.setattr("sys.stdin", None)
+    assert embed(encoder_folder, "--format", form) == 1
+    assert capsys.readouterr().err == "bertcore embed: stdin is closed: give INPUT, a file of texts\n"
 
 
 def test_the_output_may_be_the_input(encoder_folder, expected, texts_file):
