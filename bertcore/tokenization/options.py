@@ -1,5 +1,6 @@
 """The options of a tokenizer's call: what transformers' arguments mean, checked before anything is done."""
 
+import sys
 import warnings
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ TRUNCATIONS = {
     False: None, "do_not_truncate": None, True: "longest_first", "longest_first": "longest_first",
     "only_first": "only_first", "only_second": "only_second",
 }  # fmt: skip
+
+# Far beyond any model's; rows of padding take their memory, whatever the text.
+LONGEST_PADDING = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,14 @@ def check_choice(name: str, value, choices):
     raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
 
 
-def check_count(name: str, value, least: int) -> int:
-    """`value` when it is an integer of at least `least`, else an error that names it."""
+def check_count(name: str, value, least: int, most: int | None = None) -> int:
+    """`value` when it is an integer from `least` to `most`, else an error that names it."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is {type(value).__name__}; expected an integer")
     if value.__index__() < least:
         raise ValueError(f"{name} is {value}; expected at least {least}")
+    if most is not None and value.__index__() > most:
+        raise ValueError(f"{name} is {value}; expected at most {most}")
     return value.__index__()
 
 
@@ -82,7 +88,9 @@ def read_truncation(
     piece = (length - special) // 2 if pair and strategy == "longest_first" else length - special
     if stride and stride >= piece:
         raise ValueError(f"stride is {stride}; expected less than the {piece} tokens that a piece may have")
-    return Truncation(strategy, length, stride, side)
+    return Truncation(
+        strategy, min(length, sys.maxsize), stride, side
+    )  # the library takes no longer one; no text has it
 
 
 def read_padding(padding, max_length, multiple, *, side, truncation: Truncation | None, model_max_length) -> Padding:
@@ -90,10 +98,12 @@ def read_padding(padding, max_length, multiple, *, side, truncation: Truncation 
     strategy = check_choice("padding", padding, PADDINGS)
     if side not in ("left", "right"):
         raise ValueError(f"padding_side is {side!r}; expected 'left' or 'right'")
-    multiple = 1 if multiple is None else check_count("pad_to_multiple_of", multiple, 1)
+    multiple = 1 if multiple is None else check_count("pad_to_multiple_of", multiple, 1, LONGEST_PADDING)
     if strategy and truncation and truncation.max_length % multiple:
         raise ValueError(f"max_length is {truncation.max_length}; expected a multiple of pad_to_multiple_of={multiple}")
     length = _length("padding='max_length'", max_length, model_max_length) if strategy == "max_length" else 0
+    if length > LONGEST_PADDING:
+        raise ValueError(f"max_length is {length}; expected at most {LONGEST_PADDING} with padding='max_length'")
     return Padding(strategy, length, multiple, side)
 
 

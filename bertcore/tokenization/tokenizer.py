@@ -2,6 +2,7 @@
 
 from .batch import BatchEncoding, as_array
 from .engine import Engine
+from .ids import as_ids, is_id
 from .options import Padding, Truncation, read_padding, read_truncation
 from .settings import SPECIAL_TOKEN_NAMES, TokenizerSettings
 from .texts import as_lists, check_unicode, text_name
@@ -145,24 +146,28 @@ class Tokenizer:
     def decode(self, token_ids, skip_special_tokens: bool = False) -> str | list[str]:
         """The text of token ids: an integer, a sequence of them, or a sequence of sequences (which gives a list).
 
-        Raises ValueError for an id outside the vocabulary, naming it and its position.
+        Raises TypeError for what is no integers, ValueError for an id outside the vocabulary, naming it and its
+        position.
         """
-        ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-        if hasattr(ids, "__index__"):
-            ids = [ids]
-        if len(ids) and not hasattr(ids[0], "__index__"):
+        ids = as_ids("token_ids", token_ids, nested=True)
+        if ids and isinstance(ids[0], list):
             return [self.decode(row, skip_special_tokens) for row in ids]
-        self.convert_ids_to_tokens(ids)  # the library drops ids it does not know, without a word
-        return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special_tokens)
+        for place, number in enumerate(ids):  # the library drops ids it does not know, without a word
+            self._token(number, f" at position {place}")
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, sequences, skip_special_tokens: bool = False) -> list[str]:
         """`decode` of each sequence."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
-        """The token of an id, or a list of them. Raises ValueError for an id outside the vocabulary."""
-        if hasattr(ids, "__index__"):
+        """The token of an id, or a list of them.
+
+        Raises TypeError for what is no integers, ValueError for an id outside the vocabulary.
+        """
+        if is_id(ids):
             return self._token(ids, "")
+        ids = as_ids("ids", ids)
         skipped = set(self.all_special_ids) if skip_special_tokens else ()
         tokens = [(number, self._token(number, f" at position {place}")) for place, number in enumerate(ids)]
         return [token for number, token in tokens if number not in skipped]

@@ -104,6 +104,36 @@ class TestBackToText:
         with pytest.raises(ValueError, match=f"token id {wrong} is not"):
             tokenizer.convert_ids_to_tokens(wrong)
 
+    @pytest.mark.parametrize(
+        ("ids", "came"),
+        [
+            ("abc", " is str; expected an integer or a sequence of integers"),
+            (b"abc", " is bytes; expected"),
+            (None, " is NoneType; expected"),
+            (1.5, " is float; expected"),
+            ([1.5], r"\[0\] is float; expected an integer"),
+            ([1, "a"], r"\[1\] is str; expected an integer"),
+            (np.array([1.0, 2.0]), r"\[0\] is float; expected an integer"),
+            ({"input_ids": [1]}, " is dict; expected"),
+        ],
+    )
+    def test_what_is_no_ids(self, tokenizer, ids, came):
+        with pytest.raises(TypeError, match=f"^ids{came}"):
+            tokenizer.convert_ids_to_tokens(ids)
+        with pytest.raises(TypeError, match=f"^token_ids{came}"):
+            tokenizer.decode(ids)
+
+    def test_what_is_no_batch_of_ids(self, tokenizer):
+        with pytest.raises(TypeError, match=r"token_ids\[1\]\[0\] is str; expected an integer"):
+            tokenizer.decode([[1], ["a"]])
+        with pytest.raises(TypeError, match=r"token_ids\[0\]\[0\] is list; expected an integer"):
+            tokenizer.decode([[[1]]])
+
+    def test_arrays_of_ids(self, tokenizer):
+        assert tokenizer.convert_ids_to_tokens(np.array([CLS, MASK])) == ["[CLS]", "[MASK]"]
+        assert tokenizer.convert_ids_to_tokens(np.array(MASK)) == tokenizer.decode(np.array(MASK)) == "[MASK]"
+        assert tokenizer.decode([np.array([CLS]), np.array([], int)]) == ["[CLS]", ""]
+
     def test_tokens_and_ids(self, tokenizer):
         assert tokenizer.convert_ids_to_tokens(MASK) == "[MASK]"
         assert tokenizer.convert_ids_to_tokens([CLS, MASK], skip_special_tokens=True) == []
@@ -305,3 +335,16 @@ def test_the_library_is_imported_at_first_use():
         "assert 'tokenizers' not in sys.modules and 'safetensors' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_enormous_max_length_is_no_limit(tokenizer):
+    assert tokenizer("the value", truncation=True, max_length=10**30) == tokenizer("the value")
+    assert tokenizer(["the"], ["value"], truncation=True, max_length=2**64) == tokenizer(["the"], ["value"])
+
+
+def test_padding_to_an_enormous_length(tokenizer):
+    for truncation in (False, True):
+        with pytest.raises(ValueError, match=f"max_length is {10**30}; expected at most 2147483647 with padding="):
+            tokenizer("the", padding="max_length", max_length=10**30, truncation=truncation)
+    with pytest.raises(ValueError, match=f"pad_to_multiple_of is {10**30}; expected at most 2147483647"):
+        tokenizer("the", padding=True, pad_to_multiple_of=10**30)
