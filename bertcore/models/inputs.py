@@ -16,6 +16,8 @@ def integer_batch(name: str, values: Any) -> np.ndarray:
     array = _host_array(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
+    if isinstance(values, list | tuple):
+        _check_no_flags(name, values)
     if array.ndim == 1 and array.size == 0:
         array = array.reshape(0, 0)
     if array.ndim != 2:
@@ -30,7 +32,25 @@ def _host_array(name: str, values: Any) -> np.ndarray:
             return np.array(values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
         except ValueError as error:  # lists of different lengths further in
             raise ValueError(f"{name} is no (sequences, length) table of integers: {error}") from error
-    return np.asarray(values) if kernels.namespace(values) is np else values.get()
+    if kernels.namespace(values) is not np:
+        return values.get()
+    array = np.asarray(values)
+    if array.dtype == object and not isinstance(values, np.ndarray):  # None, a generator, a set: NumPy takes anything
+        raise TypeError(f"{name} is {type(values).__name__}, expected (sequences, length): lists or an array")
+    return array
+
+
+def _check_no_flags(name: str, rows: Any) -> None:
+    """Among integers NumPy counts a Boolean as 0 or 1, without a word."""
+    for index, row in enumerate(rows):
+        if _holds_flags(row):
+            raise TypeError(f"{name}[{index}] holds bool, expected integers")
+
+
+def _holds_flags(row: Any) -> bool:
+    if hasattr(row, "dtype"):
+        return row.dtype == bool
+    return not {bool, np.bool_}.isdisjoint(map(type, row))
 
 
 def _check_rectangular(name: str, rows: Any) -> None:
@@ -96,6 +116,10 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
 
 def _ids(index: int, sequence: Any) -> np.ndarray:
     array = np.asarray(sequence)
+    if array.dtype == object and not isinstance(sequence, np.ndarray | list | tuple):
+        raise ValueError(f"input_ids[{index}] is {type(sequence).__name__}, expected a list of integers or an array")
+    if isinstance(sequence, list | tuple) and _holds_flags(sequence):
+        raise ValueError(f"input_ids[{index}] holds bool, expected integers")
     if array.shape == (0,):  # an empty list is floating point to NumPy
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -1,5 +1,6 @@
 """What a family may vary: the numbers and choices that turn the shared blocks into one of its models."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ class ConfigReader:
     def number(self, key: str, default: float) -> float:
         """A finite number, not negative."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
             raise ValueError(f"config: {key} is {value!r}, expected a finite number of at least 0")
         return float(value)
 

@@ -49,6 +49,13 @@ def on_numpy():
         ({"input_ids": "text"}, TypeError, r"input_ids holds <U4, expected integers"),
         ({"input_ids": [[[1], [2, 3]]]}, ValueError, r"input_ids is no \(sequences, length\) table of integers"),
         ({"input_ids": [[True, False]]}, TypeError, r"input_ids holds bool, expected integers"),
+        ({"input_ids": None}, TypeError, r"input_ids is NoneType, expected \(sequences, length\): lists or an array"),
+        ({"input_ids": (row for row in IDS)}, TypeError, r"input_ids is generator, expected"),
+        ({"input_ids": {1, 2}}, TypeError, r"input_ids is set, expected"),
+        ({"attention_mask": {1, 2}}, TypeError, r"attention_mask is set, expected"),
+        ({"input_ids": [[1, 2], [True, 2]]}, TypeError, r"input_ids\[1\] holds bool, expected integers"),
+        ({"input_ids": [[1, 2], np.array([True, False])]}, TypeError, r"input_ids\[1\] holds bool"),
+        ({"token_type_ids": [[0, 0, 0], [0, 0, True]]}, TypeError, r"token_type_ids\[1\] holds bool"),
         ({"input_ids": np.array([[2**63]], np.uint64)}, ValueError, r"input_ids\[0, 0\] is 9223372036854775808"),
         ({"input_ids": [[1] * 9] * 2}, ValueError, r"input_ids\[0\] has 9 tokens, the model has 8 positions"),
         (
@@ -154,6 +161,7 @@ def test_labels_are_not_booleans(masked_lm):
         ({"vocab_size": "many"}, "vocab_size is 'many', expected a positive integer"),
         ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\], known are"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps is inf, expected a finite number of at least 0"),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps is 10+, expected a finite number of at least 0"),
         ({"layer_norm_eps": -1e-5}, "layer_norm_eps is -1e-05, expected a finite number of at least 0"),
         (
             {"position_embedding_type": "relative_key"},

@@ -48,6 +48,8 @@ def test_nothing(model, cpu_backend, sequences):
         ([[1], [1] * 17], r"input_ids\[1\] has 17 tokens, the model has 16 positions"),
         ([[1.0]], r"input_ids\[0\] is float64 of shape \(1,\), expected integers"),
         ([[1], 3], r"input_ids\[1\] is int64 of shape \(\)"),
+        ([[1], [True, 2]], r"input_ids\[1\] holds bool, expected integers"),
+        ([[1], None], r"input_ids\[1\] is NoneType, expected a list of integers or an array"),
         ([[[1]]], r"input_ids\[0\] is int64 of shape \(1, 1\)"),
     ],
 )
