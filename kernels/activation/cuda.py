@@ -3,9 +3,9 @@
 from .. import _cuda
 from .._cuda import pointwise as _pointwise
 from ..gelu import cuda as _gelu
+from .reference import GELU_FORMS
 
 FUNCTORS = {"relu": "Relu", "tanh": "Tanh", "silu": "Silu"}
-GELU_FORMS = {"gelu": "none", "gelu_tanh": "tanh"}
 KERNELS = _cuda.Module(__file__, "activation.cu", _pointwise.instantiations(FUNCTORS.values()))
 
 

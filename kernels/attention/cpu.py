@@ -48,6 +48,7 @@ from .._numba.simd import (
 )
 from .._numba.simd_math import exp
 from .._numba.tasks import take_task
+from .reference import empty_like
 
 BLOCK_QUERIES = 22 * TILE_ROWS  # of one task: packing keys and values costs 2 % of what is computed with them
 
@@ -56,7 +57,7 @@ def attention(query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_c
     """(output, lse, probabilities or None)."""
     query, key, value = (_with_unit_columns(array) for array in (query, key, value))
     sequences = _sequences(query, key, cu_seqlens, cu_seqlens_k)
-    output = _empty_like(query, cu_seqlens)
+    output = empty_like(query, cu_seqlens)
     lse = np.empty(query.shape[:3], query.dtype)
     probs = None
     if return_probs:
@@ -79,7 +80,7 @@ def attention_backward(
     """
     grad_output, query, key, value = (_with_unit_columns(array) for array in (grad_output, query, key, value))
     sequences = _sequences(query, key, cu_seqlens, cu_seqlens_k)
-    gradients = tuple(_empty_like(array, cu_seqlens) for array in (query, key, value))
+    gradients = tuple(empty_like(array, cu_seqlens) for array in (query, key, value))
     grad_bias = None if bias is None else np.zeros((*_own(bias).shape[:3], bias.shape[3]), query.dtype)
     added = [_added(array, query.dtype) for array in (attn_mask, bias)]
     views = [_view(array) for array in (query, key, value, grad_output, *gradients, *added, grad_bias)]
@@ -137,14 +138,6 @@ def _sequences(query, key, cu_seqlens, cu_seqlens_k):
 def _longest_pair(query, key, sequences, cu_seqlens):
     """The longest query sequence and the longest key sequence."""
     return (query.shape[2], key.shape[2]) if cu_seqlens is None else sequences[:, [1, 3]].max(axis=0, initial=0)
-
-
-def _empty_like(array, cu_seqlens):
-    """A new array of this shape; when packed, its memory is C-contiguous as (tokens, heads, head_dim)."""
-    if cu_seqlens is None:
-        return np.empty(array.shape, array.dtype)
-    _, heads, tokens, head_dim = array.shape
-    return np.empty((tokens, heads, head_dim), array.dtype).transpose(1, 0, 2)[None]
 
 
 # --- forward ----------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 def attention(query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs):
     """(output, lse, probabilities or None)."""
-    output = _empty_like(query, cu_seqlens)
+    output = empty_like(query, cu_seqlens)
     lse = np.empty(query.shape[:3], dtype=working_dtype(query.dtype))
     probs = None
     if return_probs:
@@ -58,8 +58,8 @@ def attention_backward(
     grad_output, query, key, value, output, lse, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale
 ):
     """(grad_query, grad_key, grad_value, grad_bias or None); grad_bias has size 1 where bias is broadcast."""
-    grad_query = _empty_like(query, cu_seqlens)
-    grad_key, grad_value = _empty_like(key, cu_seqlens), _empty_like(value, cu_seqlens)
+    grad_query = empty_like(query, cu_seqlens)
+    grad_key, grad_value = empty_like(key, cu_seqlens), empty_like(value, cu_seqlens)
     grad_bias = None if bias is None else np.zeros(_unbroadcast(bias).shape)
     for piece in _pieces(cu_seqlens, cu_seqlens_k):
         scores = _scores(query, key, attn_mask, bias, is_causal, scale, piece)
@@ -135,7 +135,7 @@ def _scores_shape(query, key, cu_seqlens, cu_seqlens_k):
     return len(cu_seqlens) - 1, heads, longest_query, longest_key
 
 
-def _empty_like(array, cu_seqlens):
+def empty_like(array, cu_seqlens):
     """A new array of this shape; when packed, its memory is C-contiguous as (tokens, heads, head_dim)."""
     if cu_seqlens is None:
         return np.empty(array.shape, dtype=array.dtype)

@@ -66,7 +66,8 @@ def test_outputs(cpu_backend, seed):
     }
     assert set(ours) == set(truth) - {"loss"}
     for name, array in ours.items():
-        assert_within(array, truth[name], single[name], OUTPUT, name)
+        # Hidden states are held to the promised bound, whatever PyTorch's own error.
+        assert_within(array, truth[name], truth[name] if "hidden" in name else single[name], OUTPUT, name)
 
 
 @every_seed

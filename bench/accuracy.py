@@ -1,0 +1,48 @@
+"""How far hidden states are from transformers in float64: python -m bench.accuracy [--models N] (extra `parity`)
+
+Random BERT models of awkward sizes (tests/parity_cases.py); the largest error of any hidden state, relative to its
+scale, on each CPU backend and for PyTorch in float32. Exit status 1 above the promised 2e-5.
+"""
+
+import argparse
+
+import numpy as np
+
+from bertcore import AutoModel, use_backend
+from tests.models.test_parity import OUTPUT, run_torch
+from tests.parity_cases import bert_case
+
+
+def hidden_states(outputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The hidden states among the outputs of `run_torch`, in order."""
+    return [array for name, array in outputs.items() if name.startswith("hidden state")]
+
+
+def error(found: list[np.ndarray], truth: list[np.ndarray]) -> float:
+    """The largest difference of any pair, relative to the largest magnitude of its truth."""
+    pairs = zip(found, truth, strict=True)
+    return max(float(np.abs(ours - exact).max() / np.abs(exact).max()) for ours, exact in pairs)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__.partition(":")[0])
+    parser.add_argument("--models", type=int, default=24, help="random models (default: 24)")
+    errors = {"numpy": [], "numba": [], "PyTorch float32": []}
+    count = parser.parse_args().models
+    for seed in range(count):
+        case = bert_case(seed)
+        truth = hidden_states(run_torch(case, double=True)[0])
+        errors["PyTorch float32"].append(error(hidden_states(run_torch(case, double=False)[0]), truth))
+        batch = {name: array for name, array in case.inputs.items() if name != "labels"}
+        for backend in ("numpy", "numba"):
+            with use_backend(backend):
+                out = AutoModel.from_pretrained(case.folder)(**batch, output_hidden_states=True)
+            errors[backend].append(error(list(out.hidden_states), truth))
+    for name, values in errors.items():
+        print(f"{name:16} {max(values):.1e} at most, over {count} models")
+    raise SystemExit(max(*errors["numpy"], *errors["numba"]) > OUTPUT)
+
+
+if __name__ == "__main__":
+    main()
