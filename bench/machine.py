@@ -39,7 +39,7 @@ def describe() -> dict[str, str | int]:
         "bertcore": bertcore.__version__,
         "numpy": np.__version__,
         "blas": _blas(),
-        **{name: _version(name) for name in ("numba", "cupy", "torch")},
+        **{name: version(name) for name in ("numba", "cupy", "torch")},
     }
 
 
@@ -58,6 +58,11 @@ def set_threads(count: int | None) -> None:
         raise RuntimeError(
             "the number of threads of NumPy's BLAS is set through threadpoolctl: pip install threadpoolctl"
         )
+
+
+def fma_limit(threads: int) -> float:
+    """Float32 FLOP per second of this many threads that do nothing but fused multiply-adds (bench/fma.py)."""
+    return importlib.import_module("bench.fma").fma_limit(threads)
 
 
 def _commit() -> str:
@@ -103,8 +108,8 @@ def _blas() -> str:
     return f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')} x{pool['num_threads']}"
 
 
-def _version(distribution: str) -> str:
-    """The installed version; CuPy's distributions are named by CUDA version."""
+def version(distribution: str) -> str:
+    """The installed version, or ""; CuPy's distributions are named by CUDA version."""
     names = ("cupy-cuda13x", "cupy-cuda12x", "cupy") if distribution == "cupy" else (distribution,)
     for name in names:
         try:

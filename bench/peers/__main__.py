@@ -1,0 +1,139 @@
+"""The command `python -m bench.peers`."""
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import machine
+from bench.peers import plot, summary
+from bench.peers.cases import MEASURED_MODELS, MODELS, PRECISIONS, SHAPES, Batch, Case
+from bench.peers.checkpoint import hidden_states_alone, make_checkpoint
+from bench.peers.compare import FAILED, WRONG, Plan, compare_model
+from bench.peers.libraries import all_peers
+from bench.report import append_csv
+
+VERSIONS = ("torch", "transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print, write the CSV and the plot; 1 if a library failed or was wrong, else 0."""
+    options = _parse(arguments)
+    machine.set_threads(options.threads)
+    described = _described(options.threads)
+    plan = Plan(options.threads, options.rounds, options.seconds, described["fma_limit_gflop_per_s"] * 1e9)
+    print("\n".join(f"{name}: {value}" for name, value in described.items() if value != ""), flush=True)
+    rows: list[dict[str, Any]] = []
+    with _workdir(options.workdir) as workdir:
+        for compared in _compare(options, workdir, plan):
+            if options.csv is not None:
+                append_csv(options.csv, compared, described)  # case by case: an interrupted run keeps what it has
+            rows += compared
+    print("", *summary.tables(rows), summary.LEGEND, "\n".join(summary.notes(rows)), sep="\n\n")
+    if options.csv is not None:
+        print(f"\nadded to {options.csv}", plot.main([options.csv, options.csv.with_suffix(".png")]), sep="\n")
+    return 1 if any(row["status"] in (FAILED, WRONG) for row in rows) else 0
+
+
+def _compare(options: argparse.Namespace, workdir: Path, plan: Plan) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one case after the other."""
+    peers = [peer for name, peer in all_peers().items() if name in options.peers]
+    for model in options.model:
+        cases = [Case(model, shape) for shape in options.shape]
+        folder = make_checkpoint(workdir, model, MODELS[model])
+        truth = _remembered(hidden_states_alone(folder))
+        for precision in options.precision:
+            print(f"{model} {precision}: loading", file=sys.stderr, flush=True)
+            for compared in compare_model(cases, precision, peers, folder, truth, plan):
+                yield compared
+                print(f"{model} {precision}: {compared[0]['shape']} done", file=sys.stderr, flush=True)
+
+
+def _remembered(truth: Callable[[Batch], np.ndarray]) -> Callable[[Case, Batch], np.ndarray]:
+    """The truth of each case is computed once for all precisions."""
+    found: dict[Case, np.ndarray] = {}
+
+    def remember(case: Case, batch: Batch) -> np.ndarray:
+        if case not in found:
+            found[case] = truth(batch)
+        return found[case]
+
+    return remember
+
+
+def _described(threads: int) -> dict[str, Any]:
+    versions = {name: machine.version(name) for name in VERSIONS}
+    limit = machine.fma_limit(threads) / 1e9
+    return {**machine.describe(), **versions, "fma_limit_gflop_per_s": round(limit, 1)}
+
+
+@contextlib.contextmanager
+def _workdir(chosen: Path | None) -> Iterator[Path]:
+    if chosen is not None:
+        yield chosen
+        return
+    with tempfile.TemporaryDirectory(prefix="bertcore-peers-") as folder:
+        yield Path(folder)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers", description="Compare whole models with other libraries."
+    )
+    names = tuple(all_peers())
+    _add_choice(parser, "--model", tuple(MODELS), MEASURED_MODELS)
+    _add_choice(parser, "--shape", tuple(SHAPES), tuple(SHAPES))
+    _add_choice(parser, "--precision", PRECISIONS, PRECISIONS)
+    _add_choice(parser, "--peers", names, names)
+    parser.add_argument("--threads", type=int, default=2, help="of every library (default 2)")
+    parser.add_argument("--rounds", type=int, help="samples of each library, at most (default 15)")
+    parser.add_argument("--seconds", type=float, help="after which a case ends with fewer, but 5 (default 4)")
+    parser.add_argument("--workdir", type=Path, help="where converted models are kept (default: a temporary folder)")
+    parser.add_argument(
+        "--csv", type=Path, help="file to append to; the plot goes beside it (default bench/results/peers.csv)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="see that all works: MiniLM, 3 batches, 3 rounds, no default CSV"
+    )
+    options = parser.parse_args(arguments)
+    defaults = {
+        "rounds": 15,
+        "seconds": 4.0,
+        "csv": plot.FOLDER / "peers.csv",
+        "model": MEASURED_MODELS,
+        "shape": tuple(SHAPES),
+    }
+    if options.quick:
+        defaults = {
+            "rounds": 3,
+            "seconds": 1.0,
+            "csv": None,
+            "model": ("minilm-l6",),
+            "shape": ("1x16", "1x128", "ragged"),
+        }
+    for name, default in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    return options
+
+
+def _add_choice(parser: argparse.ArgumentParser, name: str, choices: Sequence[str], default: Sequence[str]) -> None:
+    text = f"one or more of {', '.join(choices)} (default: {'all' if default == choices else ', '.join(default)})"
+    is_quick_dependent = name in ("--model", "--shape")
+    parser.add_argument(
+        name,
+        nargs="+",
+        choices=choices,
+        default=None if is_quick_dependent else default,
+        metavar=name[2:].upper(),
+        help=text,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""One checkpoint with random weights per model, as transformers saves it: all libraries get their weights from it.
+
+What a library converts it to is cached beside it, so that a second run with the same --workdir starts quickly. Use a
+new folder after an update of a library.
+"""
+
+import contextlib
+import functools
+import importlib
+import io
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.peers.cases import Batch, Size
+
+SEED = 0
+
+
+def cached(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """`folder`, filled by make(folder) if it is not there yet; never left half-filled."""
+    if not folder.exists():
+        unfinished = folder.with_name(folder.name + ".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was interrupted
+        unfinished.mkdir(parents=True)
+        with quiet():
+            make(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Converters' progress bars and advice would tear the progress of the benchmark; their errors come through."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    sink = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def make_checkpoint(workdir: Path, model: str, size: Size) -> Path:
+    """The folder of the checkpoint: config.json, model.safetensors and a vocabulary, which CTranslate2 wants."""
+    return cached(workdir / model / "transformers", functools.partial(_save, size))
+
+
+def load_torch(folder: Path, **options: Any) -> Any:
+    """The checkpoint as a PyTorch module in inference mode."""
+    transformers = importlib.import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    with quiet():
+        return transformers.AutoModel.from_pretrained(folder, **options).eval()
+
+
+def hidden_states_alone(folder: Path) -> Callable[[Batch], np.ndarray]:
+    """The truth: a batch's hidden states on its real tokens, (tokens, hidden), by PyTorch in float32.
+
+    Each text is computed by itself, without padding and mask, so that a library that minds them wrongly is found.
+    """
+    torch, module = importlib.import_module("torch"), load_torch(folder)
+
+    def truth(batch: Batch) -> np.ndarray:
+        texts = (torch.from_numpy(ids[real])[None] for ids, real in zip(batch.input_ids, batch.is_real, strict=True))
+        with torch.inference_mode():
+            return np.concatenate([module(input_ids=ids).last_hidden_state[0].numpy() for ids in texts])
+
+    return truth
+
+
+def _save(size: Size, folder: Path) -> None:
+    torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        transformers.AutoModel.from_config(_config(transformers, size)).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words += [f"word{index}" for index in range(len(words), size.vocabulary)]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}), encoding="utf-8")
+
+
+def _config(transformers: Any, size: Size) -> Any:
+    common = {"vocab_size": size.vocabulary, "max_position_embeddings": 512}
+    if size.family == "distilbert":
+        return transformers.DistilBertConfig(
+            n_layers=size.layers, dim=size.hidden, n_heads=size.heads, hidden_dim=size.intermediate, **common
+        )
+    return transformers.BertConfig(
+        num_hidden_layers=size.layers,
+        hidden_size=size.hidden,
+        num_attention_heads=size.heads,
+        intermediate_size=size.intermediate,
+        position_embedding_type="absolute",  # transformers 5 no longer writes it, CTranslate2 4.8 asks for it
+        **common,
+    )

@@ -1,0 +1,163 @@
+"""All libraries on one model in one precision: loaded, checked, and timed in turns."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.measure import Times, Variant, measure
+from bench.peers.cases import Batch, Case
+from bench.peers.clock import settled_clock
+from bench.peers.libraries import OURS, Peer, Session, Unsupported, missing_reason
+
+OK, UNAVAILABLE, FAILED, WRONG = "ok", "unavailable", "failed", "wrong"
+COLUMNS = (
+    "model", "shape", "tokens", "precision", "library", "status", "median_s", "min_s", "spread", "rounds", "repeats",
+    "time_vs_ours", "is_best_peer", "gflop_per_s", "share_of_fma_limit", "error", "note",
+)  # fmt: skip
+
+# Of `error` below. Measured on BERT-base: float32 1e-6, bfloat16 0.005 to 0.012, int8 0.02 to 0.03, with static scales
+# 0.065. A forgotten mask costs 0.01 to 0.16 there, 2e-4 and more in any model: float32 shows it for sure.
+TOLERANCES = {"float32": 2e-5, "bfloat16": 3e-2, "int8": 1.2e-1}
+
+
+class Plan(NamedTuple):
+    """How long to measure, on how many threads, and what the machine could do at best (FLOP/s)."""
+
+    threads: int = 2
+    rounds: int = 15
+    seconds: float = 4.0
+    fma_limit: float | None = None
+
+
+class Failure(NamedTuple):
+    """Why there are no times: UNAVAILABLE, FAILED or WRONG, and what happened."""
+
+    status: str
+    note: str
+    error: float | None = None
+
+
+def compare_model(
+    cases: Iterable[Case],
+    precision: str,
+    peers: Iterable[Peer],
+    folder: Path,
+    truth: Callable[[Case, Batch], np.ndarray],
+    plan: Plan,
+) -> Iterator[list[dict[str, Any]]]:
+    """For each case (all of one model) one row (of COLUMNS) per library that may have the precision."""
+    sessions, failures = open_sessions(peers, precision, folder, plan.threads)
+    for case in cases:
+        batch = case.batch()
+        yield compare(case, precision, batch, sessions, failures, truth(case, batch), plan)
+
+
+def open_sessions(
+    peers: Iterable[Peer], precision: str, folder: Path, threads: int
+) -> tuple[dict[str, Session], dict[str, Failure]]:
+    """The libraries that have loaded the checkpoint, and why the others have not."""
+    sessions: dict[str, Session] = {}
+    failures: dict[str, Failure] = {}
+    for peer in peers:
+        if precision not in peer.precisions:
+            continue
+        missing = missing_reason(peer)
+        if missing is not None:
+            failures[peer.name] = Failure(UNAVAILABLE, missing)
+            continue
+        try:
+            sessions[peer.name] = peer.load(folder, precision, threads)
+        except Unsupported as error:
+            failures[peer.name] = Failure(UNAVAILABLE, str(error))
+        except Exception as error:  # one broken library must not cost the results of a long run
+            failures[peer.name] = Failure(FAILED, _told(error))
+    return sessions, failures
+
+
+def compare(
+    case: Case,
+    precision: str,
+    batch: Batch,
+    sessions: Mapping[str, Session],
+    failures: Mapping[str, Failure],
+    truth: np.ndarray,
+    plan: Plan,
+) -> list[dict[str, Any]]:
+    """One row per library; one that fails or is wrong on this batch has a row that says so and no times."""
+    calls, errors, failures = {}, {}, dict(failures)
+    for name, session in sessions.items():
+        try:
+            call = session.bind(batch)
+            errors[name] = error_of(session.hidden(call()), batch, truth)
+        except Exception as error:
+            failures[name] = Failure(FAILED, _told(error))
+            continue
+        if errors[name] <= TOLERANCES[precision]:
+            calls[name] = Variant(call, settled_clock)
+        else:
+            note = f"off by {errors[name]:.2g} of the hidden states' norm (allowed {TOLERANCES[precision]:g})"
+            failures[name] = Failure(WRONG, note, errors[name])
+    times = measure(calls, plan.rounds, plan.seconds) if calls else {}
+    known = {name: _figures(case, name, times, plan) for name in times}
+    rows = [
+        _row(case, precision, name, OK, error=errors[name], note=sessions[name].note, **figures)
+        for name, figures in known.items()
+    ]
+    return rows + [_row(case, precision, name, *failure) for name, failure in failures.items()]
+
+
+def error_of(found: np.ndarray, batch: Batch, truth: np.ndarray) -> float:
+    """The norm of the difference over the norm of the truth, on real tokens; infinite where something is not finite."""
+    found = np.asarray(found, np.float32)
+    expected = (*batch.input_ids.shape, truth.shape[1])
+    if found.shape != expected:
+        raise ValueError(f"the hidden states have shape {found.shape}, expected {expected}")
+    difference = found[batch.is_real].astype(np.float64) - truth
+    error = float(np.linalg.norm(difference) / np.linalg.norm(truth))
+    return error if np.isfinite(error) else float("inf")
+
+
+def best_peer(times: Mapping[str, Times]) -> str | None:
+    """The library other than ours with the least median."""
+    others = {name: own.median for name, own in times.items() if name != OURS}
+    return min(others, key=others.__getitem__, default=None)
+
+
+def _figures(case: Case, name: str, times: Mapping[str, Times], plan: Plan) -> dict[str, Any]:
+    """The measured columns of one library."""
+    own = times[name]
+    speed = case.flops / own.median
+    return {
+        "median_s": own.median,
+        "min_s": own.minimum,
+        "spread": own.spread,
+        "rounds": len(own.samples),
+        "repeats": own.repeats,
+        "time_vs_ours": own.ratio(times[OURS]) if OURS in times else None,
+        "is_best_peer": int(name == best_peer(times)),
+        "gflop_per_s": speed / 1e9,
+        "share_of_fma_limit": None if plan.fma_limit is None else speed / plan.fma_limit,
+    }
+
+
+def _row(
+    case: Case, precision: str, library: str, status: str, note: str = "", error: float | None = None, **figures: Any
+) -> dict[str, Any]:
+    known = {
+        "model": case.model,
+        "shape": case.shape,
+        "tokens": sum(case.lengths),
+        "precision": precision,
+        "library": library,
+        "status": status,
+        "error": error,
+        "note": note,
+        **figures,
+    }
+    return {column: known.get(column) for column in COLUMNS}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]

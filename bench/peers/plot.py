@@ -1,0 +1,93 @@
+"""The last run in the CSV as a plot: python -m bench.peers.plot [CSV] [PNG] (needs matplotlib)
+
+One panel per model and precision, one bar per library and batch: GFLOP/s of real work, with the FMA limit as a line.
+"""
+
+import csv
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.peers.compare import OK
+
+FOLDER = Path(__file__).parents[1] / "results"
+COLOURS = {
+    "bertcore": "tab:red",
+    "torch": "tab:orange",
+    "onnxruntime": "tab:blue",
+    "openvino": "tab:purple",
+    "openvino-dynamic": "tab:pink",
+    "ctranslate2": "tab:green",
+}
+
+
+def unavailable_reason() -> str | None:
+    """Why there can be no plot, or None."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "no plot: matplotlib is not installed (pip install matplotlib, then python -m bench.peers.plot)"
+    return None
+
+
+def last_run(path: Path) -> list[dict[str, str]]:
+    """The timed rows of the CSV that have the date of its last line."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if row["date"] == rows[-1]["date"] and row["status"] == OK]
+
+
+def draw(source: Path, target: Path) -> None:
+    """Plot the last run of the CSV `source` into the PNG `target`. Raises ValueError if nothing was timed in it."""
+    rows = last_run(source)
+    if not rows:
+        raise ValueError(f"{source}: the last run has no times to plot")
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    models, precisions = (list(dict.fromkeys(row[key] for row in rows)) for key in ("model", "precision"))
+    size = (5 * len(precisions) + 1, 3 * len(models) + 1)
+    figure, panels = pyplot.subplots(len(models), len(precisions), figsize=size, squeeze=False, sharey="row")
+    for i, model in enumerate(models):
+        for j, precision in enumerate(precisions):
+            chosen = [row for row in rows if (row["model"], row["precision"]) == (model, precision)]
+            panels[i][j].set_title(f"{model} {precision}")
+            _bars(panels[i][j], chosen)
+        panels[i][0].set_ylabel("GFLOP/s of real work")
+    handles = {label: handle for panel in panels.flat for handle, label in zip(*panel.get_legend_handles_labels())}  # noqa: B905
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(f"{rows[0]['cpu']}, {rows[0]['threads']} threads, {rows[0]['date'][:10]}")
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(target, dpi=120)
+    pyplot.close(figure)
+
+
+def _bars(panel: Any, rows: Sequence[dict[str, str]]) -> None:
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    libraries = [name for name in COLOURS if any(row["library"] == name for row in rows)]
+    width = 0.8 / max(1, len(libraries))
+    for index, library in enumerate(libraries):
+        speeds = {row["shape"]: float(row["gflop_per_s"]) for row in rows if row["library"] == library}
+        places = [at + (index - (len(libraries) - 1) / 2) * width for at, shape in enumerate(shapes) if shape in speeds]
+        heights = [speeds[shape] for shape in shapes if shape in speeds]
+        panel.bar(places, heights, width, color=COLOURS[library], label=library)
+    panel.set_xticks(range(len(shapes)), shapes)
+    limits = {float(row["fma_limit_gflop_per_s"]) for row in rows}
+    if limits:
+        panel.axhline(limits.pop(), color="black", linewidth=0.8, linestyle="--", label="float32 FMA limit")
+
+
+def main(arguments: Sequence[str]) -> str:
+    """Draw; returns what to say at the end."""
+    reason = unavailable_reason()
+    if reason is not None:
+        return reason
+    source, target = (
+        Path(given) for given in (*arguments, *(FOLDER / "peers.csv", FOLDER / "peers.png")[len(arguments) :])
+    )
+    draw(source, target)
+    return f"plotted to {target}"
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:3]))
