@@ -2,6 +2,7 @@
 
 from .auto import AutoTokenizer
 from .batch import BatchEncoding
+from .luke import LukeTokenizer
 from .tokenizer import Tokenizer
 
-__all__ = ["AutoTokenizer", "BatchEncoding", "Tokenizer"]
+__all__ = ["AutoTokenizer", "BatchEncoding", "LukeTokenizer", "Tokenizer"]

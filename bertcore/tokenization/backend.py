@@ -1,47 +1,65 @@
 """Building the `tokenizers` object from a folder's files. Importing this module imports the library."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Sequence
 
 from bertcore.checkpoint.errors import CheckpointError, listed
 
-from .settings import (
-    BERT_CLASSES,
-    BERT_SPECIAL_TOKENS,
-    NORMALIZATION,
-    SPECIAL_TOKEN_NAMES,
-    AddedTokenSettings,
-    TokenizerSettings,
-)
+from . import byte_bpe, unigram, word_piece
+from .added_tokens import AddedTokenSettings
+from .families import FAMILIES, GENERIC, TokenizerFamily
+from .settings import GENERIC_CLASSES, SPECIAL_TOKEN_NAMES, TokenizerSettings
 
-TOKENIZER_NAME = "tokenizer.json"
-VOCABULARY_NAME = "vocab.txt"
+TOKENIZER_JSON = "tokenizer.json"
+# The name of a family's model -> the library's class, and the function that makes a tokenizer of its files.
+MODELS = {
+    "word_piece": (models.WordPiece, word_piece.build),
+    "byte_bpe": (models.BPE, byte_bpe.build),
+    "unigram": (models.Unigram, unigram.build),
+}
+BERT = "BertTokenizer"
+PIPELINE_OPTIONS = frozenset([*word_piece.NORMALIZATION, "keep_accents", "split_by_punct", "add_prefix_space"])
 
 
-def build_backend(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer in `folder` and its named special tokens ("mask_token" -> "[MASK]").
+@dataclass(frozen=True)
+class Built:
+    """A tokenizer of the library, its named special tokens ("mask_token" -> "[MASK]"), further ones, its family."""
 
-    tokenizer.json is taken as it is, but for what the settings state otherwise; vocab.txt alone makes BERT's WordPiece.
-    Raises CheckpointError when neither is there or readable.
+    backend: Tokenizer
+    special_tokens: dict[str, str]
+    extra_special_tokens: list[str]
+    family: TokenizerFamily
+
+
+def build_backend(folder: Path, settings: TokenizerSettings) -> Built:
+    """The tokenizer in `folder`.
+
+    tokenizer.json is taken as it is, but for what the settings state otherwise; else the family's vocabulary files
+    make the tokenizer. Raises CheckpointError when neither is there or readable.
     """
-    if (folder / TOKENIZER_NAME).is_file():
-        backend = _from_tokenizer_json(folder / TOKENIZER_NAME)
-    elif (folder / VOCABULARY_NAME).is_file():
-        backend = _from_vocabulary(folder / VOCABULARY_NAME, settings)
+    file = folder / TOKENIZER_JSON
+    extra = [token.content for token in settings.extra_special_tokens]
+    if file.is_file():
+        backend = _from_tokenizer_json(file)
+        family = _family_of_model(backend, settings)
+        special = _special_tokens(family, settings)
+        _set_options(backend, settings)
     else:
-        here = listed(sorted(entry.name for entry in folder.iterdir()))
-        wanted = f"neither {TOKENIZER_NAME} nor {VOCABULARY_NAME}"
-        raise CheckpointError(f"{folder} has {wanted}; it holds {here or 'nothing'}")
-    special = {name: token.content for name, token in settings.special_tokens.items()}
-    if _is_bert(backend, settings):
-        special = BERT_SPECIAL_TOKENS | special
-        _set_normalization(backend, settings)
-    special = {name: special[name] for name in SPECIAL_TOKEN_NAMES if name in special}
+        family, files = _family_of_files(folder, settings)
+        special = _special_tokens(family, settings)
+        contents = {name: token.content for name, token in special.items()}
+        _, build = MODELS[family.model]
+        backend = build(files, family, contents, settings)
+        extra += [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
     _add_tokens(backend, settings, special)
-    if backend.post_processor is None and _is_bert(backend, settings):
-        backend.post_processor = _bert_template(backend, special["cls_token"], special["sep_token"])
-    return backend, special
+    contents = {name: token.content for name, token in special.items()}
+    if backend.post_processor is None:
+        backend.post_processor = _post_processor(backend, contents, family, settings)
+    return Built(backend, contents, extra, family)
 
 
 def _from_tokenizer_json(file: Path) -> Tokenizer:
@@ -51,42 +69,94 @@ def _from_tokenizer_json(file: Path) -> Tokenizer:
         raise CheckpointError(f"{file} cannot be read by the tokenizers library: {error}") from error
 
 
-def _from_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
-    if settings.tokenizer_class not in (None, *BERT_CLASSES):
+def _family_of_model(backend: Tokenizer, settings: TokenizerSettings) -> TokenizerFamily:
+    """The family that the settings name, if the model is of its kind; a WordPiece that nobody names is BERT's."""
+    nameless = BERT if isinstance(backend.model, models.WordPiece) else ""
+    family = FAMILIES.get(settings.tokenizer_class or nameless, GENERIC)
+    fits = family is not GENERIC and isinstance(backend.model, MODELS[family.model][0])
+    return family if fits else GENERIC
+
+
+def _family_of_files(folder: Path, settings: TokenizerSettings) -> tuple[TokenizerFamily, list[Path]]:
+    """The family that the settings name, or BERT when nothing does and there is a vocab.txt; and its files."""
+    here = {entry.name for entry in folder.iterdir()}
+    name = settings.tokenizer_class or (BERT if "vocab.txt" in here else "")
+    family = FAMILIES.get(name)
+    if family and here.issuperset(family.vocabulary_files):
+        return family, [folder / file for file in family.vocabulary_files]
+    holds = f"it holds {listed(sorted(here)) or 'nothing'}"
+    if family:
+        wanted = " and ".join(family.vocabulary_files)
+        raise CheckpointError(f"{folder} has neither {TOKENIZER_JSON} nor {wanted}, which make a {name}; {holds}")
+    if name and name not in GENERIC_CLASSES:
         raise CheckpointError(
-            f"{file.parent} has a {settings.tokenizer_class} without {TOKENIZER_NAME}; from {VOCABULARY_NAME} alone "
-            f"bertcore builds {', '.join(BERT_CLASSES)}"
+            f"{folder} has a {name} without {TOKENIZER_JSON}; from older files alone bertcore builds "
+            f"{', '.join(FAMILIES)}"
         )
-    stated = settings.special_tokens.get("unk_token")
-    unknown = stated.content if stated else BERT_SPECIAL_TOKENS["unk_token"]
-    try:
-        model = models.WordPiece.from_file(str(file), unk_token=unknown)
-    except Exception as error:  # the library raises Exception itself for a file it cannot read
-        raise CheckpointError(f"{file} cannot be read as a vocabulary: {error}") from error
-    if model.token_to_id(unknown) is None:
-        raise CheckpointError(f"{file} lacks the unknown token {unknown!r}")
-    backend = Tokenizer(model)
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return backend
+    kinds = {" and ".join(family.vocabulary_files): family.vocabulary_files for family in FAMILIES.values()}
+    found = [kind for kind, files in kinds.items() if here.issuperset(files)]
+    if not found:
+        raise CheckpointError(f"{folder} has neither {TOKENIZER_JSON} nor {' nor '.join(kinds)}; {holds}")
+    raise CheckpointError(
+        f"{folder} has {found[0]} and does not say whose; tokenizer_class in tokenizer_config.json, or model_type in "
+        f"config.json, tells it"
+    )
 
 
-def _is_bert(backend: Tokenizer, settings: TokenizerSettings) -> bool:
-    if settings.tokenizer_class is None:
-        return isinstance(backend.model, models.WordPiece)
-    return settings.tokenizer_class in BERT_CLASSES
+def _special_tokens(family: TokenizerFamily, settings: TokenizerSettings) -> dict[str, AddedTokenSettings]:
+    """By name, the usual names first: the family's, but for what the files state."""
+    plain = {
+        name: token if isinstance(token, AddedTokenSettings) else AddedTokenSettings(token)
+        for name, token in family.special_tokens.items()
+    }
+    merged = plain | dict(settings.special_tokens)
+    return {name: merged[name] for name in (*SPECIAL_TOKEN_NAMES, *merged) if name in merged}
 
 
-def _set_normalization(backend: Tokenizer, settings: TokenizerSettings) -> None:
-    """tokenizer_config.json wins over tokenizer.json, as in transformers."""
-    if not isinstance(backend.normalizer, normalizers.BertNormalizer):
+def options_of(backend: Tokenizer) -> dict[str, bool | None]:
+    """The settings that the tokenizer follows now, of those that tokenizer_config.json may change in it."""
+    options = word_piece.normalization_of(backend)
+    for part in _parts(backend):
+        if isinstance(part, ByteLevel):
+            options["add_prefix_space"] = part.add_prefix_space
+        elif isinstance(part, Metaspace):
+            options["add_prefix_space"] = part.prepend_scheme != "never"
+    return options
+
+
+def _parts(backend: Tokenizer) -> list:
+    """The steps of the pre-tokenizer."""
+    found = backend.pre_tokenizer
+    return list(found) if isinstance(found, Sequence) else [found]
+
+
+def _set_options(backend: Tokenizer, settings: TokenizerSettings) -> None:
+    """What the settings state wins over tokenizer.json, as in transformers.
+
+    Raises ValueError for an option that the caller gave and that this tokenizer.json cannot follow.
+    """
+    unable = settings.overridden & PIPELINE_OPTIONS - options_of(backend).keys()
+    if unable:
+        raise ValueError(f"{TOKENIZER_JSON} has nothing that {', '.join(sorted(unable))} could change")
+    word_piece.set_normalization(backend, settings)
+    prefix_space = settings.options.get("add_prefix_space")
+    if prefix_space is not None:
+        _set_prefix_space(backend, prefix_space)
+
+
+def _set_prefix_space(backend: Tokenizer, wanted: bool) -> None:
+    if options_of(backend).get("add_prefix_space", wanted) == wanted:  # LUKE's offsets say otherwise, and stay
         return
-    for key, value in settings.normalization.items():
-        setattr(backend.normalizer, NORMALIZATION[key], value)
+    for part in _parts(backend):
+        if isinstance(part, ByteLevel):
+            part.add_prefix_space = wanted
+        elif isinstance(part, Metaspace):
+            part.prepend_scheme = "always" if wanted else "never"
+    if isinstance(backend.post_processor, processors.RobertaProcessing):
+        backend.post_processor.add_prefix_space = wanted
 
 
-def _add_tokens(backend: Tokenizer, settings: TokenizerSettings, special: dict[str, str]) -> None:
+def _add_tokens(backend: Tokenizer, settings: TokenizerSettings, special: Mapping[str, AddedTokenSettings]) -> None:
     """Adds what the files state and the tokenizer lacks: tokens with ids first, then special ones."""
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
     for number, token in settings.added_tokens.items():
@@ -98,8 +168,7 @@ def _add_tokens(backend: Tokenizer, settings: TokenizerSettings, special: dict[s
                 f"{backend.token_to_id(token.content)}"
             )
         present.add(token.content)
-    named = [settings.special_tokens.get(name, AddedTokenSettings(content)) for name, content in special.items()]
-    missing = [token for token in (*named, *settings.extra_special_tokens) if token.content not in present]
+    missing = [token for token in (*special.values(), *settings.extra_special_tokens) if token.content not in present]
     backend.add_special_tokens([_added_token(token) for token in missing])
 
 
@@ -107,9 +176,32 @@ def _added_token(token: AddedTokenSettings) -> AddedToken:
     return AddedToken(**vars(token))
 
 
-def _bert_template(backend: Tokenizer, cls: str, sep: str) -> processors.PostProcessor:
+def _post_processor(
+    backend: Tokenizer, special: Mapping[str, str], family: TokenizerFamily, settings: TokenizerSettings
+) -> processors.PostProcessor:
+    """What puts the special tokens around the texts."""
+    if family.trims_offsets:
+        sep, cls = ((special[name], backend.token_to_id(special[name])) for name in ("sep_token", "cls_token"))
+        prefix_space = family.offsets_count_prefix or bool(settings.option("add_prefix_space", family))
+        return processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=prefix_space)
+    single, pair = (family.single, family.pair) if family.single else _stated_template(settings, special)
+    names = {part.split(":")[0] for part in pair.split()} & special.keys()
     return processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, backend.token_to_id(cls)), (sep, backend.token_to_id(sep))],
+        single=_template(single, special),
+        pair=_template(pair, special),
+        special_tokens=[(special[name], backend.token_to_id(special[name])) for name in sorted(names)],
     )
+
+
+def _stated_template(settings: TokenizerSettings, special: Mapping[str, str]) -> tuple[str, str]:
+    bos, eos = (
+        name if name in special and settings.options.get(f"add_{name}") else "" for name in ("bos_token", "eos_token")
+    )
+    single = f"{bos} $A {eos}"
+    return single, f"{single} {bos and bos + ':1'} $B:1 {eos and eos + ':1'}"
+
+
+def _template(template: str, special: Mapping[str, str]) -> list[str]:
+    """The library's form of a template: special tokens by their text, every part with its type."""
+    parts = (part.partition(":") for part in template.split())
+    return [f"{special.get(name, name)}:{kind or 0}" for name, _, kind in parts]

@@ -10,6 +10,7 @@ pool.
 """
 
 import os
+from contextlib import contextmanager
 
 from .options import Truncation
 
@@ -36,15 +37,36 @@ class Engine:
     def __getstate__(self):
         return {"plain": self.plain, "_copies": {}}
 
-    def encode(self, inputs: list, truncation: Truncation | None, add_special_tokens: bool) -> list:
-        """The library's encoding of each input: a string, or a tuple of two."""
+    def encode(
+        self, inputs: list[tuple], truncation: Truncation | None, add_special_tokens: bool, split: bool = False
+    ) -> list:
+        """The library's encoding of each input: a tuple of one text or two; when `split`, texts are lists of words."""
         tokenizer = self.plain if truncation is None else self._truncating(truncation)
-        if len(inputs) < PARALLEL_TEXTS:
-            as_arguments = ((one,) if isinstance(one, str) else one for one in inputs)
-            return [tokenizer.encode(*arguments, add_special_tokens=add_special_tokens) for arguments in as_arguments]
-        global _pool_used
-        _pool_used = True
-        return tokenizer.encode_batch(inputs, add_special_tokens=add_special_tokens)
+        options = {"is_pretokenized": split, "add_special_tokens": add_special_tokens}
+        with no_panic():
+            if len(inputs) < PARALLEL_TEXTS:
+                return [tokenizer.encode(*texts, **options) for texts in inputs]
+            global _pool_used
+            _pool_used = True
+            return tokenizer.encode_batch([texts if len(texts) > 1 else texts[0] for texts in inputs], **options)
+
+    def merged(self, encodings: list):
+        """Encodings of one text's parts as one."""
+        return type(encodings[0]).merge(encodings, growing_offsets=True)
+
+    def post_process(self, encodings: list, truncation: Truncation | None, add_special_tokens: bool):
+        """One encoding or two, cut and with the special tokens around them."""
+        tokenizer = self.plain if truncation is None else self._truncating(truncation)
+        try:
+            with no_panic():
+                return tokenizer.post_process(*encodings, add_special_tokens=add_special_tokens)
+        except Exception as error:  # the library raises Exception itself where a text is too short to be cut
+            raise ValueError(f"a text cannot be cut as truncation asks: {error}") from error
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """The text of token ids that are in the vocabulary."""
+        with no_panic():
+            return self.plain.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _truncating(self, truncation: Truncation):
         found = self._copies.get(truncation)
@@ -57,6 +79,20 @@ class Engine:
                 self._copies.clear()
             self._copies[truncation] = found  # a thread that was as fast puts an equal one
         return found
+
+
+@contextmanager
+def no_panic():
+    """A block in which a panic of the library's Rust code is an ordinary error.
+
+    Its own exception passes every `except Exception`. A tokenizer.json that contradicts itself can bring it about.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(f"the tokenizers library failed, as it does on a broken tokenizer: {error}") from error
 
 
 def _copy(tokenizer):

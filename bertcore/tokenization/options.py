@@ -63,6 +63,12 @@ def check_count(name: str, value, least: int, most: int | None = None) -> int:
     return value.__index__()
 
 
+def check_tensors(return_tensors) -> None:
+    """Raises ValueError for what is neither None (lists) nor "np"."""
+    if return_tensors not in (None, "np"):
+        raise ValueError(f"return_tensors is {return_tensors!r}; expected None or 'np'")
+
+
 def read_truncation(
     truncation, max_length, padding, *, pair, stride, side, special, model_max_length
 ) -> Truncation | None:
@@ -75,7 +81,7 @@ def read_truncation(
     if truncation is None:
         truncation = max_length is not None and padding is False
         if max_length is not None and padding in (True, "longest"):
-            warnings.warn("max_length does nothing beside padding=True; pass truncation=True to cut", stacklevel=3)
+            warnings.warn("max_length does nothing beside padding=True; pass truncation=True to cut", stacklevel=4)
     strategy = check_choice("truncation", truncation, TRUNCATIONS)
     if strategy is None:
         return None

@@ -5,96 +5,110 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertcore.checkpoint.config import read_json_object
+from bertcore.checkpoint.config import CONFIG_NAME, read_json_object
 from bertcore.checkpoint.errors import CheckpointError
 
+from .added_tokens import AddedTokenSettings
+from .families import CLASS_OF_MODEL_TYPE, TokenizerFamily
+
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 UNKNOWN_LENGTH = int(1e30)  # what transformers calls an unlimited model_max_length
 
 # In the order in which transformers adds those that a vocabulary lacks.
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-BERT_SPECIAL_TOKENS = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
+# Settings that are true, false or null (not said).
+OPTIONS = (
+    "do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space", "split_by_punct",
+    "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces",
+)  # fmt: skip
+OTHER_SETTINGS = (
+    "model_max_length", "padding_side", "truncation_side", "pad_token_type_id", "model_input_names",
+    "extra_special_tokens",
+)  # fmt: skip
 
-# Tokenizers that are BERT's, whatever their name; only what the model is given differs.
-BERT_CLASSES = {
-    "BertTokenizer": ("input_ids", "token_type_ids", "attention_mask"),
-    "ElectraTokenizer": ("input_ids", "token_type_ids", "attention_mask"),
-    "MobileBertTokenizer": ("input_ids", "token_type_ids", "attention_mask"),
-    "DistilBertTokenizer": ("input_ids", "attention_mask"),
-}
-ALL_INPUT_NAMES = BERT_CLASSES["BertTokenizer"]
+ENTITY_SETTINGS = ("task", "max_entity_length", "max_mention_length")  # LUKE's
 
-# BERT's normalisation: transformers' name of a setting -> that of `tokenizers.normalizers.BertNormalizer`, whose
-# defaults (lower case, accents stripped with it, Chinese characters apart) are transformers' too.
-NORMALIZATION = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
-
-
-@dataclass(frozen=True)
-class AddedTokenSettings:
-    """A token matched in the text before it is split; field names are those of `tokenizers.AddedToken`."""
-
-    content: str
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-    normalized: bool = False
-    special: bool = True
+# Classes of transformers that are whatever tokenizer.json says.
+GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
     """A tokenizer's settings, under transformers' names.
 
-    tokenizer_class: without the ending "Fast"; None when no file says it.
+    tokenizer_class: without the ending "Fast", "" when no file says it, nor config.json the type of its model.
     special_tokens: the named special tokens ("mask_token", ...) that the files state.
     extra_special_tokens: further ones without a name.
     added_tokens: tokens with their ids, beyond the vocabulary file.
-    normalization: which of do_lower_case, strip_accents and tokenize_chinese_chars the files state.
+    options: those of `OPTIONS` that the files state.
+    padding_side, model_input_names: None when the family decides.
+    entities: those of `ENTITY_SETTINGS` that the files state.
+    overridden: which settings the caller gave, and not the files.
     """
 
-    tokenizer_class: str | None = None
+    tokenizer_class: str = ""
     special_tokens: Mapping[str, AddedTokenSettings] = field(default_factory=dict)
     extra_special_tokens: tuple[AddedTokenSettings, ...] = ()
     added_tokens: Mapping[int, AddedTokenSettings] = field(default_factory=dict)
-    normalization: Mapping[str, bool | None] = field(default_factory=dict)
+    options: Mapping[str, bool | None] = field(default_factory=dict)
     model_max_length: int = UNKNOWN_LENGTH
-    padding_side: str = "right"
+    padding_side: str | None = None
     truncation_side: str = "right"
     pad_token_type_id: int = 0
-    model_input_names: tuple[str, ...] = ALL_INPUT_NAMES
+    model_input_names: tuple[str, ...] | None = None
+    entities: Mapping[str, Any] = field(default_factory=dict)
+    overridden: frozenset[str] = frozenset()
+
+    def option(self, name: str, family: TokenizerFamily) -> bool | None:
+        """The setting `name` of `OPTIONS`: what the files state, else what the family has, else None."""
+        return self.options.get(name, family.defaults.get(name))
 
 
-def read_settings(folder: Path) -> TokenizerSettings:
-    """The settings in `folder`; transformers' defaults where it says nothing. CheckpointError for broken files."""
-    values = _read_optional(folder / "tokenizer_config.json")
+def read_settings(folder: Path, overrides: Mapping[str, Any] | None = None) -> TokenizerSettings:
+    """The settings in `folder`; transformers' defaults where it says nothing.
+
+    overrides: settings by name that win over the files'. Raises CheckpointError for broken files, TypeError for a name
+    among the overrides that is no setting.
+    """
+    values = _read_optional(folder / TOKENIZER_CONFIG_NAME)
     if "added_tokens_decoder" not in values:  # newer files hold all of it in tokenizer_config.json
         values |= _read_optional(folder / "special_tokens_map.json")
-    name = values.get("tokenizer_class")
-    tokenizer_class = name.removesuffix("Fast") if isinstance(name, str) else None
-    special = {key: _added_token(values[key], key) for key in SPECIAL_TOKEN_NAMES if values.get(key) is not None}
+    values |= _checked(overrides or {})
+    special = _special_tokens(values)
     extra = _extra_special_tokens(values)
     return TokenizerSettings(
-        tokenizer_class=tokenizer_class,
+        tokenizer_class=_tokenizer_class(values, folder),
         special_tokens=special,
         extra_special_tokens=extra,
         added_tokens=_added_tokens(values, folder, {token.content for token in (*special.values(), *extra)}),
-        normalization=_normalization(values),
+        options=_options(values),
         model_max_length=_number(values, "model_max_length") or _number(values, "max_len") or UNKNOWN_LENGTH,
-        padding_side=_side(values, "padding_side", folder),
-        truncation_side=_side(values, "truncation_side", folder),
+        padding_side=_side(values, "padding_side"),
+        truncation_side=_side(values, "truncation_side") or "right",
         pad_token_type_id=_number(values, "pad_token_type_id"),
-        model_input_names=_input_names(values) or BERT_CLASSES.get(tokenizer_class or "", ALL_INPUT_NAMES),
+        model_input_names=_input_names(values) or None,
+        entities={key: values[key] for key in ENTITY_SETTINGS if values.get(key) is not None},
+        overridden=frozenset(overrides or ()),
     )
+
+
+def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    known = (*OPTIONS, *OTHER_SETTINGS, *ENTITY_SETTINGS, *SPECIAL_TOKEN_NAMES)
+    for name in overrides:
+        if name not in known and not name.endswith("_token"):
+            raise TypeError(f"{name} is no setting of a tokenizer; expected one of {', '.join(known)}")
+    return dict(overrides)
+
+
+def _tokenizer_class(values: Mapping[str, Any], folder: Path) -> str:
+    """As transformers looks for it: tokenizer_config.json, then config.json's tokenizer_class and model_type."""
+    config = _read_optional(folder / CONFIG_NAME)
+    of_model = CLASS_OF_MODEL_TYPE.get(str(config.get("model_type")))
+    for name in (values.get("tokenizer_class"), config.get("tokenizer_class"), of_model):
+        if isinstance(name, str):
+            return name.removesuffix("Fast")
+    return ""
 
 
 def _wrong(key: str, value: Any, expected: str) -> CheckpointError:
@@ -109,8 +123,8 @@ def _number(values: Mapping[str, Any], key: str) -> int:
     return int(min(value, UNKNOWN_LENGTH))
 
 
-def _normalization(values: Mapping[str, Any]) -> dict[str, bool | None]:
-    stated = {key: values[key] for key in NORMALIZATION if key in values}
+def _options(values: Mapping[str, Any]) -> dict[str, bool | None]:
+    stated = {key: values[key] for key in OPTIONS if key in values}
     for key, value in stated.items():
         if not isinstance(value, bool | None):
             raise _wrong(key, value, "true, false or null")
@@ -119,7 +133,7 @@ def _normalization(values: Mapping[str, Any]) -> dict[str, bool | None]:
 
 def _input_names(values: Mapping[str, Any]) -> tuple[str, ...]:
     names = values.get("model_input_names") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise _wrong("model_input_names", names, "a list of names")
     return tuple(names)
 
@@ -138,10 +152,21 @@ def _added_token(value, where: str) -> AddedTokenSettings:
     raise _wrong(where, value, "a string or an object with its content")
 
 
+def _special_tokens(values: Mapping[str, Any]) -> dict[str, AddedTokenSettings]:
+    """The usual names, then what the model's own are called ("entity_1_token"), alone or in a group of their own."""
+    named = {key: values[key] for key in SPECIAL_TOKEN_NAMES if values.get(key) is not None}
+    groups = (values.get("model_specific_special_tokens"), values.get("extra_special_tokens"))
+    own = {key: value for group in groups if isinstance(group, dict) for key, value in group.items()}
+    own |= {key: value for key, value in values.items() if key.endswith("_token") and isinstance(value, str | dict)}
+    return {key: _added_token(value, key) for key, value in (named | own).items()}
+
+
 def _extra_special_tokens(values: Mapping[str, Any]) -> tuple[AddedTokenSettings, ...]:
     extra = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
-    if isinstance(extra, dict):
-        extra = list(extra.values())
+    if isinstance(extra, dict):  # these have names
+        return ()
+    if not isinstance(extra, list | tuple):
+        raise _wrong("extra_special_tokens", extra, "a list of tokens")
     return tuple(_added_token(value, "extra_special_tokens") for value in extra)
 
 
@@ -164,8 +189,8 @@ def _added_tokens(values: Mapping[str, Any], folder: Path, special: set[str]) ->
     return dict(sorted(tokens.items()))
 
 
-def _side(values: Mapping[str, Any], key: str, folder: Path) -> str:
-    side = values.get(key) or "right"
-    if side not in ("left", "right"):
-        raise CheckpointError(f"{folder}/tokenizer_config.json: {key} is {side!r}; expected 'left' or 'right'")
+def _side(values: Mapping[str, Any], key: str) -> str | None:
+    side = values.get(key) or None
+    if side not in (None, "left", "right"):
+        raise _wrong(key, side, "'left' or 'right'")
     return side

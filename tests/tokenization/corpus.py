@@ -44,10 +44,15 @@ HARD_TEXTS = [
 ]
 
 
-def train_vocabulary(file: Path, *, lower_case: bool, size: int = 700) -> None:
-    """Writes a WordPiece vocab.txt learnt from the documentation that every Python carries."""
+def training_texts() -> list[str]:
+    """Part of the documentation that every Python carries, and texts in other scripts (but Japanese)."""
     from pydoc_data.topics import topics
 
+    return [*(topics[key] for key in sorted(topics)[:20]), *(text for text in HARD_TEXTS[:20] if "日" not in text)]
+
+
+def train_vocabulary(file: Path, *, lower_case: bool, size: int = 700) -> None:
+    """Writes a WordPiece vocab.txt learnt from `training_texts`."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -55,10 +60,35 @@ def train_vocabulary(file: Path, *, lower_case: bool, size: int = 700) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
-    texts = [*(topics[key] for key in sorted(topics)[:20]), *(text for text in HARD_TEXTS[:20] if "日" not in text)]
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(training_texts(), trainer)
     ids = tokenizer.get_vocab()
     file.write_text("\n".join(sorted(ids, key=ids.__getitem__)) + "\n", encoding="utf-8")
+
+
+def train_byte_bpe(folder: Path, special: list[str], size: int = 600) -> None:
+    """Writes a vocab.json and a merges.txt of byte-level BPE; the special tokens have the first ids."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(training_texts(), trainer)
+    tokenizer.model.save(str(folder))
+
+
+def train_sentencepiece(file: Path, **options) -> None:
+    """Writes a unigram model by SentencePiece's own trainer; skips the test where that is not installed."""
+    import pytest
+
+    sentencepiece = pytest.importorskip("sentencepiece")
+    lines = (line.replace("\0", "") for text in training_texts() for line in text.splitlines())
+    with file.open("wb") as stream:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines, model_writer=stream, minloglevel=2, **({"vocab_size": 600} | options)
+        )
 
 
 def write_json(file: Path, value) -> None:

@@ -1,0 +1,188 @@
+"""What tells one family's tokenizer from another: data over the three shared builders.
+
+The values are those of transformers 5.23's tokenizer classes, whose names are the keys of `FAMILIES`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .added_tokens import AddedTokenSettings
+
+NO_TYPES = ("input_ids", "attention_mask")
+WITH_TYPES = ("input_ids", "token_type_ids", "attention_mask")
+
+
+@dataclass(frozen=True)
+class PieceLayout:
+    """How the vocabulary follows from the pieces of a SentencePiece file: head + pieces[skipped:] + tail.
+
+    head and tail hold names of special tokens ("pad_token"), or pieces with their score. fairseq's vocabularies differ
+    from the file's in this way.
+    """
+
+    head: tuple[str | tuple[str, float], ...] = ()
+    skipped: int = 0
+    tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenizerFamily:
+    """One family's tokenizer.
+
+    model: which builder reads the vocabulary files: "word_piece" | "byte_bpe" | "unigram".
+    vocabulary_files: the files that make it where there is no tokenizer.json.
+    special_tokens: in the order in which those that the vocabulary lacks are added.
+    single, pair: the special tokens around one text and around two: names of special tokens, $A and $B, each with its
+        token type (0 when not said). An empty `single`: the settings add_bos_token and add_eos_token decide.
+    trims_offsets: offsets leave out the space that belongs to a byte-level token.
+    offsets_count_prefix: they do so as if a space had been put before every text.
+    normalization: the steps of `unigram.NORMALIZERS`, in order.
+    splits_at_spaces: texts are split at white space before a SentencePiece model sees them.
+    defaults: settings that are not the same for all families.
+    cleans_up_bpe: clean_up_tokenization_spaces is obeyed; for other byte-level BPE transformers ignores it.
+    entities: the tokenizer takes entities beside the text.
+    """
+
+    model: str
+    vocabulary_files: tuple[str, ...]
+    special_tokens: Mapping[str, str | AddedTokenSettings]
+    single: str = "cls_token $A sep_token"
+    pair: str = "cls_token $A sep_token $B:1 sep_token:1"
+    input_names: tuple[str, ...] = NO_TYPES
+    padding_side: str = "right"
+    trims_offsets: bool = False
+    offsets_count_prefix: bool = False
+    normalization: tuple[str, ...] = ()
+    layout: PieceLayout = field(default_factory=PieceLayout)
+    splits_at_spaces: bool = True
+    defaults: Mapping[str, bool] = field(default_factory=dict)
+    cleans_up_bpe: bool = False
+    entities: bool = False
+
+
+_BRACKETS = {
+    "bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]",
+    "cls_token": "[CLS]", "mask_token": "[MASK]",
+}  # fmt: skip
+_ANGLES = {
+    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
+    "cls_token": "<s>", "mask_token": "<mask>",
+}  # fmt: skip
+
+_BERT = TokenizerFamily(
+    model="word_piece",
+    vocabulary_files=("vocab.txt",),
+    special_tokens={name: token for name, token in _BRACKETS.items() if name not in ("bos_token", "eos_token")},
+    input_names=WITH_TYPES,
+)
+_ROBERTA = TokenizerFamily(
+    model="byte_bpe",
+    vocabulary_files=("vocab.json", "merges.txt"),
+    special_tokens=_ANGLES,
+    pair="cls_token $A sep_token sep_token $B sep_token",
+    trims_offsets=True,
+)
+_LUKE_ENTITY_TOKENS = {
+    "entity_1_token": "<ent>", "entity_2_token": "<ent2>", "entity_unk_token": "[UNK]", "entity_pad_token": "[PAD]",
+    "entity_mask_token": "[MASK]", "entity_mask2_token": "[MASK2]",
+}  # fmt: skip
+_XLM_ROBERTA = TokenizerFamily(
+    model="unigram",
+    vocabulary_files=("sentencepiece.bpe.model",),
+    special_tokens=_ANGLES,
+    single="bos_token $A eos_token",
+    pair="bos_token $A eos_token eos_token $B eos_token",
+    normalization=("charsmap",),
+    layout=PieceLayout(("bos_token", "pad_token", "eos_token", "unk_token"), 3, ("mask_token",)),
+)
+_ALBERT = TokenizerFamily(
+    model="unigram",
+    vocabulary_files=("spiece.model",),
+    special_tokens=_BRACKETS | {"unk_token": "<unk>", "pad_token": "<pad>"},
+    normalization=("quotes", "accents", "lower_case", "charsmap"),
+    defaults={"do_lower_case": True},
+)
+
+# A tokenizer.json of no family: it is what it says.
+GENERIC = TokenizerFamily(model="any", vocabulary_files=(), special_tokens={}, single="", pair="")
+
+# By transformers' class name, without the ending "Fast".
+FAMILIES: Mapping[str, TokenizerFamily] = {
+    "BertTokenizer": _BERT,
+    "ElectraTokenizer": _BERT,
+    "MobileBertTokenizer": _BERT,
+    "DistilBertTokenizer": replace(_BERT, input_names=NO_TYPES),
+    "RobertaTokenizer": _ROBERTA,
+    # The entities' names stand in the text's vocabulary, too, as in transformers 5.
+    "LukeTokenizer": replace(
+        _ROBERTA,
+        special_tokens=_ANGLES | _LUKE_ENTITY_TOKENS,
+        offsets_count_prefix=True,
+        cleans_up_bpe=True,
+        entities=True,
+    ),
+    "DebertaTokenizer": replace(
+        _ROBERTA,
+        special_tokens=_BRACKETS,
+        input_names=("input_ids", "attention_mask", "token_type_ids"),
+        trims_offsets=False,
+    ),
+    "GPT2Tokenizer": replace(
+        _ROBERTA,
+        special_tokens=dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+        single="",
+        pair="",
+        trims_offsets=False,
+    ),
+    "AlbertTokenizer": _ALBERT,
+    "XLNetTokenizer": replace(
+        _ALBERT,
+        special_tokens=_ANGLES
+        | {"sep_token": "<sep>", "cls_token": "<cls>", "mask_token": AddedTokenSettings("<mask>", lstrip=True)},
+        single="$A sep_token cls_token:2",
+        pair="$A sep_token $B:1 sep_token:1 cls_token:2",
+        padding_side="left",
+        defaults={},
+    ),
+    "XLMRobertaTokenizer": _XLM_ROBERTA,
+    "CamembertTokenizer": replace(
+        _XLM_ROBERTA,
+        special_tokens=_ANGLES | {"mask_token": AddedTokenSettings("<mask>", lstrip=True)},
+        layout=PieceLayout(
+            (("<s>NOTUSED", 0.0), "pad_token", ("</s>NOTUSED", 0.0), "unk_token", ("<unk>NOTUSED", -100.0)),
+            1,
+            ("mask_token",),
+        ),
+    ),
+    # transformers 5.23 gives mLUKE the file's own ids, which its checkpoints do not have: these are XLM-R's.
+    "MLukeTokenizer": replace(
+        _XLM_ROBERTA, special_tokens=_ANGLES | {"entity_1_token": "<ent>", "entity_2_token": "<ent2>"}, entities=True
+    ),
+    # The file's own character map is not used, as in transformers 5.23.
+    "DebertaV2Tokenizer": TokenizerFamily(
+        model="unigram",
+        vocabulary_files=("spm.model",),
+        special_tokens=_BRACKETS,
+        input_names=("input_ids", "attention_mask", "token_type_ids"),
+        normalization=("lower_case", "single_spaces", "composed", "right_strip"),
+        splits_at_spaces=False,
+    ),
+}
+
+# The class of a model whose files name none, by config.json's model_type.
+CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
+    "albert": "AlbertTokenizer",
+    "bert": "BertTokenizer",
+    "camembert": "CamembertTokenizer",
+    "deberta": "DebertaTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "electra": "ElectraTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "luke": "LukeTokenizer",
+    "mluke": "MLukeTokenizer",
+    "mobilebert": "MobileBertTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "xlnet": "XLNetTokenizer",
+}

@@ -1,0 +1,146 @@
+"""The vocabulary half of a tokenizer: token ids to tokens and text, with the names and results of transformers."""
+
+import warnings
+from typing import TYPE_CHECKING
+
+from .engine import Engine
+from .ids import as_ids, is_id
+from .settings import SPECIAL_TOKEN_NAMES, TokenizerSettings
+
+if TYPE_CHECKING:
+    from .backend import Built
+
+# What clean_up_tokenization_spaces replaces, in this order; transformers' list.
+CLEAN_UP = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
+    (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
+
+
+class Vocabulary:
+    """Token ids, tokens and text; the part of `Tokenizer` that needs no text to encode."""
+
+    cls_token: str | None
+    cls_token_id: int | None
+    mask_token: str | None
+    mask_token_id: int | None
+    pad_token: str | None
+    pad_token_id: int | None
+    sep_token: str | None
+    sep_token_id: int | None
+    unk_token: str | None
+    unk_token_id: int | None
+    bos_token: str | None
+    bos_token_id: int | None
+    eos_token: str | None
+    eos_token_id: int | None
+    is_fast = True
+
+    def __init__(self, built: "Built", settings: TokenizerSettings):
+        backend, special = built.backend, built.special_tokens
+        self._backend = backend
+        self._engine = Engine(backend)
+        self.special_tokens_map = dict(special)
+        for name in (*SPECIAL_TOKEN_NAMES, *special):
+            token = special.get(name)
+            setattr(self, name, token)
+            setattr(self, f"{name}_id", None if token is None else backend.token_to_id(token))
+        self.all_special_tokens = list(dict.fromkeys([*special.values(), *built.extra_special_tokens]))
+        self.all_special_ids = [backend.token_to_id(token) for token in self.all_special_tokens]
+        self.clean_up_tokenization_spaces = bool(settings.options.get("clean_up_tokenization_spaces"))
+        self._may_clean_up = built.family.cleans_up_bpe or type(backend.model).__name__ != "BPE"
+
+    def decode(
+        self, token_ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+    ) -> str | list[str]:
+        """The text of token ids: an integer, a sequence of them, or a sequence of sequences (which gives a list).
+
+        clean_up_tokenization_spaces: no space before punctuation ("a ." -> "a."); None means as the files say. It is
+        for WordPiece and SentencePiece: for byte-level BPE, which stores every space, it does nothing.
+
+        Raises TypeError for what is no integers, ValueError for an id outside the vocabulary, naming it and its
+        position.
+        """
+        ids = as_ids("token_ids", token_ids, nested=True)
+        if ids and isinstance(ids[0], list):
+            return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in ids]
+        for place, number in enumerate(ids):  # the library drops ids it does not know, without a word
+            self._token(number, f" at position {place}")
+        text = self._engine.decode(ids, skip_special_tokens)
+        return self._clean_up(text) if self._cleans_up(clean_up_tokenization_spaces) else text
+
+    def batch_decode(
+        self, sequences, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+    ) -> list[str]:
+        """`decode` of each sequence."""
+        return [self.decode(ids, skip_special_tokens, clean_up_tokenization_spaces) for ids in sequences]
+
+    def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
+        """The token of an id, or a list of them.
+
+        Raises TypeError for what is no integers, ValueError for an id outside the vocabulary.
+        """
+        if is_id(ids):
+            return self._token(ids, "")
+        ids = as_ids("ids", ids)
+        skipped = set(self.all_special_ids) if skip_special_tokens else ()
+        tokens = [(number, self._token(number, f" at position {place}")) for place, number in enumerate(ids)]
+        return [token for number, token in tokens if number not in skipped]
+
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int | None] | None:
+        """The id of a token, or a list of them; unk_token_id for what is not in the vocabulary."""
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(token) for token in tokens]
+        found = self._backend.token_to_id(tokens)
+        return self.unk_token_id if found is None else found
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """The text that tokens stand for."""
+        decoder = self._backend.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+
+    def get_special_tokens_mask(self, token_ids) -> list[int]:
+        """1 for each id that is a special token's, else 0; the ids include the special tokens."""
+        special = set(self.all_special_ids)
+        return [int(number in special) for number in as_ids("token_ids", token_ids)]
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """The added tokens with their ids."""
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        return {token.content: number for number, token in added}
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token, added ones included, with its id."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """The size of the vocabulary without added tokens; `len(tokenizer)` counts them."""
+        return self._backend.get_vocab_size(with_added_tokens=False)
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        model = type(self._backend.model).__name__
+        return f"Tokenizer({model}, vocab_size={len(self)}, model_max_length={self.model_max_length})"
+
+    def _cleans_up(self, asked: bool | None) -> bool:
+        if asked and not self._may_clean_up:
+            warnings.warn("clean_up_tokenization_spaces does nothing for byte-level BPE", stacklevel=3)
+        return self._may_clean_up and (self.clean_up_tokenization_spaces if asked is None else asked)
+
+    @staticmethod
+    def _clean_up(text: str) -> str:
+        for found, replacement in CLEAN_UP:
+            text = text.replace(found, replacement)
+        return text
+
+    def _token(self, number, where: str) -> str:
+        token = self._backend.id_to_token(int(number)) if 0 <= number < 2**32 else None
+        if token is None:
+            raise ValueError(f"token id {number}{where} is not in the vocabulary (0 to {len(self) - 1})")
+        return token
