@@ -1,7 +1,9 @@
-"""Checkpoints on disk: config.json, safetensors weights (one file or shards), names, saving."""
+"""Checkpoints: config.json, weights (safetensors or pickles, one file or shards), names, saving; ids on the hub."""
 
 from .config import read_config
+from .dtypes import SCALE, split_dtype, with_dtype
 from .errors import CheckpointError
+from .hub import resolve
 from .names import NameRules
 from .parameters import load_parameters
 from .reading import Checkpoint, open_checkpoint
@@ -9,6 +11,7 @@ from .safetensors_file import TensorInfo
 from .saving import save_checkpoint
 
 __all__ = [
+    "SCALE",
     "Checkpoint",
     "CheckpointError",
     "NameRules",
@@ -16,5 +19,8 @@ __all__ = [
     "load_parameters",
     "open_checkpoint",
     "read_config",
+    "resolve",
     "save_checkpoint",
+    "split_dtype",
+    "with_dtype",
 ]

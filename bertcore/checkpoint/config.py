@@ -8,17 +8,23 @@ from typing import Any
 from .errors import CheckpointError
 
 CONFIG_NAME = "config.json"
+WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 
 
-def checkpoint_folder(folder) -> Path:
-    """`folder` as a Path; CheckpointError when it is not an existing folder."""
-    folder = Path(folder)
-    if folder.is_dir():
-        return folder
-    what = "is a file" if folder.exists() else "does not exist"
+def checkpoint_folder(path) -> Path:
+    """The folder of the checkpoint at `path`: the folder itself, or the one a file of weights is in.
+
+    CheckpointError when there is neither.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return path
+    if path.is_file() and path.name.endswith(WEIGHTS_ENDINGS):
+        return path.parent
+    what = "is a file" if path.exists() else "does not exist"
     raise CheckpointError(
-        f"{folder} {what}; expected the folder of a checkpoint ({CONFIG_NAME} and weights); "
-        "`hf download ORGANISATION/NAME --local-dir FOLDER` (pip install huggingface_hub) fetches one from the hub"
+        f"{path} {what}; expected the folder of a checkpoint ({CONFIG_NAME} and weights), "
+        f"or a file of weights in it ({', '.join(WEIGHTS_ENDINGS)})"
     )
 
 
@@ -50,7 +56,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def read_config(folder) -> dict[str, Any]:
-    """The configuration of the model in `folder`: its config.json, as a dict.
+    """The configuration of the model in `folder` (or beside a file of weights): its config.json, as a dict.
 
     Raises CheckpointError when the folder or its config.json is missing, or the file is not a JSON object.
     """

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .dtypes import SCALE
 from .errors import CheckpointError, listed
 from .names import NameRules
 from .reading import Checkpoint
+from .safetensors_file import TensorInfo
 
 FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -18,7 +20,6 @@ def load_parameters(
     rules: NameRules,
     *,
     optional: Iterable[str] = (),
-    dtype=None,
 ) -> dict[str, np.ndarray]:
     """The arrays of a model's parameters, read from `checkpoint`.
 
@@ -29,13 +30,31 @@ def load_parameters(
     optional: beginnings of names ("classifier.", with or without `rules.prefix`), each of a part that the file may lack
         as a whole; the result then lacks it too, for the caller to initialise. A part of which only some is there is
         an error like any other.
-    dtype: floating dtype of the result; None keeps what is stored (bfloat16 as float32).
 
-    Returns name -> array in the order of `expected`. Arrays may be read-only views of the mapped file.
+    Returns name -> array in the order of `expected`, in the stored dtype. A matrix may be stored in int8 with its
+    scales; name + SCALE -> float32 (rows, 1) then follows it. Arrays may be read-only views of the mapped file.
 
     Raises one CheckpointError that names every problem: missing tensors, tensors the model does not know, wrong shapes
-    (name, expected, found), tensors that are not floating point, parameters stored twice, tied parameters that differ.
+    (name, expected, found), tensors that are not floating point, int8 without scales, parameters stored twice, tied
+    parameters that differ.
     """
+    sources = find_parameters(checkpoint, expected, rules, optional=optional)
+    arrays = {}
+    for name in filter(sources.__contains__, expected):
+        arrays[name] = checkpoint[sources[name]]
+        if arrays[name].dtype == np.int8:
+            arrays[name + SCALE] = checkpoint[sources[name] + SCALE].astype(np.float32, copy=False)
+    return arrays
+
+
+def find_parameters(
+    checkpoint: Checkpoint,
+    expected: Mapping[str, tuple[int, ...]],
+    rules: NameRules,
+    *,
+    optional: Iterable[str] = (),
+) -> dict[str, str]:
+    """The tensor of `checkpoint` that each parameter is read from, name -> the file's name; as `load_parameters`."""
     problems = _Problems()
     sources = _match(checkpoint, expected, rules, problems)
     present = [rules.bare(name) for name in sources]
@@ -48,7 +67,7 @@ def load_parameters(
             problems.missing.append(name)
     if problems:
         raise CheckpointError(f"{checkpoint.source} does not fit the model:\n{problems}")
-    return {name: _cast(checkpoint[sources[name]], dtype) for name in expected if name in sources}
+    return sources
 
 
 def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, problems: "_Problems") -> dict[str, str]:
@@ -57,7 +76,8 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
     by_spelling = {spelling: name for name in expected for spelling in rules.spellings(name)}
     sources: dict[str, str] = {}
     left_over: dict[str, str] = {}  # bare name -> the file's name
-    for file_name in checkpoint:
+    scales = {name + SCALE for name, info in checkpoint.info.items() if info.dtype == "I8"}
+    for file_name in (name for name in checkpoint if name not in scales):
         plain = file_name.removeprefix(wrapper)
         name = by_spelling.get(plain)
         if name is None:
@@ -99,10 +119,6 @@ def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> No
             # A spare original beside the copy is what transformers 5 saves, unused, for an untied decoder's bias.
 
 
-def _cast(array: np.ndarray, dtype) -> np.ndarray:
-    return array if dtype is None else array.astype(dtype, copy=False)
-
-
 @dataclass
 class _Problems:
     """Everything wrong with a checkpoint, gathered so that one error can name it all."""
@@ -111,6 +127,7 @@ class _Problems:
     unknown: list[str] = field(default_factory=list)
     wrong_shape: list[str] = field(default_factory=list)
     not_floating: list[str] = field(default_factory=list)
+    scales: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
     untied: list[str] = field(default_factory=list)
 
@@ -119,8 +136,16 @@ class _Problems:
         alias = "" if source == name else f" (as {source})"
         if info.shape != tuple(shape):
             self.wrong_shape.append(f"{name}{alias}: expected {tuple(shape)}, found {info.shape}")
-        if info.dtype not in FLOATING:
+        if info.dtype == "I8" and len(shape) == 2:
+            self._check_scale(name, alias, shape, checkpoint.info.get(source + SCALE))
+        elif info.dtype not in FLOATING:
             self.not_floating.append(f"{name}{alias}: {info.dtype}")
+
+    def _check_scale(self, name: str, alias: str, shape: tuple[int, ...], scale: TensorInfo | None) -> None:
+        if scale is None:
+            self.scales.append(f"{name}{alias}: no {SCALE.removeprefix('_')}")
+        elif scale.shape != (shape[0], 1) or scale.dtype not in FLOATING:
+            self.scales.append(f"{name}{alias}: expected ({shape[0]}, 1) F32, found {scale.shape} {scale.dtype}")
 
     def __bool__(self) -> bool:
         return any(vars(self).values())
@@ -130,7 +155,8 @@ class _Problems:
             "missing": "missing tensors",
             "unknown": "tensors the model does not have",
             "wrong_shape": "tensors of the wrong shape",
-            "not_floating": "tensors that are not floating point (quantised weights cannot be read)",
+            "not_floating": "tensors that are neither floating point nor int8 matrices",
+            "scales": f"int8 tensors whose scales (their names with {SCALE}) are missing or wrong",
             "twice": "parameters stored twice",
             "untied": "parameters that config.json ties but that differ (set tie_word_embeddings to false to use both)",
         }

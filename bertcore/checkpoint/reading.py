@@ -1,4 +1,4 @@
-"""A checkpoint folder as a mapping from tensor names to arrays."""
+"""A checkpoint as a mapping from tensor names to arrays."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -7,22 +7,29 @@ import numpy as np
 
 from .config import checkpoint_folder, no_file, read_json_object
 from .errors import CheckpointError, listed
+from .pickle_file import PickleFile
 from .safetensors_file import SafetensorsFile, TensorInfo
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
-PICKLED_NAMES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PICKLED_NAME = "pytorch_model.bin"
+PICKLED_INDEX_NAME = "pytorch_model.bin.index.json"
+
+# Where a folder may have its weights; the first that is there is taken.
+WEIGHTS_NAMES = (WEIGHTS_NAME, INDEX_NAME, PICKLED_NAME, PICKLED_INDEX_NAME)
+
+TensorFile = SafetensorsFile | PickleFile
 
 
 class Checkpoint(Mapping[str, np.ndarray]):
     """The tensors of a checkpoint, by the names they have in the file: `checkpoint[name]` reads one.
 
-    Arrays are read-only views of the memory-mapped files, in the stored dtype (bfloat16 is widened to float32); nothing
-    is read before it is asked for. `info` maps each name to its TensorInfo (file, dtype, shape) without reading it;
-    `source` is the file or index the checkpoint was opened from.
+    Arrays are read-only views of the memory-mapped files, in the stored dtype (bfloat16 as ml_dtypes.bfloat16);
+    nothing is read before it is asked for. `info` maps each name to its TensorInfo (file, dtype, shape) without reading
+    it; `source` is the file or index the checkpoint was opened from.
     """
 
-    def __init__(self, source: Path, files: list[SafetensorsFile], owner: Mapping[str, SafetensorsFile]):
+    def __init__(self, source: Path, files: list[TensorFile], owner: Mapping[str, TensorFile]):
         self.source = source
         self.metadata = {key: value for file in files for key, value in file.metadata.items()}
         self._owner = dict(owner)
@@ -44,30 +51,48 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return f"Checkpoint({str(self.source)!r}, {len(self)} tensors)"
 
 
-def open_checkpoint(folder) -> Checkpoint:
-    """Opens the weights in `folder`: model.safetensors, or the shards named by model.safetensors.index.json.
+def open_checkpoint(path) -> Checkpoint:
+    """Opens the weights at `path`: those in a folder, or a file of weights, or the index of several.
+
+    In a folder these are, the first that is there: model.safetensors; the shards that model.safetensors.index.json
+    names; pytorch_model.bin; the shards that pytorch_model.bin.index.json names. Pickles (.bin, .pt) are read without
+    running anything in them (see `pickle_machine`).
 
     Raises CheckpointError, naming the file and the problem, when there are no such weights, when a shard is missing,
-    and when a file is truncated or corrupt.
+    and when a file is truncated, corrupt, or holds something other than tensors.
     """
-    folder = checkpoint_folder(folder)
-    if (folder / WEIGHTS_NAME).is_file():
-        file = SafetensorsFile(folder / WEIGHTS_NAME)
-        return Checkpoint(file.file, [file], dict.fromkeys(file.info, file))
-    if (folder / INDEX_NAME).is_file():
-        return _open_shards(folder / INDEX_NAME)
-    raise CheckpointError(_no_weights(folder))
+    path = Path(path)
+    if not path.is_file():
+        path = _weights_in(checkpoint_folder(path))
+    if path.name.endswith(".json"):
+        return _open_shards(path)
+    file = _open_file(path)
+    return Checkpoint(path, [file], dict.fromkeys(file.info, file))
+
+
+def _weights_in(folder: Path) -> Path:
+    for file in (folder / name for name in WEIGHTS_NAMES):
+        if file.is_file():
+            return file
+        if (in_its_place := no_file(file)) is not None:
+            raise CheckpointError(in_its_place)
+    here = sorted(entry.name for entry in folder.iterdir())
+    raise CheckpointError(f"{folder} has none of {', '.join(WEIGHTS_NAMES)}; it holds {listed(here) or 'nothing'}")
+
+
+def _open_file(file: Path) -> TensorFile:
+    return SafetensorsFile(file) if file.name.endswith(".safetensors") else PickleFile(file)
 
 
 def _open_shards(index: Path) -> Checkpoint:
-    weight_map = _read_weight_map(index)
+    weight_map = read_weight_map(index)
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise CheckpointError(
             f"{index} names {len(names)} files, of which {len(missing)} are missing: {listed(missing)}"
         )
-    shards = {name: SafetensorsFile(index.parent / name) for name in names}
+    shards = {name: _open_file(index.parent / name) for name in names}
     absent = [f"{tensor} (in {file})" for tensor, file in weight_map.items() if tensor not in shards[file].info]
     if absent:
         raise CheckpointError(f"{index} places tensors in files that lack them: {listed(absent)}")
@@ -77,7 +102,8 @@ def _open_shards(index: Path) -> Checkpoint:
     return Checkpoint(index, list(shards.values()), owner)
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, from the index of a sharded checkpoint."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map of tensor names to file names")
@@ -86,17 +112,3 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         if PurePosixPath(file).name != file or file in ("", ".", "..") or "\\" in file or ":" in file:
             raise CheckpointError(f"{index} names the file {file!r}; expected a plain name in the same folder")
     return weight_map
-
-
-def _no_weights(folder: Path) -> str:
-    in_its_place = no_file(folder / WEIGHTS_NAME) or no_file(folder / INDEX_NAME)
-    if in_its_place is not None:
-        return in_its_place
-    for name in PICKLED_NAMES:
-        if (folder / name).is_file():
-            return (
-                f"{folder} has its weights in {name} (a pickle, which bertcore does not read); convert it once with "
-                f"transformers: AutoModel.from_pretrained({str(folder)!r}).save_pretrained(...) writes {WEIGHTS_NAME}"
-            )
-    here = sorted(entry.name for entry in folder.iterdir())
-    return f"{folder} has neither {WEIGHTS_NAME} nor {INDEX_NAME}; it holds {listed(here) or 'nothing'}"

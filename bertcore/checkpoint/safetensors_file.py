@@ -5,9 +5,10 @@ tensors back to back (https://github.com/huggingface/safetensors, "Format").
 
 The safetensors library checks the file: header, offsets, overlaps, length. The arrays are then views of the mapped file
 at the header's offsets, because the library's own NumPy reader copies each tensor (all-MiniLM-L6-v2: 90 MB, 40-300 ms;
-views: nothing until a page is touched) and refuses bfloat16 unless ml_dtypes is imported.
+views: nothing until a page is touched).
 """
 
+import importlib
 import json
 import mmap
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 
 from .errors import CheckpointError
 
-# bfloat16 has no NumPy dtype: its bytes are read as uint16 and widened (see `_array`).
+# bfloat16 is read as uint16, and seen as ml_dtypes.bfloat16 (see `native`).
 NUMPY_DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "|b1",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
@@ -65,27 +66,30 @@ class SafetensorsFile:
         }
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as a read-only array in the machine's byte order; bfloat16 comes widened to float32 (exact)."""
+        """The tensor as a read-only array in the machine's byte order; bfloat16 is that of ml_dtypes."""
         info = self.info[name]
         if info.dtype not in NUMPY_DTYPES:
             known = ", ".join(NUMPY_DTYPES)
             raise CheckpointError(f"{self.file}: tensor {name} is stored as {info.dtype}; readable are {known}")
-        array = _array(self._bytes, info)
-        array.flags.writeable = False
-        return array
+        return native(_array(self._bytes, info), info.dtype)
 
 
 def _array(data: mmap.mmap, info: TensorInfo) -> np.ndarray:
     dtype = np.dtype(NUMPY_DTYPES[info.dtype])
     count = int(np.prod(info.shape, dtype=np.int64))
     if count == 0:  # frombuffer refuses a zero-length tensor at the very end of the file
-        array = np.empty(info.shape, dtype)
-    else:
-        array = np.frombuffer(data, dtype, count, info.offset).reshape(info.shape)
-    if info.dtype == "BF16":  # a bfloat16 is the upper half of a float32
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    # The format promises no alignment; compiled kernels need it. Files written by the library pass without a copy.
-    return np.require(array.astype(dtype.newbyteorder("="), copy=False), requirements="A")
+        return np.empty(info.shape, dtype)
+    return np.frombuffer(data, dtype, count, info.offset).reshape(info.shape)
+
+
+def native(array: np.ndarray, dtype: str) -> np.ndarray:
+    """An array as it lies in a file, and its dtype there, as a read-only aligned array in the machine's byte order."""
+    # No format promises alignment; compiled kernels need it. Files written by the libraries pass without a copy.
+    array = np.require(array.astype(array.dtype.newbyteorder("="), copy=False), requirements="A")
+    if dtype == "BF16":
+        array = array.view(importlib.import_module("ml_dtypes").bfloat16)
+    array.flags.writeable = False
+    return array
 
 
 def _check_intact(file: Path) -> None:

@@ -17,9 +17,16 @@ def test_folder_that_is_not_there(tmp_path):
 
 
 def test_file_in_place_of_the_folder(tmp_path):
-    (tmp_path / "model.bin").write_text("x")
-    with pytest.raises(CheckpointError, match=r"model\.bin is a file; expected the folder"):
-        read_config(tmp_path / "model.bin")
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(CheckpointError, match=r"notes\.txt is a file; expected the folder"):
+        read_config(tmp_path / "notes.txt")
+
+
+def test_beside_a_file_of_weights(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    for name in ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"):
+        (tmp_path / name).write_text("x")
+        assert read_config(tmp_path / name) == {"model_type": "bert"}
 
 
 def test_folder_without_config_names_what_it_holds(tmp_path):

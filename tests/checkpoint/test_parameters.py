@@ -1,9 +1,10 @@
+import ml_dtypes
 import numpy as np
 import pytest
 
 from bertcore.checkpoint import CheckpointError, load_parameters, open_checkpoint
 from bertcore.models.bert import NAME_RULES as BERT
-from tests.checkpoint.files import entry, safetensors_bytes, write_tensors
+from tests.checkpoint.files import write_tensors
 
 WORDS, NORM = "embeddings.word_embeddings.weight", "embeddings.LayerNorm.weight"
 ENCODER = {WORDS: (7, 3), NORM: (3,), "encoder.layer.0.output.dense.bias": (3,)}
@@ -182,8 +183,7 @@ class TestProblems:
             f"  missing tensors (1): {NORM}",
             "  tensors the model does not have (1): encoder.layer.1.output.dense.bias",
             f"  tensors of the wrong shape (1): {WORDS}: expected (7, 3), found (8, 3)",
-            "  tensors that are not floating point (quantised weights cannot be read) (1): "
-            "encoder.layer.0.output.dense.bias: I8",
+            "  tensors that are neither floating point nor int8 matrices (1): encoder.layer.0.output.dense.bias: I8",
         ]
 
     def test_long_lists_are_cut(self, tmp_path):
@@ -219,24 +219,53 @@ class TestProblems:
 
 
 class TestDtype:
-    def test_stored_dtypes_become_the_asked_one(self, tmp_path):
-        arrays = values(ENCODER)
-        stored = {WORDS: arrays[WORDS].astype(np.float16), NORM: arrays[NORM].astype(np.float64)}
-        found = load(tmp_path, arrays | stored, ENCODER, dtype=np.float32)
-        assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
-        np.testing.assert_array_equal(found[WORDS], stored[WORDS].astype(np.float32))
-
-    def test_none_keeps_them(self, tmp_path):
+    def test_is_the_stored_one(self, tmp_path):
         arrays = values(ENCODER)
         arrays[WORDS] = arrays[WORDS].astype(np.float16)
-        assert load(tmp_path, arrays, ENCODER)[WORDS].dtype == np.float16
+        arrays[NORM] = arrays[NORM].astype(ml_dtypes.bfloat16)
+        found = load(tmp_path, arrays, ENCODER)
+        assert found[WORDS].dtype == np.float16 and found[NORM].dtype == ml_dtypes.bfloat16
+        check_same(found, arrays)
 
-    def test_matching_dtype_is_not_copied(self, tmp_path):
-        found = load(tmp_path, values(ENCODER), ENCODER, dtype="float32")
+    def test_nothing_is_copied(self, tmp_path):
+        found = load(tmp_path, values(ENCODER), ENCODER)
         assert not found[WORDS].flags.owndata and not found[WORDS].flags.writeable
 
-    def test_bfloat16(self, tmp_path):
-        header = {WORDS: entry("BF16", (1, 2), 0, 4)}
-        (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(header, b"\x80\x3f\x00\xc0"))
-        found = load_parameters(open_checkpoint(tmp_path), {WORDS: (1, 2)}, BERT, dtype=np.float64)[WORDS]
-        assert found.dtype == np.float64 and found.tolist() == [[1.0, -2.0]]
+
+class TestInt8:
+    POOLER_WEIGHT, POOLER_SCALE = "pooler.dense.weight", "pooler.dense.weight_scale"
+
+    def stored(self, **changes):
+        """An encoder with a pooler in int8; `changes` go over the weight's and the scale's tensors."""
+        weight, scale = np.arange(-4, 5, dtype=np.int8).reshape(3, 3), np.full((3, 1), 0.5, np.float32)
+        pooler = {self.POOLER_WEIGHT: changes.get("weight", weight), self.POOLER_SCALE: changes.get("scale", scale)}
+        return values(ENCODER) | {name: array for name, array in pooler.items() if array is not None}
+
+    @pytest.mark.parametrize("file_prefix", ["", "bert.", "module.bert."])
+    def test_scales_follow_under_the_models_names(self, tmp_path, file_prefix):
+        arrays = self.stored(scale=np.full((3, 1), 0.5, np.float16))
+        found = load(tmp_path, {file_prefix + name: array for name, array in arrays.items()}, ENCODER | POOLER)
+        check_same(found, {**ENCODER, **dict.fromkeys((self.POOLER_WEIGHT, self.POOLER_SCALE))} | arrays)
+        assert found[self.POOLER_WEIGHT].dtype == np.int8 and found[self.POOLER_SCALE].dtype == np.float32
+
+    def test_unused_ones_are_left_unread(self, tmp_path):
+        check_same(load(tmp_path, self.stored(), ENCODER), {name: self.stored()[name] for name in ENCODER})
+
+    @pytest.mark.parametrize(
+        "changes, problem",
+        [
+            ({"scale": None}, r"scales \(.*\) are missing or wrong \(1\): pooler\.dense\.weight: no scale"),
+            ({"scale": np.zeros(3, np.float32)}, r"dense\.weight: expected \(3, 1\) F32, found \(3,\) F32"),
+            ({"scale": np.zeros((4, 1), np.float32)}, r"dense\.weight: expected \(3, 1\) F32, found \(4, 1\) F32"),
+            ({"scale": np.zeros((3, 1), np.int32)}, r"dense\.weight: expected \(3, 1\) F32, found \(3, 1\) I32"),
+            (
+                {"weight": np.zeros((3, 4), np.int8)},
+                r"shape \(1\): pooler\.dense\.weight: expected \(3, 3\), found",
+            ),
+            ({"weight": np.zeros((3, 3), np.uint8)}, r"neither floating point nor int8 matrices \(1\): .*weight: U8"),
+            ({"weight": np.zeros((3, 3), np.float32)}, r"does not have \(1\): pooler\.dense\.weight_scale"),
+        ],
+    )
+    def test_what_is_wrong_is_told(self, tmp_path, changes, problem):
+        with pytest.raises(CheckpointError, match=problem):
+            load(tmp_path, self.stored(**changes), ENCODER | POOLER)

@@ -1,0 +1,77 @@
+"""Checkpoints of low precision: what config.json says of them.
+
+bfloat16 is an ordinary checkpoint of bfloat16 tensors, with vectors (biases, layer norms) in float32: they are a
+thousandth of the whole, and what computes in bfloat16 rounds them itself. config.json says "dtype": "bfloat16" as
+transformers does, and under the key "bertcore_dtype" that this is the dtype to load it in: published checkpoints in
+bfloat16, which lack that key, are loaded in float32.
+
+int8 is the format "int-quantized" of compressed-tensors (https://github.com/vllm-project/compressed-tensors): the
+weight X of a linear map is an int8 tensor X and a float32 tensor X_scale, (out_features, 1), whose product it stands
+for; tables are bfloat16, everything else float32. The "quantization_config" says so, and that activations are quantised
+for each token when it is computed.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .config import CONFIG_NAME
+from .errors import CheckpointError
+
+SCALE = "_scale"  # ends the name of an int8 tensor's scales
+QUANTIZATION = "quantization_config"
+LOADED_AS = "bertcore_dtype"
+
+_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "token", "dynamic": True}
+
+
+def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The config without what it says of low precision, and the dtype to load it in (None if ordinary).
+
+    Raises CheckpointError for weights that are quantised in a way bertcore does not read.
+    """
+    rest = {key: value for key, value in config.items() if key not in (QUANTIZATION, LOADED_AS)}
+    if config.get(QUANTIZATION) is not None:
+        _check_quantization(f"{folder}/{CONFIG_NAME}: {QUANTIZATION}", config[QUANTIZATION])
+        return rest, "int8"
+    dtype = config.get(LOADED_AS)
+    if dtype not in (None, "bfloat16"):
+        raise CheckpointError(f"{folder}/{CONFIG_NAME}: {LOADED_AS} is {dtype!r}, expected 'bfloat16'")
+    if dtype is not None:
+        rest.pop("dtype", None)
+    return rest, dtype
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str, unquantized: Iterable[str] = ()) -> dict[str, Any]:
+    """The config of a checkpoint whose tensors are of a model of `dtype`; the reverse of `split_dtype`.
+
+    unquantized: the names of linear maps that an int8 checkpoint keeps in floating point.
+    """
+    if dtype == "bfloat16":
+        rest = {key: value for key, value in config.items() if key != "torch_dtype"}  # the older name of "dtype"
+        return {**rest, "dtype": "bfloat16", LOADED_AS: "bfloat16"}
+    if dtype != "int8":
+        return {key: dtype if key in ("dtype", "torch_dtype") else value for key, value in config.items()}
+    group = {"targets": ["Linear"], "weights": _WEIGHTS, "input_activations": _ACTIVATIONS}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": sorted(unquantized),
+    }
+    return {**config, QUANTIZATION: quantization}
+
+
+def _check_quantization(where: str, found: Any) -> None:
+    expected = "supported is int8 with a scale for each output channel: quant_method 'compressed-tensors', format"
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{where} is {found!r}, expected an object")
+    method, form, groups = (found.get(key) for key in ("quant_method", "format", "config_groups"))
+    if method != "compressed-tensors" or form != "int-quantized" or not isinstance(groups, Mapping):
+        raise CheckpointError(f"{where} has quant_method {method!r}, format {form!r}; {expected} 'int-quantized'")
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        for key, value in _WEIGHTS.items():
+            if not isinstance(weights, Mapping) or weights.get(key) != value:
+                raise CheckpointError(f"{where}: the weights of {name} are {weights!r}, expected {_WEIGHTS!r}")

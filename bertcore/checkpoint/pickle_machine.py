@@ -1,0 +1,269 @@
+"""A pickle read as plain values, without running any of it.
+
+Pickle is a program for a small stack machine (the standard library's pickletools documents every opcode), and Python's
+own machine is unsafe by design: it imports what the pickle names, calls it with the pickle's arguments and sets
+attributes. A pickle.Unpickler that only narrows find_class still calls and builds, looks up copyreg's extension codes,
+and sizes its memo by an index of the pickle's choice. So this is a machine of its own that lacks the dangerous parts:
+
+- It imports nothing and looks up no attribute. A name in the pickle is a key into the caller's table of names, nothing
+  else; a name that is not there ends the reading.
+- It calls nothing but the Functions of that table, which are written for it: they take and return plain values.
+- Opcodes that tensors in plain containers do not need do not exist: objects (NEWOBJ, INST, OBJ), extension codes,
+  bytes, sets, out-of-band buffers, the text opcodes of protocol 0. BUILD only drops the attributes of a dict. Keys are
+  strings, so nothing else is hashed or compared.
+- Each opcode makes at most one value, the memo grows by one at a time, and lengths are checked against what is left.
+  Memory is thus bounded by a multiple of the pickle's length (below 100: a byte can ask for an empty dict), which has a
+  limit of its own. Nothing recurses: neither nesting nor a cycle can harm.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LIMIT = 4 << 20  # bytes of one pickle; the state dict of XLM-R large takes 80 kB, 20,000 tensors about 4 MB
+
+
+class Refused(ValueError):
+    """What in a pickle is broken, or no tensor in a plain container; the message does not name the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What a name that a pickle may call stands for: `call`, with how few and how many arguments."""
+
+    call: Callable[..., Any]
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a pickle may refer to.
+
+    names: (module, name) -> a Function, or a value that stands for it.
+    reference: gives the value of a reference to something outside the pickle (BINPERSID).
+    """
+
+    names: Mapping[tuple[str, str], Any]
+    reference: Callable[[Any], Any]
+
+
+def read_pickle(data, vocabulary: Vocabulary, start: int = 0, stop: int | None = None) -> tuple[Any, int]:
+    """The value of the pickle that begins at byte `start` of `data` (bytes or a mapped file), and where it ends.
+
+    Values are dict (for OrderedDict too), list, tuple, int, float, bool, str, None and what `vocabulary` gives.
+    Raises Refused for everything else.
+    """
+    stop = len(data) if stop is None else stop
+    machine = _Machine(data, vocabulary, start, min(stop, start + LIMIT), limited=stop > start + LIMIT)
+    try:
+        return machine.run(), machine.position
+    except IndexError as error:
+        raise Refused(f"the pickle takes more values than it made, before byte {machine.position}") from error
+    except UnicodeDecodeError as error:
+        raise Refused(f"the pickle has text that is not UTF-8, before byte {machine.position}") from error
+
+
+def kind(value: Any) -> str:
+    """The name of a value's type, for messages: the value itself may be anything, and endless."""
+    return type(value).__name__
+
+
+def shown(text: str) -> str:
+    """Text out of a file, for messages: without control characters, and not endless."""
+    return text if text.isprintable() and len(text) < 100 else ascii(text[:100])
+
+
+def check_key(key: Any) -> None:
+    """Refused unless `key` may be the key of a dict: a string.
+
+    Hashing a tuple can take exponential time; integers can be chosen so that all fall into one place of the table.
+    """
+    if type(key) is not str:
+        raise Refused(f"the pickle has a dict with a key of type {kind(key)}, expected strings")
+
+
+class _Machine:
+    """The stack machine: `stack` since the last mark, `outer` the stacks before it, `memo` values by number."""
+
+    def __init__(self, data, vocabulary: Vocabulary, position: int, stop: int, *, limited: bool):
+        self.data, self.position, self.stop, self.limited = data, position, stop, limited
+        self.vocabulary = vocabulary
+        self.stack: list[Any] = []
+        self.outer: list[list[Any]] = []
+        self.memo: list[Any] = []
+
+    def run(self) -> Any:
+        while (opcode := self.take(1)) != b".":
+            if opcode not in STEPS:
+                raise Refused(
+                    f"the pickle has the opcode {opcode!r} at byte {self.position - 1}, which tensors in plain "
+                    "containers do not need; nothing of it was run"
+                )
+            STEPS[opcode](self)
+        return self.stack.pop()
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        if count > self.stop - self.position:
+            ends = f"is longer than {LIMIT >> 20} MiB" if self.limited else "ends too early (truncated?)"
+            raise Refused(f"the pickle {ends}")
+        self.position += count
+        return self.data[self.position - count : self.position]
+
+    def number(self, size: int) -> int:
+        """The next `size` bytes as a number of at least 0."""
+        return int.from_bytes(self.take(size), "little")
+
+    def signed(self, size: int) -> int:
+        """The next `size` bytes as an integer; 255 of them at most, as LONG4 is left out."""
+        return int.from_bytes(self.take(size), "little", signed=True)
+
+    def text(self, size: int) -> str:
+        """The next string, whose length stands before it in `size` bytes."""
+        return self.take(self.number(size)).decode("utf-8")
+
+    def line(self) -> str:
+        """Text up to the end of the line."""
+        end = self.data.find(b"\n", self.position, self.stop)
+        return self.take((self.stop if end < 0 else end) + 1 - self.position)[:-1].decode("utf-8")
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def pop(self) -> Any:
+        return self.stack.pop()
+
+    def mark(self) -> None:
+        self.outer.append(self.stack)
+        self.stack = []
+
+    def since_mark(self) -> list[Any]:
+        """The values since the last mark, which is taken away."""
+        values, self.stack = self.stack, self.outer.pop()
+        return values
+
+    def last(self, expected: type) -> Any:
+        """The value on top of the stack, which stays there."""
+        value = self.stack[-1]
+        if type(value) is not expected:
+            raise Refused(f"the pickle treats a {kind(value)} as a {expected.__name__}, before byte {self.position}")
+        return value
+
+    def last_as_tuple(self, count: int) -> None:
+        values = [self.pop() for _ in range(count)]
+        self.push(tuple(reversed(values)))
+
+    def set_items(self, items: list[Any]) -> None:
+        if len(items) % 2:
+            raise Refused("the pickle has a dict with a key without a value")
+        target = self.last(dict)
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            check_key(key)
+            target[key] = value
+
+    def append(self) -> None:
+        value = self.pop()
+        self.last(list).append(value)
+
+    def extend(self) -> None:
+        values = self.since_mark()
+        self.last(list).extend(values)
+
+    def set_item(self) -> None:
+        value, key = self.pop(), self.pop()
+        self.set_items([key, value])
+
+    def name(self, module: Any, name: Any) -> None:
+        if type(module) is not str or type(name) is not str:
+            raise Refused("the pickle asks for something by a name that is no text")
+        if (module, name) not in self.vocabulary.names:
+            raise Refused(
+                f"the pickle asks for {shown(f'{module}.{name}')}, which tensors in plain containers do not need; "
+                "nothing of it was run"
+            )
+        self.push(self.vocabulary.names[module, name])
+
+    def name_on_stack(self) -> None:
+        name, module = self.pop(), self.pop()
+        self.name(module, name)
+
+    def call(self) -> None:
+        arguments, function = self.pop(), self.pop()
+        if type(function) is not Function or type(arguments) is not tuple:
+            raise Refused(f"the pickle calls a {kind(function)} with a {kind(arguments)}; nothing of it was run")
+        if not function.fewest <= len(arguments) <= function.most:
+            expected = f"{function.fewest} to {function.most}"
+            raise Refused(
+                f"the pickle calls {function.call.__name__} with {len(arguments)} values, expected {expected}"
+            )
+        self.push(function.call(*arguments))
+
+    def build(self) -> None:
+        """Attributes of an OrderedDict, which are of no use here: a module's state dict has its `_metadata`."""
+        state = self.pop()
+        target = self.stack[-1]
+        if type(state) is not dict or type(target) is not dict:
+            raise Refused(f"the pickle gives attributes to a {kind(target)}; nothing of it was run")
+
+    def memoize(self, number: int) -> None:
+        # Python 3 counts from 0 and Python 2 from 1; with neither is there a hole of more than one.
+        if number > len(self.memo) + 1:
+            raise Refused(f"the pickle numbers its value {number} after {len(self.memo)} values")
+        self.memo[number : number + 1] = [self.stack[-1]] * (max(number - len(self.memo), 0) + 1)
+
+    def recall(self, number: int) -> None:
+        if number >= len(self.memo):
+            raise Refused(f"the pickle uses its value number {number}, which it has not made")
+        self.push(self.memo[number])
+
+    def protocol(self) -> None:
+        version = self.number(1)
+        if version > 5:
+            raise Refused(f"the pickle is of protocol {version}; readable are 2 to 5")
+
+
+def _skip_frame(machine: _Machine) -> None:
+    machine.take(8)  # a length, for reading ahead
+
+
+STEPS: dict[bytes, Callable[[_Machine], None]] = {
+    b"\x80": _Machine.protocol,
+    b"\x95": _skip_frame,
+    b"N": lambda machine: machine.push(None),
+    b"\x88": lambda machine: machine.push(True),
+    b"\x89": lambda machine: machine.push(False),
+    b"K": lambda machine: machine.push(machine.number(1)),
+    b"M": lambda machine: machine.push(machine.number(2)),
+    b"J": lambda machine: machine.push(machine.signed(4)),
+    b"\x8a": lambda machine: machine.push(machine.signed(machine.number(1))),  # LONG1
+    b"G": lambda machine: machine.push(struct.unpack(">d", machine.take(8))[0]),
+    b"U": lambda machine: machine.push(machine.text(1)),  # SHORT_BINSTRING and BINSTRING: the strings of Python 2
+    b"T": lambda machine: machine.push(machine.text(4)),
+    b"\x8c": lambda machine: machine.push(machine.text(1)),  # SHORT_BINUNICODE, BINUNICODE, BINUNICODE8
+    b"X": lambda machine: machine.push(machine.text(4)),
+    b"\x8d": lambda machine: machine.push(machine.text(8)),
+    b"}": lambda machine: machine.push({}),
+    b"]": lambda machine: machine.push([]),
+    b")": lambda machine: machine.push(()),
+    b"(": _Machine.mark,
+    b"t": lambda machine: machine.push(tuple(machine.since_mark())),
+    b"\x85": lambda machine: machine.last_as_tuple(1),
+    b"\x86": lambda machine: machine.last_as_tuple(2),
+    b"\x87": lambda machine: machine.last_as_tuple(3),
+    b"a": _Machine.append,
+    b"e": _Machine.extend,
+    b"s": _Machine.set_item,
+    b"u": lambda machine: machine.set_items(machine.since_mark()),
+    b"q": lambda machine: machine.memoize(machine.number(1)),  # BINPUT, LONG_BINPUT, MEMOIZE
+    b"r": lambda machine: machine.memoize(machine.number(4)),
+    b"\x94": lambda machine: machine.memoize(len(machine.memo)),
+    b"h": lambda machine: machine.recall(machine.number(1)),
+    b"j": lambda machine: machine.recall(machine.number(4)),
+    b"c": lambda machine: machine.name(machine.line(), machine.line()),
+    b"\x93": _Machine.name_on_stack,
+    b"Q": lambda machine: machine.push(machine.vocabulary.reference(machine.pop())),
+    b"R": _Machine.call,
+    b"b": _Machine.build,
+}

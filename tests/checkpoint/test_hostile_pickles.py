@@ -1,0 +1,505 @@
+"""Files of torch.save that want more than to be read: each is an error that names the file, and nothing happens."""
+
+import contextlib
+import pickle
+import pickletools
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint.pickle_file import PickleFile
+from bertcore.checkpoint.pickle_machine import LIMIT, Refused, read_pickle
+from bertcore.checkpoint.pickle_tensors import VOCABULARY
+from tests.checkpoint import pickle_files as build
+
+VALUES = np.arange(6, dtype="<f4").tobytes()
+SOUND = build.state_dict({"w": build.tensor()})
+FORMATS = {"zip": build.archive, "stream": build.stream}
+
+
+def refused(folder, content, problem):
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=problem) as caught:
+        PickleFile(file)
+    message = str(caught.value)
+    assert message.startswith(str(file)) and len(message) < 600 and message.isprintable()
+
+
+class Payload:
+    """Pickles to a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def mark(folder: Path) -> Path:
+    """The file that a payload makes when it is run."""
+    return folder / "it-was-run"
+
+
+def attacks(folder: Path) -> dict[str, bytes]:
+    """Pickles that Python's unpickler, or a careless one, would run; each would make the file `mark`."""
+    import os
+
+    touch, code = f"touch {mark(folder)}", f"open({str(mark(folder))!r}, 'w').close()"
+    name, text, call = build.name, build.text, build.call
+    dump = {f"protocol {number}": pickle.dumps({"w": Payload(os.system, touch)}, number) for number in range(6)}
+    getter = call(name("builtins", "getattr"), name("builtins", "__import__"), text("__call__"))
+    importer = call(name("builtins", "__import__"), text("os"))
+    system = call(name("builtins", "getattr"), importer, text("system"))
+    runner = name("numpy.testing._private.utils", "runstring")
+    by_state = name("collections", "OrderedDict") + b")\x81}" + text("__class__") + name("os", "system") + b"sb"
+    return {
+        **dump,
+        "os.system": b"\x80\x02" + call(name("os", "system"), text(touch)) + b".",
+        "posix.system": b"\x80\x02" + call(name("posix", "system"), text(touch)) + b".",
+        "subprocess.Popen": b"\x80\x02" + call(name("subprocess", "Popen"), build.group(text("touch"))) + b".",
+        "builtins.eval": b"\x80\x02" + call(name("builtins", "eval"), text(code)) + b".",
+        "builtins.exec": b"\x80\x02" + call(name("builtins", "exec"), text(code)) + b".",
+        "__builtin__.eval": b"\x80\x02" + call(name("__builtin__", "eval"), text(code)) + b".",
+        "getattr": b"\x80\x02" + call(getter, text("os")) + b".",
+        "attribute of a module": b"\x80\x02" + call(system, text(touch)) + b".",
+        "dotted name": b"\x80\x04" + text("collections") + text("OrderedDict.__init__.__globals__") + b"\x93.",
+        "name in a permitted module": b"\x80\x02" + call(name("torch", "load"), text("x")) + b".",
+        "another rebuilder": b"\x80\x02" + call(name("torch._utils", "_rebuild_wrapper_subclass"), text("x")) + b".",
+        "pickle in a pickle": b"\x80\x02" + call(name("torch.storage", "_load_from_bytes"), text("x")) + b".",
+        "pickle.loads": b"\x80\x02" + call(name("pickle", "loads"), text("x")) + b".",
+        "numpy.load": b"\x80\x02" + call(name("numpy", "load"), text("x")) + b".",
+        "numpy's runner": b"\x80\x02" + call(runner, text(code), b"}") + b".",
+        "codecs": b"\x80\x02" + call(name("_codecs", "encode"), text("x")) + b".",
+        "INST": b"(S'" + touch.encode() + b"'\nios\nsystem\n.",
+        "INST after the protocol": b"\x80\x02(" + text(touch) + b"ios\nsystem\n.",
+        "OBJ": b"\x80\x02(" + name("os", "system") + text(touch) + b"o.",
+        "NEWOBJ": b"\x80\x02" + name("subprocess", "Popen") + build.group(text(touch)) + b"\x81.",
+        "NEWOBJ of a permitted name": b"\x80\x02" + name("collections", "OrderedDict") + b")\x81.",
+        "NEWOBJ_EX": b"\x80\x04" + name("collections", "OrderedDict") + b")}\x92.",
+        "state that sets a class": b"\x80\x02" + by_state + b".",
+        "EXT1": b"\x80\x02\x82\x01)R.",
+        "EXT2": b"\x80\x02\x83\x01\x00)R.",
+        "EXT4": b"\x80\x02\x84\x01\x00\x00\x00)R.",
+        "PERSID": b"\x80\x02Pos.system\n.",
+        "NEXT_BUFFER": b"\x80\x05\x97.",
+        "READONLY_BUFFER": b"\x80\x05\x97\x98.",
+        "in the dict": build.state_dict({"w": call(name("os", "system"), text(touch))}),
+        "as a tensor's hook": build.state_dict({"w": build.tensor().replace(
+            build.ordered_dict(), call(name("os", "system"), text(touch)))}),
+        "in the attributes": SOUND[:-1] + b"}" + text("_metadata") + call(name("os", "system"), text(touch)) + b"sb.",
+        "as a tensor's storage": build.state_dict({"w": build.tensor(of=call(name("os", "system"), text(touch)))}),
+        "call of what was computed": b"\x80\x02" + call(build.tensor(), text(touch)) + b".",
+        "call of a dtype": b"\x80\x02" + call(name("torch", "float32"), text(touch)) + b".",
+        "call of text": b"\x80\x02" + call(text("os.system"), text(touch)) + b".",
+    }  # fmt: skip
+
+
+ATTACKS = attacks(Path("/tmp"))
+
+
+class TestNothingIsRun:
+    @pytest.mark.parametrize("form", FORMATS)
+    @pytest.mark.parametrize("attack", ATTACKS)
+    def test_attack(self, tmp_path, attack, form):
+        pickled = attacks(tmp_path)[attack]
+        modules = set(sys.modules)
+        refused(tmp_path, FORMATS[form](pickled, {"0": VALUES}), "is no file of tensors that can be read: ")
+        assert not mark(tmp_path).exists() and set(sys.modules) == modules
+
+    def test_the_attacks_are_real(self, tmp_path):
+        """What the first of them do when Python's own unpickler reads them."""
+        for attack in ("protocol 0", "protocol 5", "os.system", "builtins.eval", "builtins.exec", "INST", "OBJ"):
+            pickle.loads(attacks(tmp_path)[attack])
+            assert mark(tmp_path).exists(), attack
+            mark(tmp_path).unlink()
+
+    @pytest.mark.parametrize("place", range(4))
+    def test_every_pickle_of_a_stream(self, tmp_path, place):
+        """The magic number, the version and the keys are pickles, too."""
+        parts = [build.MAGIC, build.VERSION, build.LITTLE, SOUND]
+        parts[place] = attacks(tmp_path)["os.system"]
+        refused(tmp_path, b"".join(parts), "asks for os.system.*nothing of it was run")
+        keys = b"".join([build.MAGIC, build.VERSION, build.LITTLE, SOUND, attacks(tmp_path)["os.system"]])
+        refused(tmp_path, keys, "asks for os.system")
+        assert not mark(tmp_path).exists()
+
+    def test_other_pickles_of_an_archive_are_not_opened(self, tmp_path):
+        """TorchScript archives and torch.package have more pickles than data.pkl."""
+        bad = attacks(tmp_path)["os.system"]
+        file = tmp_path / "pytorch_model.bin"
+        file.write_bytes(build.archive(SOUND, {"0": VALUES}, more={".data/extra.pkl": bad, "version": bad}))
+        assert PickleFile(file).read("w").shape == (2, 3)
+        refused(tmp_path, build.archive(SOUND, {"0": VALUES}, more={"constants.pkl": bad}), "TorchScript program")
+        assert not mark(tmp_path).exists()
+
+    def test_registered_extension_is_not_looked_up(self, tmp_path):
+        import copyreg
+
+        copyreg.add_extension("os", "system", 77)
+        try:
+            content = b"\x80\x02\x82\x4d" + build.group(build.text(f"touch {mark(tmp_path)}")) + b"R."
+            refused(tmp_path, build.archive(content, {}), "opcode")
+        finally:
+            copyreg.remove_extension("os", "system", 77)
+        assert not mark(tmp_path).exists()
+
+    def test_unknown_opcodes(self):
+        known = {opcode.code.encode("latin-1") for opcode in pickletools.opcodes}
+        for code in range(256):
+            content = b"\x80\x02" + b"NNNN" + bytes([code]) + b"\0" * 16
+            if bytes([code]) not in known:
+                with pytest.raises(Refused, match="opcode"):
+                    read_pickle(content, VOCABULARY)
+
+
+REFERENCES = {
+    "text": build.text("storage") + b"Q",
+    "nothing": b")Q",
+    "another kind": build.group(build.text("module"), build.name("torch", "FloatStorage"), b"NN") + b"Q",
+    "name in place of the type": build.storage().replace(build.name("torch", "FloatStorage"), build.text("os.system")),
+    "dtype in place of the type": build.storage().replace(b"FloatStorage", b"float32"),
+    "key that is a number": build.storage().replace(build.text("0"), b"K\0"),
+    "length that is text": build.storage().replace(build.integer(6), build.text("6")),
+    "length that is True": build.storage().replace(build.integer(6), b"\x88"),
+    "negative length": build.storage(-6),
+    "endless length": build.storage(2**62),
+    "more than the file has": build.storage(7),
+    "less than the file has": build.storage(5),
+    "key that is not there": build.storage(key="1"),
+    "key that climbs": build.storage(key="../data.pkl"),
+    "other size of elements": build.storage(kind="DoubleStorage"),
+    "view beyond the end": build.storage(view=build.group(b"N", build.integer(3), build.integer(4))),
+    "view before the beginning": build.storage(view=build.group(b"N", build.integer(-1), build.integer(4))),
+    "view without bounds": build.storage(view=build.group(b"N")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("reference", REFERENCES.values(), ids=REFERENCES)
+def test_storage_that_does_not_fit(tmp_path, reference, form):
+    content = build.state_dict({"w": build.tensor((1,), (1,), of=reference)})
+    refused(tmp_path, FORMATS[form](content, {"0": VALUES}), "storage")
+
+
+TENSORS = {
+    "beyond the end": ((2, 3), (3, 1), 1),
+    "far beyond": ((2, 3), (3, 1), 2**47),
+    "offset of 80 bits": ((1,), (1,), 2**80),
+    "negative offset": ((1,), (1,), -1),
+    "negative size": ((-1, 3), (3, 1), 0),
+    "negative stride": ((2, 3), (3, -1), 2),
+    "huge stride": ((2,), (2**62,), 0),
+    "stride that overflows 64 bits": ((5,), (2**62,), 0),
+    "more elements than the storage": ((2**40,), (0,), 0),
+    "product that overflows 64 bits": ((2**33, 2**33), (0, 0), 0),
+    "nothing, but too large for NumPy": ((0, 2**33, 2**33), (1, 0, 0), 0),
+    "another number of strides": ((2, 3), (1,), 0),
+    "many dimensions": ((1,) * 65, (1,) * 65, 0),
+    "nothing beyond the end": ((0,), (1,), 7),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("view", TENSORS.values(), ids=TENSORS)
+def test_tensor_that_does_not_fit(tmp_path, view, form):
+    content = build.state_dict({"w": build.tensor(*view)})
+    refused(tmp_path, FORMATS[form](content, {"0": VALUES}), "a tensor")
+
+
+def rebuilt(*arguments, by="_rebuild_tensor_v2"):
+    return build.state_dict({"w": build.call(build.name("torch._utils", by), *arguments)})
+
+
+STORAGE, SIZES, REST = build.storage(), [b"K\0", b"K\6\x85", b"K\1\x85"], [b"\x89", b"}"]
+STORAGE_TYPE = build.name("torch", "IntStorage")
+CALLS = {
+    "no arguments": rebuilt(),
+    "too many arguments": rebuilt(STORAGE, *SIZES, *REST, b"N", b"N"),
+    "text in place of the storage": rebuilt(build.text("0"), *SIZES, *REST),
+    "list in place of the size": rebuilt(STORAGE, b"K\0", b"](K\6e", b"K\1\x85", *REST),
+    "text in the size": rebuilt(STORAGE, b"K\0", build.text("6") + b"\x85", b"K\1\x85", *REST),
+    "real number in the size": rebuilt(STORAGE, b"K\0", b"G" + struct.pack(">d", 6.0) + b"\x85", b"K\1\x85", *REST),
+    "itself in the size": rebuilt(STORAGE, b"K\0", b"]q\1h\1a\x85", b"K\1\x85", *REST),
+    "conjugated": rebuilt(STORAGE, *SIZES, *REST, b"}" + build.text("conj") + b"\x88s"),
+    "dtype that is text": rebuilt(STORAGE, *SIZES, *REST, build.text("float32"), by="_rebuild_tensor_v3"),
+    "dtype that is a storage": rebuilt(STORAGE, *SIZES, *REST, STORAGE_TYPE, by="_rebuild_tensor_v3"),
+    "wider dtype": rebuilt(STORAGE, *SIZES, *REST, build.name("torch", "int64"), by="_rebuild_tensor_v3"),
+    "parameter of text": rebuilt(build.text("x"), b"\x88", b"N", by="_rebuild_parameter"),
+    "sparse": rebuilt(b"N", b")", by="_rebuild_sparse_tensor"),
+    "quantised": rebuilt(b"N", b")", by="_rebuild_qtensor"),
+    "size of text": b"\x80\x02" + build.call(build.name("torch", "Size"), build.text("x")) + b".",
+    "OrderedDict of text": b"\x80\x02" + build.call(build.name("collections", "OrderedDict"), build.text("x")) + b".",
+    "OrderedDict of no pairs": b"\x80\x02" + build.call(build.name("collections", "OrderedDict"), b"](K\1e") + b".",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", CALLS.values(), ids=CALLS)
+def test_call_with_wrong_arguments(tmp_path, content):
+    refused(tmp_path, build.archive(content, {"0": VALUES}), "is no file of tensors that can be read: ")
+
+
+MALFORMED = {
+    "empty": b"",
+    "no end": b"\x80\x02}",
+    "end without a value": b"\x80\x02.",
+    "protocol of the future": b"\x80\x06N.",
+    "text longer than the file": b"\x80\x02X\xff\xff\xff\x7fabc.",
+    "text of 2**64 bytes": b"\x80\x04\x8d" + b"\xff" * 8 + b"abc.",
+    "text that is not UTF-8": b"\x80\x02U\2\xff\xfe.",
+    "half a surrogate": b"\x80\x02X\3\0\0\0\xed\xa0\x80.",
+    "name that is not UTF-8": b"\x80\x02c\xff\n\xfe\n.",
+    "name without an end": b"\x80\x02ctorch",
+    "name of control characters": b"\x80\x02c\x1b[2J\n\x07\n.",
+    "name from the stack that is no text": b"\x80\x04K\1K\2\x93.",
+    "endless integer": b"\x80\x02\x8a\xff" + b"\x7f" * 255 + b".",
+    "LONG4": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+    "no mark": b"\x80\x02}K\1u.",
+    "odd number of items": b"\x80\x02}(K\1u.",
+    "tuple of too little": b"\x80\x02K\1\x87.",
+    "item of a number": b"\x80\x02K\1K\1a.",
+    "items of a tuple": b"\x80\x02)(K\1e.",
+    "key that is a number": b"\x80\x02}K\1K\1s.",
+    "key that is a list": b"\x80\x02}]K\1s.",
+    "key that is a tuple": b"\x80\x02})K\1s.",
+    "key that is a tensor": b"\x80\x02}" + build.tensor() + b"K\1s.",
+    "value never made": b"\x80\x02h\x05.",
+    "value never made, far away": b"\x80\x02j\xff\xff\xff\xff.",
+    "memo with a hole": b"\x80\x02Nr\xff\xff\xff\x7f.",
+    "memo of nothing": b"\x80\x02q\x00.",
+    "attributes of a tensor": b"\x80\x02" + build.tensor() + b"}b.",
+    "attributes of a list": b"\x80\x02]}b.",
+    "attributes that are no dict": b"\x80\x02}K\1b.",
+    "DUP": b"\x80\x02}22.",
+    "bytes": b"\x80\x03C\1x.",
+    "bytearray": b"\x80\x05\x96" + b"\xff" * 8 + b".",
+    "set": b"\x80\x04\x8f.",
+}
+OTHER_VALUES = {
+    "a list": (b"\x80\x02].", "it holds a list, expected a state dict"),
+    "one tensor": (b"\x80\x02" + build.tensor() + b".", "it holds a Tensor, expected a state dict"),
+    "a storage": (b"\x80\x02" + STORAGE + b".", "it holds a Storage"),
+    "a dict of dicts": (build.state_dict({"state_dict": b"}"}), "but state_dict is a dict"),
+    "a number among them": (build.state_dict({"w": build.tensor(), "epoch": b"K\1"}), "but epoch is a int"),
+    "a cycle": (b"\x80\x02}q\0" + build.text("me") + b"h\0s.", "but me is a dict"),
+    "a dtype": (build.state_dict({"w": build.name("torch", "float32")}), "but w is a DType"),
+    "name of control characters": (build.state_dict({"\x1b[2J" * 99: b"N"}), r"but '\\x1b\[2J"),
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
+def test_malformed(tmp_path, content):
+    refused(tmp_path, build.archive(content, {"0": VALUES}), "is no file of tensors that can be read: ")
+
+
+@pytest.mark.parametrize("content, problem", OTHER_VALUES.values(), ids=OTHER_VALUES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_other_values(tmp_path, content, problem, form):
+    refused(tmp_path, FORMATS[form](content, {"0": VALUES}), problem)
+
+
+class TestArchive:
+    CONTENT = build.archive(SOUND, {"0": VALUES})
+
+    def test_every_truncation(self, tmp_path):
+        for length in range(len(self.CONTENT)):
+            refused(tmp_path, self.CONTENT[:length], "empty|truncated|damaged|neither a zip")
+
+    def test_every_damaged_byte_is_an_error_or_harmless(self, tmp_path):
+        """Only the numbers themselves, and what no reader looks at, may change unnoticed."""
+        file = tmp_path / "pytorch_model.bin"
+        for place in range(len(self.CONTENT)):
+            damaged = bytearray(self.CONTENT)
+            damaged[place] ^= 0xFF
+            file.write_bytes(damaged)
+            try:
+                assert PickleFile(file).read("w").shape == (2, 3)
+            except CheckpointError as error:
+                assert str(file) in str(error)
+
+    def test_compressed(self, tmp_path):
+        content = build.archive(SOUND, {"0": bytes(10**6)}, compression=zipfile.ZIP_DEFLATED)
+        refused(tmp_path, content, r"member 'archive/data\.pkl' is compressed, .*; torch\.save does not compress")
+
+    def test_zip_bomb(self, tmp_path):
+        content = bytearray(self.CONTENT)
+        directory = content.index(b"PK\1\2", content.index(b"PK\1\2") + 1)
+        content[directory + 20 : directory + 28] = struct.pack("<2L", 2**31, 2**31)
+        refused(tmp_path, bytes(content), "ends behind the members")
+
+    def test_encrypted(self, tmp_path):
+        content = bytearray(self.CONTENT)
+        content[content.index(b"PK\1\2") + 8] |= 1
+        refused(tmp_path, bytes(content), r"member 'archive/data\.pkl' is encrypted")
+
+    @pytest.mark.filterwarnings("ignore:Duplicate name")
+    def test_same_name_twice(self, tmp_path):
+        file = tmp_path / "twice.zip"
+        with zipfile.ZipFile(file, "w") as archive:
+            for content in (SOUND, attacks(tmp_path)["os.system"]):
+                archive.writestr("archive/data.pkl", content)
+        refused(tmp_path, file.read_bytes(), r"has the member 'archive/data\.pkl' twice")
+
+    def test_header_says_something_else_than_the_directory(self, tmp_path):
+        content = self.CONTENT.replace(b"archive/data/0", b"archive/data/1", 1)
+        refused(tmp_path, content, r"header of its member 'archive/data/0' says something else")
+
+    def test_longest_directory(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("bertcore.checkpoint.zip_members.LIMIT", 99)
+        refused(tmp_path, self.CONTENT, r"its directory has \d+ bytes, expected at most 99")
+
+    @pytest.mark.parametrize("top", ["..", "../..", "/etc", "a/b"])
+    def test_names_are_labels(self, tmp_path, top):
+        file = tmp_path / "pytorch_model.bin"
+        file.write_bytes(build.archive(SOUND, {"0": VALUES}, top=top))
+        before = sorted(tmp_path.rglob("*"))
+        if top == "..":
+            assert PickleFile(file).read("w").shape == (2, 3)
+        else:
+            refused(tmp_path, file.read_bytes(), r"has 0 pickles NAME/data\.pkl")
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_two_pickles(self, tmp_path):
+        file = tmp_path / "two.zip"
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("a/data.pkl", SOUND)
+            archive.writestr("b/data.pkl", SOUND)
+        refused(tmp_path, file.read_bytes(), r"has 2 pickles NAME/data\.pkl")
+
+    def test_damaged_pickle(self, tmp_path):
+        refused(tmp_path, self.CONTENT.replace(b"\x89", b"\x88", 1), r"checksum of its member 'archive/data\.pkl'")
+
+    def test_byte_order(self, tmp_path):
+        content = build.archive(SOUND, {"0": VALUES}, more={"byteorder": b"middle" * 10**5})
+        refused(tmp_path, content, r"its byte order is b'middlemi', expected little or big")
+
+    def test_directory_in_64_bits(self, tmp_path, monkeypatch):
+        """zipfile writes those fields beyond its limit, which is lowered here."""
+        monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 20)
+        monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
+        content = build.archive(SOUND, {"0": VALUES})
+        assert b"PK\6\6" in content
+        file = tmp_path / "pytorch_model.bin"
+        file.write_bytes(content)
+        assert PickleFile(file).read("w").tolist() == [[0, 1, 2], [3, 4, 5]]
+        for place in range(content.index(b"PK\1\2"), len(content)):
+            for value in (0, 0xFF):
+                file.write_bytes(content[:place] + bytes([value]) + content[place + 1 :])
+                try:
+                    PickleFile(file).read("w")
+                except CheckpointError as error:
+                    assert str(file) in str(error)
+
+
+class TestStream:
+    CONTENT = build.stream(SOUND, {"0": VALUES})
+
+    def test_every_truncation(self, tmp_path):
+        for length in range(len(self.CONTENT)):
+            refused(tmp_path, self.CONTENT[:length], "empty|truncated|lacks the storage|of no tensor")
+
+    def test_what_it_says_of_itself(self, tmp_path):
+        refused(tmp_path, pickle.dumps({"a": 1}), "it is a pickle, but not one of torch.save")
+        refused(tmp_path, build.MAGIC + b"\x80\x02K\x05.", "its format has the version 5, expected 1001")
+        refused(tmp_path, build.MAGIC + b"\x80\x02].", "its format has the version a list, expected 1001")
+        refused(tmp_path, build.stream(SOUND, {}, machine=b"\x80\x02}."), "does not say whether little_endian")
+
+    def test_storages(self, tmp_path):
+        refused(tmp_path, build.stream(SOUND, {"0": VALUES, "1": VALUES}), "its storage 1 is of no tensor")
+        refused(tmp_path, build.stream(SOUND, {}), "lacks the storage 0")
+        refused(tmp_path, build.stream(SOUND, {"0": VALUES[:-4]}), "storage 0 has 20 bytes, its pickle says 24")
+        head = b"".join([build.MAGIC, build.VERSION, build.LITTLE, SOUND])
+        refused(tmp_path, head + b"\x80\x02N.", "list of storages is no list of keys")
+        refused(tmp_path, head + b"\x80\x02](X\1\0\0\x000X\1\0\0\x000e." + b"\0" * 16, "storage 0 is there twice")
+        endless = head + b"\x80\x02](X\1\0\0\x000e." + b"\xff" * 8 + VALUES
+        refused(tmp_path, endless, "ends inside its storage 0")
+
+
+@pytest.mark.parametrize(
+    "content, problem",
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>Not found</html>", "starts with b'<!DOCTYP', neither a zip archive nor a pickle"),
+        (bytes(257) + b"ustar" + bytes(250), "tar archive, as PyTorch wrote before version 0.2"),
+        (b"\x40\0\0\0\0\0\0\0{}", "neither a zip archive nor a pickle"),
+    ],
+)
+def test_other_files(tmp_path, content, problem):
+    refused(tmp_path, content, problem)
+
+
+SIZE = 1 << 19
+REFERENCE = build.storage()[:-1] + b"q\0"
+PAIRS = b"](" + build.text("k") + b"Neq\1](" + b"h\1" * (SIZE // 4) + b"e\x85q\1"
+BOMBS = {
+    "lists": b"]" * SIZE,
+    "dicts": b"}" * SIZE,
+    "marks": b"(" * SIZE,
+    "nested tuples": b")" + b"\x85" * SIZE,
+    "nested lists": b"]" * (SIZE // 2) + b"a" * (SIZE // 2 - 1),
+    "doubling tuples": b")q\0" + b"h\0h\0\x86q\0" * (SIZE // 7),
+    "memo": b"N" + b"\x94" * SIZE,
+    "storages": REFERENCE + b"h\0Q" * (SIZE // 3),
+    "tensors": build.name("torch._utils", "_rebuild_tensor") + b"q\0(" + build.storage() + b"K\0("
+    + b"K\1" * 8 + b"tq\1h\1tq\2" + b"h\0h\2R" * (SIZE // 5),
+    "one list for many dicts": build.name("collections", "OrderedDict") + b"q\0" + PAIRS + b"h\0h\1R" * (SIZE // 10),
+}  # fmt: skip
+
+
+def test_memory_and_time_are_bounded():
+    """100 bytes for each of a pickle's, and a few seconds, are the most that any gets.
+
+    In a process of its own, whose memory is limited, so that a failure is an error and not a full machine.
+    """
+    code = "from tests.checkpoint.test_hostile_pickles import set_off_bombs; set_off_bombs()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+
+
+def set_off_bombs() -> None:
+    """Reads each with little memory; in the process of the test above."""
+    if sys.platform == "linux":
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 100 * SIZE, -1))
+    for name, content in BOMBS.items():
+        print(name, flush=True)
+        began = time.process_time()
+        with contextlib.suppress(Refused):
+            read_pickle(b"\x80\x02" + content + b".", VOCABULARY)
+        assert time.process_time() - began < 30
+
+
+OPCODES = [bytes([code]) for code in range(256)]
+PIECES = [
+    build.tensor(),
+    build.storage(),
+    build.ordered_dict(),
+    build.name("torch", "Size"),
+    b"h\0",
+    b"q\0",
+    b"K\1",
+    b"N",
+]
+
+
+@given(st.lists(st.sampled_from([*OPCODES, *PIECES, *[b"(", b")", b"}", b"]", b"t", b"\x85", b"R", b"u", b"e"] * 5])))
+@settings(max_examples=2000, deadline=None)
+def test_any_opcodes_are_read_or_refused(pieces):
+    with contextlib.suppress(Refused):
+        read_pickle(b"\x80\x02" + b"".join(pieces) + b".", VOCABULARY)
+
+
+def test_longest_pickle(tmp_path):
+    content = build.archive(b"\x80\x02" + b"N" * LIMIT + b".", {})
+    refused(tmp_path, content, "the pickle is longer than 4 MiB")

@@ -1,0 +1,354 @@
+"""Checkpoints by their ids on the hub, from a server on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoTokenizer, SentenceEncoder
+from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint.hub import resolve
+from tests.checkpoint.hub_server import Hub, Model
+from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
+
+constants = pytest.importorskip("huggingface_hub.constants")
+
+SMALL = {"config.json": b"{}", "README.md": b"read", "vocab.txt": b"words", "tokenizer_config.json": b"{ }"}
+OTHERS = {"tf_model.h5": b"tf", "flax_model.msgpack": b"flax", "onnx/config.json": b"onnx", "onnx/model.bin": b"o"}
+SAFE, PICKLE = {"model.safetensors": b"safe" * 999}, {"pytorch_model.bin": b"pickle" * 999}
+NAME = "org/some-model_1.0"
+
+
+def use(monkeypatch, endpoint: str, cache: Path) -> None:
+    """Sends huggingface_hub, which reads the environment when it is imported, to `endpoint` and `cache`."""
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    hub = Hub()
+    server = hub.start()
+    use(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    yield hub
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def offline(hub, monkeypatch):
+    """Call it, and nobody answers any more."""
+    return lambda: use(monkeypatch, "http://127.0.0.1:9", Path(constants.HF_HUB_CACHE))
+
+
+def names(folder: Path) -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+class TestFiles:
+    def test_model(self, hub):
+        commit = hub.add(NAME, {**SMALL, **OTHERS, **SAFE, **PICKLE})
+        folder = resolve(NAME)
+        assert names(folder) == {"config.json", "model.safetensors"} == hub.fetched()
+        assert (folder / "model.safetensors").read_bytes() == SAFE["model.safetensors"]
+        assert folder.name == commit
+
+    def test_pickle_where_there_is_nothing_better(self, hub):
+        hub.add(NAME, {**SMALL, **OTHERS, **PICKLE})
+        assert names(resolve(NAME)) == {"config.json", "pytorch_model.bin"} == hub.fetched()
+
+    @pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+    def test_shards(self, hub, kind):
+        stem, ending = kind.split(".")
+        shards = {f"{stem}-0000{number}-of-00002.{ending}": bytes([number]) * 500 for number in (1, 2)}
+        weight_map = dict(zip("ab", shards, strict=True))
+        index = {f"{kind}.index.json": json.dumps({"weight_map": weight_map}).encode()}
+        hub.add(NAME, {**SMALL, **shards, **index, "other.safetensors": b"other"})
+        assert names(resolve(NAME)) == {"config.json", *shards, *index}
+
+    def test_index_that_points_elsewhere(self, hub):
+        index = {"model.safetensors.index.json": b'{"weight_map": {"a": "../../secret.safetensors"}}'}
+        hub.add(NAME, {**SMALL, **index})
+        with pytest.raises(CheckpointError, match="expected a plain name in the same folder"):
+            resolve(NAME)
+
+    def test_tokenizer(self, hub):
+        files = {"spiece.model": b"piece", "tokenizer.json": b"t", "merges.txt": b"m"}
+        hub.add(NAME, {**SMALL, **files, **OTHERS, **SAFE})
+        assert names(resolve(NAME, "tokenizer")) == {*SMALL, *files} - {"README.md"}
+
+    def test_sentence_encoder(self, hub):
+        modules = [{"path": "", "type": "T"}, {"path": "1_Pooling", "type": "P"}, {"path": "2_Normalize", "type": "N"}]
+        files = {
+            "modules.json": json.dumps(modules).encode(),
+            "1_Pooling/config.json": b"{}",
+            "sentence_bert_config.json": b"{}",
+            "config_sentence_transformers.json": b"{}",
+        }
+        hub.add(NAME, {**SMALL, **files, **OTHERS, **SAFE, **PICKLE})
+        assert names(resolve(NAME, "sentence_encoder")) == {*SMALL, *files, *SAFE} - {"README.md"}
+
+    def test_sentence_encoder_with_its_model_in_a_folder(self, hub):
+        modules = [{"path": "0_Transformer", "type": "T"}, {"path": "1_Pooling", "type": "P"}]
+        inner = ("config.json", "vocab.txt", "pytorch_model.bin", "sentence_bert_config.json")
+        files = {f"0_Transformer/{name}": name.encode() for name in inner}
+        files |= {"modules.json": json.dumps(modules).encode(), "1_Pooling/config.json": b"{}"}
+        hub.add(NAME, {**files, "0_Transformer/tf_model.h5": b"tf", "2_Dense/pytorch_model.bin": b"dense"})
+        assert names(resolve(NAME, "sentence_encoder")) == set(files)
+
+    @pytest.mark.parametrize("modules", [b"{", b"[1]", b'[{"path": "../.."}]', b'[{"path": 3}]', b'[{"path": "*"}]'])
+    def test_sentence_encoder_with_wrong_modules(self, hub, modules):
+        hub.add(NAME, {**SMALL, "modules.json": modules, **SAFE})
+        assert names(resolve(NAME, "sentence_encoder")) == {*SMALL, "modules.json", *SAFE} - {"README.md"}
+
+    def test_no_weights_at_all(self, hub):
+        from bertcore.checkpoint import open_checkpoint
+
+        hub.add(NAME, {**SMALL, **OTHERS})
+        with pytest.raises(CheckpointError, match=r"has none of model\.safetensors, .*; it holds config\.json"):
+            open_checkpoint(resolve(NAME))
+
+
+class TestRevision:
+    def test_branch_tag_and_commit(self, hub):
+        files = {commit: {**SMALL, "model.safetensors": commit.encode()} for commit in ("a" * 40, "b" * 40)}
+        hub.models[NAME] = Model(files, {"main": "a" * 40, "v2": "b" * 40})
+        for revision, commit in {None: "a" * 40, "v2": "b" * 40, "b" * 40: "b" * 40}.items():
+            folder = resolve(NAME, revision=revision)
+            assert (folder / "model.safetensors").read_text() == commit
+
+    def test_main_moves_on(self, hub):
+        hub.models[NAME] = Model({"a" * 40: {**SMALL, **SAFE}, "b" * 40: {**SMALL, **PICKLE}}, {"main": "a" * 40})
+        assert "model.safetensors" in names(resolve(NAME))
+        hub.models[NAME].branches["main"] = "b" * 40
+        assert "pytorch_model.bin" in names(resolve(NAME))
+
+    def test_unknown(self, hub):
+        hub.add(NAME, {**SMALL, **SAFE})
+        with pytest.raises(CheckpointError, match=rf"{NAME} on the hub has no revision 'v9'"):
+            resolve(NAME, revision="v9")
+
+
+class TestCache:
+    def test_nothing_is_fetched_twice(self, hub):
+        hub.add(NAME, {**SMALL, **OTHERS, **PICKLE})
+        first = resolve(NAME)
+        hub.requests.clear()
+        assert resolve(NAME) == first and not hub.fetched() and len(hub.requests) < 3
+
+    @pytest.mark.parametrize("how", ["nobody answers", "answer is an error", "local_files_only", "HF_HUB_OFFLINE"])
+    @pytest.mark.parametrize("weights", [SAFE, PICKLE], ids=["safetensors", "pickle"])
+    def test_offline(self, hub, offline, monkeypatch, how, weights):
+        hub.add(NAME, {**SMALL, **OTHERS, **weights})
+        first = resolve(NAME)
+        hub.requests.clear()
+        if how == "nobody answers":
+            offline()
+        hub.down = how == "answer is an error"
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "HF_HUB_OFFLINE")
+        found = resolve(NAME, local_files_only=how == "local_files_only")
+        assert found == first and names(found) == {"config.json", *weights}
+        assert hub.down or not hub.requests
+
+    def test_offline_lacks_it(self, hub, offline, monkeypatch):
+        hub.add(NAME, {**SMALL, **SAFE})
+        with pytest.raises(CheckpointError, match=r"cache .* lacks it .* local_files_only forbids to ask the hub"):
+            resolve(NAME, local_files_only=True)
+        resolve(NAME)
+        with pytest.raises(CheckpointError, match=r"lacks it or a part of it, and local_files_only forbids"):
+            resolve(NAME, "tokenizer", local_files_only=True)
+        with pytest.raises(CheckpointError, match=r"lacks it or a part of it at revision v2, and local_files_only"):
+            resolve(NAME, revision="v2", local_files_only=True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(CheckpointError, match=r"lacks it .* HF_HUB_OFFLINE forbids to ask the hub"):
+            resolve("org/other")
+        offline()
+        with pytest.raises(CheckpointError, match=r"the hub \(http://127\.0\.0\.1:9\) cannot be reached: \w+: "):
+            resolve("org/other")
+
+    def test_weights_missing_from_the_cache(self, hub):
+        hub.add(NAME, {**SMALL, **SAFE})
+        resolve(NAME, "tokenizer")
+        with pytest.raises(CheckpointError, match="lacks it or a part of it"):
+            resolve(NAME, local_files_only=True)
+
+    def test_folder_of_the_cache(self, hub, tmp_path):
+        hub.add(NAME, {**SMALL, **SAFE})
+        folder = resolve(NAME, cache_dir=tmp_path / "mine")
+        assert folder.is_relative_to(tmp_path / "mine") and not (tmp_path / "cache").exists()
+        assert resolve(NAME, cache_dir=tmp_path / "mine", local_files_only=True) == folder
+
+    def test_interrupted_download_goes_on(self, hub, monkeypatch):
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub waits a second before it goes on
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # what is smaller begins anew
+        hub.add(NAME, {**SMALL, **SAFE})
+        hub.cut = 1
+        folder = resolve(NAME)
+        assert (folder / "model.safetensors").read_bytes() == SAFE["model.safetensors"]
+        ranges = [headers.get("Range") for _, path, headers in hub.requests if path.startswith("/cdn")]
+        assert ranges == [None, "bytes=1000-"]
+
+    def test_broken_download_leaves_nothing(self, hub, monkeypatch, tmp_path):
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+        hub.add(NAME, {**SMALL, **SAFE})
+        hub.cut = 10**6
+        with pytest.raises(CheckpointError, match=rf"{NAME} cannot be fetched from the hub .*: \w+: "):
+            resolve(NAME)
+        left = {file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()}
+        assert not any(name == "model.safetensors" or name.endswith(".incomplete") for name in left)
+        hub.cut = 0
+        assert (resolve(NAME) / "model.safetensors").read_bytes() == SAFE["model.safetensors"]
+
+
+class TestAccess:
+    def test_token_opens_a_private_model(self, hub):
+        hub.add(NAME, {**SMALL, **SAFE}, token="hf_right")
+        for token in (None, False, "hf_wrong"):
+            with pytest.raises(
+                CheckpointError, match=r"no model of that name, or only for those .* pass token="
+            ) as caught:
+                resolve(NAME, token=token)
+            assert "hf_wrong" not in str(caught.value)
+        assert "model.safetensors" in names(resolve(NAME, token="hf_right"))
+
+    def test_token_goes_to_the_hub_alone(self, hub):
+        hub.add(NAME, {**SMALL, **SAFE}, token="hf_right")
+        resolve(NAME, token="hf_right")
+        sent = {path.split("/")[1]: headers.get("authorization") for _, path, headers in hub.requests if NAME in path}
+        assert set(sent.values()) == {"Bearer hf_right"}
+        elsewhere = [headers for _, path, headers in hub.requests if path.startswith("/cdn/")]
+        assert elsewhere and not any("authorization" in {key.lower() for key in headers} for headers in elsewhere)
+
+    def test_saved_token(self, hub, tmp_path):
+        hub.add(NAME, {**SMALL, **SAFE}, token="hf_right")
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache" / "token").write_text("hf_right")
+        assert "model.safetensors" in names(resolve(NAME))
+
+    def test_gated(self, hub):
+        hub.add(NAME, {**SMALL, **SAFE}, gated=True)
+        with pytest.raises(
+            CheckpointError, match=rf"{NAME} on the hub is gated: ask for access at http.*/{NAME}, then"
+        ):
+            resolve(NAME)
+
+
+class TestNames:
+    def test_no_such_model(self, hub):
+        for name in ("org/nothing", "nothing"):
+            with pytest.raises(
+                CheckpointError, match=rf"{name} does not exist here, and the hub .* has no model of that"
+            ):
+                resolve(name)
+
+    def test_folder_of_the_name_wins(self, hub, tmp_path):
+        hub.add(NAME, {**SMALL, **SAFE})
+        (tmp_path / NAME).mkdir(parents=True)
+        assert resolve(NAME) == Path(NAME) and not hub.requests
+
+    def test_link_to_nowhere_wins(self, hub, tmp_path):
+        (tmp_path / "model").symlink_to("nowhere")
+        assert resolve("model") == Path("model") and not hub.requests
+
+    @pytest.mark.parametrize(
+        "name",
+        ["/a/b", "./a", "../a", "~/a", "a/b/c", "a/", "a\\b", "c:/a", "", ".", "a b", "org/model.safetensors", "m.bin",
+         "org/é", "org/name\n", Path("org/name")],
+    )  # fmt: skip
+    def test_path_is_not_looked_for(self, hub, name):
+        assert resolve(name) == Path(name) and not hub.requests
+
+    def test_name_that_the_hub_forbids(self, hub):
+        with pytest.raises(CheckpointError, match=r"org/a--b cannot be fetched .*Cannot have -- or \.\."):
+            resolve("org/a--b")
+
+    def test_missing_package(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+        with pytest.raises(CheckpointError, match=r"org/name does not exist here; .* pip install huggingface_hub"):
+            resolve("org/name")
+        assert resolve(os.curdir) == Path(os.curdir)  # a folder needs no hub
+
+
+def published(folder: Path) -> dict[str, bytes]:
+    """The files of a folder as the hub would have them."""
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+class TestDoors:
+    """AutoModel, AutoTokenizer and SentenceEncoder, by an id and by the folder it was published from."""
+
+    def test_model_and_tokenizer(self, hub, tmp_path):
+        folder = save_tiny_bert(tmp_path / "made", head=True)
+        hub.models[NAME] = Model({"a" * 40: published(folder)}, {"v2": "a" * 40}, token="hf_right")
+        options = {"revision": "v2", "token": "hf_right", "cache_dir": tmp_path / "mine"}
+        ids = AutoTokenizer.from_pretrained(NAME, **options).encode("the cat sat")
+        assert ids == AutoTokenizer.from_pretrained(folder).encode("the cat sat")
+        model = AutoModelForMaskedLM.from_pretrained(NAME, **options)
+        expected = AutoModelForMaskedLM.from_pretrained(folder)
+        np.testing.assert_array_equal(model([ids]).logits, expected([ids]).logits)
+        hub.requests.clear()
+        AutoModel.from_pretrained(NAME, **options, local_files_only=True, add_pooling_layer=False)
+        AutoTokenizer.from_pretrained(NAME, **options, local_files_only=True)
+        assert not hub.requests
+
+    def test_sentence_encoder(self, hub, tmp_path):
+        folder = save_tiny_encoder(tmp_path / "made", {"pooling_mode": "cls"}, normalize=True)
+        hub.add(NAME, {**published(folder), **OTHERS})
+        texts = ["the cat sat", "paris"]
+        found, expected = SentenceEncoder(NAME), SentenceEncoder(folder)
+        np.testing.assert_array_equal(found.encode(texts), expected.encode(texts))
+        assert found.settings.pooling == ("cls",) and not hub.fetched() & set(OTHERS)
+        hub.requests.clear()
+        np.testing.assert_array_equal(
+            SentenceEncoder(NAME, local_files_only=True).encode(texts), expected.encode(texts)
+        )
+        assert not hub.requests
+
+    def test_warning_names_the_model(self, hub, tmp_path):
+        hub.add(NAME, published(save_tiny_bert(tmp_path / "made")))
+        with pytest.warns(UserWarning, match=r"does not hold cls\..*newly initialised"):
+            AutoModelForMaskedLM.from_pretrained(NAME)
+
+    @pytest.mark.parametrize("load", [AutoModel.from_pretrained, AutoTokenizer.from_pretrained, SentenceEncoder])
+    def test_errors_come_through(self, hub, load, tmp_path):
+        with pytest.raises(CheckpointError, match=r"the hub .* has no model of that name"):
+            load("org/nothing")
+        with pytest.raises(CheckpointError, match=r"nowhere does not exist; expected the folder of a checkpoint"):
+            load(tmp_path / "nowhere")
+        with pytest.raises(CheckpointError, match="nowhere does not exist; expected the folder"):
+            load("./nowhere")
+
+    def test_sentence_encoder_wants_a_folder(self, tmp_path):
+        folder = save_tiny_encoder(tmp_path / "made")
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is a file; expected the folder of a sentence"):
+            SentenceEncoder(folder / "model.safetensors")
+        assert AutoTokenizer.from_pretrained(folder / "model.safetensors").tokenize("cat") == ["cat"]
+
+
+def test_environment(hub, tmp_path):
+    """HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE, as huggingface_hub documents them."""
+    hub.add(NAME, {**SMALL, **SAFE}, token="hf_right")
+    code = f"from bertcore.checkpoint.hub import resolve; print(resolve({NAME!r}))"
+    environment = {**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HOME": str(tmp_path / "home")}
+
+    def run(**variables):
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment | variables, capture_output=True, text=True)
+
+    refused = run(HF_HUB_OFFLINE="1")
+    assert refused.returncode and "HF_HUB_OFFLINE forbids to ask the hub" in refused.stderr
+    fetched = run(HF_TOKEN="hf_right")
+    assert fetched.returncode == 0 and str(tmp_path / "home") in fetched.stdout
+    hub.requests.clear()
+    cached = run(HF_HUB_OFFLINE="1")
+    assert cached.stdout == fetched.stdout and not hub.requests
