@@ -23,8 +23,9 @@ from .dispatch import (
 from .embedding import embedding, embedding_backward
 from .gelu import gelu, gelu_backward
 from .layer_norm import layer_norm, layer_norm_backward
-from .linear import PreparedWeight, linear, linear_backward, prepare_weight
+from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
 from .softmax import softmax, softmax_backward
+from .threads import get_num_threads, set_num_threads
 
 __all__ = [
     "BackendUnavailable",
@@ -40,14 +41,17 @@ __all__ = [
     "gelu",
     "gelu_backward",
     "get_backend",
+    "get_num_threads",
     "layer_norm",
     "layer_norm_backward",
     "linear",
     "linear_backward",
     "namespace",
     "prepare_weight",
+    "quantize_weight",
     "resolve",
     "set_backend",
+    "set_num_threads",
     "softmax",
     "softmax_backward",
     "to_backend",

@@ -16,7 +16,8 @@ def cache_candidates() -> list[Path]:
         folders.append(Path(os.environ["XDG_CACHE_HOME"]) / "bertcore")
     with suppress(RuntimeError):  # no home folder
         folders.append(Path.home() / ".cache" / "bertcore")
-    folders.append(Path(tempfile.gettempdir()) / f"bertcore-{_user_name()}")
+    with suppress(FileNotFoundError):  # no folder for temporary files
+        folders.append(Path(tempfile.gettempdir()) / f"bertcore-{_user_name()}")
     return folders
 
 
@@ -33,13 +34,39 @@ def writable_cache_folder() -> Path:
     raise OSError(f"no writable cache folder; set BERTCORE_CACHE_DIR to one. Tried: {', '.join(refusals)}")
 
 
+def usable_cache_folder(holding: str) -> Path:
+    """The first candidate that has a folder named `holding` (it may be read-only: part of a container image), or that
+    can be written. Where there is neither, the first that exists, or would: nothing can be kept there.
+
+    Raises OSError for a BERTCORE_CACHE_DIR that is not there and cannot be made, and where there is no candidate.
+    """
+    for folder in cache_candidates():
+        with suppress(OSError):
+            if (folder / holding).is_dir():
+                _check_owner(folder)
+                return folder
+            _check_writable(folder)
+            return folder
+    for folder in cache_candidates():
+        with suppress(OSError):
+            _check_owner(folder)
+            if folder.is_dir() or not os.environ.get("BERTCORE_CACHE_DIR"):
+                return folder
+    return writable_cache_folder()  # tells what is wrong
+
+
 def _check_writable(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # In a shared temporary folder, somebody else may have made ours first.
-    if hasattr(os, "getuid") and folder.parent == Path(tempfile.gettempdir()) and folder.stat().st_uid != os.getuid():
-        raise PermissionError(1, "belongs to another user")
+    _check_owner(folder)
     with tempfile.TemporaryFile(dir=folder):
         pass
+
+
+def _check_owner(folder: Path) -> None:
+    """In a shared temporary folder, somebody else may have made ours first."""
+    in_temporary = folder.name.startswith("bertcore-") and not os.environ.get("BERTCORE_CACHE_DIR")
+    if hasattr(os, "getuid") and in_temporary and folder.stat().st_uid != os.getuid():
+        raise PermissionError(1, "belongs to another user")
 
 
 def _user_name() -> str:

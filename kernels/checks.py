@@ -3,10 +3,14 @@
 Each error names the argument, what came and what was expected.
 """
 
-from collections.abc import Iterable
+import functools
+import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+
+_NUMBERS = (int, float, np.integer, np.floating)
 
 # What each backend computes in; the reference takes any floating dtype.
 BACKEND_DTYPES = {"numba": ("float32", "float64"), "cupy": ("float32", "float16", "bfloat16")}
@@ -14,21 +18,30 @@ BACKEND_DTYPES = {"numba": ("float32", "float64"), "cupy": ("float32", "float16"
 
 def floating(backend: str, **arrays: Any) -> None:
     """All given arrays (None is skipped) share one floating dtype that `backend` can compute in."""
-    given = {name: array for name, array in arrays.items() if array is not None}
-    (first, array), *others = given.items()
+    dtype = None
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if dtype is None:
+            first, dtype = name, array.dtype
+            problem = _floating_problem(backend, dtype)
+            if problem is not None:
+                raise TypeError(f"{name} has dtype {dtype}, backend {backend!r} expects {problem}")
+        elif array.dtype != dtype:
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {dtype} as {first} has")
+
+
+@functools.cache  # a dtype's name is made anew each time it is asked for
+def _floating_problem(backend: str, dtype: np.dtype) -> str | None:
+    """What `backend` expects instead of `dtype`; None if it can compute in it."""
     allowed = BACKEND_DTYPES.get(backend)
-    if not _is_floating(array.dtype) or (allowed is not None and array.dtype.name not in allowed):
-        expected = "a floating dtype" if allowed is None else " or ".join(allowed)
-        expected += "" if array.dtype.isnative else " in native byte order"
-        raise TypeError(f"{first} has dtype {array.dtype}, backend {backend!r} expects {expected}")
-    for name, other in others:
-        if other.dtype != array.dtype:
-            raise TypeError(f"{name} has dtype {other.dtype}, expected {array.dtype} as {first} has")
-
-
-def _is_floating(dtype: np.dtype) -> bool:
     # ml_dtypes.bfloat16 reports the kind "V" (void), not "f".
-    return dtype.isnative and (dtype.kind == "f" or dtype.name == "bfloat16")
+    is_floating = dtype.isnative and (dtype.kind == "f" or dtype.name == "bfloat16")
+    if is_floating and (allowed is None or dtype.name in allowed):
+        return None
+    return ("a floating dtype" if allowed is None else " or ".join(allowed)) + (
+        "" if dtype.isnative else " in native byte order"
+    )
 
 
 def integer(**arrays: Any) -> None:
@@ -49,7 +62,7 @@ def at_least_ndim(ndim: int, **arrays: Any) -> None:
 def shape(expected: tuple[int | None, ...], **arrays: Any) -> None:
     """All given arrays (None is skipped) have exactly the shape `expected`, in which None stands for any length."""
     for name, array in arrays.items():
-        if array is None:
+        if array is None or array.shape == expected:
             continue
         pairs = zip(array.shape, expected, strict=False)
         if array.ndim != len(expected) or any(wanted not in (None, found) for found, wanted in pairs):
@@ -75,18 +88,17 @@ def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
     return int(value)
 
 
-def choice(name: str, value: Any, options: Iterable[Any]) -> None:
+def choice(name: str, value: Any, options: Collection[Any]) -> None:
     """`value` is one of `options`."""
-    options = tuple(options)
     if value not in options:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, options))}")
 
 
 def finite_number(name: str, value: Any, *, minimum: float | None = None) -> float:
     """`value` as a finite float, not below `minimum`."""
-    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+    if type(value) is not float and (not isinstance(value, _NUMBERS) or isinstance(value, bool)):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not np.isfinite(value) or (minimum is not None and value < minimum):
+    if not math.isfinite(value) or (minimum is not None and value < minimum):
         expected = "a finite number" if minimum is None else f"a finite number of at least {minimum}"
         raise ValueError(f"{name} is {value}, expected {expected}")
     return float(value)
@@ -103,3 +115,20 @@ def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> N
         where = tuple(int(index) for index in np.argwhere(wrong)[0])
         otherwise = "" if also is None else f" or {also}"
         raise ValueError(f"{name}{list(where)} is {values[where]}, expected a value from 0 to {size - 1}{otherwise}")
+
+
+def offsets(name: str, values: Any, what: str, tokens: int) -> Any:
+    """`values` as the int32 offsets of sequences that fill the `tokens` of `what`; a GPU's are not read."""
+    integer(**{name: values})
+    if values.ndim != 1 or values.shape[0] == 0:
+        raise ValueError(f"{name} has shape {values.shape}, expected (sequences + 1,)")
+    if isinstance(values, np.ndarray):
+        if values[0] != 0 or values[-1] != tokens:
+            raise ValueError(
+                f"{name} runs from {values[0]} to {values[-1]}, expected 0 to {tokens}, the tokens of {what}"
+            )
+        (falls,) = (values[1:] < values[:-1]).nonzero()
+        if falls.size:
+            at = int(falls[0])
+            raise ValueError(f"{name}[{at + 1}] is {values[at + 1]}, expected at least {values[at]} as {name}[{at}] is")
+    return values.astype(np.int32, copy=False)

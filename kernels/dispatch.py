@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import _cuda
+from .program import Deferred
 
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
@@ -129,7 +130,7 @@ def resolve(backend: str | None, on_gpu: bool) -> str:
     """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice."""
     chosen = backend or _block_backend.get()
     if chosen is None:
-        chosen = _usable(_process_backend, _process_backend_from)
+        chosen = _process_backend if _process_backend == AUTO else _usable(_process_backend, _process_backend_from)
     if chosen == AUTO:
         chosen = "cupy" if on_gpu else "numba"
     return _usable(chosen)
@@ -144,11 +145,18 @@ def implementation(package: str, backend: str) -> ModuleType:
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
-    __slots__ = ("_tensor_module", "arrays", "backend", "package")
+    __slots__ = ("_tensor_module", "arrays", "backend", "package", "program")
 
     def __init__(self, package: str, backend: str | None, arrays: dict[str, Any], optional: Collection[str]):
         self.package = package
-        self._tensor_module = None
+        self._tensor_module = self.program = None
+        if _are_plain(arrays, optional):  # by far the most calls: nothing to convert, one home
+            self.arrays = tuple(arrays.values())
+            self.backend = resolve(backend, on_gpu=False)
+            if self.backend == "numba":
+                self.program = next((array.program for array in self.arrays if type(array) is Deferred), None)
+            if self.backend != "cupy":
+                return
         natives, homes = {}, {}
         for name, array in arrays.items():
             absent = array is None and name in optional
@@ -166,13 +174,15 @@ class Call:
         module = implementation(self.package, self.backend)
         if not hasattr(module, function):
             raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
+        if self.program is not None:
+            return self.program.call(module, function, args)
+        if self.backend != "cupy" or _cuda.is_emulated():
+            return getattr(module, function)(*args)
         with self._device():
             return getattr(module, function)(*args)
 
     def _device(self) -> AbstractContextManager:
         """Makes the GPU that holds the arrays the current one: kernels are launched there."""
-        if self.backend != "cupy" or _cuda.is_emulated():
-            return nullcontext()
         devices = {array.device for array in self.arrays if array is not None}
         if len(devices) != 1:
             raise ValueError(f"the arrays are on {len(devices)} GPUs, expected all of them on one")
@@ -234,6 +244,13 @@ class Call:
                 wanted = "CuPy arrays or CUDA tensors" if reach == "GPU" else "arrays in host memory"
                 place = "on the GPU" if home == "GPU" else "in host memory"
                 raise TypeError(f"backend {self.backend!r} takes {wanted}, but {name} is {place}")
+
+
+def _are_plain(arrays: dict[str, Any], optional: Collection[str]) -> bool:
+    for name, array in arrays.items():
+        if type(array) not in (np.ndarray, Deferred) and not (array is None and name in optional):
+            return False
+    return True
 
 
 def enter(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:

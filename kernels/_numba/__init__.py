@@ -1,14 +1,17 @@
-"""Shared CPU machinery: how kernels are compiled (jit), vector values (simd, simd_math), threads, arrays, cache.
+"""Shared CPU machinery: how kernels are compiled (jit), vector values (simd, simd_math), threads, arrays and
+their memory (arrays, arena), cache.
 
 Importing this imports Numba: operations import it from their cpu.py, which the dispatcher loads on first use.
 To write a kernel start from the docstring of simd.py.
 """
 
+from ..threads import set_num_threads, thread_count
+from .arena import empty
 from .arrays import aligned_empty, as_kernel_array
 from .cache import cache_folder
 from .isa import LEVEL, host_features
-from .jit import THREADING_LAYER, helper, inline_helper, kernel
-from .threads import num_threads, set_num_threads, thread_count
+from .jit import helper, inline_helper, kernel
+from .threads import THREADING_LAYER, num_threads
 
 __all__ = [
     "LEVEL",
@@ -16,6 +19,7 @@ __all__ = [
     "aligned_empty",
     "as_kernel_array",
     "cache_folder",
+    "empty",
     "helper",
     "host_features",
     "inline_helper",

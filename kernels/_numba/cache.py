@@ -1,95 +1,198 @@
 """Where compiled kernels are kept, and a word to the user when they have to be compiled.
 
-Numba notices that a kernel's own file changed, but not that a helper it calls from another file did. Helpers shared by
-several operations therefore live in this folder (kernels/_numba), and the cache folder's name carries a digest of it.
+Each kernel, compiled for some types, is a file of its own, named by what it was made from and for: the sources of this
+package (Numba would not notice that a helper in another file had changed), its types, CPU and features, vector level,
+versions of Python, Numba and llvmlite. So any number of processes may fill one cache at once, a cache may
+be shared by different machines, and one that can only be read serves as well. Files unused for UNUSED_DAYS go.
 """
 
 import hashlib
 import os
+import pickle
 import secrets
 import sys
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from numba.core import config, event
+import llvmlite
+import numba
+from numba.core import caching, config, event
+from numba.core.serialize import dumps
 
-from ..cache_folder import writable_cache_folder
+from ..cache_folder import usable_cache_folder
+from .isa import LEVEL
 
-_PROCESS = secrets.token_hex(4)
-_PACKAGE = __name__.removesuffix("._numba.cache")
+UNUSED_DAYS = 90
+_DAY = 24 * 3600.0
 
 
-def _digest() -> str:
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+_ALL_KERNELS = Path(__file__).parents[1]
+
+
+@cache
+def _source_digest(folder: Path) -> str:
+    """Of a kernel's own folder; of all of the package's for its kernels, which are made of each other's helpers."""
+    sources = sorted(_ALL_KERNELS.rglob("*.py") if folder.is_relative_to(_ALL_KERNELS) else folder.glob("*.py"))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
 @cache
 def cache_folder() -> Path:
     """The folder of compiled kernels, below BERTCORE_CACHE_DIR, else NUMBA_CACHE_DIR, else the user's cache folder."""
+    name = f"numba-{_source_digest(_ALL_KERNELS)}"
     if config.CACHE_DIR and not os.environ.get("BERTCORE_CACHE_DIR"):
-        folder = Path(config.CACHE_DIR) / "bertcore"  # the user said where Numba's caches belong
-    else:
-        folder = writable_cache_folder()
-    return folder / f"numba-{_digest()}"
+        return Path(config.CACHE_DIR) / "bertcore" / name  # the user said where Numba's caches belong
+    return usable_cache_folder(holding=name) / name
 
 
-@contextmanager
-def numba_cache_in_our_folder():
-    """Numba functions decorated inside are cached in `cache_folder()`; the user's own functions are not touched."""
-    previous, config.CACHE_DIR = config.CACHE_DIR, str(cache_folder())
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = previous
+class _Locator(caching._CacheLocator):
+    """Numba's own insist on a folder that can be written."""
+
+    def __init__(self, function, file):
+        self._function, self._file = function, Path(file)
+
+    @classmethod
+    def from_function(cls, py_func, py_file):
+        return cls(py_func, py_file)
+
+    def get_cache_path(self):
+        return str(cache_folder() / self.get_suitable_cache_subpath(str(self._file)))
+
+    def get_source_stamp(self):
+        return _source_digest(self._file.parent), numba.__version__, llvmlite.__version__
+
+    def get_disambiguator(self):
+        return str(self._function.__code__.co_firstlineno)
 
 
-def name_files_by_process(dispatcher) -> None:
-    """Give this process's cache files of a compiled function names of their own.
-
-    Numba numbers them: two processes that compile the same function for float32 and float64 at once would both write
-    file 1, and its index might then lead a call to the other's code. (An index entry that is overwritten only costs
-    time.)
-    """
-    file = dispatcher._cache._cache_file
-    numbered = file._data_name
-    file._data_name = lambda number: f"{_PROCESS}.{numbered(number)}"
+class _Implementation(caching.CompileResultCacheImpl):
+    _locator_classes = [_Locator]  # noqa: RUF012 (Numba's name)
 
 
-def recompile_damaged(dispatcher) -> None:
-    """Compile again, instead of failing at every start, where the cache holds something that is not what was written
-    (a full disk, a machine that stopped)."""
-    stored = dispatcher._cache
-    load = stored.load_overload
+class _Files:
+    """Compiled code by key, a file each, which is written beside its place and moved there."""
 
-    def load_or_discard(*key):
+    def __init__(self, folder: Path, name: str, stamp: Any):
+        self._folder, self._name, self._stamp = folder, name, stamp
+
+    def _file(self, key: Any) -> tuple[Path, bytes]:
+        made_from = repr((self._stamp, key)).encode()
+        return self._folder / f"{self._name}.{hashlib.sha256(made_from).hexdigest()[:20]}.nbc", made_from
+
+    def load(self, key: Any) -> Any:
+        """What was saved under `key`; None if nothing was, or if the file is damaged (a machine that stopped)."""
+        file, made_from = self._file(key)
         try:
-            return load(*key)
-        except Exception:  # a damaged pickle can raise anything
-            stored.flush()
+            content = file.read_bytes()
+        except OSError:
             return None
+        if content[:32] != hashlib.sha256(content[32:]).digest():
+            return None
+        stored_for, data = pickle.loads(content[32:])
+        if stored_for != made_from:
+            return None
+        _note_use(file)
+        return data
 
-    stored.load_overload = load_or_discard
+    def save(self, key: Any, data: Any) -> None:
+        """Raises OSError where that cannot be written."""
+        file, made_from = self._file(key)
+        content = dumps((made_from, data))
+        temporary = file.with_suffix(f".{secrets.token_hex(8)}.tmp")
+        try:
+            temporary.write_bytes(hashlib.sha256(content).digest() + content)
+            os.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-class _CompilationNotice(event.Listener):
-    """Says once per process, on stderr, that a kernel of ours is being compiled."""
+class KernelCache(caching.FunctionCache):
+    """The cache of one kernel: as Numba's, but for where it is and how its files are kept."""
 
-    def __init__(self):
-        self._said = False
+    _impl_class = _Implementation
+
+    def __init__(self, function):
+        super().__init__(function)
+        locator = self._impl.locator
+        self._cache_file = _Files(Path(self.cache_path), self._impl.filename_base, locator.get_source_stamp())
+
+    def _index_key(self, sig, codegen):
+        return *super()._index_key(sig, codegen), LEVEL.name
+
+    def save_overload(self, sig, data):
+        """Keep what was compiled; where that cannot be, go on and say so."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _say_not_kept(error.strerror or str(error))
+        else:
+            _remove_unused(cache_folder().parent)
+
+
+@cache
+def _say_not_kept(reason: str) -> None:
+    print(f"bertcore: compiled kernels are not kept: {cache_folder()}: {reason}", file=sys.stderr, flush=True)
+
+
+# --- files that nobody uses ---------------------------------------------------------------------------------------
+
+
+def _note_use(file: Path) -> None:
+    """A file's time of modification tells when it was last used, give or take a day."""
+    with suppress(OSError):  # a cache that can only be read
+        if time.time() - file.stat().st_mtime > _DAY:
+            os.utime(file)
+
+
+@cache
+def _remove_unused(folder: Path) -> None:
+    """Remove compiled kernels that no process has loaded for UNUSED_DAYS, of any version; once per process.
+
+    Whoever would have loaded one in that moment compiles it again.
+    """
+    oldest = time.time() - UNUSED_DAYS * _DAY
+    for file in [*folder.glob("numba-*/*/*.nb[ci]"), *folder.glob("numba-*/*/*.tmp*")]:
+        with suppress(OSError):  # another process was faster, or it is not ours
+            if file.stat().st_mtime < oldest:
+                file.unlink()
+    for emptied in [*folder.glob("numba-*/*/"), *folder.glob("numba-*/")]:
+        with suppress(OSError):  # not empty
+            emptied.rmdir()
+
+
+# --- compilations -------------------------------------------------------------------------------------------------
+
+
+class _Compilations(event.Listener):
+    """Calls `seen` with the name of each kernel of ours when its compilation begins."""
+
+    def __init__(self, seen):
+        self._seen = seen
 
     def on_start(self, event):
-        if not self._said and event.data["dispatcher"].py_func.__module__.startswith(_PACKAGE):
-            self._said = True
-            print(
-                "bertcore: compiling kernels for this CPU (first run, cached afterwards) ...",
-                file=sys.stderr,
-                flush=True,
-            )
+        dispatcher = event.data["dispatcher"]
+        if isinstance(dispatcher._cache, KernelCache):
+            self._seen(f"{dispatcher.py_func.__module__}.{dispatcher.py_func.__qualname__}")
 
     def on_end(self, event):
         pass
 
 
-event.register("numba:compile", _CompilationNotice())
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Yields a list to which the name of every kernel that is compiled within the block is added."""
+    names: list[str] = []
+    with event.install_listener("numba:compile", _Compilations(names.append)):
+        yield names
+
+
+@cache
+def _say_compiling() -> None:
+    print("bertcore: compiling kernels for this CPU (first run, cached afterwards) ...", file=sys.stderr, flush=True)
+
+
+event.register("numba:compile", _Compilations(lambda name: _say_compiling()))

@@ -117,6 +117,13 @@ def as_vector_pointer(builder, pointer, vec):
     return builder.bitcast(pointer, vec.llvm.as_pointer())
 
 
+def emit_prefetch(builder, pointer, *, level=1, write=False):
+    """Fetch the cache line of `pointer` into the cache of the given level (1 or 2)."""
+    at = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+    locality, data = INT32(4 - level), INT32(1)
+    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, INT32(int(write)), locality, data])
+
+
 def element_bytes(vec):
     return vec.dtype.bitwidth // 8
 

@@ -1,8 +1,8 @@
 """What this CPU can do, and the vector shape the kernels are compiled for.
 
-`BERTCORE_ISA` = "generic" | "avx2" | "avx512" | "neon", read when this module is imported, compiles for less than the
-machine has, so that one machine can test the paths of the others. It changes the CPU that Numba compiles for and must
-therefore be set before anything in the process was compiled.
+`BERTCORE_ISA` = the name of one of LEVELS ("generic", "avx2", "avx512", ...), read when this module is imported,
+compiles for less than the machine has, so that one machine can test the paths of the others. It changes the CPU that
+Numba compiles for and must therefore be set before anything in the process was compiled.
 """
 
 import os
@@ -13,31 +13,54 @@ import llvmlite.binding as llvm
 from numba import types
 from numba.core import config
 
-FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "neon")
+FEATURES = (
+    "avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "neon",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Level:
-    """A class of CPUs: what it needs, how many bytes a vector has, how many vector registers there are."""
+    """A class of CPUs: what it needs, how many bytes a vector has, how many vector registers there are.
+
+    Attributes:
+        name, requires: as BERTCORE_ISA and LLVM's features name them.
+        vector_bytes, registers: the vector registers.
+        fma: whether it multiplies and adds in one instruction.
+        llvm_cpu: what LLVM compiles for when this level is forced, beside the required features.
+        int8_dot: whether it adds four products of bytes to an int32 in one instruction.
+        bfloat16_dot: whether it adds two products of bfloat16 to a float32 in one instruction.
+    """
 
     name: str
     requires: frozenset
     vector_bytes: int
     registers: int
     fma: bool
-    llvm_cpu: str  # what LLVM compiles for when this level is forced
+    llvm_cpu: str
+    int8_dot: bool = False
+    bfloat16_dot: bool = False
 
 
-_X86_LEVELS = (
-    Level("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), 64, 32, True, "x86-64-v4"),
-    Level("avx2", frozenset({"avx2", "fma"}), 32, 16, True, "x86-64-v3"),
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+_AVX2 = frozenset({"avx2", "fma"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+_AVX512_VNNI = _AVX512 | {"avx512vnni"}
+_AVX512_BF16 = _AVX512_VNNI | {"avx512bf16"}
+
+_X86_LEVELS = (  # the best first
+    Level("avx512_bf16", _AVX512_BF16, 64, 32, True, "x86-64-v4", int8_dot=True, bfloat16_dot=True),
+    Level("avx512_vnni", _AVX512_VNNI, 64, 32, True, "x86-64-v4", int8_dot=True),
+    Level("avx512", _AVX512, 64, 32, True, "x86-64-v4"),
+    Level("avx2_vnni", _AVX2 | {"avxvnni"}, 32, 16, True, "x86-64-v3", int8_dot=True),
+    Level("avx2", _AVX2, 32, 16, True, "x86-64-v3"),
     Level("generic", frozenset(), 16, 16, False, "x86-64"),
 )
-_ARM_LEVELS = (
+_OTHER_LEVELS = (
     Level("neon", frozenset(), 16, 32, True, "generic"),  # every 64-bit ARM has it
     Level("generic", frozenset(), 16, 16, False, "generic"),
 )
-LEVELS = _ARM_LEVELS if platform.machine().lower() in ("aarch64", "arm64") else _X86_LEVELS
+LEVELS = _X86_LEVELS if IS_X86 else _OTHER_LEVELS
 
 
 def host_features() -> dict[str, bool]:
@@ -54,7 +77,7 @@ def _forced_level(name, features):
     missing = sorted(feature for feature in level.requires if not features[feature])
     if missing:
         raise ValueError(f"BERTCORE_ISA={name!r}, but this CPU lacks {', '.join(missing)}")
-    config.CPU_NAME, config.CPU_FEATURES = level.llvm_cpu, ""
+    config.CPU_NAME, config.CPU_FEATURES = level.llvm_cpu, ",".join(f"+{feature}" for feature in sorted(level.requires))
     return level
 
 

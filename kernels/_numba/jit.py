@@ -9,18 +9,13 @@ is Numba filling its registries. So parallel kernels are plain `prange` loops ov
 """
 
 import functools
-import threading
 
 import numba
 
-from . import threads
-from .cache import name_files_by_process, numba_cache_in_our_folder, recompile_damaged
-
-THREADING_LAYER = threads.prepare_pool()
+from .cache import KernelCache
+from .threads import THREADING_LAYER, one_at_a_time
 
 _INNER = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
-_one_at_a_time = threading.Lock()
 
 
 def helper(function):
@@ -36,23 +31,11 @@ def inline_helper(function):
 def kernel(function=None, *, parallel=False):
     """Compile a function that Python calls: cached on disk, without the GIL.
 
-    A parallel kernel loops `for task in prange(threads)` and is given `threads` (`num_threads()`) as an argument.
+    A parallel kernel's last argument is the number of its tasks (`num_threads()` or fewer): it loops over
+    `prange(tasks)`, or with 1 calls its body directly, which must not enter the pool (see threads.py).
     """
     if function is None:
         return functools.partial(kernel, parallel=parallel)
-    with numba_cache_in_our_folder():
-        compiled = numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function)
-    name_files_by_process(compiled)
-    recompile_damaged(compiled)
-    return _serialised(compiled) if parallel and THREADING_LAYER == "workqueue" else compiled
-
-
-def _serialised(compiled):
-    """Numba's workqueue pool aborts the process when two Python threads enter it at once."""
-
-    @functools.wraps(compiled.py_func)
-    def call(*args):
-        with _one_at_a_time:
-            return compiled(*args)
-
-    return call
+    compiled = numba.njit(nogil=True, error_model="numpy", parallel=parallel)(function)
+    compiled._cache = KernelCache(function)  # what Numba's cache=True does, with a cache of ours
+    return one_at_a_time(compiled) if parallel and THREADING_LAYER == "workqueue" else compiled

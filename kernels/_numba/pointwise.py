@@ -8,6 +8,7 @@ import numpy as np
 from numba import prange
 
 from . import simd_math
+from .arena import empty
 from .jit import helper, inline_helper, kernel
 from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
 from .simd import first_lanes, lanes, load, load_masked, store, store_masked, wide_pointer
@@ -21,7 +22,7 @@ _RELU, _TANH, _SILU, _GELU = (CODES[name] for name in ("relu", "tanh", "silu", "
 
 def activate(input, name, bias):
     """The activation `name` of input + bias; bias runs over the last axis or is None."""
-    output = np.empty(input.shape, input.dtype)
+    output = empty(input.shape, input.dtype)
     if output.size:
         line, bias = _line_and_bias(input, bias)
         _forward(flat(input), bias, CODES[name], line, output.reshape(-1), task_count(output.size, GRAIN))
@@ -30,7 +31,7 @@ def activate(input, name, bias):
 
 def activate_backward(grad_output, input, name, bias):
     """(grad_input, grad_bias or None)."""
-    grad_input = np.empty(input.shape, input.dtype)
+    grad_input = empty(input.shape, input.dtype)
     grad_bias = np.zeros(0 if bias is None else bias.size, input.dtype)
     if grad_input.size:
         line, bias_line = _line_and_bias(input, bias)

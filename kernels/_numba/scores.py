@@ -16,7 +16,6 @@ from .simd import (
     load,
     load_masked,
     pointer_at,
-    prefetch_write,
     select,
     store,
     store_masked,
@@ -94,10 +93,3 @@ def clear(row, first, last):
 def copy_scaled(source, factor, count, target):
     for j in range(0, count, lanes(source)):
         store_masked(target, j, load(source, j) * factor, first_lanes(source, count - j))
-
-
-@helper
-def prefetch_row(row, count):
-    """A hint that a row will soon be written."""
-    for j in range(0, count, lanes(row)):
-        prefetch_write(row, j)

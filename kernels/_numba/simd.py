@@ -53,6 +53,7 @@ from .codegen import (
     element_bytes,
     element_pointer,
     emit_fma,
+    emit_prefetch,
     mask_of,
     shuffle,
     splat,
@@ -190,12 +191,6 @@ def store_masked(typingctx, target, index, value, mask):
     return types.void(target, types.intp, vec, mask_of(vec)), codegen
 
 
-def _emit_prefetch(builder, pointer, write):
-    at = builder.bitcast(pointer, ir.IntType(8).as_pointer())
-    keep, data = INT32(3), INT32(1)
-    call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [at, INT32(int(write)), keep, data])
-
-
 @intrinsic
 def prefetch(typingctx, source, index):
     """A hint that the vector at element `index` will be read soon; any address is safe."""
@@ -205,7 +200,7 @@ def prefetch(typingctx, source, index):
     def codegen(context, builder, sig, args):
         at = element_pointer(context, builder, source, *args)
         for line in range(0, vec.count, CACHE_LINE // element_bytes(vec)):
-            _emit_prefetch(builder, builder.gep(at, [args[1].type(line)]), write=False)
+            emit_prefetch(builder, builder.gep(at, [args[1].type(line)]))
         return context.get_dummy_value()
 
     return types.void(source, types.intp), codegen
@@ -217,7 +212,7 @@ def prefetch_write(typingctx, target, index):
     check_memory(target)
 
     def codegen(context, builder, sig, args):
-        _emit_prefetch(builder, element_pointer(context, builder, target, *args), write=True)
+        emit_prefetch(builder, element_pointer(context, builder, target, *args), write=True)
         return context.get_dummy_value()
 
     return types.void(target, types.intp), codegen

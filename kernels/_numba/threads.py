@@ -1,84 +1,35 @@
-"""How many threads the kernels use and where that number came from; which of Numba's thread pools runs them.
+"""Numba's pool of threads: which one runs the kernels, its size, several Python threads at once, forks.
 
-Measured on 2 cores, one parallel region: tbb 3.2 us, omp 5.5 us, workqueue 350 us. tbb alone is right both from several
-Python threads and after a fork, so it is loaded where it is installed.
+A parallel region of two tasks costs 3.2 us in tbb, 5.5 us in omp, 350 us in workqueue; handing the work to a Python
+ThreadPoolExecutor and back 170 to 260 us (2 cores), where a small model has regions of 30 us: so the kernels use
+Numba's pool, and tbb where it is installed.
+
+Python threads: tbb and omp may be entered by any number at once; workqueue aborts then, so that a caller who finds it
+busy runs its kernel alone. A kernel given 1 as the number of its tasks must not enter the pool, whichever it is.
+
+Forks: a child gets the pool of workqueue, and that of tbb if no thread but the forking one has ever used it (14 of 150
+children hung that were forked while others computed); omp ends every child that enters it. A child whose pool is lost
+computes in one thread. Forks wait for other threads' compilations: a child would never get that lock. Known to hang at
+times, within Numba's own fork handler: the fork of such a child of tbb by os.fork once more.
 """
 
 import ctypes
+import functools
 import importlib
-import math
 import os
 import site
 import sys
+import threading
 from pathlib import Path
-from typing import NamedTuple
+from threading import get_ident
+
+from numba.core import config
+from numba.core.compiler_lock import global_compiler_lock
+from numba.np.ufunc import parallel
+
+from ..threads import detect_threads, thread_count, use_only_one
 
 _TBB_LIBRARIES = {"linux": "lib/libtbb.so.12", "darwin": "lib/libtbb.12.dylib", "win32": "Library/bin/tbb12.dll"}
-
-
-class ThreadCount(NamedTuple):
-    """A number of threads and, in words, what decided it."""
-
-    count: int
-    source: str
-
-
-def _from_environment():
-    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        first = os.environ.get(name, "").split(",")[0].strip()
-        if first.isdecimal() and int(first) > 0:
-            yield ThreadCount(int(first), f"environment ({name})")
-
-
-def _read_numbers(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
-
-
-def _group_folders(root: Path, cgroup_file: Path):
-    """(is v1, folder) of this process's CPU control groups and their parents; a parent's quota binds too."""
-    try:
-        lines = cgroup_file.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for mount in (root / "cpu", root / controllers) if controllers else (root,):
-            folder = mount / group.lstrip("/")
-            while folder.is_relative_to(mount):
-                yield bool(controllers), folder
-                folder = folder.parent
-
-
-def cgroup_quota(root=Path("/sys/fs/cgroup"), cgroup_file=Path("/proc/self/cgroup")) -> float | None:
-    """CPUs granted by the container (cpu.max of cgroup v2, cpu.cfs_quota_us of v1), or None without a limit."""
-    quotas = []
-    for is_v1, folder in _group_folders(Path(root), Path(cgroup_file)):
-        if is_v1:
-            limit = _read_numbers(folder / "cpu.cfs_quota_us") + _read_numbers(folder / "cpu.cfs_period_us")
-        else:
-            limit = _read_numbers(folder / "cpu.max")
-        if len(limit) == 2 and limit[0] not in ("max", "-1"):
-            quotas.append(int(limit[0]) / int(limit[1]))
-    return min(quotas, default=None)
-
-
-def detect_threads() -> ThreadCount:
-    """OMP_NUM_THREADS or NUMBA_NUM_THREADS when set; else the least of CPU affinity and the container's quota."""
-    for from_environment in _from_environment():
-        return from_environment
-    if hasattr(os, "sched_getaffinity"):
-        choices = [ThreadCount(len(os.sched_getaffinity(0)), "CPU affinity")]
-    else:
-        choices = [ThreadCount(os.cpu_count() or 1, "CPU count")]
-    quota = cgroup_quota()
-    if quota is not None:
-        choices.append(ThreadCount(max(1, math.ceil(quota)), f"cgroup quota ({quota:g} CPUs)"))
-    return min(choices)
 
 
 def _load_tbb():
@@ -90,7 +41,7 @@ def _load_tbb():
             return
 
 
-def _available_layer(config) -> str:
+def _available_layer() -> str:
     """The pool Numba will choose: the first in its order of preference that can be loaded."""
     modules = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
     wanted = config.THREADING_LAYER
@@ -103,33 +54,84 @@ def _available_layer(config) -> str:
     return "workqueue"
 
 
-def prepare_pool() -> str:
-    """Make tbb loadable and size the pool, before Numba starts it. Returns the layer: tbb, omp or workqueue."""
-    from numba.core import config
-    from numba.np.ufunc import parallel
-
-    _load_tbb()
-    if not parallel._is_initialized and "NUMBA_NUM_THREADS" not in os.environ:
-        config.NUMBA_NUM_THREADS = _state.count
-    return _available_layer(config)
+def _size_pool():
+    """Let Numba start as many threads as may be asked for; it counted the CPUs when it was imported."""
+    config.NUMBA_NUM_THREADS = parallel.NUM_THREADS = max(thread_count().count, detect_threads().count)
+    parallel.snt_check = parallel.gen_snt_check()  # numba.set_num_threads must not go beyond
 
 
-_state = detect_threads()
+_load_tbb()
+THREADING_LAYER = _available_layer()
 
-
-def thread_count() -> ThreadCount:
-    """The number of threads the kernels use now, and where it came from."""
-    return _state
+# The Python threads that have called kernels, the one that started the pool first.
+_callers: dict[int, None] = {}
 
 
 def num_threads() -> int:
-    """The number of threads the kernels use now: what kernels pass to `prange`."""
-    return _state.count
+    """The number of threads the kernels use now: how many tasks a kernel makes."""
+    _callers[get_ident()] = None
+    if not parallel._is_initialized:
+        _size_pool()
+    return thread_count().count
 
 
-def set_num_threads(count: int) -> None:
-    """Use `count` threads from now on, in every Python thread of this process."""
-    global _state
-    if count < 1:
-        raise ValueError(f"count: expected at least 1 thread, got {count}")
-    _state = ThreadCount(int(count), "set_num_threads")
+# --- several Python threads ---------------------------------------------------------------------------------------
+
+_workqueue = threading.RLock()
+
+
+def one_at_a_time(compiled):
+    """`compiled`, a kernel whose last argument is the number of its tasks, for a pool that one caller may enter."""
+
+    @functools.wraps(compiled.py_func)
+    def call(*args):
+        if not _workqueue.acquire(blocking=False):
+            return compiled(*args[:-1], 1)
+        try:
+            return compiled(*args)
+        finally:
+            _workqueue.release()
+
+    return call
+
+
+# --- forks --------------------------------------------------------------------------------------------------------
+
+_LOCKS = (_workqueue, global_compiler_lock)
+_lost: list[str] = []
+
+
+def _pool_lost_in_fork() -> str | None:
+    """Why a child forked now could not use the pool, if so."""
+    if not parallel._is_initialized or THREADING_LAYER == "workqueue":
+        return None
+    if THREADING_LAYER == "omp":
+        return "forked after kernels had run on OpenMP threads, which do not survive a fork; tbb's do: pip install tbb"
+    here, starter = get_ident(), next(iter(_callers), None)
+    if here != starter or len(_callers) > 1:
+        return "forked after other Python threads than the forking one had run kernels"
+    return None
+
+
+def _before_fork():
+    for lock in _LOCKS:
+        lock.acquire()
+    _lost[:] = filter(None, [_pool_lost_in_fork()])
+
+
+def _after_fork():
+    for lock in reversed(_LOCKS):
+        lock.release()
+
+
+def _after_fork_in_child():
+    _callers.clear()
+    if parallel._is_initialized:
+        _callers[get_ident()] = None
+    if _lost:
+        use_only_one(_lost[0])
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

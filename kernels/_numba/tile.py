@@ -10,36 +10,57 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from .codegen import as_vector_pointer, element_bytes, emit_fma, keep_loop_as_written, shuffle, splat, vec_of
+from .codegen import as_vector_pointer, element_bytes, emit_prefetch, keep_loop_as_written, shuffle, vec_of
+from .dot import dot_of
 
 INT = ir.IntType(64)
 
 
 def make_tile(rows, vectors):
-    """An intrinsic that computes a (rows, vectors * lanes) tile of a @ b, all matrices given by pointers of one dtype.
+    """An intrinsic that computes a (rows, vectors * lanes) tile of a @ b, all matrices given by pointers.
 
-    tile(a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate): strides are in elements, columns of b and
-    c are contiguous. Rows of a beyond last_row are not read (that row stands in for them). c is overwritten, or added
-    to.
+    tile(a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate): depth and the strides of a and b are in
+    words (see dot.py; of floats a word is one element); columns of b and c are contiguous. Rows of a beyond last_row
+    are not read (that row stands in for them). c is overwritten, or added to.
     """
 
     @intrinsic
     def tile(typingctx, a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate):
-        if not (isinstance(a, types.CPointer) and a == b == c):
-            raise TypingError(f"tile: expected three pointers of one dtype, got {a}, {b}, {c}")
-        vec, intp = vec_of(a), types.intp
-
-        def codegen(context, builder, sig, args):
-            a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate = args
-            a_rows = [builder.gep(a, [builder.mul(_smaller(builder, INT(i), last_row), a_row)]) for i in range(rows)]
-            emitter = _TileEmitter(builder, vec, rows, vectors)
-            sums = emitter.products(a_rows, a_column, b, b_row, depth)
-            emitter.finish(sums, c, c_row, accumulate)
-            return context.get_dummy_value()
-
-        return types.void(a, intp, intp, intp, b, intp, intp, c, intp, types.boolean), codegen
+        return _tile(rows, vectors, a, b, c)
 
     return tile
+
+
+def make_fetching_tile(rows, vectors):
+    """A tile that also fetches what is needed next: tile(..., accumulate, ahead, ahead_step).
+
+    At each step of the depth a line `ahead_step` bytes further on from the address `ahead` is asked for in the
+    second-level cache; any address is safe.
+    """
+
+    @intrinsic
+    def tile(typingctx, a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate, ahead, ahead_step):
+        return _tile(rows, vectors, a, b, c, types.intp, types.intp)
+
+    return tile
+
+
+def _tile(rows, vectors, a, b, c, *prefetch):
+    """The signature and code generator of a tile."""
+    if not all(isinstance(matrix, types.CPointer) for matrix in (a, b, c)):
+        raise TypingError(f"tile: expected three pointers, got {a}, {b}, {c}")
+    dot, intp = dot_of(a, b, c), types.intp
+
+    def codegen(context, builder, sig, args):
+        a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate, *prefetch = args
+        a, b = (builder.bitcast(matrix, dot.word.as_pointer()) for matrix in (a, b))
+        a_rows = [builder.gep(a, [builder.mul(_smaller(builder, INT(i), last_row), a_row)]) for i in range(rows)]
+        emitter = _TileEmitter(builder, dot, rows, vectors)
+        sums = emitter.products((a_rows, a_column), (b, b_row), depth, prefetch)
+        emitter.finish(sums, c, c_row, accumulate)
+        return context.get_dummy_value()
+
+    return types.void(a, intp, intp, intp, b, intp, intp, c, intp, types.boolean, *prefetch), codegen
 
 
 def _smaller(builder, a, b):
@@ -49,32 +70,37 @@ def _smaller(builder, a, b):
 class _TileEmitter:
     """Writes the LLVM code of one tile."""
 
-    def __init__(self, builder, vec, rows, vectors):
-        self.builder, self.vec, self.rows, self.vectors = builder, vec, rows, vectors
+    def __init__(self, builder, dot, rows, vectors):
+        self.builder, self.dot, self.rows, self.vectors = builder, dot, rows, vectors
+        self.vec = dot.sums
 
     def _at(self, base, offset, j):
-        """Pointer to vector j of the row that starts `offset` elements after base."""
+        """Pointer to vector j of the row that starts `offset` words after base."""
         element = self.builder.gep(base, [self.builder.add(offset, INT(j * self.vec.count))])
-        return as_vector_pointer(self.builder, element, self.vec)
+        return self.builder.bitcast(element, ir.VectorType(base.type.pointee, self.vec.count).as_pointer())
 
-    def products(self, a_rows, a_column, b, b_row, depth):
+    def products(self, left, right, depth, prefetch):
         """The accumulators after a loop over the depth, row by row; zeros when the depth is 0."""
-        builder = self.builder
+        builder, (a_rows, a_column), (b, b_row) = self.builder, left, right
         before, loop, after = builder.block, builder.append_basic_block("depth"), builder.append_basic_block("done")
         builder.cbranch(builder.icmp_signed(">", depth, INT(0)), loop, after)
         builder.position_at_end(loop)
-        k, a_at, b_at = (builder.phi(INT) for _ in range(3))
-        zero = ir.Constant(self.vec.llvm, [0.0] * self.vec.count)
+        counters = [(INT(0), INT(1)), (INT(0), a_column), (INT(0), b_row), *([tuple(prefetch)] if prefetch else [])]
+        k, a_at, b_at, *ahead = (builder.phi(INT) for _ in counters)
         old = [builder.phi(self.vec.llvm) for _ in range(self.rows * self.vectors)]
+        for address in ahead:
+            emit_prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()), level=2)
         new = self._multiply_add(old, a_rows, a_at, b, b_at)
-        steps = builder.add(k, INT(1)), builder.add(a_at, a_column), builder.add(b_at, b_row)
-        for phi, first, following in zip(
-            (k, a_at, b_at, *old), [INT(0)] * 3 + [zero] * len(old), (*steps, *new), strict=True
-        ):
+        zero = ir.Constant(self.vec.llvm, [self.dot.zero] * self.vec.count)
+        for phi, (first, step) in zip((k, a_at, b_at, *ahead), counters, strict=True):
             phi.add_incoming(first, before)
-            phi.add_incoming(following, loop)
+            phi.add_incoming(builder.add(phi, step), loop)
+        for phi, value in zip(old, new, strict=True):
+            phi.add_incoming(zero, before)
+            phi.add_incoming(value, loop)
         # Unrolled, the broadcasts of two steps at once do not fit the registers: half the speed.
-        keep_loop_as_written(builder, builder.cbranch(builder.icmp_signed("<", steps[0], depth), loop, after))
+        more = builder.icmp_signed("<", builder.add(k, INT(1)), depth)
+        keep_loop_as_written(builder, builder.cbranch(more, loop, after))
         builder.position_at_end(after)
         sums = [builder.phi(self.vec.llvm) for _ in new]
         for phi, value in zip(sums, new, strict=True):
@@ -83,20 +109,21 @@ class _TileEmitter:
         return sums
 
     def _multiply_add(self, old, a_rows, a_at, b, b_at):
-        builder, vec = self.builder, self.vec
-        b_row = [builder.load(self._at(b, b_at, j), align=element_bytes(vec)) for j in range(self.vectors)]
+        builder, dot = self.builder, self.dot
+        align = element_bytes(self.vec)
+        b_row = [dot.right(builder, builder.load(self._at(b, b_at, j), align=align)) for j in range(self.vectors)]
         new = []
         for i, row in enumerate(a_rows):
-            factor = splat(builder, builder.load(builder.gep(row, [a_at])), vec.count)
+            factor = dot.left(builder, builder.load(builder.gep(row, [a_at]), align=min(align, 4)))
             for j in range(self.vectors):
-                new.append(emit_fma(builder, vec, factor, b_row[j], old[i * self.vectors + j]))
+                new.append(dot.add(builder, factor, b_row[j], old[i * self.vectors + j]))
         return new
 
     def finish(self, sums, c, c_row, accumulate):
         """Write the sums to c, or add them to it."""
         with self.builder.if_else(accumulate) as (add, overwrite):
             with add:
-                self._write(sums, c, c_row, lambda value, at: self.builder.fadd(self._load(at), value))
+                self._write(sums, c, c_row, lambda value, at: self.dot.plus(self.builder, self._load(at), value))
             with overwrite:
                 self._write(sums, c, c_row, lambda value, at: value)
 

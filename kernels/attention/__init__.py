@@ -8,6 +8,7 @@ import numpy as np
 from .. import checks, dispatch
 from ..precision import working_dtype
 
+COMPUTE_DTYPES = (None, "bfloat16")
 OPTIONAL = ("cu_seqlens", "cu_seqlens_k", "attn_mask", "bias")
 
 
@@ -22,6 +23,7 @@ def attention(
     bias: Any = None,
     is_causal: bool = False,
     scale: float | None = None,
+    compute_dtype: str | None = None,
     return_lse: bool = False,
     return_probs: bool = False,
     backend: str | None = None,
@@ -44,6 +46,9 @@ def attention(
         bias: added to the scores, of the query's dtype and broadcasting as attn_mask does; has a gradient.
         is_causal: query i sees the keys j <= i of its sequence only.
         scale: 1 / sqrt(head_dim) by default.
+        compute_dtype: "bfloat16" rounds query, key, value and probabilities, which are float32, to bfloat16 before
+            their products; sums and softmax are float32 still. Faster on a CPU that multiplies bfloat16, not on CUDA.
+            By default all is computed in the arrays' dtype.
         return_lse: also return the log-sum-exp of the scores, which `attention_backward` needs.
         return_probs: also return the probabilities.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
@@ -55,7 +60,7 @@ def attention(
         sequence) in the query's dtype, zeros beyond the length of a sequence.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape, offset or scale.
+        TypeError, ValueError: for a wrong kind of array, dtype, shape, offset, scale or compute_dtype.
         BackendUnavailable: if the backend cannot run here.
     """
     call = dispatch.enter(
@@ -63,8 +68,9 @@ def attention(
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
     )  # fmt: skip
     inputs = _normalise(call.backend, *call.arrays)
+    _check_compute_dtype(compute_dtype, call.backend, inputs.query)
     scale = _scale(scale, inputs.query)
-    output, lse, probs = call.compute("attention", *inputs, bool(is_causal), scale, bool(return_probs))
+    output, lse, probs = call.compute("attention", *inputs, bool(is_causal), scale, bool(return_probs), compute_dtype)
     if inputs.cu_seqlens is not None:
         output, lse = _packed(output), lse[0]
     asked = (output, *([lse] if return_lse else []), *([probs] if return_probs else []))
@@ -148,16 +154,21 @@ def _normalise(
     packed = cu_seqlens is not None
     if packed:
         cu_seqlens, cu_seqlens_k = _check_packed(query, key, value, cu_seqlens, cu_seqlens_k)
-        sequences = cu_seqlens.shape[0] - 1
-        longest = (_longest(cu_seqlens, query, -2, attn_mask, bias), _longest(cu_seqlens_k, key, -1, attn_mask, bias))
     else:
         _check_dense(query, key, value, cu_seqlens_k)
-        sequences, longest = query.shape[0], (query.shape[2], key.shape[2])
-    query, key, value = (_four_axes(array, packed) for array in (query, key, value))
-    scores_shape = (sequences, query.shape[1], *longest)
-    attn_mask = _broadcast("attn_mask", attn_mask, scores_shape)
-    bias = _broadcast("bias", bias, scores_shape)
+    if attn_mask is not None or bias is not None:
+        shape = _scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+        attn_mask, bias = _broadcast("attn_mask", attn_mask, shape), _broadcast("bias", bias, shape)
+    query, key, value = _four_axes(query, packed), _four_axes(key, packed), _four_axes(value, packed)
     return _Inputs(query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+
+
+def _scores_shape(query: Any, key: Any, cu_seqlens: Any, cu_seqlens_k: Any, *masks: Any) -> tuple[int, ...]:
+    """(sequences, heads, longest query sequence, longest key sequence)."""
+    if cu_seqlens is None:
+        return (*query.shape[:3], key.shape[2])
+    longest = _longest(cu_seqlens, query, -2, *masks), _longest(cu_seqlens_k, key, -1, *masks)
+    return (cu_seqlens.shape[0] - 1, query.shape[1], *longest)
 
 
 def _check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
@@ -178,7 +189,7 @@ def _check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_
     checks.shape((None,) * 3, query=query)
     checks.shape((None, *query.shape[1:]), key=key)
     checks.shape(key.shape, value=value)
-    cu_seqlens = _check_offsets("cu_seqlens", cu_seqlens, "query", query.shape[0])
+    cu_seqlens = checks.offsets("cu_seqlens", cu_seqlens, "query", query.shape[0])
     if cu_seqlens_k is None:
         if key.shape[0] != query.shape[0]:
             raise ValueError(
@@ -186,27 +197,9 @@ def _check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_
                 "sequences of the keys lie"
             )
         return cu_seqlens, cu_seqlens
-    cu_seqlens_k = _check_offsets("cu_seqlens_k", cu_seqlens_k, "key", key.shape[0])
+    cu_seqlens_k = checks.offsets("cu_seqlens_k", cu_seqlens_k, "key", key.shape[0])
     checks.shape(cu_seqlens.shape, cu_seqlens_k=cu_seqlens_k)
     return cu_seqlens, cu_seqlens_k
-
-
-def _check_offsets(name: str, offsets: Any, what: str, tokens: int) -> Any:
-    checks.integer(**{name: offsets})
-    if offsets.ndim != 1 or offsets.shape[0] == 0:
-        raise ValueError(f"{name} has shape {offsets.shape}, expected (sequences + 1,)")
-    if isinstance(offsets, np.ndarray):
-        if offsets[0] != 0 or offsets[-1] != tokens:
-            raise ValueError(
-                f"{name} runs from {offsets[0]} to {offsets[-1]}, expected 0 to {tokens}, the tokens of {what}"
-            )
-        falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-        if falls.size:
-            at = int(falls[0])
-            raise ValueError(
-                f"{name}[{at + 1}] is {offsets[at + 1]}, expected at least {offsets[at]} as {name}[{at}] is"
-            )
-    return offsets.astype(np.int32, copy=False)
 
 
 def _longest(offsets: Any, array: Any, axis: int, *masks: Any) -> int:
@@ -253,6 +246,18 @@ def _scale(scale: Any, query: Any) -> float:
     if scale is None:
         return 1 / math.sqrt(max(query.shape[-1], 1))
     return checks.finite_number("scale", scale)
+
+
+def _check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:
+    if compute_dtype is None:
+        return
+    checks.choice("compute_dtype", compute_dtype, COMPUTE_DTYPES)
+    if backend == "cupy":
+        raise ValueError(
+            f"compute_dtype is {compute_dtype!r}, but backend 'cupy' computes in the arrays' dtype: convert the arrays"
+        )
+    if query.dtype != np.float32:
+        raise TypeError(f"query has dtype {query.dtype}, expected float32 with compute_dtype={compute_dtype!r}")
 
 
 def _sum_to_shape(grad: Any, shape: tuple[int, ...]) -> Any:

@@ -40,8 +40,10 @@ PROBLEM = np.dtype(
 """struct Problem of problem.cuh."""
 
 
-def attention(query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs):
-    """(output, lse, probabilities or None)."""
+def attention(
+    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs, compute_dtype
+):
+    """(output, lse, probabilities or None); compute_dtype must be None."""
     xp = _cuda.namespace(query)
     batch, heads, length, head_dim = query.shape
     if head_dim > MAX_HEAD_DIM:

@@ -7,6 +7,9 @@ For each sequence and head, with Q (queries, head_dim), K and V (keys, head_dim)
     P_ij = exp(S_ij - lse_i)             zeros for a query that sees no key (lse_i = -inf)
     O = P V
 
+With compute_dtype "bfloat16" Q, K, V and the exponentials exp(S_ij - max_j S_ij) are rounded to bfloat16 before their
+products; sums, softmax and the division by the sum of the (unrounded) exponentials are in the working precision.
+
 The gradients are computed from lse, S and P again from the inputs (Dao et al. 2022, arXiv:2205.14135):
 
     dV = P^T dO,  dP = dO V^T,  dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik),
@@ -20,6 +23,7 @@ the tokens cu_seqlens[s] to cu_seqlens[s + 1]; every sequence is computed by its
 (sequences, heads, longest query sequence, longest key sequence), of which each sequence uses its own corner.
 """
 
+import importlib
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -37,19 +41,25 @@ class Piece(NamedTuple):
     scores: tuple[slice, ...]  # into mask, bias and probabilities
 
 
-def attention(query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs):
+def attention(
+    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs, compute_dtype
+):
     """(output, lse, probabilities or None)."""
+    query, key, value = (_rounded(array, compute_dtype) for array in (query, key, value))
     output = empty_like(query, cu_seqlens)
     lse = np.empty(query.shape[:3], dtype=working_dtype(query.dtype))
     probs = None
     if return_probs:
-        probs = np.zeros(_scores_shape(query, key, cu_seqlens, cu_seqlens_k), dtype=query.dtype)
+        probs = np.zeros(scores_shape(query, key, cu_seqlens, cu_seqlens_k), dtype=query.dtype)
     for piece in _pieces(cu_seqlens, cu_seqlens_k):
         scores = _scores(query, key, attn_mask, bias, is_causal, scale, piece)
-        piece_probs, lse[piece.queries] = _softmax(scores)
-        output[piece.queries] = piece_probs @ widen(value[piece.keys])
+        exponentials, total, lse[piece.queries] = _softmax(scores)
         if probs is not None:
-            probs[piece.scores][..., : scores.shape[2], : scores.shape[3]] = piece_probs
+            probs[piece.scores][..., : scores.shape[2], : scores.shape[3]] = exponentials / total
+        if compute_dtype is None:
+            output[piece.queries] = exponentials / total @ widen(value[piece.keys])
+        else:
+            output[piece.queries] = _rounded(exponentials, compute_dtype) @ widen(value[piece.keys]) / total
     return output, lse, probs
 
 
@@ -104,12 +114,22 @@ def _scores(query, key, attn_mask, bias, is_causal, scale, piece):
 
 @np.errstate(invalid="ignore", divide="ignore")
 def _softmax(scores):
-    """Row-wise (probabilities, log of the sum of exponentials)."""
+    """Row-wise (exponentials, their sum or 1 if that is 0, its logarithm); the greatest exponential is 1.
+
+    So they are of the size of the probabilities, to which they are rounded in low precision.
+    """
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     shift = np.where(peak == -np.inf, 0, peak)
     exponentials = np.exp(scores - shift)
     total = exponentials.sum(axis=-1, keepdims=True)
-    return exponentials / np.where(total == 0, 1, total), (np.log(total) + shift)[..., 0]
+    return exponentials, np.where(total == 0, 1, total), (np.log(total) + shift)[..., 0]
+
+
+def _rounded(array, compute_dtype):
+    """`array` with its values rounded to bfloat16, if that is asked for."""
+    if compute_dtype is None:
+        return array
+    return array.astype(importlib.import_module("ml_dtypes").bfloat16).astype(array.dtype)
 
 
 def _add_reduced(grad_bias, grad_scores, piece):
@@ -127,7 +147,7 @@ def _unbroadcast(array):
     return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
-def _scores_shape(query, key, cu_seqlens, cu_seqlens_k):
+def scores_shape(query, key, cu_seqlens, cu_seqlens_k):
     batch, heads, queries, _ = query.shape
     if cu_seqlens is None:
         return batch, heads, queries, key.shape[2]

@@ -10,12 +10,12 @@ def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
 
     Args:
         input: integer ids from 0 to num_embeddings - 1, of any shape. On a GPU their values are not checked.
-        weight: the table, (num_embeddings, dim); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA,
-            any floating dtype on NumPy.
+        weight: the table, (num_embeddings, dim); float32, float64 or bfloat16 on Numba, float32, float16 or bfloat16
+            on CUDA, any floating dtype on NumPy.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        (*shape of input, dim), of the kind and dtype of `weight`.
+        (*shape of input, dim), of the kind and dtype of `weight`; on NumPy and Numba float32 from a bfloat16 table.
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype or shape, and for an id outside the table (which
@@ -24,7 +24,8 @@ def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
     """
     call = dispatch.enter(__package__, backend, input=input, weight=weight)
     input, weight = call.arrays
-    checks.floating(call.backend, weight=weight)
+    if call.backend != "numba" or weight.dtype.name != "bfloat16":  # Numba widens bfloat16, but does not compute in it
+        checks.floating(call.backend, weight=weight)
     checks.integer(input=input)
     checks.shape((None, None), weight=weight)
     checks.in_range("input", input, weight.shape[0])

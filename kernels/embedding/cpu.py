@@ -9,20 +9,24 @@ from numba import prange
 
 from .._numba import helper, kernel
 from .._numba.rows import flat, share, task_count
-from .._numba.simd import pointer, pointer_at
+from .._numba.simd import lanes, pointer, pointer_at
 
 GRAIN_BYTES = 1 << 18
 STRIPE = 16  # columns: stripes of threads share no cache line
 
 
 def embedding(input, weight):
-    """Ids of any shape to (*shape of the ids, dim)."""
-    output = np.empty((*input.shape, weight.shape[1]), weight.dtype)
+    """Ids of any shape to (*shape of the ids, dim), of the weight's dtype but float32 from bfloat16."""
+    # A row is copied byte by byte; a bfloat16 is the upper half of a float32.
+    from_dtype, to_dtype = np.uint8, np.uint8
+    if weight.dtype.name == "bfloat16":
+        weight, from_dtype, to_dtype = weight.view(np.uint16), np.uint16, np.uint32
+    output = np.empty((*input.shape, weight.shape[1]), np.float32 if to_dtype == np.uint32 else weight.dtype)
     if output.size:
         if weight.shape[1] > 1 and weight.strides[1] != weight.itemsize:  # a transposed table
             weight = np.ascontiguousarray(weight)
-        table = weight.__array_interface__["data"][0], weight.strides[0]
-        _gather(*table, _ids(input), output.view(np.uint8).reshape(-1), task_count(output.nbytes, GRAIN_BYTES))
+        table = weight.__array_interface__["data"][0], weight.strides[0], np.empty(0, from_dtype)
+        _gather(*table, _ids(input), output.reshape(-1).view(to_dtype), task_count(output.nbytes, GRAIN_BYTES))
     return output
 
 
@@ -42,21 +46,24 @@ def _ids(input):
 
 
 @helper
-def _gather_rows(table, stride, ids, out, width, first, last):
+def _gather_rows(table, stride, like, ids, out, width, first, last):
+    shift = 16 * (lanes(like) // lanes(out) - 1)  # known to the compiler: 0, or 16 from 16 bits to 32
     for i in range(first, last):
-        row, target = pointer_at(table + ids[i] * stride, out), pointer(out, i * width)
-        for byte in range(width):
-            target[byte] = row[byte]
+        row, target = pointer_at(table + ids[i] * stride, like), pointer(out, i * width)
+        for c in range(width):
+            target[c] = np.uint32(row[c]) << shift
 
 
 @kernel(parallel=True)
-def _gather(table, stride, ids, out, tasks):
+def _gather(table, stride, like, ids, out, tasks):
+    """out = the rows of the table that lies at the address `table`, of elements as in the array `like`."""
     width = out.size // ids.size
     if tasks == 1:
-        _gather_rows(table, stride, ids, out, width, 0, ids.size)
+        _gather_rows(table, stride, like, ids, out, width, 0, ids.size)
     else:
         for task in prange(tasks):
-            _gather_rows(table, stride, ids, out, width, share(ids.size, task, tasks), share(ids.size, task + 1, tasks))
+            first, last = share(ids.size, task, tasks), share(ids.size, task + 1, tasks)
+            _gather_rows(table, stride, like, ids, out, width, first, last)
 
 
 @helper

@@ -2,6 +2,8 @@
 
     output[...] = weight[input[...]]
 
+A bfloat16 table is one stored in half the memory, for models that compute in float32: its rows come as float32.
+
 The gradient of a table row is the sum of the gradients of its occurrences, added in their order in float64 (a frequent
 id, such as the first position, occurs thousands of times). A row that does not occur gets zeros.
 """
@@ -10,8 +12,9 @@ import numpy as np
 
 
 def embedding(input, weight):
-    """Ids of any shape to (*shape of the ids, dim)."""
-    return np.take(weight, input, axis=0)
+    """Ids of any shape to (*shape of the ids, dim), of the weight's dtype but float32 from bfloat16."""
+    rows = np.take(weight, input, axis=0)
+    return rows.astype(np.float32) if weight.dtype.name == "bfloat16" else rows
 
 
 def embedding_backward(grad_output, input, num_embeddings):

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import prange
 
-from .._numba import helper, inline_helper, kernel
+from .._numba import empty, helper, inline_helper, kernel
 from .._numba.rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
 from .._numba.simd import (
     broadcast,
@@ -23,13 +23,16 @@ from .._numba.simd import (
     store_masked,
     wide_pointer,
 )
+from .._numba.steps import LAYER_NORM, array_at, bits_of
+from ..program import is_plain
 
-GRAIN = 1 << 17
+GRAIN = 1 << 15
+_FLOAT = np.float32(0)
 
 
 def layer_norm(input, weight, bias, eps, residual):
     """Layer norm of (..., width); weight and bias are (width,) or None, residual has the shape of input or is None."""
-    output = np.empty(input.shape, input.dtype)
+    output = empty(input.shape, input.dtype)
     if output.size:
         width, dtype = input.shape[-1], input.dtype
         parameters = _or_full(weight, 1, width, dtype), _or_full(bias, 0, width, dtype)
@@ -38,10 +41,23 @@ def layer_norm(input, weight, bias, eps, residual):
     return output
 
 
+def deferred_layer_norm(program, input, weight, bias, eps, residual):
+    """Note the step of `layer_norm` of float32 with weight and bias; None for what has no deferred form."""
+    if weight is None or bias is None or not input.size or not all(map(is_plain, (input, weight, bias, residual))):
+        return None
+    output, width = program.empty(input.shape, input.dtype), input.shape[-1]
+    program.note(
+        LAYER_NORM, task_count(input.size, GRAIN), program.address(input), input.size // width, width,
+        program.address(residual), program.address(weight), program.address(bias), bits_of(eps),
+        program.address(output),
+    )  # fmt: skip
+    return output
+
+
 def layer_norm_backward(grad_output, input, weight, eps, residual):
     """(grad_input, grad_weight or None, grad_bias); mean and variance are computed again from the input."""
     width, dtype = input.shape[-1], input.dtype
-    grad_input = np.empty(input.shape, dtype)
+    grad_input = empty(input.shape, dtype)
     grad_weight, grad_bias = np.zeros((2, width), dtype)
     if grad_input.size:
         rows = input.size // width
@@ -207,3 +223,18 @@ def _backward(grad, x, residual, weight, out, weight_sums, bias_sums, grad_weigh
                 _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, block)
     sum_blocks(weight_sums, grad_weight)
     sum_blocks(bias_sums, grad_bias)
+
+
+# The integers of a step after the operation and its tasks, as `deferred_layer_norm` notes them.
+INPUT, ROWS, WIDTH, RESIDUAL, WEIGHT, BIAS, EPS, OUTPUT = range(2, 10)
+
+
+@helper
+def run_step(step, task, tasks):
+    """A task's share of the rows of a step."""
+    rows, width = step[ROWS], step[WIDTH]
+    x, out = array_at(step[INPUT], (rows * width,), _FLOAT), array_at(step[OUTPUT], (rows * width,), _FLOAT)
+    residual = array_at(step[RESIDUAL], (rows * width if step[RESIDUAL] != 0 else 0,), _FLOAT)
+    weight, bias = array_at(step[WEIGHT], (width,), _FLOAT), array_at(step[BIAS], (width,), _FLOAT)
+    eps = step.view(np.float64)[EPS]
+    _forward_rows(x, residual, weight, bias, out, width, eps, share(rows, task, tasks), share(rows, task + 1, tasks))

@@ -1,12 +1,18 @@
 """Affine map with a weight prepared once and optional bias, activation and residual, forward and backward."""
 
+import importlib
 import math
 from typing import Any
+
+import numpy as np
 
 from .. import checks, dispatch
 from ..activation import ACTIVATIONS
 
 OPTIONAL = ("bias", "residual")
+ACTIVATIONS_OR_NONE = (None, *ACTIVATIONS)
+LOW_PRECISION = ("bfloat16", "int8")
+MOST_INT8_FEATURES = 2**16  # 255 * 127 * 2^16 is the longest sum that fits an int32
 
 
 class PreparedWeight:
@@ -15,7 +21,8 @@ class PreparedWeight:
     Attributes:
         backend: the backend it belongs to.
         out_features, in_features: its shape.
-        dtype: its dtype.
+        dtype: its dtype; bfloat16 and int8 on the CPU are for float32 inputs.
+        scale: of an int8 weight, float32 (out_features,); None of others.
     """
 
     def __init__(self, backend: str, form: Any):
@@ -23,36 +30,120 @@ class PreparedWeight:
         self.form = form
         self.out_features, self.in_features = form.out_features, form.in_features
         self.dtype = form.dtype
+        scale = getattr(form, "scale", None)
+        self.scale = None if scale is None else scale[: form.out_features]  # what pads a panel is no channel
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
         return self.out_features, self.in_features
 
+    @property
+    def takes_float32(self) -> bool:
+        """Whether it is a form of low precision, which is multiplied with float32 inputs and gives float32."""
+        return self.backend != "cupy" and self.dtype.name in LOW_PRECISION
+
     def to_array(self) -> Any:
-        """The weight as it was given, (out_features, in_features), as a NumPy or CuPy array."""
+        """The weight as it was given, (out_features, in_features), as a NumPy or CuPy array; int8 comes as float32."""
         return self.form.to_array()
+
+    def integers(self) -> np.ndarray:
+        """The int8 values of an int8 weight, (out_features, in_features); `scale` belongs to them."""
+        if self.dtype != np.int8:
+            raise TypeError(f"this weight is prepared as {self.dtype}, expected int8")
+        return self.form.integers()
 
     def __repr__(self) -> str:
         return f"PreparedWeight({self.out_features}, {self.in_features}, {self.dtype}, backend={self.backend!r})"
 
 
-def prepare_weight(weight: Any, *, backend: str | None = None) -> PreparedWeight:
+def quantize_weight(weight: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Round a weight to int8 with one scale for each output channel: weight is about values * scale[:, None].
+
+    Args:
+        weight: (out_features, in_features), a floating array in host memory, finite.
+
+    Returns:
+        values, int8 (out_features, in_features) from -127 to 127, and scale, float32 (out_features,): the channel's
+        greatest magnitude over 127, so that a channel's scale depends on nothing but itself.
+
+    Raises:
+        TypeError, ValueError: for a wrong kind of array, dtype or shape, and for inf or NaN (which row).
+    """
+    call = dispatch.enter(__package__, "numpy", weight=weight)
+    (weight,) = call.arrays
+    checks.floating(call.backend, weight=weight)
+    checks.shape((None, None), weight=weight)
+    wrong = ~np.isfinite(weight.astype(np.float32)).all(axis=1)
+    if wrong.any():
+        raise ValueError(f"weight[{wrong.argmax()}] holds inf or NaN (in float32), which int8 cannot stand for")
+    return dispatch.implementation(__package__, "numpy").quantize_weight(weight)
+
+
+def prepare_weight(
+    weight: Any, scale: Any = None, *, dtype: str | None = None, backend: str | None = None
+) -> PreparedWeight:
     """Bring a weight into its backend's form once, so that `linear` need not at every call; the array can be let go.
 
     Args:
-        weight: (out_features, in_features), as checkpoints store it; dtypes as for `linear`.
+        weight: (out_features, in_features), as checkpoints store it; dtypes as for `linear`, and on the CPU bfloat16,
+            or int8 together with `scale`.
+        scale: float32 (out_features,), what `quantize_weight` returns beside the int8 values.
+        dtype: "bfloat16" or "int8" converts a floating weight to that form (on the CPU), which halves or quarters its
+            memory and takes float32 inputs; by default the weight's own.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype or shape.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(__package__, backend, weight=weight)
-    (weight,) = call.arrays
-    checks.floating(call.backend, weight=weight)
+    checks.choice("dtype", dtype, (None, *LOW_PRECISION))
+    call = dispatch.enter(__package__, backend, optional=("scale",), weight=weight, scale=scale)
+    weight, scale = call.arrays
     checks.shape((None, None), weight=weight)
-    return PreparedWeight(call.backend, call.compute("prepare_weight", weight))
+    if weight.dtype == np.int8:
+        _check_int8(call, weight, scale, dtype)
+    else:
+        _check_floating_weight(call, weight, scale, dtype)
+        weight, scale = _converted(weight, dtype)
+    return PreparedWeight(call.backend, call.compute("prepare_weight", weight, scale))
+
+
+def _check_int8(call: dispatch.Call, weight: Any, scale: Any, dtype: str | None) -> None:
+    if call.backend == "cupy":
+        raise TypeError("weight has dtype int8, backend 'cupy' expects float32 or float16 or bfloat16")
+    if dtype not in (None, "int8"):
+        raise ValueError(f"dtype is {dtype!r}, but weight is int8 already")
+    if scale is None or scale.dtype != np.float32:
+        found = "None" if scale is None else str(scale.dtype)
+        raise TypeError(f"scale is {found}, expected a float32 array (out_features,) beside an int8 weight")
+    checks.shape((weight.shape[0],), scale=scale)
+    wrong = ~(np.isfinite(scale) & (scale >= 0))
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ValueError(f"scale[{at}] is {scale[at]}, expected finite numbers of at least 0")
+    if weight.shape[1] > MOST_INT8_FEATURES:
+        raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
+
+
+def _check_floating_weight(call: dispatch.Call, weight: Any, scale: Any, dtype: str | None) -> None:
+    if scale is not None:
+        raise ValueError(f"scale belongs to an int8 weight, but weight has dtype {weight.dtype}")
+    if call.backend == "cupy" and dtype is not None:
+        raise ValueError(f"dtype is {dtype!r}, but backend 'cupy' prepares a weight as it is: convert the array first")
+    if call.backend == "cupy" or weight.dtype.name != "bfloat16":
+        checks.floating(call.backend, weight=weight)
+    if dtype == "int8" and weight.shape[1] > MOST_INT8_FEATURES:
+        raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
+
+
+def _converted(weight: Any, dtype: str | None) -> tuple[Any, Any]:
+    """The weight in the wanted dtype, and its scale if that is int8."""
+    if dtype == "int8":
+        return quantize_weight(weight)
+    if dtype == "bfloat16" and weight.dtype.name != "bfloat16":
+        return weight.astype(importlib.import_module("ml_dtypes").bfloat16), None
+    return weight, None
 
 
 def linear(
@@ -68,7 +159,8 @@ def linear(
 
     Args:
         input: (..., in_features); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype
-            on NumPy. All arrays share one dtype.
+            on NumPy. All arrays share one dtype, but for a weight prepared in low precision, which takes float32: it
+            rounds each row of the input to its own form, whatever the other rows are (reference.py has the formulas).
         weight: (out_features, in_features), an array or what `prepare_weight` made of it.
         bias: (out_features,) or None.
         activation: a name that `activation` knows, or None.
@@ -86,11 +178,11 @@ def linear(
     call, weight = _enter(weight, backend, input=input, bias=bias, residual=residual)
     input, bias, residual = call.arrays[:3]
     out_features = _check(call, input, weight, activation, bias=bias, residual=residual)
-    leading = input.shape[:-1]
-    checks.shape((*leading, out_features), residual=residual)
+    shape = (*input.shape[:-1], out_features)
+    checks.shape(shape, residual=residual)
     rows, residual = _rows(input), None if residual is None else _rows(residual)
     output = call.compute("linear", rows, _form(weight), bias, activation, residual)
-    return call.hand_back(output.reshape(*leading, out_features))
+    return call.hand_back(output if input.ndim == 2 else output.reshape(shape))
 
 
 def linear_backward(
@@ -115,6 +207,8 @@ def linear_backward(
     Raises:
         As `linear`.
     """
+    if isinstance(weight, PreparedWeight) and weight.takes_float32 and getattr(input, "dtype", None) != weight.dtype:
+        raise TypeError(f"weight is prepared as {weight.dtype}, which has no gradients: expected float32 or float64")
     call, weight = _enter(weight, backend, input=input, grad_output=grad_output, bias=bias)
     input, grad_output, bias = call.arrays[:3]
     out_features = _check(call, input, weight, activation, grad_output=grad_output, bias=bias)
@@ -141,8 +235,11 @@ def _enter(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Ca
 
 def _check(call: dispatch.Call, input: Any, weight: Any, activation: str | None, *, bias: Any, **others: Any) -> int:
     """Check what `linear` and its backward share; the number of output features."""
-    checks.floating(call.backend, input=input, weight=weight, bias=bias, **others)
-    checks.choice("activation", activation, (None, *ACTIVATIONS))
+    if isinstance(weight, PreparedWeight) and weight.takes_float32 and input.dtype != weight.dtype:
+        _check_float32(weight, input=input, bias=bias, **others)
+    else:
+        checks.floating(call.backend, input=input, weight=weight, bias=bias, **others)
+    checks.choice("activation", activation, ACTIVATIONS_OR_NONE)
     checks.at_least_ndim(1, input=input)
     if len(weight.shape) != 2 or weight.shape[1] != input.shape[-1]:
         raise ValueError(
@@ -153,9 +250,15 @@ def _check(call: dispatch.Call, input: Any, weight: Any, activation: str | None,
     return weight.shape[0]
 
 
+def _check_float32(weight: PreparedWeight, **arrays: Any) -> None:
+    for name, array in arrays.items():
+        if array is not None and array.dtype != np.float32:
+            raise TypeError(f"{name} has dtype {array.dtype}, expected float32 for a weight prepared as {weight.dtype}")
+
+
 def _rows(array: Any) -> Any:
     """(..., features) as (rows, features)."""
-    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+    return array if array.ndim == 2 else array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
 def _form(weight: Any) -> Any:

@@ -1,9 +1,7 @@
-"""Affine map on the CPU: a blocked matrix product over packed weights, with bias, activation and residual fused in.
+"""Affine map on the CPU: a blocked product with packed weights, with bias, activation and residual fused in.
 
-The weight is packed once into panels (see _numba/panels.py). A task is a block of up to BLOCK_ROWS rows of the input
-times one panel. Its sums stay in a scratch block that fits the first cache levels; each tile of them is written to the
-output once, on the way through bias, activation and residual. The order of each element's sum depends on in_features
-alone.
+The weight is packed once into panels (see _numba/panels.py, _numba/product.py). In low precision the rows of the input
+are rounded first, to a copy of half or a quarter of their size; a parallel region does that, a second one the product.
 
 Measured on a Zen 5 (AVX-512, float32) as a share of what the tile reaches on operands in registers: 93-97 % on one core
 at 16 to 1024 rows and BERT-base's widths (76-90 % without the prefetch of the output's lines), 92 % on two at
@@ -11,66 +9,97 @@ at 16 to 1024 rows and BERT-base's widths (76-90 % without the prefetch of the o
 """
 
 import numpy as np
-from numba import prange
+from numba import prange, types
+from numba.extending import overload
 
-from .._numba import LEVEL, aligned_empty, as_kernel_array, helper, kernel, num_threads
+from .._numba import LEVEL, aligned_empty, as_kernel_array, empty, helper, inline_helper, kernel, num_threads
+from .._numba.low_precision import quantize_row, round_row
 from .._numba.panels import pack_panel
-from .._numba.pointwise import CODES, activate_backward, activation_function, add_lines
+from .._numba.pointwise import CODES, activate_backward, add_lines
+from .._numba.product import NO_ACTIVATION, TILE_ROWS, TILE_VECTORS, finish_with, run_product
 from .._numba.rows import BLOCK_ROWS as SUM_ROWS
 from .._numba.rows import block_count, share, sum_blocks
-from .._numba.simd import (
-    first_lanes,
-    lanes,
-    load,
-    load_masked,
-    pointer,
-    pointer_at,
-    prefetch_write,
-    store_masked,
-)
-from .._numba.tasks import take_task
-from .._numba.tile import make_tile
+from .._numba.simd import lanes, pointer, pointer_at, wide_pointer
+from .._numba.steps import LINEAR, OPTIONS, array_at
+from ..program import is_plain
 
-NO_ACTIVATION = -1
-# The sums of the largest tile, a row of the panel and a broadcast fit the vector registers.
-TILE_ROWS, TILE_VECTORS = (8, 3) if LEVEL.registers >= 32 else (4, 3)
-BLOCK_ROWS = 128
-BLOCK_DEPTH = 48  # vectors: 768 float32 with AVX-512, when a block of a panel takes 150 KB of the second-level cache
-
-_HALF_ROWS = TILE_ROWS // 2
-_full_tile = make_tile(TILE_ROWS, TILE_VECTORS)
-_half_tile = make_tile(_HALF_ROWS, TILE_VECTORS)
-_row_tile = make_tile(1, TILE_VECTORS)
+GROUP_ROWS = max(TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words of 32 bits, see run_product
 
 
 class PackedWeight:
-    """A weight as panels, (panels, in_features, panel width), the last one filled up with whatever."""
+    """A weight as panels, (panels, depth in words, panel width in elements), the last one filled up with whatever.
 
-    def __init__(self, weight):
-        self.panels = _pack(weight, _panel_width(weight.dtype))
+    A word is a float, two bfloat16 (as uint16) or four int8, neighbours along in_features, which are filled up with
+    zeros. int8 weights also have the scale and the sum of each column of the panels.
+    """
+
+    def __init__(self, weight, scale=None):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
+        words = _words(weight)
+        self._words = _pack(words, _panel_width(words.dtype))
+        self.panels = self._words
+        if weight.dtype.itemsize < 4:
+            self.panels = self._words.view(np.int8 if scale is not None else np.uint16)
+        self.scale = self.column_sums = None
+        if scale is not None:
+            columns = self._words.shape[0] * self._words.shape[2]
+            self.scale, self.column_sums = np.zeros(columns, np.float32), np.zeros(columns, np.int32)
+            self.scale[: len(scale)] = scale
+            self.column_sums[: len(scale)] = weight.sum(axis=1, dtype=np.int32)
 
     def to_array(self):
-        """The weight as it was given, (out_features, in_features)."""
-        count, depth, width = self.panels.shape
-        rows = self.panels.transpose(0, 2, 1).reshape(count * width, depth)
-        return np.array(rows[: self.out_features], order="C")
+        """The weight as it was given, (out_features, in_features); of an int8 one the values times their scale."""
+        return self._stored() if self.scale is None else self._stored() * self.scale[: self.out_features, None]
+
+    def integers(self):
+        """The int8 values."""
+        return self._stored()
+
+    def _stored(self):
+        count, depth, width = self._words.shape
+        rows = np.ascontiguousarray(self._words.transpose(0, 2, 1)).reshape(count * width, depth)
+        return np.array(rows.view(self.dtype)[: self.out_features, : self.in_features], order="C")
 
 
-def prepare_weight(weight):
-    """Pack an (out_features, in_features) weight of any strides."""
-    return PackedWeight(weight)
+def prepare_weight(weight, scale):
+    """Pack an (out_features, in_features) weight of any strides; `scale` is (out_features,) float32 with int8."""
+    return PackedWeight(weight, scale)
 
 
 def linear(input, weight, bias, activation, residual):
     """activation(input @ weight.T + bias) + residual, (rows, out_features)."""
-    panels = weight.panels if isinstance(weight, PackedWeight) else _pack(weight, _panel_width(weight.dtype))
-    out_features = weight.out_features if isinstance(weight, PackedWeight) else weight.shape[0]
-    rows = input if _has_unit_columns(input) else as_kernel_array(input)
-    row_stride = rows.strides[0] // rows.itemsize
-    strides = (row_stride, 1, row_stride * _group_rows(rows.dtype))
-    return _multiply(rows, strides, input.shape[0], panels, out_features, bias, activation, residual)
+    packed = weight if isinstance(weight, PackedWeight) else PackedWeight(weight)
+    if packed.dtype.itemsize < 4:
+        return _multiply_rounded(as_kernel_array(input), packed, bias, activation, residual)
+    rows = as_kernel_array(input if packed.in_features else np.zeros((len(input), 1), input.dtype))
+    depth = rows.shape[1]
+    strides = depth, 1, depth * _group_rows(rows.dtype)
+    return _multiply(rows, strides, input.shape[0], packed.panels, packed.out_features, bias, activation, residual)
+
+
+def deferred_linear(program, input, weight, bias, activation, residual):
+    """Note the step of `linear` with a packed weight of float32 or less; None for what has no deferred form."""
+    if not isinstance(weight, PackedWeight) or not input.size or not all(map(is_plain, (input, bias, residual))):
+        return None
+    word = WORDS.get(weight.dtype.name)
+    if word is None or not program.takes(word):
+        return None
+    rows, depth = input.shape[0], weight.panels.shape[1]
+    output = program.empty((rows, weight.out_features), np.float32)
+    rounded = zero = step = None
+    if weight.dtype.itemsize < 4:
+        rounded = program.empty((rows, depth * 4), np.uint8)  # words
+    if weight.dtype == np.int8:
+        zero, step = program.empty((rows,), np.int32), program.empty((rows,), np.float32)
+    program.note(
+        LINEAR, num_threads(), program.address(input), rows, weight.in_features,
+        *map(program.address, (weight.panels, weight.scale, weight.column_sums)), len(weight.panels), depth,
+        weight.out_features, program.address(bias), program.address(residual),
+        NO_ACTIVATION if activation is None else CODES[activation],
+        *map(program.address, (output, rounded, zero, step)),
+    )  # fmt: skip
+    return output
 
 
 def linear_backward(grad_output, input, weight, bias, activation):
@@ -85,9 +114,19 @@ def linear_backward(grad_output, input, weight, bias, activation):
 
 def _product_of_columns(a, b):
     """a.T @ b for a (rows, m) and b (rows, n): both are packed, the panels of a serving as rows of the product."""
-    group = _group_rows(a.dtype)
-    rows, columns = _pack(a.T, group), _pack(b.T, _panel_width(b.dtype))
-    return _multiply(rows, (1, group, a.shape[0] * group), a.shape[1], columns, b.shape[1], None, None, None)
+    group, depth = _group_rows(a.dtype), max(a.shape[0], 1)
+    rows, columns = _pack(_words(a.T), group), _pack(_words(b.T), _panel_width(b.dtype))
+    return _multiply(rows, (1, group, depth * group), a.shape[1], columns, b.shape[1], None, None, None)
+
+
+def _words(weight):
+    """(columns, depth in words) of a (columns, depth) matrix: of floats itself, of smaller types float32 patterns."""
+    columns, depth = weight.shape
+    size = max(4 // weight.itemsize, 1)
+    whole = max(-(-depth // size), 1) * size
+    if whole > depth:
+        weight = np.concatenate([weight, np.zeros((columns, whole - depth), weight.dtype)], axis=1)
+    return weight if size == 1 else np.ascontiguousarray(weight).view(np.float32)
 
 
 def _panel_width(dtype):
@@ -107,10 +146,6 @@ def _sum_rows(grad):
     return total
 
 
-def _has_unit_columns(matrix):
-    return matrix.flags.aligned and matrix.strides[1] == matrix.itemsize and matrix.strides[0] % matrix.itemsize == 0
-
-
 def _pack(matrix, width):
     """The panels, `width` wide, of the transpose of a (columns, depth) matrix."""
     if not matrix.flags.aligned:
@@ -124,127 +159,228 @@ def _pack(matrix, width):
 
 
 def _multiply(a, strides, rows, panels, columns, bias, activation, residual):
-    """activation(a @ panels + bias) + residual; `strides` as the kernel takes them."""
-    output = np.empty((rows, columns), panels.dtype)
-    if panels.shape[1] == 0:  # an empty sum: one term of zero
-        a, strides = np.zeros(1, panels.dtype), (0, 0, 0)
-        panels = np.zeros((panels.shape[0], 1, panels.shape[2]), panels.dtype)
-    bias, residual = (None if array is None else as_kernel_array(array) for array in (bias, residual))
-    finish = (_address(bias), _address(residual), NO_ACTIVATION if activation is None else CODES[activation])
+    """activation(a @ panels + bias) + residual of floats; `strides` as `run_product` takes them."""
+    output = empty((rows, columns), panels.dtype)
     if output.size:
-        _product((_address(a), *strides), panels, output, finish, np.zeros(1, np.int64), num_threads())
+        _product(a.reshape(-1), *strides, panels, output, *_finish(bias, residual, activation, output), num_threads())
     return output
 
 
-def _address(array):
-    return 0 if array is None else array.ctypes.data
+def _multiply_rounded(x, packed, bias, activation, residual):
+    """activation(rounded x @ panels + bias) + residual for float32 x and a weight of bfloat16 or int8."""
+    rows, depth = len(x), packed.panels.shape[1] * (4 // packed.panels.itemsize)
+    output = empty((rows, packed.out_features), np.float32)
+    if not output.size:
+        return output
+    finish = *_finish(bias, residual, activation, output), num_threads()
+    if packed.dtype == np.int8:
+        rounded = empty((rows, depth), np.uint8), np.empty(rows, np.int32), np.empty(rows, np.float32)
+        _product_int8(x, *rounded, packed.panels, packed.scale, packed.column_sums, output, *finish)
+    else:
+        _product_bfloat16(x, empty((rows, depth), np.uint16), packed.panels, output, *finish)
+    return output
+
+
+def _finish(bias, residual, activation, output):
+    """What the kernels take: bias, residual (empty if absent), the activation's code, and a counter of tasks."""
+    bias = np.empty(0, output.dtype) if bias is None else as_kernel_array(bias)
+    residual = np.empty((0, 0), output.dtype) if residual is None else as_kernel_array(residual)
+    return bias, residual, NO_ACTIVATION if activation is None else CODES[activation], np.zeros(1, np.int64)
 
 
 # --- kernels ----------------------------------------------------------------------------------------
 
 
 @kernel(parallel=True)
-def _pack_panels(address, column_stride, depth_stride, columns, panels, threads):
-    count, depth, width = panels.shape
-    for thread in prange(threads):
-        for p in range(share(count, thread, threads), share(count, thread + 1, threads)):
-            source = pointer(pointer_at(address, panels), p * width * column_stride)
-            target = pointer(panels, p * depth * width)
-            pack_panel(source, column_stride, depth_stride, columns - p * width, depth, target, width)
-
-
-@kernel(parallel=True)
-def _product(a, panels, output, finish, counter, threads):
-    """output = activation(a @ panels + bias) + residual.
-
-    `a` is (address, row stride, column stride, group stride): rows come in groups of n (`_group_rows`), and
-    element (i, k) lies at i // n * group + i % n * row + k * column. `finish` is the addresses of bias and
-    residual (0 if absent) and the activation's code. `counter` hands out the tasks.
-    """
-    for _ in prange(threads):
-        _run_tasks(a, panels, output, finish, counter)
-
-
-@helper
-def _run_tasks(a, panels, output, finish, counter):
-    count, width = panels.shape[0], panels.shape[2]
-    rows = output.shape[0]
-    blocks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    tiles = (rows + TILE_ROWS - 1) // TILE_ROWS
-    sums = np.empty(BLOCK_ROWS * width, panels.dtype)
-    task = take_task(counter)
-    while task < blocks * count:
-        block = task // count
-        first, last = share(tiles, block, blocks) * TILE_ROWS, min(rows, share(tiles, block + 1, blocks) * TILE_ROWS)
-        _multiply_block(a, first, last, panels, task % count, output, finish, sums)
-        task = take_task(counter)
-
-
-@helper
-def _multiply_block(a, first, last, panels, p, output, finish, sums):
-    """The rows from first to last, times panel p."""
-    address, row, column, group = a
-    depth, width = panels.shape[1:]
-    step = BLOCK_DEPTH * lanes(panels)
-    n = max(TILE_ROWS, lanes(panels))
-    for k in range(0, depth, step):
-        part = min(step, depth - k)
-        panel = pointer(panels, (p * depth + k) * width)
-        for i in range(first, last, TILE_ROWS):
-            count = min(TILE_ROWS, last - i)
-            x = pointer(pointer_at(address, panels), i // n * group + i % n * row + k * column)
-            tile = pointer(sums, (i - first) * width)
-            if k + part == depth:
-                _prefetch_tile(output, i, count, p * width, width)
-            _multiply_tile(x, row, column, count, panel, part, tile, k > 0)
-            if k + part == depth:
-                _finish_tile(tile, width, output, i, count, p * width, finish)
-
-
-@helper
-def _multiply_tile(a, row, column, count, panel, depth, sums, accumulate):
-    """sums (+)= the product of `count` rows of a with a block of a panel."""
-    width = TILE_VECTORS * lanes(panel)
-    if count > _HALF_ROWS:
-        _full_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate)
-    elif count > 1:
-        _half_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate)
+def _pack_panels(address, column_stride, depth_stride, columns, panels, tasks):
+    if tasks == 1:
+        _pack_some(address, column_stride, depth_stride, columns, panels, 0, len(panels))
     else:
-        _row_tile(a, row, column, 0, panel, width, depth, sums, width, accumulate)
+        for task in prange(tasks):
+            first, last = share(len(panels), task, tasks), share(len(panels), task + 1, tasks)
+            _pack_some(address, column_stride, depth_stride, columns, panels, first, last)
 
 
 @helper
-def _prefetch_tile(output, first, count, column, width):
-    for i in range(first, first + count):
-        for j in range(column, column + width, lanes(output)):
-            prefetch_write(output, i * output.shape[1] + j)
-
-
-@helper
-def _finish_tile(sums, width, output, first, count, column, finish):
-    """Send `count` rows of sums through bias, activation and residual to the output."""
-    bias, residual, activation = finish
-    columns = output.shape[1]
-    for i in range(count):
-        for j in range(column, min(column + width, columns), lanes(sums)):
-            mask = first_lanes(sums, columns - j)
-            at = (first + i) * columns + j
-            value = load(sums, i * width + j - column)
-            if bias != 0:
-                value += load_masked(pointer_at(bias, sums), j, mask, 0.0)
-            if activation != NO_ACTIVATION:
-                value = activation_function(activation, value)
-            if residual != 0:
-                value += load_masked(pointer_at(residual, sums), at, mask, 0.0)
-            store_masked(output, at, value, mask)
+def _pack_some(address, column_stride, depth_stride, columns, panels, first, last):
+    _, depth, width = panels.shape
+    for p in range(first, last):
+        source = pointer(pointer_at(address, panels), p * width * column_stride)
+        target = pointer(panels, p * depth * width)
+        pack_panel(source, column_stride, depth_stride, columns - p * width, depth, target, width)
 
 
 @kernel(parallel=True)
-def _sum_row_blocks(grad, partial, total, threads):
-    blocks, columns = partial.shape
-    for thread in prange(threads):
-        for block in range(share(blocks, thread, threads), share(blocks, thread + 1, threads)):
-            sums = pointer(partial, block * columns)
-            for row in range(block * SUM_ROWS, min((block + 1) * SUM_ROWS, len(grad))):
-                add_lines(sums, pointer(grad, row * columns), sums, columns)
+def _product(a, row, column, group, panels, output, bias, residual, activation, counter, tasks):
+    if tasks == 1:
+        _run_floats(a, (row, column, group), panels, output, bias, residual, activation, counter)
+    else:
+        for _ in prange(tasks):
+            _run_floats(a, (row, column, group), panels, output, bias, residual, activation, counter)
+
+
+@helper
+def _run_floats(a, strides, panels, output, bias, residual, activation, counter):
+    run_product(a, strides, panels, output, output, finish_with(bias, residual, activation), None, counter)
+
+
+@kernel(parallel=True)
+def _product_bfloat16(x, rounded, panels, output, bias, residual, activation, counter, tasks):
+    if tasks == 1:
+        _round_rows(x, rounded, 0, len(x))
+        _run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
+    else:
+        for task in prange(tasks):
+            _round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+        for _ in prange(tasks):
+            _run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
+
+
+@helper
+def _round_rows(x, rounded, first, last):
+    depth = rounded.shape[1]
+    for i in range(first, last):
+        round_row(wide_pointer(x, i * x.shape[1]), x.shape[1], pointer(rounded, i * depth), depth)
+
+
+@helper
+def _run_bfloat16(rounded, panels, output, bias, residual, activation, counter):
+    words = rounded.shape[1] // 2
+    finish = finish_with(bias, residual, activation)
+    run_product(rounded, (words, 1, words * GROUP_ROWS), panels, output, output, finish, None, counter)
+
+
+@kernel(parallel=True)
+def _product_int8(
+    x, levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter, tasks
+):
+    if tasks == 1:
+        _quantize_rows(x, levels, zero, step, 0, len(x))
+        _run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter)
+    else:
+        for task in prange(tasks):
+            _quantize_rows(x, levels, zero, step, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+        for _ in prange(tasks):
+            _run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter)
+
+
+@helper
+def _quantize_rows(x, levels, zero, step, first, last):
+    depth = levels.shape[1]
+    for i in range(first, last):
+        row = wide_pointer(x, i * x.shape[1])
+        zero[i], step[i] = quantize_row(row, x.shape[1], pointer(levels, i * depth), depth)
+
+
+@helper
+def _run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter):
+    words = levels.shape[1] // 4
+    finish = finish_with(bias, residual, activation)
+    by_level = pointer(zero, 0), pointer(step, 0), pointer(scale, 0), pointer(column_sums, 0)
+    run_product(levels, (words, 1, words * GROUP_ROWS), panels, zero, output, finish, by_level, counter)
+
+
+# --- steps of programs ------------------------------------------------------------------------------
+
+# The integers of a step after the operation and its tasks, as `deferred_linear` notes them.
+(
+    INPUT, ROWS, IN_FEATURES, PANELS, SCALE, COLUMN_SUMS, COUNT, DEPTH, OUT_FEATURES, BIAS, RESIDUAL, ACTIVATION,
+    OUTPUT, ROUNDED, ZERO, STEP,
+) = range(2, 18)  # fmt: skip
+_FLOAT, _BFLOAT16, _INT8, _BYTE, _INT32 = np.float32(0), np.uint16(0), np.int8(0), np.uint8(0), np.int32(0)
+WORDS = {"float32": _FLOAT, "bfloat16": _BFLOAT16, "int8": _INT8}  # a weight's dtype -> a scalar of its panels' dtype
+
+
+def has_two_phases(word):
+    """Whether the rows of the input are rounded before the product."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(has_two_phases)
+def _has_two_phases(word):
+    return (lambda word: False) if word == types.float32 else (lambda word: True)
+
+
+def prepare_step(step, word, task, tasks):
+    """A task's share of the rounding of the input."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(prepare_step, jit_options=OPTIONS)
+def _prepare_step(step, word, task, tasks):
+    def round_to_bfloat16(step, word, task, tasks):
+        rows, depth, width = step[ROWS], step[DEPTH], step[IN_FEATURES]
+        x, rounded = array_at(step[INPUT], (rows, width), _FLOAT), array_at(step[ROUNDED], (rows, 2 * depth), _BFLOAT16)
+        _round_rows(x, rounded, share(rows, task, tasks), share(rows, task + 1, tasks))
+
+    def quantize(step, word, task, tasks):
+        rows, depth, width = step[ROWS], step[DEPTH], step[IN_FEATURES]
+        x, levels = array_at(step[INPUT], (rows, width), _FLOAT), array_at(step[ROUNDED], (rows, 4 * depth), _BYTE)
+        zero, scale = array_at(step[ZERO], (rows,), _INT32), array_at(step[STEP], (rows,), _FLOAT)
+        _quantize_rows(x, levels, zero, scale, share(rows, task, tasks), share(rows, task + 1, tasks))
+
+    forms = {types.uint16: round_to_bfloat16, types.int8: quantize}
+    return forms.get(word, lambda step, word, task, tasks: None)
+
+
+@inline_helper
+def _finish_of(step):
+    """bias, residual, the activation's code and the output of a step."""
+    rows, columns = step[ROWS], step[OUT_FEATURES]
+    bias = array_at(step[BIAS], (columns if step[BIAS] != 0 else 0,), _FLOAT)
+    residual = array_at(step[RESIDUAL], (rows if step[RESIDUAL] != 0 else 0, columns), _FLOAT)
+    return bias, residual, step[ACTIVATION], array_at(step[OUTPUT], (rows, columns), _FLOAT)
+
+
+def run_step(step, counter, word):
+    """Take tasks of a step's product until there are none left."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(run_step, jit_options=OPTIONS)
+def _run_step(step, counter, word):
+    def floats(step, counter, word):
+        rows, width, count = step[ROWS], step[IN_FEATURES], step[COUNT]
+        bias, residual, activation, output = _finish_of(step)
+        panels = array_at(step[PANELS], (count, step[DEPTH], TILE_VECTORS * lanes(_FLOAT)), _FLOAT)
+        x, strides = array_at(step[INPUT], (rows * width,), _FLOAT), (width, 1, width * GROUP_ROWS)
+        _run_floats(x, strides, panels, output, bias, residual, activation, counter)
+
+    def bfloat16(step, counter, word):
+        rows, count, depth = step[ROWS], step[COUNT], step[DEPTH]
+        bias, residual, activation, output = _finish_of(step)
+        panels = array_at(step[PANELS], (count, depth, 2 * TILE_VECTORS * lanes(_FLOAT)), _BFLOAT16)
+        rounded = array_at(step[ROUNDED], (rows, 2 * depth), _BFLOAT16)
+        _run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
+
+    def int8(step, counter, word):
+        rows, count, depth = step[ROWS], step[COUNT], step[DEPTH]
+        bias, residual, activation, output = _finish_of(step)
+        width = TILE_VECTORS * lanes(_FLOAT)
+        panels = array_at(step[PANELS], (count, depth, 4 * width), _INT8)
+        scale = array_at(step[SCALE], (count * width,), _FLOAT)
+        column_sums = array_at(step[COLUMN_SUMS], (count * width,), _INT32)
+        levels, zero = array_at(step[ROUNDED], (rows, 4 * depth), _BYTE), array_at(step[ZERO], (rows,), _INT32)
+        steps = array_at(step[STEP], (rows,), _FLOAT)
+        _run_int8(levels, zero, steps, panels, scale, column_sums, output, bias, residual, activation, counter)
+
+    return {types.float32: floats, types.uint16: bfloat16, types.int8: int8}[word]
+
+
+@kernel(parallel=True)
+def _sum_row_blocks(grad, partial, total, tasks):
+    if tasks == 1:
+        _sum_some_blocks(grad, partial, 0, len(partial))
+    else:
+        for task in prange(tasks):
+            _sum_some_blocks(grad, partial, share(len(partial), task, tasks), share(len(partial), task + 1, tasks))
     sum_blocks(partial, total)
+
+
+@helper
+def _sum_some_blocks(grad, partial, first, last):
+    columns = partial.shape[1]
+    for block in range(first, last):
+        sums = pointer(partial, block * columns)
+        for row in range(block * SUM_ROWS, min((block + 1) * SUM_ROWS, len(grad))):
+            add_lines(sums, pointer(grad, row * columns), sums, columns)

@@ -33,8 +33,8 @@ class CudaWeight:
         return self.array[:, : self.in_features].copy()
 
 
-def prepare_weight(weight):
-    """The prepared form of an (out_features, in_features) weight."""
+def prepare_weight(weight, scale):
+    """The prepared form of an (out_features, in_features) weight; `scale` is None (it belongs to int8)."""
     return CudaWeight(weight)
 
 

@@ -8,6 +8,13 @@ of the activation at input @ weight.T + bias (which is computed again), are
     grad_input = g @ weight,    grad_weight = g.T @ input,    grad_bias = sum of g over the rows
 
 and the residual's is grad_output itself.
+
+Low precision, for a float32 input and a weight prepared as such:
+
+    bfloat16   the input is rounded to bfloat16, too; products and sums are float32.
+    int8       the weight is values * scale, one scale for each output channel (`quantize_weight`), and the input is
+               (levels - zero) * step, one zero and step for each row (`quantize_rows`), so that a row's result does not
+               depend on its neighbours. The sums are exact integers; a row that holds inf or NaN becomes NaN.
 """
 
 import numpy as np
@@ -15,29 +22,60 @@ import numpy as np
 from ..activation import reference as _activation
 from ..precision import sum_rows, widen
 
+STEPS = 254  # of a row's 256 levels: with 255, zero + the greatest level could round up to 256
+
 
 class ReferenceWeight:
     """A weight of its own: a C-contiguous copy that later changes to the original array do not reach."""
 
-    def __init__(self, weight):
+    def __init__(self, weight, scale):
         self._array = np.array(weight, order="C")
+        self.scale = None if scale is None else np.array(scale)
         self.out_features, self.in_features = self._array.shape
         self.dtype = self._array.dtype
 
     def to_array(self):
-        """The weight as it was given, (out_features, in_features)."""
+        """The weight as it was given, (out_features, in_features); of an int8 one the values times their scale."""
+        return self._array.copy() if self.scale is None else self._array * self.scale[:, None]
+
+    def integers(self):
+        """The int8 values."""
         return self._array.copy()
 
 
-def prepare_weight(weight):
-    """The prepared form of an (out_features, in_features) weight."""
-    return ReferenceWeight(weight)
+def prepare_weight(weight, scale):
+    """The prepared form of an (out_features, in_features) weight; `scale` is (out_features,) float32 with int8."""
+    return ReferenceWeight(weight, scale)
+
+
+def quantize_weight(weight):
+    """(values int8 in -127..127, scale float32) of a finite weight, symmetric for each row (output channel)."""
+    wide = np.asarray(weight, np.float32)
+    scale = np.abs(wide).max(axis=1, initial=0) / np.float32(127)
+    values = np.rint(wide / np.where(scale == 0, 1, scale)[:, None])
+    return np.clip(values, -127, 127).astype(np.int8), scale  # a scale below float32's normal numbers is inexact
+
+
+def quantize_rows(x):
+    """(levels, zero, step) of float32 rows: x is about (levels - zero) * step, levels 0 to 255, zeros exact.
+
+    All are float32 arrays, zero and step (rows, 1); a row with inf or NaN, or whose range overflows, has step NaN.
+    """
+    low, high = (limit(x, axis=1, initial=0, keepdims=True) for limit in (np.min, np.max))
+    span = high - low
+    usable = np.isfinite(span) & (span >= np.finfo(np.float32).tiny * STEPS)  # where the inverse is finite
+    inverse = np.where(usable, np.float32(STEPS) / np.where(usable, span, 1), np.float32(0))
+    zero = np.rint(-np.where(usable, low, 0) * inverse)
+    levels = np.rint(np.where(usable, x, 0) * inverse) + zero
+    return levels, zero, np.where(np.isfinite(span), span / np.float32(STEPS), np.float32(np.nan))
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def linear(input, weight, bias, activation, residual):
     """(rows, in_features) to (rows, out_features); bias is (out_features,), residual (rows, out_features), or None."""
-    output = _affine(widen(input), _widened(weight), bias)
+    output = _product(input, weight)
+    if bias is not None:
+        output = output + widen(bias)
     if activation is not None:
         output = _activation.activation(output, activation)
     if residual is not None:
@@ -53,6 +91,21 @@ def linear_backward(grad_output, input, weight, bias, activation):
         grad = _activation.activation_backward(grad, _affine(x, w, bias), activation)
     grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
     return np.asarray(grad @ w, input.dtype), np.asarray(grad.T @ x, input.dtype), grad_bias
+
+
+def _product(input, weight):
+    if weight.dtype == np.int8:
+        return _product_of_levels(input, weight)
+    if weight.dtype != input.dtype:  # a bfloat16 weight with a float32 input
+        input = input.astype(weight.dtype)
+    return widen(input) @ _widened(weight).T
+
+
+def _product_of_levels(x, weight):
+    levels, zero, step = quantize_rows(x)
+    values = weight._array.astype(np.float64)  # sums of integers are exact in it
+    sums = levels.astype(np.float64) @ values.T - zero * values.sum(axis=1)
+    return sums.astype(np.float32) * (step * weight.scale)
 
 
 def _affine(x, w, bias):

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from .._numba import helper, inline_helper, kernel
+from .._numba import empty, helper, inline_helper, kernel
 from .._numba.rows import flat, peak, share, task_count
 from .._numba.simd import (
     broadcast,
@@ -37,7 +37,7 @@ def _along(kernel, dim, *arrays):
     if dim != arrays[0].ndim - 1:
         moved = _along(kernel, arrays[0].ndim - 1, *(np.moveaxis(array, dim, -1) for array in arrays))
         return np.ascontiguousarray(np.moveaxis(moved, -1, dim))
-    output = np.empty(arrays[0].shape, arrays[0].dtype)
+    output = empty(arrays[0].shape, arrays[0].dtype)
     if output.size:
         kernel(*map(flat, arrays), output.reshape(-1), output.shape[-1], task_count(output.size, GRAIN))
     return output

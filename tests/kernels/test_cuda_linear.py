@@ -49,7 +49,7 @@ def expected(input, weight, bias, activation, residual):
 
 def check(cuda, input, weight, bias=None, activation=None, residual=None, prepare=False):
     def run(input, weight, bias, residual):
-        prepared = linear_cuda.prepare_weight(weight) if prepare else weight
+        prepared = linear_cuda.prepare_weight(weight, None) if prepare else weight
         return linear_cuda.linear(input, prepared, bias, activation, residual)
 
     found = cuda.run(run, input, weight, bias, residual)
@@ -104,7 +104,7 @@ def test_prepared_weight_gives_the_original_back(cuda, dtype, layout):
     prepared = {}
 
     def run(weight):
-        prepared["form"] = linear_cuda.prepare_weight(weight)
+        prepared["form"] = linear_cuda.prepare_weight(weight, None)
         return prepared["form"].to_array()
 
     np.testing.assert_array_equal(cuda.run(run, weight), weight)
@@ -116,7 +116,7 @@ def test_prepared_weight_is_a_copy(cuda):
     input, weight, *_ = problem(3, 16, 8, np.dtype(np.float16))
 
     def run(input, weight):
-        prepared = linear_cuda.prepare_weight(weight)
+        prepared = linear_cuda.prepare_weight(weight, None)
         weight = weight.copy()
         prepared.to_array()[:] = 0
         return linear_cuda.linear(input, prepared, None, None, None)

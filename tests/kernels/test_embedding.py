@@ -1,14 +1,16 @@
 """embedding/reference.py against a naive oracle, finite differences, itself in float64, and PyTorch."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 
+from bertcore import kernels
 from bertcore.kernels.embedding import reference
 from tests.kernels import oracles
 from tests.kernels.finite_differences import assert_gradient
 from tests.kernels.parity import torch_gradients
-from tests.kernels.strategies import QUICK, dtypes, layouts, normal, seeds, shapes, with_layout
+from tests.kernels.strategies import LAYOUTS, QUICK, dtypes, layouts, normal, seeds, shapes, with_layout
 from tests.tolerances import assert_close
 
 ROWS, DIM = 13, 7
@@ -40,6 +42,23 @@ def test_layouts_and_dtypes(shape, dtype, layout, seed):
         reference.embedding_backward(grad, index, ROWS),
         oracles.embedding_backward(grad.astype(np.float64), index, ROWS),
     )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dim", [1, 7, 39, 160])
+def test_bfloat16_tables_give_float32_rows(cpu_backend, dim, shape, layout):
+    table = normal(10, (ROWS, dim), ml_dtypes.bfloat16, layout)
+    index = np.asarray(ids(11, shape))
+    rows = kernels.embedding(index, table)
+    assert rows.dtype == np.float32 and rows.flags.c_contiguous and rows.flags.writeable
+    np.testing.assert_array_equal(rows, table[index].astype(np.float32))
+
+
+def test_every_bfloat16_is_widened_to_its_bits(cpu_backend):
+    table = np.arange(2**16, dtype=np.uint16).reshape(512, 128).view(ml_dtypes.bfloat16)  # inf and NaN, too
+    rows = kernels.embedding(np.arange(512)[::-1], table)
+    np.testing.assert_array_equal(rows.view(np.uint32), table.view(np.uint16).astype(np.uint32)[::-1] << 16)
 
 
 def test_finite_differences():

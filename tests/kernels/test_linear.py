@@ -1,9 +1,11 @@
 """linear/reference.py against a naive oracle, finite differences, itself in float64, and PyTorch."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 
+from bertcore import kernels
 from bertcore.kernels.activation import ACTIVATIONS
 from bertcore.kernels.linear import reference
 from tests.kernels import oracles
@@ -61,7 +63,7 @@ def test_finite_differences(activation):
 
 def test_a_prepared_weight_is_a_copy():
     x, weight, bias, residual, grad = arguments(4, 5, 7, 3)
-    prepared = reference.prepare_weight(weight)
+    prepared = reference.prepare_weight(weight, None)
     assert (prepared.out_features, prepared.in_features, prepared.dtype) == (3, 7, np.float64)
     expected = reference.linear(x, weight, bias, None, residual)
     expected_gradients = reference.linear_backward(grad, x, weight, bias, None)
@@ -87,6 +89,90 @@ def test_nan_spoils_its_row_alone():
     x[1, 2] = np.nan
     output = reference.linear(x, weight, bias, "relu", None)
     assert np.isnan(output[1]).all() and np.isfinite(output[[0, 2]]).all()
+
+
+def rows_of_all_kinds():
+    """float32 rows: ordinary, all equal, zero, one-sided, with an outlier, tiny, of opposite extremes."""
+    x = normal(7, (9, 39), np.float32)
+    x[1], x[2], x[3], x[4] = 2.5, 0, np.abs(x[3]), -np.abs(x[4])
+    x[5, 0] = 1e4
+    x[6] *= np.float32(1e-30)
+    x[7, :2] = 1.5e38, -1.5e38
+    x[8] = 1e-42
+    return x
+
+
+def test_quantized_rows():
+    x = rows_of_all_kinds()
+    levels, zero, step = reference.quantize_rows(x)
+    assert levels.dtype == zero.dtype == step.dtype == np.float32
+    for integers in (levels, zero):
+        assert (integers == np.rint(integers)).all() and integers.min() >= 0 and integers.max() <= 255
+    error = np.abs((levels.astype(np.float64) - zero) * step - x)
+    assert (error[:8] <= 0.5001 * step[:8]).all()
+    assert (error[8] <= 2e-42).all()  # a row too small for an inverse is zero
+    assert ((levels == zero) | (x != 0)).all()
+
+
+@given(seed=seeds(), rows=sizes(), columns=sizes())
+@QUICK
+def test_levels_stay_in_a_byte(seed, rows, columns):
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal((rows, columns)) * 10.0 ** rng.integers(-30, 30, (rows, 1))).astype(np.float32)
+    levels, _, step = reference.quantize_rows(x)
+    assert levels.size == 0 or (levels.min() >= 0 and levels.max() <= 255 and np.isfinite(step).all())
+
+
+def test_a_quantized_weight():
+    weight = normal(8, (6, 39), np.float32)
+    weight[1], weight[2], weight[3, 5] = 0, 1e-44, 1e5
+    values, scale = kernels.quantize_weight(weight)
+    assert values.dtype == np.int8 and scale.dtype == np.float32 and values.shape == weight.shape
+    assert (np.abs(values.astype(int)).max(axis=1)[[0, 3, 4, 5]] == 127).all() and not values[1].any()
+    assert (np.abs(values * scale[:, None] - weight) <= 0.5001 * scale[:, None] + 1e-44).all()
+    weight[4, 3] = np.nan
+    with pytest.raises(ValueError, match=r"weight\[4\] holds inf or NaN"):
+        kernels.quantize_weight(weight)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
+def test_scales_are_checked(wrong):
+    values, scale = kernels.quantize_weight(normal(8, (6, 39), np.float32))
+    scale[3] = wrong
+    with pytest.raises(ValueError, match=r"scale\[3\] is"):
+        kernels.prepare_weight(values, scale)
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("size", SIZES)
+def test_int8_is_the_product_of_what_was_rounded(size, activation):
+    x, weight, bias, residual, _ = arguments(9, *size, dtype=np.float32)
+    values, scale = kernels.quantize_weight(weight)
+    levels, zero, step = (array.astype(np.float64) for array in reference.quantize_rows(x))
+    expected = oracles.linear((levels - zero) * step, values * scale[:, None].astype(float), bias, activation, residual)
+    found = reference.linear(x, reference.prepare_weight(values, scale), bias, activation, residual)
+    assert found.dtype == np.float32
+    assert_close(found, expected)
+    np.testing.assert_array_equal(reference.prepare_weight(values, scale).to_array(), values * scale[:, None])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_bfloat16_is_the_product_of_what_was_rounded(size):
+    x, weight, bias, residual, _ = arguments(10, *size, dtype=np.float32)
+    rounded = [array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (x, weight)]
+    prepared = reference.prepare_weight(weight.astype(ml_dtypes.bfloat16), None)
+    assert_close(
+        reference.linear(x, prepared, bias, "gelu", residual), oracles.linear(*rounded, bias, "gelu", residual)
+    )
+
+
+def test_a_row_that_int8_cannot_stand_for_is_nan_and_no_other():
+    x = rows_of_all_kinds()
+    x[0, 3], x[2, 1], x[4, :2] = np.nan, np.inf, (3e38, -3e38)
+    prepared = reference.prepare_weight(*kernels.quantize_weight(normal(11, (7, 39), np.float32)))
+    output = reference.linear(x, prepared, None, None, None)
+    assert list(np.flatnonzero(np.isnan(output).any(axis=1))) == [0, 2, 4]
+    assert np.isnan(output[[0, 2, 4]]).all()
 
 
 @pytest.mark.parity

@@ -2,21 +2,25 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.kernels._numba import LEVEL, threads
-from bertcore.kernels.linear import reference
-from bertcore.kernels.linear.cpu import BLOCK_DEPTH, BLOCK_ROWS, PackedWeight, linear, linear_backward, prepare_weight
+from bertcore.kernels import threads
+from bertcore.kernels._numba import LEVEL
+from bertcore.kernels._numba.product import BLOCK_DEPTH as BLOCK
+from bertcore.kernels._numba.product import BLOCK_ROWS
+from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
+from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close
 
+LOW_PRECISION = ["bfloat16", "int8"]
 DTYPES = [np.float32, np.float64]
 ACTIVATIONS = [None, "relu", "tanh", "silu", "gelu", "gelu_tanh"]
-BLOCK = BLOCK_DEPTH * LEVEL.vector_bytes // 4  # columns of the input that are summed before they join the total
 
 
 def arguments(seed, rows, in_features, out_features, dtype=np.float32, layout="contiguous"):
@@ -43,7 +47,7 @@ def test_any_size_and_layout(rows, in_features, out_features, dtype, layout, act
     x, weight, bias, residual = arguments(seed, rows, in_features, out_features, dtype, layout)
     with_bias, with_residual, prepared = extras
     bias, residual = bias if with_bias else None, residual if with_residual else None
-    found = linear(x, prepare_weight(weight) if prepared else weight, bias, activation, residual)
+    found = linear(x, prepare_weight(weight, None) if prepared else weight, bias, activation, residual)
     assert found.dtype == dtype and found.flags.c_contiguous and found.flags.writeable
     assert_close(found, exact(x, weight, bias, activation, residual), at_least=1)
 
@@ -60,7 +64,7 @@ def test_more_than_one_block(rows, in_features):
 @pytest.mark.parametrize("shape", [(1, 1), (39, 160), (97, 17), (48, 16), (0, 5), (5, 0)])
 def test_a_prepared_weight_gives_back_the_original(shape, layout, dtype):
     weight = normal(2, shape, dtype, layout)
-    prepared = prepare_weight(weight)
+    prepared = prepare_weight(weight, None)
     assert isinstance(prepared, PackedWeight)
     assert (prepared.out_features, prepared.in_features, prepared.dtype) == (*shape, dtype)
     copy = prepared.to_array()
@@ -81,7 +85,7 @@ def test_arrays_at_odd_addresses():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(dtype):
     x, weight, bias, residual = arguments(4, 300, 2 * BLOCK + 39, 97, dtype)
-    prepared = prepare_weight(weight)
+    prepared = prepare_weight(weight, None)
     whole = linear(x, prepared, bias, "gelu", residual)
     for first, last in [(0, 1), (7, 8), (299, 300), (5, 7), (3, 8), (1, 12), (120, 140), (0, 128), (13, 300)]:
         part = linear(x[first:last], prepared, bias, "gelu", residual[first:last])
@@ -97,14 +101,14 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
 
     expected = results()
     for count in (1, 2, 3, 7):
-        monkeypatch.setattr(threads, "_state", threads.ThreadCount(count, "test"))
+        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
         for found, wanted in zip(results(), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
 
 
 def test_several_python_threads_at_once():
     x, weight, bias, residual = arguments(6, 130, 800, 97)
-    prepared = prepare_weight(weight)
+    prepared = prepare_weight(weight, None)
     expected = linear(x, prepared, bias, "gelu", residual)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: linear(x, prepared, bias, "gelu", residual), range(40)))
@@ -119,7 +123,7 @@ def test_backward(rows, in_features, out_features, dtype, layout, activation, se
     x, weight, bias, grad = arguments(seed, rows, in_features, out_features, dtype, layout)
     wide = [array.astype(np.float64) for array in (grad, x, weight, bias)]
     expected = reference.linear_backward(*wide, activation)
-    for given_weight in (weight, prepare_weight(weight)):
+    for given_weight in (weight, prepare_weight(weight, None)):
         found = linear_backward(grad, x, given_weight, bias, activation)
         for name, one, other in zip(("grad_input", "grad_weight", "grad_bias"), found, expected, strict=True):
             assert one.dtype == dtype and one.flags.c_contiguous
@@ -145,8 +149,89 @@ def test_nan_and_infinity_spoil_their_own_row_alone(dtype):
     assert np.isnan(output[17]).all()
 
 
+def low_precision(weight, dtype):
+    """The weight prepared by the reference and by Numba."""
+    if dtype == "int8":
+        values = reference.quantize_weight(weight)
+        return reference.prepare_weight(*values), prepare_weight(*values)
+    weight = weight.astype(ml_dtypes.bfloat16)
+    return reference.prepare_weight(weight, None), prepare_weight(weight, None)
+
+
+@QUICK
+@given(
+    rows=sizes(), in_features=sizes(), out_features=sizes(), layout=layouts(), dtype=st.sampled_from(LOW_PRECISION),
+    activation=st.sampled_from(ACTIVATIONS), extras=st.tuples(*[st.booleans()] * 2), seed=seeds(),
+)  # fmt: skip
+def test_low_precision_of_any_size_and_layout(rows, in_features, out_features, layout, dtype, activation, extras, seed):
+    x, weight, bias, residual = arguments(seed, rows, in_features, out_features, layout=layout)
+    with_bias, with_residual = extras
+    options = bias if with_bias else None, activation, residual if with_residual else None
+    expected, prepared = low_precision(weight, dtype)
+    found = linear(x, prepared, *options)
+    assert found.dtype == np.float32 and found.flags.c_contiguous and found.flags.writeable
+    assert_close(found, reference.linear(x, expected, *options), at_least=1)
+    np.testing.assert_array_equal(prepared.to_array(), expected.to_array())
+    assert (prepared.out_features, prepared.in_features, prepared.dtype) == (out_features, in_features, expected.dtype)
+
+
+@pytest.mark.parametrize("in_features", [1, 3, 39, 767, 4 * BLOCK - 1, 4 * BLOCK + 6])
+@pytest.mark.parametrize("rows", [1, 7, BLOCK_ROWS + 5])
+def test_int8_has_the_bits_of_the_reference(rows, in_features):
+    x, weight, bias, residual = arguments(8, rows, in_features, 97)
+    x[0] *= np.float32(1e-41)  # too small a range for an inverse
+    x[-1, 0] += 1000
+    expected, prepared = low_precision(weight, "int8")
+    np.testing.assert_array_equal(
+        linear(x, prepared, bias, "relu", residual), reference.linear(x, expected, bias, "relu", residual)
+    )
+
+
+def test_the_greatest_sums_of_int8_are_exact():
+    in_features = MOST_INT8_FEATURES
+    x, values = np.ones((2, in_features), np.float32), np.full((3, in_features), 127, np.int8)
+    x[1] = -1
+    values[1], values[2, ::2] = -127, -127
+    scale = np.ones(3, np.float32)
+    expected = reference.linear(x, reference.prepare_weight(values, scale), None, None, None)
+    np.testing.assert_array_equal(linear(x, prepare_weight(values, scale), None, None, None), expected)
+    assert expected[0, 0] > 0.99 * 127 * in_features
+
+
+@pytest.mark.parametrize("dtype", LOW_PRECISION)
+def test_a_row_has_the_same_bits_in_low_precision(dtype, monkeypatch):
+    x, weight, bias, residual = arguments(9, 300, 4 * BLOCK + 39, 97)
+    _, prepared = low_precision(weight, dtype)
+    whole = linear(x, prepared, bias, "gelu", residual)
+    for first, last in [(0, 1), (7, 8), (299, 300), (5, 7), (3, 8), (1, 12), (120, 140), (0, 128), (13, 300)]:
+        part = linear(x[first:last], prepared, bias, "gelu", residual[first:last])
+        np.testing.assert_array_equal(part, whole[first:last])
+    for count in (1, 2, 3, 7):
+        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
+        np.testing.assert_array_equal(linear(x, prepared, bias, "gelu", residual), whole)
+
+
+@pytest.mark.parametrize("dtype", LOW_PRECISION)
+def test_nan_and_infinity_spoil_their_own_row_in_low_precision(dtype):
+    x, weight, bias, residual = arguments(10, 39, 51, 60)
+    x[17, 3], x[20, 50] = np.nan, np.inf
+    x[30, :2] = 3e38, -3e38  # finite, and for bfloat16 an ordinary row
+    _, prepared = low_precision(weight, dtype)
+    output = linear(x, prepared, bias, None, residual)
+    spoiled = np.flatnonzero(~np.isfinite(output).all(axis=1))
+    assert list(spoiled[:2]) == [17, 20] and np.isnan(output[17]).all()
+    assert (spoiled == 30).any() == (dtype == "int8")
+    assert len(spoiled) == 2 + (dtype == "int8")
+
+
 @not_when_forced
-@pytest.mark.parametrize("isa", ["avx2", "generic"])
+@pytest.mark.parametrize("isa", ["avx512", "avx2_vnni"])
+def test_low_precision_without_some_instructions(isa):
+    run_tests_under(isa, __file__, "-k", "low_precision or int8 or forced")
+
+
+@not_when_forced
+@pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.slow), "generic"])
 def test_everything_again_on_a_lesser_cpu(isa):
     run_tests_under(isa, __file__)
 

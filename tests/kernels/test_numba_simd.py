@@ -1,16 +1,13 @@
-"""The SIMD layer under the Numba kernels, and how kernels are compiled, cached and given threads."""
+"""The SIMD layer under the Numba kernels."""
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore.kernels._numba import LEVEL, as_kernel_array, cache, codegen, kernel, simd_math, threads
+from bertcore.kernels._numba import LEVEL, as_kernel_array, codegen, kernel, simd_math
 from bertcore.kernels._numba.simd import (
     absolute,
     any_lane,
@@ -59,6 +56,7 @@ def elementwise(function):
 
 
 exp, erf, tanh = elementwise(simd_math.exp), elementwise(simd_math.erf), elementwise(simd_math.tanh)
+exp2 = elementwise(simd_math.exp2)
 
 
 def sample(dtype, low, high, count=50021):
@@ -75,6 +73,14 @@ def test_exp_is_within_its_stated_error(dtype):
     low, high = (-86.9, 88.7) if dtype == np.float32 else (-708.0, 709.7)
     x = sample(dtype, low, high)
     assert ulps(exp(x), np.exp(x.astype(np.longdouble))) < 1.2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exp2_is_within_its_stated_error(dtype):
+    x = sample(dtype, -125.4 if dtype == np.float32 else -1021.4, 127.4)
+    assert ulps(exp2(x), np.exp2(x.astype(np.longdouble))) < 1.2
+    x = np.array([-np.inf, np.nan, 0.0, -1.0, -1e4], dtype)
+    np.testing.assert_array_equal(exp2(x), np.array([0, np.nan, 1, 0.5, 0], dtype))
 
 
 @pytest.mark.parametrize("function, scalar", [(erf, math.erf), (tanh, math.tanh)])
@@ -249,169 +255,3 @@ def test_other_arrays_become_contiguous():
         result = as_kernel_array(view)
         assert result.flags.c_contiguous and result.flags.aligned and result.flags.writeable
         np.testing.assert_array_equal(result, view)
-
-
-# --- threads --------------------------------------------------------------------------------------
-
-
-def test_thread_count_from_environment(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
-    assert threads.detect_threads() == (3, "environment (OMP_NUM_THREADS)")
-    monkeypatch.setenv("OMP_NUM_THREADS", "²")
-    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
-    assert threads.detect_threads().count >= 1
-    assert "environment" not in threads.detect_threads().source
-
-
-def test_quota_of_cgroup_v2_is_the_least_of_the_parents(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "cgroup").write_text("0::/a/b\n")
-    assert threads.cgroup_quota(tmp_path, tmp_path / "cgroup") is None
-    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    assert threads.cgroup_quota(tmp_path, tmp_path / "cgroup") is None
-    (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
-    (tmp_path / "cpu.max").write_text("400000 100000\n")
-    assert threads.cgroup_quota(tmp_path, tmp_path / "cgroup") == 1.5
-
-
-@pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct"])
-def test_quota_of_cgroup_v1(tmp_path, controllers):
-    folder = tmp_path / controllers
-    folder.mkdir()
-    (tmp_path / "cgroup").write_text(f"4:memory:/x\n3:cpuset:/\n1:{controllers}:/docker/123\n0::/\n")
-    (folder / "cpu.cfs_quota_us").write_text("-1\n")
-    (folder / "cpu.cfs_period_us").write_text("100000\n")
-    assert threads.cgroup_quota(tmp_path, tmp_path / "cgroup") is None
-    (folder / "cpu.cfs_quota_us").write_text("250000\n")
-    assert threads.cgroup_quota(tmp_path, tmp_path / "cgroup") == 2.5
-
-
-def test_quota_decides_when_it_is_the_least(monkeypatch):
-    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(threads, "cgroup_quota", lambda: 0.5)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
-    assert threads.detect_threads() == (1, "cgroup quota (0.5 CPUs)")
-
-
-def test_set_num_threads():
-    before = threads._state
-    try:
-        threads.set_num_threads(3)
-        assert threads.num_threads() == 3
-        with pytest.raises(ValueError, match="at least 1"):
-            threads.set_num_threads(0)
-    finally:
-        threads._state = before
-
-
-# --- cache and start-up ------------------------------------------------------------------------------------------
-
-_SCRIPT = """
-import numba, sys
-before = numba.config.CACHE_DIR
-from bertcore.kernels import _numba
-from bertcore.kernels._numba.simd import load
-import numpy as np
-assert numba.config.CACHE_DIR == before
-print(_numba.cache_folder(), _numba.thread_count().count)
-"""
-
-
-def _run(script, **environment):
-    environment = {**{k: v for k, v in os.environ.items() if "CACHE" not in k}, **environment}
-    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    return result.stdout.strip(), result.stderr
-
-
-@not_when_forced
-def test_cache_folder_choice(tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    ours = str(tmp_path / "ours")
-    assert _run(_SCRIPT, BERTCORE_CACHE_DIR=ours, NUMBA_CACHE_DIR=str(tmp_path / "numba"))[0].startswith(ours)
-    assert _run(_SCRIPT, NUMBA_CACHE_DIR=str(tmp_path / "numba"))[0].startswith(str(tmp_path / "numba" / "bertcore"))
-    out, _ = _run(_SCRIPT, XDG_CACHE_HOME=str(blocked), HOME=str(blocked), OMP_NUM_THREADS="1", TMPDIR=str(tmp_path))
-    assert out.startswith(str(tmp_path / "bertcore-")) and out.endswith(" 1")
-
-
-_PRETEND = "from bertcore.kernels._numba import kernel\n@kernel\ndef f(x):\n    return x + 1\n"
-_CALL = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location('bertcore.kernels.pretend', {file!r})
-module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-assert module.f({value}) == {value} + 1
-"""
-
-
-@not_when_forced
-def test_processes_never_write_the_same_cache_file(tmp_path):
-    """Numba numbers its files: two processes at once could each write a number 1, for different types."""
-    (tmp_path / "pretend.py").write_text(_PRETEND)
-    names = []
-    for value in (1, 1.5):
-        _run(
-            _CALL.format(file=str(tmp_path / "pretend.py"), value=value), BERTCORE_CACHE_DIR=str(tmp_path / str(value))
-        )
-        names += [file.name for file in (tmp_path / str(value)).rglob("*.nbc")]
-    assert len(set(names)) == 2
-
-
-@not_when_forced
-def test_compilation_is_announced_once_and_only_with_a_cold_cache(tmp_path):
-    (tmp_path / "pretend.py").write_text(_PRETEND)
-    script = "".join(_CALL.format(file=str(tmp_path / "pretend.py"), value=value) for value in (1, 1.5))
-    assert _run(script, BERTCORE_CACHE_DIR=str(tmp_path))[1].count("compiling kernels") == 1
-    assert _run(script, BERTCORE_CACHE_DIR=str(tmp_path))[1] == ""
-
-
-_MANY_CALLERS = """
-from concurrent.futures import ThreadPoolExecutor
-import numpy as np
-from bertcore.kernels import _numba
-from bertcore.kernels.linear.cpu import linear
-x = np.arange(130 * 39, dtype=np.float32).reshape(130, 39)
-wanted = linear(x, x, None, None, None)
-with ThreadPoolExecutor(4) as pool:
-    for found in pool.map(lambda _: linear(x, x, None, None, None), range(100)):
-        np.testing.assert_array_equal(found, wanted)
-print(_numba.THREADING_LAYER)
-"""
-
-
-@not_when_forced
-@pytest.mark.parametrize("priority", ["workqueue tbb omp", "omp workqueue tbb", "tbb workqueue omp"])
-def test_several_python_threads_on_every_pool(priority):
-    """Numba's workqueue aborts the process when two threads enter it at once."""
-    layer, _ = _run(_MANY_CALLERS, NUMBA_THREADING_LAYER_PRIORITY=priority, OMP_NUM_THREADS="2")
-    assert layer in priority.split()[:2]
-
-
-@not_when_forced
-@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
-@pytest.mark.parametrize("damage", [b"", b"no pickle"], ids=["empty", "garbage"])
-def test_damaged_cache_is_compiled_again(tmp_path, suffix, damage):
-    file = tmp_path / "pretend.py"
-    file.write_text("from bertcore.kernels._numba import kernel\n@kernel\ndef f(x):\n    return x + 1\n")
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pretend; assert pretend.f(1) == 2"
-    _run(script, BERTCORE_CACHE_DIR=str(tmp_path))
-    damaged = [path for path in tmp_path.rglob(f"*{suffix}") if "pretend" in path.name]
-    assert damaged
-    for path in damaged:
-        path.write_bytes(damage)
-    _run(script, BERTCORE_CACHE_DIR=str(tmp_path))
-    _run(script, BERTCORE_CACHE_DIR=str(tmp_path))
-
-
-def test_digest_follows_the_shared_sources(tmp_path, monkeypatch):
-    (tmp_path / "simd.py").write_text("a = 1")
-    monkeypatch.setattr(cache, "__file__", str(tmp_path / "cache.py"))
-    before = cache._digest()
-    (tmp_path / "simd.py").write_text("a = 2")
-    assert cache._digest() != before
-
-
-@not_when_forced
-def test_importing_the_kernels_does_not_import_numba():
-    assert _run("import sys, bertcore.kernels; print('numba' in sys.modules)")[0] == "False"

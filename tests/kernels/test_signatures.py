@@ -25,10 +25,13 @@ PUBLIC = {
     "gelu_backward": "grad_output, input, approximate='none', *, bias=None, backend=None",
     "activation": "input, activation, *, backend=None",
     "activation_backward": "grad_output, input, activation, *, backend=None",
-    "prepare_weight": "weight, *, backend=None",
+    "prepare_weight": "weight, scale=None, *, dtype=None, backend=None",
+    "quantize_weight": "weight",
     "linear": "input, weight, bias=None, *, activation=None, residual=None, backend=None",
     "linear_backward": "grad_output, input, weight, bias=None, *, activation=None, backend=None",
-    "attention": f"query, key, value, *, {ATTENTION}, return_lse=False, return_probs=False, backend=None",
+    "attention": (
+        f"query, key, value, *, {ATTENTION}, compute_dtype=None, return_lse=False, return_probs=False, backend=None"
+    ),
     "attention_backward": f"grad_output, query, key, value, output, lse, *, {ATTENTION}, backend=None",
     "embedding": "input, weight, *, backend=None",
     "embedding_backward": "grad_output, input, num_embeddings, *, backend=None",

@@ -1,0 +1,127 @@
+"""Rows of float32 rounded to bfloat16 or to bytes, and what turns sums of bytes back into float32.
+
+kernels/linear/reference.py has the formulas (`quantize_rows`); these give the same bits.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
+
+from .codegen import INT32, Vec, call_llvm, element_pointer
+from .jit import helper
+from .simd import broadcast, first_lanes, fma, lanes, load, load_masked, reduce_add, reduce_greatest, select
+
+STEPS = np.float32(254)
+_LARGEST, _LEAST_SPAN = np.finfo(np.float32).max, np.finfo(np.float32).tiny * STEPS
+_ZERO, _NAN = np.float32(0), np.float32(np.nan)
+# Adding it rounds a float32 to an integer, which then stands in the lowest bits.
+_ROUNDER = np.float32(1.5 * 2**23)
+
+
+def _narrow_store(name, doc, dtype, narrow):
+    """A masked store of vectors of float32 as `dtype`; `narrow` turns their bits, an LLVM vector, into its integers."""
+
+    def store(typingctx, target, index, value, mask):
+        if not (isinstance(target, types.CPointer) and target.dtype == dtype and value.dtype == types.float32):
+            raise TypingError(f"{name}: expected a pointer to {dtype} and a vector of float32, got {target}, {value}")
+        narrowed = Vec(dtype, value.count)
+
+        def codegen(context, builder, sig, args):
+            bits = builder.bitcast(args[2], ir.VectorType(INT32, value.count))
+            at = builder.bitcast(element_pointer(context, builder, target, *args[:2]), narrowed.llvm.as_pointer())
+            arguments = [narrow(builder, bits, args[2]), at, INT32(dtype.bitwidth // 8), args[3]]
+            call_llvm(builder, f"llvm.masked.store.{narrowed.suffix}.p0", ir.VoidType(), arguments)
+            return context.get_dummy_value()
+
+        return types.void(target, types.intp, value, mask), codegen
+
+    store.__doc__ = doc
+    return intrinsic(store)
+
+
+def _low_byte(builder, bits, value):
+    return builder.trunc(bits, ir.VectorType(ir.IntType(8), bits.type.count))
+
+
+def _bfloat16(builder, bits, value):
+    """The upper half of the bits, rounded to nearest even; the quiet bit keeps a NaN one."""
+
+    def constant(integer):
+        return ir.Constant(bits.type, [integer] * bits.type.count)
+
+    upper = builder.lshr(bits, constant(16))
+    odd = builder.and_(upper, constant(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, constant(0x7FFF))), constant(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    chosen = builder.select(is_nan, builder.or_(upper, constant(0x40)), rounded)
+    return builder.trunc(chosen, ir.VectorType(ir.IntType(16), bits.type.count))
+
+
+store_bfloat16 = _narrow_store(
+    "store_bfloat16", "Write a vector of float32 as bfloat16, in the mask's lanes.", types.uint16, _bfloat16
+)
+store_low_byte = _narrow_store(
+    "store_low_byte", "Write the lowest byte of each float32's bits, in the mask's lanes.", types.uint8, _low_byte
+)
+
+
+@intrinsic
+def corrected_sums(typingctx, sums, zero, column_sums):
+    """float32(sums - zero * column_sums): vectors of int32 and a scalar; the difference is exact."""
+    result = Vec(types.float32, sums.count)
+
+    def codegen(context, builder, sig, args):
+        sums, zero, column_sums = args
+        return builder.sitofp(builder.sub(sums, builder.mul(zero, column_sums)), result.llvm)
+
+    return result(sums, sums, sums), codegen
+
+
+@helper
+def round_row(x, count, target, padded):
+    """`count` float32 at a pointer as bfloat16, zeros up to `padded`."""
+    full = count - count % lanes(x)
+    everywhere = first_lanes(x, lanes(x))
+    for i in range(0, full, lanes(x)):
+        store_bfloat16(target, i, load(x, i), everywhere)
+    for i in range(full, padded, lanes(x)):
+        value = load_masked(x, i, first_lanes(x, count - i), 0.0)
+        store_bfloat16(target, i, value, first_lanes(x, padded - i))
+
+
+@helper
+def _limits(x, count):
+    """The least and the greatest number of a row, zero among them, and whether all are finite."""
+    full = count - count % lanes(x)
+    low, high, check = broadcast(x, 0.0), broadcast(x, 0.0), broadcast(x, 0.0)
+    for i in range(0, full, lanes(x)):
+        value = load(x, i)
+        low, high = select(value < low, value, low), select(value > high, value, high)
+        check = fma(value, 0.0, check)  # NaN for infinities and NaN
+    if full < count:
+        value = load_masked(x, full, first_lanes(x, count - full), 0.0)
+        low, high = select(value < low, value, low), select(value > high, value, high)
+        check = fma(value, 0.0, check)
+    return -reduce_greatest(-low), reduce_greatest(high), reduce_add(check) == _ZERO
+
+
+@helper
+def quantize_row(x, count, levels, padded):
+    """Write the levels of `count` float32 at a pointer, anything up to `padded`; returns (zero, step)."""
+    low, high, is_finite = _limits(x, count)
+    span = high - low
+    is_finite = is_finite and span <= _LARGEST
+    inverse, zero = _ZERO, _ZERO
+    if is_finite and span >= _LEAST_SPAN:
+        inverse = STEPS / span
+        zero = (-low * inverse + _ROUNDER) - _ROUNDER
+    full = count - count % lanes(x)
+    everywhere = first_lanes(x, lanes(x))
+    for i in range(0, full, lanes(x)):
+        store_low_byte(levels, i, load(x, i) * inverse + _ROUNDER + zero, everywhere)
+    for i in range(full, padded, lanes(x)):
+        value = load_masked(x, i, first_lanes(x, count - i), 0.0)
+        store_low_byte(levels, i, value * inverse + _ROUNDER + zero, first_lanes(x, padded - i))
+    return np.int32(zero), span / STEPS if is_finite else _NAN

@@ -1,0 +1,237 @@
+"""How attention lays out the operands of its products: floats as they are, or rounded to bfloat16, two to a word.
+
+`word` is a typed scalar that says which: float32 or float64, the arrays' own dtype, or uint16 for bfloat16 (of float32
+arrays). The left operand of a tile holds words along its rows; the right one is a panel, (depth in words, columns), so
+that a word has two neighbours of one column. Depths are filled up with zeros to whole words.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+
+from . import isa
+from .codegen import INT32, Vec, WidePointer, call_llvm, shuffle
+from .dot import Bfloat16
+from .jit import helper
+from .low_precision import round_row
+from .panels import TILE_ROWS, pack_panel, prefetch_rows
+from .simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store, wide_pointer
+from .tile import make_tile
+
+AHEAD = 16  # rows: they lie far apart, a pattern that the hardware does not foresee
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
+_INLINE = _OPTIONS | {"forceinline": True}
+
+_TWO_THIRDS, _THIRD = TILE_ROWS * 2 // 3, TILE_ROWS // 3
+_tile_3x2, _tile_2x2, _tile_1x2 = (make_tile(rows, 2) for rows in (TILE_ROWS, _TWO_THIRDS, _THIRD))
+_tile_3x1, _tile_2x1, _tile_1x1 = (make_tile(rows, 1) for rows in (TILE_ROWS, _TWO_THIRDS, _THIRD))
+
+
+@intrinsic
+def as_words(typingctx, source, word):
+    """A pointer to the same memory, for words."""
+    result = types.CPointer(word)
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[0], context.get_value_type(result))
+
+    return result(source, word), codegen
+
+
+@intrinsic
+def pointer_to_word(typingctx, source, index):
+    """Points at word `index` of a pointer."""
+    elements = 2 if source.dtype == types.uint16 else 1
+
+    def codegen(context, builder, sig, args):
+        return builder.gep(args[0], [builder.mul(args[1], args[1].type(elements))])
+
+    return source(source, types.intp), codegen
+
+
+@intrinsic
+def join_bfloat16(typingctx, low, high):
+    """Two vectors of float32, rounded to bfloat16 (nearest even), as one of words; its type is float32, too."""
+    emit = _join_natively if isa.LEVEL.bfloat16_dot and low.count == 16 else _join
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(emit(builder, *args), low.llvm)
+
+    return low(low, low), codegen
+
+
+def _join_natively(builder, low, high):
+    pairs = ir.VectorType(Bfloat16(), 32)
+    name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+    rounded = builder.bitcast(call_llvm(builder, name, pairs, [high, low]), ir.VectorType(ir.IntType(16), 32))
+    return shuffle(builder, rounded, rounded, [lane for i in range(16) for lane in (i, i + 16)])
+
+
+def _join(builder, low, high):
+    bits = ir.VectorType(INT32, low.type.count)
+
+    def constant(integer):
+        return ir.Constant(bits, [integer] * bits.count)
+
+    def rounded(value):
+        """The upper 16 bits; the lower are to be dropped. The quiet bit keeps a NaN one."""
+        pattern = builder.bitcast(value, bits)
+        odd = builder.and_(builder.lshr(pattern, constant(16)), constant(1))
+        nearest = builder.add(builder.add(pattern, constant(0x7FFF)), odd)
+        is_nan = builder.fcmp_unordered("uno", value, value)
+        return builder.select(is_nan, builder.or_(pattern, constant(0x400000)), nearest)
+
+    first, second = rounded(low), rounded(high)
+    return builder.or_(builder.lshr(first, constant(16)), builder.and_(second, constant(0xFFFF0000)))
+
+
+@intrinsic(prefer_literal=True)
+def _register(typingctx, value, index):
+    """Register `index`, a literal, of a wide vector."""
+    part = Vec(value.dtype, value.count // WidePointer.registers)
+    first = index.literal_value * part.count
+
+    def codegen(context, builder, sig, args):
+        return shuffle(builder, args[0], args[0], range(first, first + part.count))
+
+    return part(value, index), codegen  # the literal is part of the signature: one implementation for each
+
+
+def elements_per_word(word):
+    """1, or 2 of bfloat16."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(elements_per_word, jit_options=_OPTIONS)
+def _elements_per_word(word):
+    return (lambda word: 2) if word == types.uint16 else (lambda word: 1)
+
+
+# --- the left operand: rows -------------------------------------------------------------------------
+
+
+def lay_rows(source, source_row, count, depth, target, target_row, word):
+    """(count, depth) floats at a pointer as rows of words at `target`, `target_row` words apart."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(lay_rows, jit_options=_OPTIONS)
+def _lay_rows(source, source_row, count, depth, target, target_row, word):
+    return _round_rows if word == types.uint16 else _copy_rows
+
+
+def _copy_rows(source, source_row, count, depth, target, target_row, word):
+    full = depth - depth % lanes(source)
+    for i in range(count):
+        prefetch_rows(source, source_row, i + AHEAD, i + AHEAD + 1, depth)
+        x, y = pointer(source, i * source_row), pointer(target, i * target_row)
+        for j in range(0, full, lanes(source)):
+            store(y, j, load(x, j))
+        if full < depth:
+            store(y, full, load_masked(x, full, first_lanes(source, depth - full), 0.0))
+
+
+def _round_rows(source, source_row, count, depth, target, target_row, word):
+    for i in range(count):
+        prefetch_rows(source, source_row, i + AHEAD, i + AHEAD + 1, depth)
+        round_row(pointer(source, i * source_row), depth, pointer(target, 2 * i * target_row), (depth + 1) // 2 * 2)
+
+
+# --- the right operand: panels ----------------------------------------------------------------------
+
+
+def lay_columns(source, source_row, count, depth, panel, width, spare, word):
+    """(count, depth) floats at a pointer as a panel with a column for each row; `spare` has room for count * depth."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(lay_columns, jit_options=_OPTIONS)
+def _lay_columns(source, source_row, count, depth, panel, width, spare, word):
+    return _round_columns if word == types.uint16 else _transpose_columns
+
+
+def _transpose_columns(source, source_row, count, depth, panel, width, spare, word):
+    pack_panel(source, source_row, 1, count, depth, panel, width)
+
+
+def _round_columns(source, source_row, count, depth, panel, width, spare, word):
+    words = (depth + 1) // 2
+    lay_rows(source, source_row, count, depth, as_words(spare, word), words, word)
+    pack_panel(spare, words, 1, count, words, panel, width)
+
+
+def lay_depth(source, source_row, depth, columns, panel, width, word):
+    """(depth, columns) floats at a pointer as a panel."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(lay_depth, jit_options=_OPTIONS)
+def _lay_depth(source, source_row, depth, columns, panel, width, word):
+    return _round_depth if word == types.uint16 else _copy_depth
+
+
+def _copy_depth(source, source_row, depth, columns, panel, width, word):
+    lay_rows(source, source_row, depth, columns, panel, width, word)
+
+
+def _round_depth(source, source_row, depth, columns, panel, width, word):
+    for k in range(0, depth, 2):
+        prefetch_rows(source, source_row, k + AHEAD, k + AHEAD + 2, columns)
+        for j in range(0, columns, lanes(source)):
+            inside = first_lanes(source, columns - j)
+            even, odd = load_masked(source, k * source_row + j, inside, 0.0), broadcast(source, 0.0)
+            if k + 1 < depth:
+                odd = load_masked(source, (k + 1) * source_row + j, inside, 0.0)
+            store(panel, k // 2 * width + j, join_bfloat16(even, odd))
+
+
+def store_depth(matrix, index, value, width, word):
+    """Write the wide vector `value`, several rows of a (depth, width) matrix from element `index` on, as words.
+
+    Words are written to half of the index.
+    """
+    raise NotImplementedError("for compiled code")
+
+
+@overload(store_depth, jit_options=_INLINE)
+def _store_depth(matrix, index, value, width, word):
+    return _store_pairs if word == types.uint16 else _store_floats
+
+
+def _store_floats(matrix, index, value, width, word):
+    store(wide_pointer(matrix, 0), index, value)
+
+
+def _store_pairs(matrix, index, value, width, word):
+    at, step = index // 2, lanes(matrix)
+    if width == step:
+        store(matrix, at, join_bfloat16(_register(value, 0), _register(value, 1)))
+        store(matrix, at + step, join_bfloat16(_register(value, 2), _register(value, 3)))
+    else:
+        store(matrix, at, join_bfloat16(_register(value, 0), _register(value, 2)))
+        store(matrix, at + step, join_bfloat16(_register(value, 1), _register(value, 3)))
+
+
+# --- the product ------------------------------------------------------------------------------------
+
+
+@helper
+def multiply(a, a_row, a_column, rows, b, b_row, depth, columns, c, c_row, accumulate):
+    """c (+)= a @ b, tile by tile; strides and depth are in words. Whole tiles of c are written."""
+    for j in range(0, columns, 2 * lanes(c)):
+        for i in range(0, rows, TILE_ROWS):
+            x, y = pointer_to_word(a, i * a_row), pointer_to_word(b, j)
+            z, last = pointer(c, i * c_row + j), min(rows - i, TILE_ROWS) - 1
+            if columns - j > lanes(c):
+                if last >= _TWO_THIRDS:
+                    _tile_3x2(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
+                elif last >= _THIRD:
+                    _tile_2x2(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
+                else:
+                    _tile_1x2(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
+            elif last >= _TWO_THIRDS:
+                _tile_3x1(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
+            elif last >= _THIRD:
+                _tile_2x1(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
+            else:
+                _tile_1x1(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)

@@ -1,0 +1,114 @@
+"""The arena: memory comes back with the last reference, serves again, and is never shared by two arrays."""
+
+import gc
+import multiprocessing
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from bertcore import kernels
+from bertcore.kernels._numba import arena
+
+ROWS = 3000
+LARGE = (ROWS, 768)  # 9 MB of float32
+
+
+@pytest.fixture(autouse=True)
+def empty_arena():
+    gc.collect()
+    arena.release()
+    yield
+    arena.release()
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.uint16])
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (), (5, 7), LARGE, (2, 1500, 769)])
+def test_an_ordinary_array(shape, dtype):
+    array = arena.empty(shape, dtype)
+    assert type(array) is np.ndarray and array.shape == shape and array.dtype == dtype
+    assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
+    array[...] = 1
+    assert array.sum() == array.size
+
+
+def test_memory_comes_back_with_the_last_view():
+    array = arena.empty(LARGE, np.float32)
+    first, view = address(array), array.reshape(-1)[5:].reshape(-1, 1)[3:]
+    del array
+    assert arena.idle_bytes() == 0
+    del view
+    assert arena.idle_bytes() >= 4 * 768 * ROWS
+    again = arena.empty(LARGE, np.float32)
+    assert address(again) == first and arena.idle_bytes() == 0
+
+
+def test_arrays_in_use_share_nothing():
+    arrays = [arena.empty(LARGE, np.float32) for _ in range(4)]
+    for index, array in enumerate(arrays):
+        array[...] = index
+    del arrays[1]
+    arrays.append(arena.empty(LARGE, np.float32))
+    arrays[-1][...] = 9
+    assert [array[0, 0] for array in arrays] == [0, 2, 3, 9] and all((array == array[0, 0]).all() for array in arrays)
+
+
+def test_a_block_does_not_serve_a_much_smaller_array():
+    del_me = arena.empty((4 * ROWS, 768), np.float32)
+    del del_me
+    small = arena.empty(LARGE, np.float32)
+    assert arena.idle_bytes() >= 16 * 768 * ROWS and small.size
+
+
+def test_idle_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(arena, "MOST_IDLE", 20 << 20)
+    arrays = [arena.empty(LARGE, np.float32) for _ in range(5)]
+    del arrays
+    assert 0 < arena.idle_bytes() <= 20 << 20
+    arena.release()
+    assert arena.idle_bytes() == 0
+
+
+def test_results_of_kernels_use_it():
+    x = np.ones(LARGE, np.float32)
+    first = address(kernels.softmax(x, backend="numba"))
+    assert arena.idle_bytes() > 0
+    assert address(kernels.softmax(x, backend="numba")) == first
+
+
+def test_several_threads():
+    problems = []
+
+    def work(value):
+        for _ in range(50):
+            array = arena.empty((1100, 1024), np.float32)
+            array[...] = value
+            if not (array == value).all():
+                problems.append(value)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+
+
+def _overwrite(array):
+    array[...] = 7
+    os._exit(0 if (array == 7).all() else 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_has_memory_of_its_own():
+    array = arena.empty(LARGE, np.float32)
+    array[...] = 3
+    child = multiprocessing.get_context("fork").Process(target=_overwrite, args=(array,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0 and (array == 3).all()

@@ -1,0 +1,208 @@
+"""Compiled kernels on disk: where, for whom they are valid, damaged, read-only, filled by several processes at once."""
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from bertcore.kernels._numba import cache
+from tests.kernels.forced_isa import supported
+from tests.processes import finish, run_python, start_python
+
+KERNEL = """
+from bertcore.kernels._numba import kernel
+
+@kernel
+def f(x):
+    return x + 1
+"""
+
+# Calls the kernel, and prints where its cache is and which compilations there were.
+CALL = """
+import importlib.util, sys
+import numba
+before = numba.config.CACHE_DIR
+from bertcore.kernels._numba import cache
+assert numba.config.CACHE_DIR == before
+spec = importlib.util.spec_from_file_location("bertcore.kernels.pretend", sys.argv[1])
+module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+with cache.compilations() as names:
+    for value in map(eval, sys.argv[2:]):
+        assert module.f(value) == value + 1
+print(cache.cache_folder(), len(names))
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "pretend.py").write_text(KERNEL)
+    return tmp_path / "source" / "pretend.py"
+
+
+def call(file, *values, **variables):
+    """(cache folder, number of compilations, stderr) of a process that calls f with `values`."""
+    out, err = run_python(CALL, str(file), *(values or ["1"]), **variables)
+    folder, count = out.rsplit(" ", 1)
+    return Path(folder), int(count), err
+
+
+def in_folder(folder):
+    return {"BERTCORE_CACHE_DIR": str(folder)}
+
+
+def test_where_it_is(file, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    numba, ours = str(tmp_path / "numba"), str(tmp_path / "ours")
+    assert str(call(file, NUMBA_CACHE_DIR=numba, **in_folder(ours))[0]).startswith(ours)
+    without = {"BERTCORE_CACHE_DIR": ""}
+    assert str(call(file, NUMBA_CACHE_DIR=numba, **without)[0]).startswith(f"{numba}/bertcore/numba-")
+    homeless = {"XDG_CACHE_HOME": str(blocked), "HOME": str(blocked), "TMPDIR": str(tmp_path)}
+    assert str(call(file, **homeless, **without)[0]).startswith(f"{tmp_path}/bertcore-")
+
+
+def test_compilation_is_announced_once_and_only_with_a_cold_cache(file, tmp_path):
+    _, count, err = call(file, "1", "1.5", **in_folder(tmp_path))
+    assert (count, err.count("compiling kernels")) == (2, 1)
+    assert call(file, "1", "1.5", **in_folder(tmp_path))[1:] == (0, "")
+
+
+def test_damaged_files_are_compiled_again(file, tmp_path):
+    call(file, **in_folder(tmp_path))
+    (stored,) = tmp_path.rglob("*.nbc")
+    whole = stored.read_bytes()
+    for content in (b"", b"no kernel at all" * 10, whole[:-1], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
+        stored.write_bytes(content)
+        assert call(file, **in_folder(tmp_path))[1] == 1
+    assert call(file, **in_folder(tmp_path))[1:] == (0, "")
+
+
+def test_a_changed_helper_in_the_same_folder_is_noticed(file, tmp_path):
+    call(file, **in_folder(tmp_path))
+    (file.parent / "helpers.py").write_text("ONE = 1")
+    assert call(file, **in_folder(tmp_path))[1] == 1
+
+
+def test_a_changed_helper_in_the_shared_folder_is_noticed(tmp_path):
+    (tmp_path / "simd.py").write_text("a = 1")
+    before = cache._source_digest.__wrapped__(tmp_path)
+    (tmp_path / "simd.py").write_text("a = 2")
+    assert cache._source_digest.__wrapped__(tmp_path) != before
+
+
+# --- another CPU --------------------------------------------------------------------------------------------------
+
+OTHER_CPUS = [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": ""}, {"BERTCORE_ISA": "generic"}]
+
+
+@pytest.mark.parametrize("other", OTHER_CPUS, ids=lambda other: next(iter(other)))
+def test_another_cpu_does_not_load_this_ones(file, tmp_path, other):
+    assert call(file, **in_folder(tmp_path))[1] == 1
+    assert call(file, **in_folder(tmp_path), **other)[1] == 1
+    assert call(file, **in_folder(tmp_path), **other)[1] == 0
+    assert call(file, **in_folder(tmp_path))[1] == 0
+
+
+def test_levels_do_not_share_even_where_llvm_compiles_for_the_same_cpu(file, tmp_path):
+    """A user may name the CPU and the features that a level is forced with."""
+    if not supported("avx2"):
+        pytest.skip("this CPU has no avx2")
+    assert call(file, **in_folder(tmp_path), BERTCORE_ISA="avx2")[1] == 1
+    same = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
+    assert call(file, **in_folder(tmp_path), **same)[1] == 1
+
+
+# --- several processes --------------------------------------------------------------------------------------------
+
+
+def test_four_processes_start_with_one_empty_cache(file, tmp_path):
+    values = ["1", "1.5", "1j", "True"]
+    processes = [start_python(CALL, str(file), *values[i:], *values[:i], **in_folder(tmp_path)) for i in range(4)]
+    for process in processes:
+        finish(process)
+    assert call(file, *values, **in_folder(tmp_path))[1:] == (0, "")
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+# --- folders that cannot be written -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read_only():
+    """read_only(folder): take away the right to write in it, until the test ends."""
+    locked = []
+
+    def lock(folder):
+        for path in [folder, *folder.rglob("*")]:
+            locked.append((path, path.stat().st_mode))
+            path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
+        if run_python("import os, sys; print(os.access(sys.argv[1], os.W_OK))", str(folder))[0] == "True":
+            pytest.skip("nothing is read-only for this user")
+
+    yield lock
+    for path, mode in reversed(locked):
+        path.chmod(mode)
+
+
+def test_a_warm_cache_that_can_only_be_read_is_used(file, tmp_path, read_only):
+    kernels = tmp_path / "kernels"
+    call(file, "1", **in_folder(kernels))
+    read_only(kernels)
+    assert call(file, "1", **in_folder(kernels))[1:] == (0, "")
+    _, count, err = call(file, "1", "1.5", "1j", **in_folder(kernels))
+    assert count == 2
+    assert err.count("compiled kernels are not kept: ") == 1 and "Permission denied" in err
+
+
+def test_a_warm_home_that_can_only_be_read_goes_before_a_cold_temporary_folder(file, tmp_path, read_only):
+    home = tmp_path / "home"
+    home.mkdir()
+    places = {"BERTCORE_CACHE_DIR": "", "HOME": str(home), "TMPDIR": str(tmp_path)}
+    call(file, **places)
+    read_only(home)
+    folder, count, err = call(file, **places)
+    assert (count, err) == (0, "") and folder.is_relative_to(home)
+
+
+def test_no_folder_at_all_can_be_written(file, tmp_path, read_only):
+    nowhere = tmp_path / "nowhere"
+    nowhere.mkdir()
+    read_only(nowhere)
+    # As in a container with a read-only file system: there is no folder for temporary files, either.
+    code = f"import tempfile; tempfile.tempdir = {str(nowhere)!r}\n{CALL}"
+    out, err = run_python(code, str(file), "1", BERTCORE_CACHE_DIR="", HOME=str(nowhere))
+    assert out.endswith(" 1") and err.count("compiled kernels are not kept: ") == 1
+
+
+# --- files that nobody uses ---------------------------------------------------------------------------------------
+
+
+def age(path, days):
+    then = time.time() - days * 24 * 3600
+    os.utime(path, (then, then))
+
+
+def test_files_unused_for_long_are_removed_and_no_others(file, tmp_path):
+    old, stale = tmp_path / "numba-0123456789ab" / "linear_1", tmp_path / "numba-ba9876543210" / "linear_1"
+    for folder in (old, stale, tmp_path / "downloads"):
+        folder.mkdir(parents=True)
+        for name in ("f.nbc", "f.nbi", "f.12.tmp"):
+            (folder / name).write_text("")
+            age(folder / name, cache.UNUSED_DAYS + 1)
+    age(stale / "f.nbc", cache.UNUSED_DAYS - 1)
+    call(file, **in_folder(tmp_path))
+    assert not old.parent.exists()
+    assert [path.name for path in stale.iterdir()] == ["f.nbc"]
+    assert len(list((tmp_path / "downloads").iterdir())) == 3
+
+
+def test_what_is_loaded_is_noted_as_used(file, tmp_path):
+    call(file, **in_folder(tmp_path))
+    (stored,) = tmp_path.rglob("*.nbc")
+    age(stored, cache.UNUSED_DAYS + 1)
+    assert call(file, "1", "1.5", **in_folder(tmp_path))[1] == 1  # which would have removed it
+    assert stored.exists() and time.time() - stored.stat().st_mtime < 3600

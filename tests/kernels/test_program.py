@@ -1,0 +1,321 @@
+"""Programs: the same bits as the operations called at once, whatever is noted, read in between or let go."""
+
+import copy
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bertcore import kernels
+from bertcore.kernels import program
+from bertcore.kernels._numba import threads
+from bertcore.kernels.program import Deferred, Program, Recordings
+from bertcore.kernels.program import cpu as program_cpu
+from tests.kernels.forced_isa import not_when_forced, run_tests_under
+from tests.kernels.strategies import normal
+
+DTYPES = [None, "bfloat16", "int8"]
+
+
+class Block:
+    """A transformer block on the kernels: what a program is for."""
+
+    def __init__(self, width, inner, heads, dtype=None):
+        def weight(seed, rows, columns):
+            array = normal(seed, (rows, columns), np.float32, scale=columns**-0.5)
+            return kernels.prepare_weight(array, dtype=dtype, backend="numba")
+
+        self.heads, self.compute_dtype = heads, None if dtype is None else "bfloat16"
+        self.qkv, self.out = weight(1, 3 * width, width), weight(2, width, width)
+        self.expand, self.contract = weight(3, inner, width), weight(4, width, inner)
+        self.biases = [normal(5, (size,), np.float32) for size in (3 * width, width, inner, width)]
+        self.norm = normal(6, (width,), np.float32), normal(7, (width,), np.float32)
+
+    def __call__(self, x, cu_seqlens):
+        tokens, width = x.shape
+        qkv = kernels.linear(x, self.qkv, self.biases[0]).reshape(tokens, 3, self.heads, width // self.heads)
+        context = kernels.attention(
+            qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens=cu_seqlens, compute_dtype=self.compute_dtype
+        )
+        x = kernels.linear(context.reshape(tokens, width), self.out, self.biases[1], residual=x)
+        x = kernels.layer_norm(x, *self.norm)
+        inner = kernels.linear(x, self.expand, self.biases[2], activation="gelu")
+        return kernels.layer_norm(kernels.linear(inner, self.contract, self.biases[3]), *self.norm, residual=x)
+
+
+def packed(lengths, width):
+    return normal(8, (sum(lengths), width), np.float32), np.cumsum([0, *lengths], dtype=np.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("lengths", "sizes"), [([1], (39, 160, 1)), ([5, 1, 31], (48, 97, 4)), ([300], (64, 64, 2))])
+def test_the_same_bits(lengths, sizes, dtype):
+    block, (x, cu_seqlens) = Block(*sizes, dtype), packed(lengths, sizes[0])
+    expected = hidden = x
+    noted = Program().enter(x)
+    for _ in range(3):
+        expected, noted = block(expected, cu_seqlens), block(noted, cu_seqlens)
+    assert type(noted) is Deferred and noted.shape == hidden.shape and len(noted.program.steps) == 3 * 7
+    np.testing.assert_array_equal(noted.result(), expected)
+    np.testing.assert_array_equal(np.asarray(noted), expected)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_number_of_threads(count, monkeypatch):
+    block, (x, cu_seqlens) = Block(64, 160, 4, "int8"), packed([100, 39], 64)
+    expected = block(x, cu_seqlens)
+    monkeypatch.setattr(threads, "thread_count", lambda: kernels_threads(count))
+    np.testing.assert_array_equal(block(Program().enter(x), cu_seqlens).result(), expected)
+
+
+def kernels_threads(count):
+    from bertcore.kernels.threads import ThreadCount
+
+    return ThreadCount(count, "test")
+
+
+def test_memory_serves_latersteps():
+    block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
+    noted = Program().enter(x)
+    for _ in range(10):
+        noted = block(noted, cu_seqlens)
+    gc.collect()
+    after_ten = noted.program.nbytes
+    for _ in range(10):
+        noted = block(noted, cu_seqlens)
+    assert noted.program.nbytes == after_ten and len(noted.program.steps) == 20 * 7
+
+
+def test_what_was_read_is_not_overwritten():
+    block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
+    first = block(Program().enter(x), cu_seqlens)
+    early = first.result()
+    before = early.copy()
+    noted = block(first, cu_seqlens)
+    del first
+    for _ in range(3):
+        noted = block(noted, cu_seqlens)
+    noted.result()
+    np.testing.assert_array_equal(early, before)
+
+
+def test_what_a_step_reads_lives_until_it_ran():
+    block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
+    expected = block(block(x, cu_seqlens), cu_seqlens)
+    noted = block(Program().enter(x.copy()), cu_seqlens.copy())  # nobody else holds the copies
+    noted.result()  # nor, from now on, this memory
+    noted = block(noted, cu_seqlens.copy())
+    rubbish = [np.full(size, np.nan, np.float32) for size in (3200, 50 * 192, 51, 3300) for _ in range(20)]
+    np.testing.assert_array_equal(noted.result(), expected)
+    assert rubbish
+
+
+def test_an_operation_without_a_deferred_form_computes_at_once():
+    block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
+    expected = kernels.softmax(block(x, cu_seqlens))
+    found = kernels.softmax(block(Program().enter(x), cu_seqlens))
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("case", ["raw weight", "column slice", "no weight", "mask", "lse", "float64"])
+def test_what_has_no_deferred_form_is_right_as_well(case):
+    x, cu_seqlens = packed([20, 19], 64)
+    weight = normal(1, (64, 64), np.float32)
+
+    def run(x):
+        if case == "raw weight":
+            return kernels.linear(x, weight)
+        if case == "column slice":
+            return kernels.linear(x[:, :32], kernels.prepare_weight(weight[:, :32].copy(), backend="numba"))
+        if case == "no weight":
+            return kernels.layer_norm(x)
+        qkv = x.reshape(39, 4, 16)
+        if case == "mask":
+            mask = np.arange(20) < 7
+            return kernels.attention(qkv, qkv, qkv, cu_seqlens=cu_seqlens, attn_mask=mask)
+        if case == "lse":
+            return kernels.attention(qkv, qkv, qkv, cu_seqlens=cu_seqlens, return_lse=True)[1]
+        return kernels.linear(x, kernels.prepare_weight(weight.astype(np.float64), backend="numba"))
+
+    if case == "float64":
+        x = x.astype(np.float64)
+    np.testing.assert_array_equal(np.asarray(run(Program().enter(x))), run(x))
+
+
+def test_weights_of_two_kinds():
+    x, _ = packed([20], 64)
+    array = normal(1, (64, 64), np.float32)
+    one, other = (kernels.prepare_weight(array, dtype=dtype, backend="numba") for dtype in (None, "int8"))
+    expected = kernels.linear(kernels.linear(x, one), other)
+    np.testing.assert_array_equal(np.asarray(kernels.linear(kernels.linear(Program().enter(x), one), other)), expected)
+
+
+def test_errors_come_when_the_operation_is_noted():
+    x, _ = packed([20], 64)
+    weight = kernels.prepare_weight(normal(1, (64, 63), np.float32), backend="numba")
+    with pytest.raises(ValueError, match="weight has shape"):
+        kernels.linear(Program().enter(x), weight)
+
+
+def test_a_program_without_weights():
+    x, weight, bias = normal(1, (20, 64), np.float32), normal(2, (64,), np.float32), normal(3, (64,), np.float32)
+    noted = kernels.layer_norm(Program().enter(x), weight, bias)
+    np.testing.assert_array_equal(noted.result(), kernels.layer_norm(x, weight, bias))
+
+
+def test_two_programs_in_one_call():
+    x, weight = normal(1, (20, 64), np.float32), kernels.prepare_weight(normal(2, (64, 64), np.float32))
+    other = kernels.linear(Program().enter(x), weight)
+    found = kernels.linear(Program().enter(x), weight, residual=other)
+    np.testing.assert_array_equal(found.result(), kernels.linear(x, weight, residual=kernels.linear(x, weight)))
+
+
+@pytest.mark.parametrize("index", [[0, 2], np.array([1]), (0, 0), 3, slice(1, 3), (None, slice(2)), np.arange(20) < 3])
+def test_parts_are_those_of_the_result(index):
+    x, weight = normal(1, (20, 64), np.float32), kernels.prepare_weight(normal(2, (64, 64), np.float32))
+    expected = kernels.linear(x, weight)[index]
+    np.testing.assert_array_equal(np.asarray(kernels.linear(Program().enter(x), weight)[index]), expected)
+
+
+def test_other_views_of_the_result():
+    x, weight = normal(1, (20, 64), np.float32), kernels.prepare_weight(normal(2, (64, 64), np.float32))
+    expected = kernels.linear(x, weight)
+
+    def noted():
+        return kernels.linear(Program().enter(x), weight)
+
+    np.testing.assert_array_equal(np.asarray(noted().transpose(1, 0).reshape(-1)), expected.T.reshape(-1))
+    np.testing.assert_array_equal(noted().copy(), expected)
+    with pytest.raises(TypeError):
+        noted() + noted()
+
+
+def test_what_is_interrupted_runs_again(monkeypatch):
+    block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
+    noted = block(block(Program().enter(x), cu_seqlens), cu_seqlens)
+    expected = block(block(x, cu_seqlens), cu_seqlens)
+    with monkeypatch.context() as patch:
+        patch.setattr(program_cpu.StepTable, "run", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            noted.result()
+    np.testing.assert_array_equal(noted.result(), expected)
+
+
+# --- recordings -------------------------------------------------------------------------------------
+
+
+def recorded(recordings, block, lengths, key=None, calls=None):
+    """What a recording gives for a batch of these lengths, checked against the operations called at once."""
+    x, cu_seqlens = packed(lengths, 64)
+
+    def build(hidden, offsets):
+        if calls is not None:
+            calls.append(lengths)
+        return block(block(hidden, offsets), offsets)
+
+    found = recordings.run(key, build, x, cu_seqlens)
+    np.testing.assert_array_equal(found, block(block(x, cu_seqlens), cu_seqlens))
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_recording_runs_with_other_values(dtype):
+    recordings, block, calls = Recordings(), Block(64, 160, 4, dtype), []
+    results = [recorded(recordings, block, lengths, calls=calls) for lengths in ([30, 9], [10, 29], [38, 1], [39, 0])]
+    assert len(calls) == 2  # noted once, recorded once, and then run
+    before = results[-1].copy()
+    recorded(recordings, block, [1, 38])
+    np.testing.assert_array_equal(results[-1], before)  # results have memory of their own
+
+
+def test_recordings_depend_on_shapes_and_key():
+    recordings, block, calls = Recordings(), Block(64, 160, 4), []
+    for _ in range(3):
+        for lengths, key in [([39], 1), ([30, 9], 1), ([38], 1), ([39], 2)]:
+            recorded(recordings, block, lengths, key, calls)
+    assert len(calls) == 2 * 4
+
+
+def test_what_must_compute_at_once_is_not_recorded():
+    recordings, (x, cu_seqlens), calls = Recordings(), packed([39], 64), []
+
+    def build(hidden, offsets):
+        calls.append(1)
+        return kernels.layer_norm(kernels.softmax(hidden), x[0], x[1])
+
+    for _ in range(4):
+        np.testing.assert_array_equal(recordings.run(None, build, x, cu_seqlens), build(x, None))
+    assert len(calls) == 8
+
+
+def test_what_is_computed_at_once_and_goes_on_is_not_recorded():
+    recordings, (x, cu_seqlens) = Recordings(), packed([39], 64)
+    weight = kernels.prepare_weight(normal(2, (64, 64), np.float32))
+
+    def build(hidden, offsets):
+        return kernels.linear(hidden, weight, residual=kernels.softmax(hidden))
+
+    for seed in range(4):
+        x = normal(seed, (39, 64), np.float32)
+        np.testing.assert_array_equal(recordings.run(None, build, x, cu_seqlens), build(x, None))
+
+
+@pytest.mark.parametrize("wrong", [[0, 2, 50], [1, 20, 39], [0, 30, 20], [0, 2, 39.0], [0, 39]])
+def test_offsets_are_checked_at_every_run(wrong):
+    recordings, block = Recordings(), Block(64, 160, 4)
+    for _ in range(3):
+        recorded(recordings, block, [30, 9])
+    wrong = np.array(wrong, np.float32 if 39.0 in wrong and isinstance(wrong[-1], float) else np.int32)
+    if len(wrong) == 2:
+        wrong = wrong.astype(np.int64)
+    with pytest.raises((TypeError, ValueError), match="cu_seqlens"):
+        recordings.run(None, lambda hidden, offsets: block(hidden, offsets), packed([39], 64)[0], wrong)
+
+
+def test_a_huge_shape_leaves_the_small_ones(monkeypatch):
+    monkeypatch.setattr(program, "MOST_KEPT", 300_000)
+    recordings, block = Recordings(), Block(64, 160, 4)
+    for lengths in ([20], [20], [2000], [2000], [2000]):
+        recorded(recordings, block, lengths)
+    assert [key[1] for key in recordings._kept] == [(20, 64)]
+
+
+def test_kept_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(program, "MOST_KEPT", 400_000)
+    recordings, block = Recordings(), Block(64, 160, 4)
+    for _ in range(2):
+        for tokens in range(100, 110):
+            recorded(recordings, block, [tokens])
+    kept = [recording.nbytes for waiting in recordings._kept.values() for recording in waiting]
+    assert 0 < sum(kept) <= 400_000 < 10 * min(kept)
+
+
+def test_shapes_that_do_not_come_again_are_not_kept(monkeypatch):
+    monkeypatch.setattr(program, "MOST_SEEN", 5)
+    recordings, block = Recordings(), Block(64, 160, 4)
+    for tokens in range(1, 20):
+        recorded(recordings, block, [tokens])
+    assert not recordings._kept and len(recordings._seen) <= 5
+
+
+def test_several_threads_share_recordings():
+    recordings, block, calls = Recordings(), Block(64, 160, 4), []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda index: recorded(recordings, block, [20 + index % 3, 9], calls=calls), range(90)))
+    assert len(recordings._kept) == 3 and len(calls) <= 3 * (4 + 4)  # noted, and recorded, by each thread at most
+
+
+def test_a_copy_starts_empty():
+    recordings, block = Recordings(), Block(64, 160, 4)
+    for _ in range(3):
+        recorded(recordings, block, [39])
+    assert recordings._kept and not copy.deepcopy(recordings)._kept
+
+
+@not_when_forced
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "generic"])
+def test_programs_on_a_lesser_cpu(isa):
+    run_tests_under(isa, __file__, "-k", "same_bits or other_values")
