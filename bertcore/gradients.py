@@ -17,7 +17,8 @@ def value_and_grad(model: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
     embeddings) appears once, with the sum over its uses.
 
     Raises:
-        ValueError: if the batch has no labels, so that there is no loss; and whatever the model raises.
+        ValueError: if the batch has no labels, so that there is no loss; if the model is in bfloat16 or int8 on the
+            CPU, which is for inference alone; and whatever the model raises.
     """
 
     def call(*args: Any, **batch: Any) -> tuple[Any, dict[str, Any]]:

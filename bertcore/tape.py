@@ -97,11 +97,11 @@ def differentiable(pullback_form: Callable[..., tuple[Any, Pullback]]) -> Callab
     def decorate(operation: Callable) -> Callable:
         @functools.wraps(operation)
         def call(*arrays: Any, **options: Any) -> Any:
-            tape = next((item.tape for item in arrays if type(item) is Variable), None)
-            if tape is None:
-                return operation(*arrays, **options)
-            output, pullback = pullback_form(*map(value_of, arrays), **options)
-            return tape.record(output, arrays, pullback)
+            for item in arrays:
+                if type(item) is Variable:
+                    output, pullback = pullback_form(*map(value_of, arrays), **options)
+                    return item.tape.record(output, arrays, pullback)
+            return operation(*arrays, **options)
 
         return call
 

@@ -11,10 +11,18 @@ import traceback
 from collections.abc import Sequence
 
 import bertcore
-from bertcore.cli import demo, doctor, embed, fill_mask
+from bertcore.cli import demo, doctor, embed, fill_mask, precision, quantize, warmup
 from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 
-COMMANDS = {"demo": demo, "doctor": doctor, "embed": embed, "fill-mask": fill_mask}
+COMMANDS = {
+    "demo": demo,
+    "doctor": doctor,
+    "embed": embed,
+    "fill-mask": fill_mask,
+    "precision": precision,
+    "quantize": quantize,
+    "warmup": warmup,
+}
 
 # What a shell reports for a program that a signal ended: 128 and the signal's number.
 INTERRUPTED, BROKEN_PIPE = 130, 141

@@ -8,6 +8,8 @@ from bertcore.kernels import get_backend, resolve, use_backend
 
 MODEL_HELP = "folder of a model (config.json, *.safetensors, a tokenizer), or the word demo for all-MiniLM-L6-v2"
 
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")  # the models' own, which are not imported for --help
+
 
 class CommandError(RuntimeError):
     """A command cannot do what it was asked; the message is for the user."""
@@ -30,6 +32,16 @@ def chosen_backend(args: argparse.Namespace) -> AbstractContextManager[None]:
     name = args.backend or get_backend()
     # The models get their input as lists in host memory: for them, auto is decided already.
     return use_backend(resolve(name, on_gpu=False))
+
+
+def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare --dtype for a command that loads a model."""
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="of the weights; bfloat16 and int8 are smaller and faster, and less exact (`bertcore precision` tells by "
+        "how much); default: that of a checkpoint that `bertcore quantize` wrote, else float32",
+    )
 
 
 def positive(text: str) -> int:

@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import sys
 
-from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, positive
+from bertcore.cli.common import MODEL_HELP, CommandError, add_dtype_argument, chosen_backend, model_folder, positive
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
 
@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", nargs="?", default="-", help="file of texts (default: -, stdin)")
     parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to write (default: -, stdout)")
     parser.add_argument("--format", choices=["npy", "jsonl"], help="default: npy for a FILE named *.npy, else jsonl")
-    parser.add_argument(
-        "--dtype", choices=["float32", "float64", "float16", "bfloat16"], default="float32", help="of the computation"
-    )
+    add_dtype_argument(parser)
     parser.add_argument(
         "--max-seq-length", type=positive, metavar="N", help="cut texts to N tokens (default: as published)"
     )

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
+from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend, model_folder, positive
 
 HELP = "predict masked words"
 EXAMPLES = """\
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a model with a masked language model's head")
     parser.add_argument("text", metavar="TEXT", help="a text with one or several [MASK]")
     parser.add_argument("--top-k", type=positive, default=5, metavar="N", help="words per mask (default: 5)")
+    add_dtype_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     folder = model_folder(args.model)
     with chosen_backend(args):
-        masks = fill_mask(*_load(folder), args.text, args.top_k)
+        masks = fill_mask(*_load(folder, args.dtype), args.text, args.top_k)
     if args.json:
         answer = {"text": args.text, "masks": [[asdict(word) for word in words] for words in masks]}
         print(json.dumps(answer, ensure_ascii=False))
@@ -46,13 +47,13 @@ def run(args: argparse.Namespace) -> None:
         print("\n\n".join(_table(index, words, of=len(masks)) for index, words in enumerate(masks, 1)))
 
 
-def _load(folder) -> tuple[Any, Any]:
+def _load(folder, dtype: str | None) -> tuple[Any, Any]:
     from bertcore import AutoModelForMaskedLM, AutoTokenizer
     from bertcore.models.model import NewlyInitialisedWarning
 
     with warnings.catch_warnings():  # a missing head is an error here, and told below
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
-        model = AutoModelForMaskedLM.from_pretrained(folder)
+        model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype)
     if model.newly_initialised:
         raise CommandError(f"{folder} has no masked language model's head, so it cannot predict words")
     return model, AutoTokenizer.from_pretrained(folder)

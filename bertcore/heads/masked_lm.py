@@ -19,9 +19,11 @@ class MaskedLMHead(Block):
         width, vocabulary = spec.hidden_size, spec.vocab_size
         self.transform = Linear(names["transform"], in_features=width, out_features=width, activation=spec.activation)
         self.norm = LayerNorm(names["transform_norm"], features=width, eps=spec.layer_norm_eps)
-        self.decoder, bias_name = word_embeddings, names["decoder_bias"]
-        if not spec.tied_decoder:
-            self.decoder = Parameter(f"{names['decoder']}.weight", shape=(vocabulary, width))
+        if spec.tied_decoder:
+            self.decoder, bias_name = word_embeddings, names["decoder_bias"]
+            self.decoder.uses.add("weight")
+        else:
+            self.decoder = Parameter(f"{names['decoder']}.weight", shape=(vocabulary, width), use="weight")
             bias_name = f"{names['decoder']}.bias"
         self.decoder_bias = Parameter(bias_name, shape=(vocabulary,), initial="zeros")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import os
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -20,10 +20,10 @@ from bertcore.models.outputs import EncoderOutput, MaskedLMOutput, ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
-from bertcore.nn.parameter import Block
+from bertcore.nn.parameter import LOW_PRECISION, Block, bfloat16
 from bertcore.tape import value_of
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")
 
 
 class NewlyInitialisedWarning(UserWarning):
@@ -55,8 +55,9 @@ class Model(Block):
     """What all models share: their parameters, loading and saving, and the pass through the encoder.
 
     Attributes:
-        config: the config as published.
+        config: the config as published, without what it says of how the weights are stored.
         spec: what it says of the encoder.
+        dtype: one of DTYPES.
         newly_initialised: the names of the parameters that the checkpoint did not hold (a head, the pooler).
     """
 
@@ -72,21 +73,42 @@ class Model(Block):
         self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, *, dtype: str = "float32", **options: Any) -> Self:
-        """Load a published checkpoint: config.json beside model.safetensors (one file, or shards with their index).
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike,
+        *,
+        dtype: str | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike | None = None,
+        local_files_only: bool = False,
+        **options: Any,
+    ) -> Self:
+        """Load a published checkpoint: config.json beside model.safetensors or pytorch_model.bin (or their shards).
 
         Args:
-            folder: where the files are.
-            dtype: "float32" or "float64" for the CPU; "float32", "float16" or "bfloat16" for CUDA.
+            folder: where the files are, one file of weights with config.json beside it, or the model's id on the
+                Hugging Face hub ("ORGANISATION/NAME"). What exists here wins.
+            dtype: "float32", "float64", "bfloat16" or "int8" for the CPU; "float32", "float16" or "bfloat16" for CUDA.
+                On the CPU, bfloat16 and int8 are for inference: the weights of linear maps are kept in that form,
+                prepared here for the backend in force, and the tables of embeddings in bfloat16; activations and
+                results are float32. By default that of a checkpoint written in low precision (`bertcore quantize`,
+                `save_pretrained`), and float32 of any other, whatever its file holds. Another one than the
+                checkpoint's converts: what int8 stands for is multiplied out.
+            revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
             options: those of the class (AutoModel's add_pooling_layer).
 
         Raises:
             CheckpointError (a ValueError): what is wrong with which file or tensor.
-            ValueError: what is wrong with which key of the config.
+            ValueError: what is wrong with which key of the config; int8 on CUDA.
+            BackendUnavailable: for bfloat16 and int8, if the backend in force cannot run here.
 
         A head, or the pooler, that the checkpoint lacks altogether is newly initialised, with a warning that names it.
         """
-        model = cls(checkpoint.read_config(folder), **options)
+        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        folder = checkpoint.resolve(folder, **hub)
+        config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
+        model = cls(config, **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
         arrays = checkpoint.load_parameters(checkpoint.open_checkpoint(folder), expected, rules, optional=rules.heads)
         absent = [name for name in expected if name not in arrays]
@@ -97,12 +119,15 @@ class Model(Block):
                 stacklevel=2,
             )
         model.newly_initialised = absent
-        model._fill(arrays | model._initial_arrays(absent, seed=0), dtype)
+        model._fill(arrays | model._initial_arrays(absent, seed=0), dtype or stored_dtype or "float32")
         return model
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, dtype: str = "float32", seed: int = 0, **options: Any) -> Self:
-        """A new model with random weights: normal with the config's initializer_range, biases 0, norms' weights 1."""
+        """A new model with random weights: normal with the config's initializer_range, biases 0, norms' weights 1.
+
+        `dtype` and errors are those of `from_pretrained`.
+        """
         model = cls(config, **options)
         model._fill(model._initial_arrays(model.expected_tensors(), seed), dtype)
         return model
@@ -126,15 +151,32 @@ class Model(Block):
         }
 
     def _fill(self, arrays: Mapping[str, np.ndarray], dtype: str) -> None:
-        numpy_dtype = _numpy_dtype(dtype)
-        for parameter in self.parameters():
-            parameter.fill(arrays, numpy_dtype)
+        self.dtype = _known_dtype(dtype)
+        with self._backend_to_fill_for():
+            for parameter in self.parameters():
+                parameter.fill(arrays, bfloat16() if dtype == "bfloat16" else np.dtype(dtype))
+        self.encoder.forget_recordings()
+
+    def _backend_to_fill_for(self) -> AbstractContextManager[None]:
+        """A block in which the backend is decided that low precision is prepared for; others need none yet."""
+        if self.dtype not in LOW_PRECISION:
+            return nullcontext()
+        backend = kernels.resolve(None, on_gpu=False)
+        if self.dtype == "int8" and backend == "cupy":
+            raise ValueError("dtype is 'int8', which runs on the CPU alone (backends numpy and numba), not on 'cupy'")
+        return kernels.use_backend(backend)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The parameters in host memory, by their names in a checkpoint; read-only views, nothing is copied."""
+        """The parameters in host memory, by their names in a checkpoint; read-only, and where they can be, views.
+
+        They are of the model's dtype, but: a bfloat16 model has vectors (biases, layer norms) in float32 (on the CPU it
+        computes with them so), and an int8 model's are all float32, the integers multiplied by their scales.
+        """
         arrays = {}
         for parameter in self.parameters():
             view = parameter.array().view()
+            if self.dtype == "int8":
+                view = view.astype(np.float32, copy=False)
             view.flags.writeable = False
             arrays.update(parameter.parts(view))
         return arrays
@@ -143,8 +185,11 @@ class Model(Block):
         """Replace the parameters' values by `arrays` (name -> array, as `state_dict` gives them), converted to the
         model's dtype. The model keeps arrays of its own.
 
+        A call of another thread meanwhile may see old and new values.
+
         Raises:
-            ValueError: names that are missing or unknown, or which array has the wrong shape; nothing is replaced then.
+            ValueError: names that are missing or unknown, which array has the wrong shape, or holds inf or NaN that
+                int8 cannot stand for; nothing is replaced then.
         """
         expected = self.expected_tensors()
         if set(arrays) != set(expected):
@@ -153,16 +198,28 @@ class Model(Block):
         for name, shape in expected.items():
             if arrays[name].shape != shape:
                 raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
-        for parameter in self.parameters():
-            parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.dtype)
+            if self.dtype == "int8" and not np.isfinite(arrays[name].astype(np.float32, copy=False)).all():
+                raise ValueError(f"arrays[{name!r}] holds inf or NaN, which int8 cannot stand for")
+        with self._backend_to_fill_for():
+            for parameter in self.parameters():
+                parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.dtype)
+        self.encoder.forget_recordings()
 
     def num_parameters(self) -> int:
         """How many numbers the parameters hold; shared ones count once."""
         return sum(math.prod(shape) for shape in self.expected_tensors().values())
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs."""
-        checkpoint.save_checkpoint(folder, self.config, self.state_dict())
+        """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs.
+
+        A bfloat16 or int8 model's are small like itself, and load without a `dtype`; `bertcore.checkpoint.dtypes` tells
+        their format.
+        """
+        tensors = self.state_dict()
+        if self.dtype == "int8":
+            tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
+        tied = [copy.removesuffix(".weight") for copy, _ in self.family.name_rules.tied if copy.endswith(".weight")]
+        checkpoint.save_checkpoint(folder, checkpoint.with_dtype(self.config, self.dtype, unquantized=tied), tensors)
 
     @_on_one_backend
     def __call__(
@@ -225,15 +282,10 @@ class Model(Block):
         return value_of(self.encoder(arrays, Trace())), cu_seqlens
 
 
-def _numpy_dtype(name: str) -> np.dtype:
+def _known_dtype(name: str) -> str:
     if name not in DTYPES:
         raise ValueError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}")
-    if name != "bfloat16":
-        return np.dtype(name)
-    try:
-        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
-    except ImportError as error:
-        raise ImportError("dtype 'bfloat16' needs the package ml_dtypes: pip install ml_dtypes") from error
+    return name
 
 
 def _padded(packed: PackedBatch, trace: Trace) -> dict[str, tuple | None]:

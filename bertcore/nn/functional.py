@@ -72,7 +72,8 @@ def _split_heads(qkv: Any, num_heads: int) -> tuple[Any, Any, Any]:
     return heads[:, 0], heads[:, 1], heads[:, 2]
 
 
-def _self_attention_with_pullback(qkv, *, num_heads, cu_seqlens, attentions=None):
+def _self_attention_with_pullback(qkv, *, num_heads, cu_seqlens, attentions=None, compute_dtype=None):
+    assert compute_dtype is None, "gradients need the arrays' own precision"
     query, key, value = _split_heads(qkv, num_heads)
     options = {"cu_seqlens": cu_seqlens, "return_probs": attentions is not None}
     output, lse, *probabilities = kernels.attention(query, key, value, return_lse=True, **options)
@@ -92,7 +93,9 @@ def _self_attention_with_pullback(qkv, *, num_heads, cu_seqlens, attentions=None
 
 
 @differentiable(_self_attention_with_pullback)
-def self_attention(qkv: Any, *, num_heads: int, cu_seqlens: Any, attentions: list | None = None) -> Any:
+def self_attention(
+    qkv: Any, *, num_heads: int, cu_seqlens: Any, attentions: list | None = None, compute_dtype: str | None = None
+) -> Any:
     """Scaled dot-product attention within each packed sequence.
 
     Args:
@@ -100,15 +103,17 @@ def self_attention(qkv: Any, *, num_heads: int, cu_seqlens: Any, attentions: lis
         num_heads: heads that divide the hidden size.
         cu_seqlens: int32 offsets, (sequences + 1,).
         attentions: a list to which the probabilities are appended, (sequences, heads, longest, longest).
+        compute_dtype: as for `kernels.attention`; not while a tape records.
 
     Returns:
         (tokens, hidden).
     """
     heads = _split_heads(qkv, num_heads)
+    options = {"cu_seqlens": cu_seqlens, "compute_dtype": compute_dtype}
     if attentions is None:
-        output = kernels.attention(*heads, cu_seqlens=cu_seqlens)
+        output = kernels.attention(*heads, **options)
     else:
-        output, probabilities = kernels.attention(*heads, cu_seqlens=cu_seqlens, return_probs=True)
+        output, probabilities = kernels.attention(*heads, **options, return_probs=True)
         attentions.append(probabilities)
     return output.reshape(qkv.shape[0], qkv.shape[1] // 3)
 

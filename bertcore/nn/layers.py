@@ -18,7 +18,7 @@ class Linear(Block):
 
     def __init__(self, *names: str, in_features: int, out_features: int, activation: str | None = None):
         self.activation = activation
-        self.weight = Parameter(*(f"{name}.weight" for name in names), shape=(out_features, in_features))
+        self.weight = Parameter(*(f"{name}.weight" for name in names), shape=(out_features, in_features), use="weight")
         self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")
 
     def __call__(self, input: Any, residual: Any = None) -> Any:
@@ -44,7 +44,7 @@ class Embedding(Block):
 
     def __init__(self, name: str, *, rows: int, features: int, padding_row: int | None = None):
         self.padding_row = padding_row
-        self.table = Parameter(f"{name}.weight", shape=(rows, features))
+        self.table = Parameter(f"{name}.weight", shape=(rows, features), use="table")
 
     def __call__(self, ids: Any) -> Any:
         """(tokens,) integers -> (tokens, features)."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.models.model import AutoModel
 from bertcore.sentence_encoder.batching import batches, grouped, windows
 from bertcore.sentence_encoder.pooling import cosine_similarity, normalized, pool
@@ -36,10 +36,12 @@ class SentenceEncoder:
     Args:
         folder: a model as sentence-transformers publishes it (modules.json: Transformer, Pooling and, if there,
             Normalize). A plain model's folder, without modules.json, gets mean pooling and no normalisation, as it does
-            in sentence-transformers.
-        dtype: of the weights and the computation, as for AutoModel; embeddings are float32.
+            in sentence-transformers. Or its id on the Hugging Face hub ("ORGANISATION/NAME").
+        dtype: of the weights and the computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
+            of a checkpoint of low precision, and float32 of any other); embeddings are float32.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published. At least the
             number of special tokens, at most the model's positions.
+        revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
 
     Attributes:
         settings: what the folder says (pooling, normalize, prompts, ...).
@@ -54,8 +56,19 @@ class SentenceEncoder:
     One encoder may be used by several threads at once.
     """
 
-    def __init__(self, folder: str | os.PathLike, *, dtype: str = "float32", max_seq_length: int | None = None):
-        self.settings = read_settings(folder)
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        dtype: str | None = None,
+        max_seq_length: int | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike | None = None,
+        local_files_only: bool = False,
+    ):
+        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        self.settings = read_settings(resolve(folder, "sentence_encoder", **hub))
         self.model = AutoModel.from_pretrained(self.settings.model_folder, dtype=dtype, add_pooling_layer=False)
         self.tokenizer = AutoTokenizer.from_pretrained(self.settings.model_folder)
         self._check_width()

@@ -64,6 +64,8 @@ def read_settings(folder) -> Settings:
 
     Raises CheckpointError: which file is wrong, or which module is not supported.
     """
+    if Path(folder).is_file():  # the weights are found by the settings: one file cannot be chosen
+        raise CheckpointError(f"{folder} is a file; expected the folder of a sentence encoder, or of a plain model")
     folder = checkpoint_folder(folder)
     model_folder, pooling, normalize = folder, {}, False
     if (folder / MODULES_NAME).is_file():

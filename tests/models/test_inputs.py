@@ -1,7 +1,5 @@
 """What a model refuses at its door: every error names the argument, where, what came and what was expected."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -177,12 +175,6 @@ def test_bad_config(change, message):
 def test_unknown_dtype_lists_those_known():
     with pytest.raises(ValueError, match="dtype is 'int3', expected one of float32, float64"):
         AutoModel.from_config(CONFIG, dtype="int3")
-
-
-def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(ImportError, match="dtype 'bfloat16' needs the package ml_dtypes: pip install ml_dtypes"):
-        AutoModel.from_config(CONFIG, dtype="bfloat16")
 
 
 def test_a_model_without_weights_says_how_to_make_one():

@@ -1,0 +1,166 @@
+"""Write a model anew in low precision: smaller, quicker to load, and loaded as what it is by every command.
+
+int8: the weights of linear maps become 8-bit integers with a scale for each output channel, embedding tables bfloat16;
+a quarter of the size. bfloat16: weights and tables, half the size; transformers reads it as any other model. Heads that
+bertcore has no class for stay as they are. The tokenizer and the settings of a sentence encoder are copied."""
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bertcore.cli.common import MODEL_HELP, CommandError, model_folder
+
+HELP = "write a model in int8 or bfloat16"
+EXAMPLES = """\
+examples:
+  bertcore quantize demo all-MiniLM-L6-v2-int8/
+  bertcore quantize bert-base-uncased/ bert-base-bf16/ --dtype bfloat16
+  bertcore precision demo < texts.txt      (what it would cost, on texts of yours)"""
+
+COPIED = (".json", ".txt", ".model", ".md")  # tokenizers, settings of sentence encoders, what is said of the model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("folder", metavar="FOLDER", help="where to write: a new or an empty folder")
+    parser.add_argument("--dtype", choices=["int8", "bfloat16"], default="int8", help="default: int8")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    source, target = model_folder(args.model), Path(args.folder)
+    before, after = quantize(source, target, args.dtype)
+    print(f"{target}: {after / 1e6:,.1f} MB in {args.dtype}, from {before / 1e6:,.1f} MB")
+
+
+def quantize(source: Path, target: Path, dtype: str) -> tuple[int, int]:
+    """Write the model in `source` to the folder `target`; the bytes of its tensors before and after.
+
+    A `target` that is there is empty; all is written beside it first.
+    """
+    from bertcore import checkpoint
+    from bertcore.sentence_encoder.settings import read_settings
+
+    model = read_settings(source).model_folder
+    _check_target(target, (source, model))
+    config, stored_dtype = checkpoint.split_dtype(model, checkpoint.read_config(model))
+    if stored_dtype is not None:
+        raise CommandError(f"{model} is in {stored_dtype} already: quantize the model it was made from")
+    opened = checkpoint.open_checkpoint(model)
+    tensors, unquantized = converted(opened, config, dtype)
+    config = checkpoint.with_dtype(config, dtype, unquantized)
+    with _written_beside(target) as beside:
+        _copy_files(source, beside, model)
+        checkpoint.save_checkpoint(beside / model.relative_to(source), config, tensors)
+    return sum(opened[name].nbytes for name in opened), sum(array.nbytes for array in tensors.values())
+
+
+def converted(opened: Any, config: dict[str, Any], dtype: str) -> tuple[dict[str, Any], list[str]]:
+    """The new tensors under the names of the old, and the matrices (of heads unknown here) that stay as they were."""
+    import ml_dtypes
+    import numpy as np
+
+    from bertcore.checkpoint import SCALE
+    from bertcore.kernels import quantize_weight
+
+    uses, copies = _uses(opened, config)
+    tensors = {}
+    for name in opened:
+        array, use = opened[name], uses.get(name, set())
+        if name in copies:
+            continue
+        if dtype == "int8" and use == {"weight"}:
+            tensors[name], scale = _named(name, quantize_weight, np.asarray(array, np.float32))
+            tensors[name + SCALE] = scale[:, None]
+        elif use & {"weight", "table"}:
+            tensors[name] = array.astype(ml_dtypes.bfloat16)
+        else:
+            tensors[name] = array.astype(np.float32, copy=False) if use else array
+    others = [name.removesuffix(".weight") for name in opened if name.endswith(".weight") and name not in uses]
+    return tensors, others
+
+
+def _named(name: str, function: Any, array: Any) -> Any:
+    try:
+        return function(array)
+    except ValueError as error:
+        raise CommandError(f"{name}: {error}") from error
+
+
+def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], set[str]]:
+    """What the models use each tensor for ("weight", "table", "vector"), and those that only repeat a tied one."""
+    import numpy as np
+
+    import bertcore
+    from bertcore.checkpoint import CheckpointError
+    from bertcore.checkpoint.parameters import find_parameters
+
+    uses: dict[str, set[str]] = {}
+    for class_name in (name for name in bertcore.__all__ if name.startswith("AutoModel")):
+        model = getattr(bertcore, class_name)(config)
+        rules = model.family.name_rules
+        try:
+            sources = find_parameters(opened, model.expected_tensors(), rules, optional=rules.heads)
+        except CheckpointError:
+            if class_name == "AutoModel":  # what all have; of a head that is not of this class nothing is changed
+                raise
+            continue
+        for parameter in model.parameters():
+            for name in filter(sources.__contains__, parameter.names):
+                uses.setdefault(sources[name], set()).update(parameter.uses)
+    pairs = [
+        (name, other)
+        for copy, original in rules.tied
+        for name in opened
+        for other in opened
+        if name.endswith(copy) and other.endswith(original) and name not in uses
+    ]
+    return uses, {name for name, other in pairs if np.array_equal(opened[name], opened[other])}
+
+
+def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise CommandError(f"{target} is not a folder")
+    if any(target.samefile(source) for source in sources):
+        raise CommandError(f"{target} is the model itself: give another folder")
+    if any(target.iterdir()):  # an old tokenizer or shard left there would be taken for the new model's
+        raise CommandError(f"{target} holds files: give a new or empty folder")
+
+
+@contextlib.contextmanager
+def _written_beside(target: Path) -> Iterator[Path]:
+    """A new folder beside `target`, which takes its place when the block ends well."""
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        beside.mkdir()
+        yield beside
+        if target.exists():
+            target.rmdir()
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _copy_files(source: Path, target: Path, model: Path) -> None:
+    """Copy what is neither weights nor config from the folder of a model, and from those of its modules."""
+    folders = [source, model]
+    if (source / "modules.json").is_file():
+        folders += [source / module["path"] for module in json.loads((source / "modules.json").read_text())]
+    for folder in dict.fromkeys(folder for folder in folders if folder.is_dir()):
+        place = target / folder.relative_to(source)
+        place.mkdir(parents=True, exist_ok=True)
+        for file in folder.iterdir():
+            is_weights = file.name.endswith(".index.json") or file == model / "config.json"
+            if file.is_file() and file.suffix in COPIED and not is_weights:
+                shutil.copyfile(file, place / file.name)

@@ -1,0 +1,150 @@
+"""bertcore quantize: checkpoints of low precision, whole or not at all."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder, kernels, use_backend
+from bertcore.checkpoint import open_checkpoint, read_config
+from bertcore.cli import main, quantize
+from tests.checkpoint.files import write_tensors
+from tests.tiny_bert import random_texts
+
+TEXTS = random_texts(12)
+
+
+def run(*arguments):
+    return main(["quantize", "--backend", "numpy", *map(str, arguments)])
+
+
+def files(folder):
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_a_sentence_encoder(encoder_folder, tmp_path, capsys, dtype):
+    target = tmp_path / "new" / "low"
+    assert run(encoder_folder, target, "--dtype", dtype) == 0
+    assert f" MB in {dtype}, from 0.1 MB" in capsys.readouterr().out
+    assert files(target) == files(encoder_folder)
+    assert [entry.name for entry in target.parent.iterdir()] == ["low"]  # nothing is left beside it
+    with use_backend("numpy"):
+        expected = SentenceEncoder(encoder_folder, dtype=dtype).encode(TEXTS)
+        encoder = SentenceEncoder(target)
+        assert encoder.model.dtype == dtype
+        np.testing.assert_array_equal(encoder.encode(TEXTS), expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_a_masked_lm_and_what_is_in_the_file(masked_lm_folder, tmp_path, dtype):
+    assert run(masked_lm_folder, tmp_path / "low", "--dtype", dtype) == 0
+    ids = [[2, 5, 6, 7, 4, 3]]
+    with use_backend("numpy"):
+        expected = AutoModelForMaskedLM.from_pretrained(masked_lm_folder, dtype=dtype)(ids).logits
+        np.testing.assert_array_equal(AutoModelForMaskedLM.from_pretrained(tmp_path / "low")(ids).logits, expected)
+    before, after = open_checkpoint(masked_lm_folder), open_checkpoint(tmp_path / "low")
+    for name, array in before.items():
+        found = after[name]
+        if array.ndim == 1:
+            np.testing.assert_array_equal(found, array)
+        elif dtype == "int8" and "embeddings" not in name:
+            values, scale = kernels.quantize_weight(array)
+            np.testing.assert_array_equal(found, values)
+            np.testing.assert_array_equal(after[f"{name}_scale"], scale[:, None])
+        else:
+            assert after.info[name].dtype == "BF16"
+            np.testing.assert_array_equal(found, array.astype(found.dtype))
+
+
+def test_int8_is_the_default(encoder_folder, tmp_path):
+    assert run(encoder_folder, tmp_path / "low") == 0
+    assert read_config(tmp_path / "low")["quantization_config"]["format"] == "int-quantized"
+
+
+def test_heads_without_a_class_stay_and_copies_of_tied_tensors_go(masked_lm_folder, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(masked_lm_folder, source)
+    arrays = dict(open_checkpoint(source))
+    arrays["cls.predictions.decoder.weight"] = arrays["bert.embeddings.word_embeddings.weight"]
+    arrays["cls.seq_relationship.weight"] = np.ones((2, 39), np.float32)
+    write_tensors(source / "model.safetensors", arrays)
+    assert run(source, tmp_path / "low") == 0
+    low = open_checkpoint(tmp_path / "low")
+    assert "cls.predictions.decoder.weight" not in low
+    assert low["cls.seq_relationship.weight"].dtype == np.float32
+    ignored = read_config(tmp_path / "low")["quantization_config"]["ignore"]
+    assert ignored == ["cls.predictions.decoder", "cls.seq_relationship"]
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "low")
+
+
+def test_an_empty_folder_is_taken(encoder_folder, tmp_path):
+    (tmp_path / "target").mkdir()
+    assert run(encoder_folder, tmp_path / "target") == 0
+    assert files(tmp_path / "target") == files(encoder_folder)
+
+
+def test_where_it_may_not_write(encoder_folder, tmp_path, capsys):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "a.txt").write_text("")
+    (tmp_path / "link").symlink_to(encoder_folder)
+    expected = {
+        encoder_folder: "is the model itself",
+        tmp_path / "link": "is the model itself",
+        tmp_path / "papers": "holds files: give a new or empty folder",
+        tmp_path / "papers" / "a.txt": "is not a folder",
+    }
+    before = {file: (encoder_folder / file).read_bytes() for file in files(encoder_folder)}
+    for target, problem in expected.items():
+        assert run(encoder_folder, target) == 1
+        assert problem in capsys.readouterr().err
+    assert {file: (encoder_folder / file).read_bytes() for file in files(encoder_folder)} == before
+    assert files(tmp_path / "papers") == {"a.txt"}
+
+
+def test_what_is_of_low_precision_already(encoder_folder, tmp_path, capsys):
+    assert run(encoder_folder, tmp_path / "low") == 0
+    assert run(tmp_path / "low", tmp_path / "again", "--dtype", "bfloat16") == 1
+    assert "is in int8 already: quantize the model it was made from" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "empty"])
+def test_a_failure_leaves_nothing(encoder_folder, tmp_path, monkeypatch, capsys, exists):
+    target = tmp_path / "target"
+    if exists:
+        target.mkdir()
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(quantize, "_copy_files", fail)
+    assert run(encoder_folder, target, "--dtype", "bfloat16") == 1
+    assert "disk full" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == (["target"] if exists else [])
+    assert not exists or not any(target.iterdir())
+
+
+def test_weights_that_are_not_finite_are_named(masked_lm_folder, tmp_path, capsys):
+    source = tmp_path / "source"
+    shutil.copytree(masked_lm_folder, source)
+    arrays = {name: array.copy() for name, array in open_checkpoint(source).items()}
+    arrays["bert.encoder.layer.0.output.dense.weight"][1, 1] = np.inf
+    write_tensors(source / "model.safetensors", arrays)
+    assert run(source, tmp_path / "low") == 1
+    assert "bert.encoder.layer.0.output.dense.weight: weight[1] holds inf" in capsys.readouterr().err
+    assert not (tmp_path / "low").exists()
+
+
+@pytest.mark.parity
+def test_transformers_reads_bfloat16(encoder_folder, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    assert run(encoder_folder, tmp_path / "low", "--dtype", "bfloat16") == 0
+    theirs, report = transformers.AutoModel.from_pretrained(tmp_path / "low", output_loading_info=True)
+    assert theirs.dtype == torch.bfloat16 and not any(report.values())
+    with use_backend("numpy"):
+        ours = AutoModel.from_pretrained(tmp_path / "low").state_dict()
+    for name, parameter in theirs.named_parameters():
+        rounded = parameter.detach().float().numpy()
+        np.testing.assert_array_equal(ours[name].astype(rounded.dtype), rounded) if "bias" not in name else None

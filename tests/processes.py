@@ -1,0 +1,56 @@
+"""Python code in a process of its own, with an environment of its own."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# What may stand in a developer's environment and would decide what is tested.
+_DECIDING = ("BERTCORE_", "NUMBA_", "OMP_", "XDG_CACHE_HOME")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without what decides threads, caches and backends, and with `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DECIDING)}
+    if "BERTCORE_CACHE_DIR" in os.environ:  # compiled kernels are shared with the other tests
+        kept["BERTCORE_CACHE_DIR"] = os.environ["BERTCORE_CACHE_DIR"]
+    return {**kept, **variables}
+
+
+def _obey_permissions() -> None:
+    """Let root, too, be bound by the permissions of files: no CAP_DAC_OVERRIDE in what is executed next."""
+    if sys.platform == "linux" and os.getuid() == 0:
+        ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+def start_python(code: str, *arguments: str, **variables: str) -> subprocess.Popen:
+    """A new Python that runs `code` at the root of the repository; its outputs are piped."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(**variables),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_obey_permissions if os.name == "posix" else None,
+    )
+
+
+def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[str, str]:
+    """(stdout, stderr) of a process that must end well and in time."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"no end after {timeout} s\n{out}\n{err}") from None
+    assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
+    return out.strip(), err
+
+
+def run_python(code: str, *arguments: str, timeout: float = 120, **variables: str) -> tuple[str, str]:
+    """(stdout, stderr) of a new Python that runs `code` and ends well."""
+    return finish(start_python(code, *arguments, **variables), timeout)

@@ -1,0 +1,160 @@
+"""Models in forked and spawned processes, on each of Numba's pools of threads."""
+
+import os
+
+import pytest
+
+from tests.processes import run_python
+from tests.threading_layers import layer  # noqa: F401
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+# The parent has run the model in its main thread (a server that preloads it); three children at once, each of which
+# calls it in its main thread, in a grandchild, and in two threads. Then the same again, without grandchildren, after
+# the parent has run it in several threads: then tbb does not survive, either.
+PRELOAD = """
+import os, sys
+import bertcore
+from tests.model_calls import Calls
+
+calls = Calls()
+
+def fork(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        sys.exit()  # the ordinary end, not os._exit
+    return child
+
+def end(child):
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, f"a child ended with {status}"
+
+def serve(generations):
+    calls.check()
+    if generations > 1:
+        end(fork(calls.check))
+    calls.check_in_threads(2, rounds=2)
+    try:
+        bertcore.set_num_threads(2)
+        found = ""
+    except RuntimeError as error:
+        found = f"error: {error}\\n"
+    os.write(1, f"{found}threads: {bertcore.get_num_threads()}\\n".encode())  # at once, or the children's would mix
+
+for generations in (2, 1):
+    for child in [fork(lambda: serve(generations)) for _ in range(3)]:
+        end(child)
+    calls.check_in_threads(2, rounds=2)
+"""
+
+# Forks while four other threads call the model; then from another thread than the main one.
+BUSY = """
+import os, threading
+from tests.model_calls import Calls
+
+calls, stopped = Calls(), threading.Event()
+
+def call_on():
+    while not stopped.is_set():
+        calls.check()
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        calls.check(3)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, f"a child ended with {status}"
+
+callers = [threading.Thread(target=call_on) for _ in range(4)]
+for caller in callers:
+    caller.start()
+try:
+    for _ in range(10):
+        fork()
+finally:
+    stopped.set()
+    for caller in callers:
+        caller.join()
+failures = []
+threading.excepthook = failures.append
+forker = threading.Thread(target=fork)
+forker.start()
+forker.join()
+assert not failures, failures
+calls.check()
+print("well")
+"""
+
+MULTIPROCESSING = """
+import multiprocessing, sys
+import bertcore
+from tests.model_calls import Calls, check_elsewhere
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    calls = Calls(5)
+    with context.Pool(2) as pool:
+        print(pool.starmap(check_elsewhere, [(calls.wanted, 5)] * 2, chunksize=1))
+    calls.check()
+"""
+
+COMPILING = """
+import os, signal, sys, threading, time
+from numba.core.compiler_lock import global_compiler_lock
+from bertcore.kernels._numba import kernel
+
+held = threading.Event()
+
+def compile_something():
+    with global_compiler_lock:
+        held.set()
+        time.sleep(0.3)
+
+compiler = threading.Thread(target=compile_something)
+compiler.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    import numpy as np
+    from bertcore.kernels import softmax
+    softmax(np.ones((2, 3), np.float32))
+    os._exit(0)
+compiler.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@forks
+def test_children_of_a_parent_that_has_run_the_model(layer):  # noqa: F811
+    lines = run_python(PRELOAD, **layer)[0].splitlines()
+    first, second = {"tbb": (2, 1), "omp": (1, 1), "workqueue": (2, 2)}[layer["NUMBA_THREADING_LAYER"]]
+    found = [line for line in lines if line.startswith("threads")]
+    assert found == [f"threads: {first}"] * 3 + [f"threads: {second}"] * 3
+    errors = [line for line in lines if line.startswith("error")]
+    assert len(errors) == 3 * (first == 1) + 3 * (second == 1)
+    for line in errors:
+        assert line.startswith("error: count is 2, but this process has one thread (forked after ")
+
+
+@forks
+def test_children_of_a_parent_whose_threads_are_computing(layer):  # noqa: F811
+    assert run_python(BUSY, timeout=60, **layer)[0].splitlines()[-1] == "well"
+
+
+@forks
+def test_multiprocessing_by_forks(layer):  # noqa: F811
+    threads = 1 if layer["NUMBA_THREADING_LAYER"] == "omp" else 2
+    assert run_python(MULTIPROCESSING, "fork", **layer)[0] == str([threads] * 2)
+
+
+def test_spawned_processes(layer):  # noqa: F811
+    assert run_python(MULTIPROCESSING, "spawn", **layer)[0] == "[2, 2]"
+
+
+@forks
+def test_a_fork_waits_for_a_compilation():
+    """The child would wait for ever for a lock that nobody in it holds."""
+    run_python(COMPILING)

@@ -1,0 +1,25 @@
+"""Numba's pools of threads, each for tests in a process of its own."""
+
+import importlib
+
+import pytest
+
+_MODULES = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
+
+
+def _loads(layer: str) -> bool:
+    from bertcore.kernels import _numba  # noqa: F401 (which makes tbb loadable)
+
+    try:
+        importlib.import_module(f"numba.np.ufunc.{_MODULES[layer]}")
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.fixture(params=_MODULES)
+def layer(request) -> dict[str, str]:
+    """Environment of a process whose kernels run on two threads of one pool; each pool that can be loaded here."""
+    if not _loads(request.param):
+        pytest.skip(f"{request.param} cannot be loaded here")
+    return {"NUMBA_THREADING_LAYER": request.param, "OMP_NUM_THREADS": "2"}
