@@ -24,6 +24,7 @@ from .embedding import embedding, embedding_backward
 from .gelu import gelu, gelu_backward
 from .layer_norm import layer_norm, layer_norm_backward
 from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
+from .relative_attention import relative_attention, relative_attention_backward
 from .softmax import softmax, softmax_backward
 from .threads import get_num_threads, set_num_threads
 
@@ -49,6 +50,8 @@ __all__ = [
     "namespace",
     "prepare_weight",
     "quantize_weight",
+    "relative_attention",
+    "relative_attention_backward",
     "resolve",
     "set_backend",
     "set_num_threads",

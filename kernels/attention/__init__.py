@@ -1,14 +1,13 @@
 """Scaled dot-product attention, dense or over packed sequences, forward and backward."""
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks, dispatch
 from ..precision import working_dtype
+from .arguments import broadcast_mask, check_compute_dtype, check_packed, scale_or_default, scores_shape
 
-COMPUTE_DTYPES = (None, "bfloat16")
 OPTIONAL = ("cu_seqlens", "cu_seqlens_k", "attn_mask", "bias")
 
 
@@ -68,8 +67,8 @@ def attention(
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
     )  # fmt: skip
     inputs = _normalise(call.backend, *call.arrays)
-    _check_compute_dtype(compute_dtype, call.backend, inputs.query)
-    scale = _scale(scale, inputs.query)
+    check_compute_dtype(compute_dtype, call.backend, inputs.query)
+    scale = scale_or_default(scale, inputs.query)
     output, lse, probs = call.compute("attention", *inputs, bool(is_causal), scale, bool(return_probs), compute_dtype)
     if inputs.cu_seqlens is not None:
         output, lse = _packed(output), lse[0]
@@ -124,7 +123,7 @@ def attention_backward(
     grad_output, output = (_four_axes(array, packed) for array in (grad_output, output))
     *grads, grad_bias = call.compute(
         "attention_backward", grad_output, *inputs[:3], output, lse, *inputs[3:], bool(is_causal),
-        _scale(scale, inputs.query),
+        scale_or_default(scale, inputs.query),
     )  # fmt: skip
     if packed:
         grads = [_packed(grad) for grad in grads]
@@ -153,22 +152,14 @@ def _normalise(
         raise TypeError(f"attn_mask has dtype {attn_mask.dtype}, expected bool or {query.dtype} as query has")
     packed = cu_seqlens is not None
     if packed:
-        cu_seqlens, cu_seqlens_k = _check_packed(query, key, value, cu_seqlens, cu_seqlens_k)
+        cu_seqlens, cu_seqlens_k = check_packed(query, key, value, cu_seqlens, cu_seqlens_k)
     else:
         _check_dense(query, key, value, cu_seqlens_k)
     if attn_mask is not None or bias is not None:
-        shape = _scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
-        attn_mask, bias = _broadcast("attn_mask", attn_mask, shape), _broadcast("bias", bias, shape)
+        shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+        attn_mask, bias = broadcast_mask("attn_mask", attn_mask, shape), broadcast_mask("bias", bias, shape)
     query, key, value = _four_axes(query, packed), _four_axes(key, packed), _four_axes(value, packed)
     return _Inputs(query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
-
-
-def _scores_shape(query: Any, key: Any, cu_seqlens: Any, cu_seqlens_k: Any, *masks: Any) -> tuple[int, ...]:
-    """(sequences, heads, longest query sequence, longest key sequence)."""
-    if cu_seqlens is None:
-        return (*query.shape[:3], key.shape[2])
-    longest = _longest(cu_seqlens, query, -2, *masks), _longest(cu_seqlens_k, key, -1, *masks)
-    return (cu_seqlens.shape[0] - 1, query.shape[1], *longest)
 
 
 def _check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
@@ -184,32 +175,6 @@ def _check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
     checks.shape(key.shape, value=value)
 
 
-def _check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any) -> tuple[Any, Any]:
-    """The offsets of queries and of keys, as int32."""
-    checks.shape((None,) * 3, query=query)
-    checks.shape((None, *query.shape[1:]), key=key)
-    checks.shape(key.shape, value=value)
-    cu_seqlens = checks.offsets("cu_seqlens", cu_seqlens, "query", query.shape[0])
-    if cu_seqlens_k is None:
-        if key.shape[0] != query.shape[0]:
-            raise ValueError(
-                f"key has {key.shape[0]} tokens and query has {query.shape[0]}: cu_seqlens_k must say where the "
-                "sequences of the keys lie"
-            )
-        return cu_seqlens, cu_seqlens
-    cu_seqlens_k = checks.offsets("cu_seqlens_k", cu_seqlens_k, "key", key.shape[0])
-    checks.shape(cu_seqlens.shape, cu_seqlens_k=cu_seqlens_k)
-    return cu_seqlens, cu_seqlens_k
-
-
-def _longest(offsets: Any, array: Any, axis: int, *masks: Any) -> int:
-    """The longest sequence; on a GPU, where offsets are not read, what the masks say or else a bound."""
-    if isinstance(offsets, np.ndarray):
-        return int(np.diff(offsets).max(initial=0))
-    sizes = {mask.shape[axis] for mask in masks if mask is not None and mask.ndim >= -axis} - {1}
-    return max(sizes, default=array.shape[0])
-
-
 def _four_axes(array: Any, packed: bool) -> Any:
     """(batch, heads, length, head_dim), the last axis contiguous; a view where possible."""
     array = array.transpose(1, 0, 2)[None] if packed else array
@@ -221,18 +186,6 @@ def _packed(array: Any) -> Any:
     return array[0].transpose(1, 0, 2)
 
 
-def _broadcast(name: str, array: Any, shape: tuple[int, ...]) -> Any:
-    if array is None:
-        return None
-    padded = (1,) * (4 - array.ndim) + tuple(array.shape)
-    if len(padded) > 4 or any(found not in (1, wanted) for found, wanted in zip(padded, shape, strict=True)):
-        raise ValueError(
-            f"{name} has shape {array.shape}, expected one that broadcasts to "
-            f"(sequences, heads, longest query, longest key) = {shape}"
-        )
-    return np.broadcast_to(array, shape)  # CuPy takes the call over for its own arrays
-
-
 def _check_lse(lse: Any, query: Any, packed: bool) -> Any:
     """lse as (batch, heads, length)."""
     expected = working_dtype(query.dtype)
@@ -240,24 +193,6 @@ def _check_lse(lse: Any, query: Any, packed: bool) -> Any:
         raise TypeError(f"lse has dtype {lse.dtype}, expected {expected} for a query of {query.dtype}")
     checks.shape((query.shape[1], query.shape[0]) if packed else query.shape[:3], lse=lse)
     return lse[None] if packed else lse
-
-
-def _scale(scale: Any, query: Any) -> float:
-    if scale is None:
-        return 1 / math.sqrt(max(query.shape[-1], 1))
-    return checks.finite_number("scale", scale)
-
-
-def _check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:
-    if compute_dtype is None:
-        return
-    checks.choice("compute_dtype", compute_dtype, COMPUTE_DTYPES)
-    if backend == "cupy":
-        raise ValueError(
-            f"compute_dtype is {compute_dtype!r}, but backend 'cupy' computes in the arrays' dtype: convert the arrays"
-        )
-    if query.dtype != np.float32:
-        raise TypeError(f"query has dtype {query.dtype}, expected float32 with compute_dtype={compute_dtype!r}")
 
 
 def _sum_to_shape(grad: Any, shape: tuple[int, ...]) -> Any:

@@ -45,7 +45,7 @@ def attention(
     query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs, compute_dtype
 ):
     """(output, lse, probabilities or None)."""
-    query, key, value = (_rounded(array, compute_dtype) for array in (query, key, value))
+    query, key, value = (rounded(array, compute_dtype) for array in (query, key, value))
     output = empty_like(query, cu_seqlens)
     lse = np.empty(query.shape[:3], dtype=working_dtype(query.dtype))
     probs = None
@@ -53,13 +53,13 @@ def attention(
         probs = np.zeros(scores_shape(query, key, cu_seqlens, cu_seqlens_k), dtype=query.dtype)
     for piece in _pieces(cu_seqlens, cu_seqlens_k):
         scores = _scores(query, key, attn_mask, bias, is_causal, scale, piece)
-        exponentials, total, lse[piece.queries] = _softmax(scores)
+        exponentials, total, lse[piece.queries] = softmax_rows(scores)
         if probs is not None:
             probs[piece.scores][..., : scores.shape[2], : scores.shape[3]] = exponentials / total
         if compute_dtype is None:
             output[piece.queries] = exponentials / total @ widen(value[piece.keys])
         else:
-            output[piece.queries] = _rounded(exponentials, compute_dtype) @ widen(value[piece.keys]) / total
+            output[piece.queries] = rounded(exponentials, compute_dtype) @ widen(value[piece.keys]) / total
     return output, lse, probs
 
 
@@ -76,11 +76,11 @@ def attention_backward(
         piece_lse = widen(lse[piece.queries])[..., None]
         probs = np.exp(scores - np.where(piece_lse == -np.inf, 0, piece_lse))
         grad = widen(grad_output[piece.queries])
-        grad_value[piece.keys] = _transpose(probs) @ grad
-        grad_probs = grad @ _transpose(widen(value[piece.keys]))
+        grad_value[piece.keys] = transpose(probs) @ grad
+        grad_probs = grad @ transpose(widen(value[piece.keys]))
         grad_scores = probs * (grad_probs - (probs * grad_probs).sum(axis=-1, keepdims=True))
         grad_query[piece.queries] = scale * (grad_scores @ widen(key[piece.keys]))
-        grad_key[piece.keys] = scale * (_transpose(grad_scores) @ widen(query[piece.queries]))
+        grad_key[piece.keys] = scale * (transpose(grad_scores) @ widen(query[piece.queries]))
         if grad_bias is not None:
             _add_reduced(grad_bias, grad_scores, piece)
     return grad_query, grad_key, grad_value, None if bias is None else grad_bias.astype(bias.dtype)
@@ -100,7 +100,7 @@ def _pieces(cu_seqlens, cu_seqlens_k) -> Iterator[Piece]:
 @np.errstate(invalid="ignore")
 def _scores(query, key, attn_mask, bias, is_causal, scale, piece):
     """S of the formula, (batch, heads, queries, keys), in the working precision."""
-    scores = scale * (widen(query[piece.queries]) @ _transpose(widen(key[piece.keys])))
+    scores = scale * (widen(query[piece.queries]) @ transpose(widen(key[piece.keys])))
     queries, keys = scores.shape[2:]
     if bias is not None:
         scores += widen(bias[piece.scores][..., :queries, :keys])
@@ -113,7 +113,7 @@ def _scores(query, key, attn_mask, bias, is_causal, scale, piece):
 
 
 @np.errstate(invalid="ignore", divide="ignore")
-def _softmax(scores):
+def softmax_rows(scores):
     """Row-wise (exponentials, their sum or 1 if that is 0, its logarithm); the greatest exponential is 1.
 
     So they are of the size of the probabilities, to which they are rounded in low precision.
@@ -125,7 +125,7 @@ def _softmax(scores):
     return exponentials, np.where(total == 0, 1, total), (np.log(total) + shift)[..., 0]
 
 
-def _rounded(array, compute_dtype):
+def rounded(array, compute_dtype):
     """`array` with its values rounded to bfloat16, if that is asked for."""
     if compute_dtype is None:
         return array
@@ -163,5 +163,5 @@ def empty_like(array, cu_seqlens):
     return np.empty((tokens, heads, head_dim), dtype=array.dtype).transpose(1, 0, 2)[None]
 
 
-def _transpose(matrices):
+def transpose(matrices):
     return matrices.swapaxes(-1, -2)
