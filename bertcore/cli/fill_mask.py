@@ -70,8 +70,9 @@ def fill_mask(model: Any, tokenizer: Any, text: str, top_k: int) -> list[list[Pr
     where = np.flatnonzero(ids[0] == tokenizer.mask_token_id)
     if not where.size:
         raise CommandError(f"the text has no {mask}: put {mask} where a word is to be predicted")
-    if ids.shape[1] > model.spec.max_positions:
-        raise CommandError(f"the text has {ids.shape[1]} tokens, this model takes {model.spec.max_positions}")
+    longest = model.spec.longest_sequence
+    if longest is not None and ids.shape[1] > longest:
+        raise CommandError(f"the text has {ids.shape[1]} tokens, this model takes {longest}")
     logits = model(ids).logits[0]
     logits = logits if isinstance(logits, np.ndarray) else logits.get()
     return [_best(logits[position], tokenizer, top_k) for position in where]

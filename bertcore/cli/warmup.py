@@ -23,6 +23,7 @@ examples:
   bertcore warmup all-MiniLM-L6-v2/ --dtype int8
   BERTCORE_CACHE_DIR=/opt/kernels bertcore warmup bert-base-uncased/ --gradients    (in a Dockerfile's RUN)"""
 
+LONGEST = 512  # tokens: kernels that longer sequences need are the same
 RANDOM_BERT = {
     "model_type": "bert",
     "vocab_size": 1000,
@@ -86,7 +87,7 @@ def warm_up(model: Any, *, gradients: bool = False) -> None:
 
     from bertcore import value_and_grad
 
-    longest = model.spec.max_positions
+    longest = min(model.spec.longest_sequence or LONGEST, LONGEST)
     ragged = np.arange(longest) < np.array([[longest], [1], [longest // 2]])
     model([[1]])
     model(np.ones((3, longest), np.int64), attention_mask=ragged.astype(np.int64))

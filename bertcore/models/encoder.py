@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,9 @@ from bertcore import kernels
 from bertcore.kernels.program import Recordings
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
-from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.encoder import EncoderLayer
+from bertcore.nn.encoder import EncoderLayer, LayerContext
+from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
-from bertcore.nn.pooler import Pooler
 from bertcore.tape import current_tape
 
 GROUP_TOKENS = 1024
@@ -29,7 +28,9 @@ class EncoderInput:
     Attributes:
         input_ids, token_type_ids, position_ids: integers, (tokens,).
         cu_seqlens: int32 offsets, (sequences + 1,).
-        first_tokens: the packed index of each sequence's first token.
+        first_tokens, last_tokens: the packed indices of the first and of the last token of each sequence that has one.
+        key_mask: booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen; None if all are.
+        extras: the family's own inputs, by name.
     """
 
     input_ids: Any
@@ -37,6 +38,9 @@ class EncoderInput:
     position_ids: Any
     cu_seqlens: Any
     first_tokens: Any
+    last_tokens: Any
+    key_mask: Any = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def groups(self, tokens: int) -> Iterator[EncoderInput]:
         """The same sequences in groups of about `tokens` tokens (more only where one sequence has more)."""
@@ -54,16 +58,23 @@ class EncoderInput:
         offsets = self.cu_seqlens[first : last + 1]
         start, stop = offsets[0], offsets[-1]
         tokens = (array[start:stop] for array in (self.input_ids, self.token_type_ids, self.position_ids))
-        starts = self.first_tokens[(self.first_tokens >= start) & (self.first_tokens < stop)]
-        return EncoderInput(*tokens, offsets - start, starts - start)
+        inside = (self.first_tokens >= start) & (self.first_tokens < stop)
+        ends = (array[inside] - start for array in (self.first_tokens, self.last_tokens))
+        return EncoderInput(*tokens, offsets - start, *ends)
 
 
 @dataclass
 class Trace:
-    """What a caller asked to see of the inside: each list is filled layer by layer, None is not recorded."""
+    """What a caller asked to see of the inside, and what an encoder returns beside the last hidden state.
+
+    Attributes:
+        hidden_states, attentions: filled layer by layer; None is not recorded.
+        extras: the family's own outputs, by name.
+    """
 
     hidden_states: list | None = None
     attentions: list | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -77,15 +88,28 @@ class Trace:
 
 
 class Encoder(Block):
-    """Embeddings, layers and, if wanted, a pooler."""
+    """Embeddings, layers and, if wanted, a pooler.
+
+    A family with another order of things derives from it and replaces `_layers`, `_context` or `_run_layers`.
+    """
 
     def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
         names = _with_prefix(prefix, family.encoder_names)
         layer_names = _with_prefix(prefix, family.layer_names)
-        self.embeddings = Embeddings(names, spec)
-        self.layers = [EncoderLayer(_numbered(layer_names, index), spec) for index in range(spec.num_layers)]
-        self.pooler = Pooler(names, spec) if pooler else None
+        self.spec = spec
+        self.embeddings = family.embeddings(names, spec)
+        shared = spec.shared_layers or range(spec.num_layers)
+        own = {index: self._layer(family, _numbered(layer_names, index)) for index in sorted(set(shared))}
+        self.layers = [own[index] for index in shared]
+        self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
         self.forget_recordings()
+
+    def _layer(self, family: Family, names: Mapping[str, str]) -> Block:
+        return EncoderLayer(names, self.spec, family.attention)
+
+    def own_inputs(self, packed: PackedBatch) -> Mapping[str, Any]:
+        """The family's own inputs of a call (`Family.inputs`, by keyword), checked and packed."""
+        return {}
 
     def __call__(self, inputs: EncoderInput, trace: Trace) -> Any:
         """The last hidden state, (tokens, hidden).
@@ -94,28 +118,34 @@ class Encoder(Block):
         in the processor's cache (and memory is bounded by a group): sequences do not see each other, so that the result
         has the same bits.
         """
-        if trace.is_empty and current_tape() is None and isinstance(inputs.input_ids, np.ndarray):
+        can_be_cut = trace.is_empty and current_tape() is None and inputs.key_mask is None and not inputs.extras
+        if can_be_cut and isinstance(inputs.input_ids, np.ndarray):
             parts = [self._encode(group, trace) for group in inputs.groups(GROUP_TOKENS)]
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
         return self._encode(inputs, trace)
 
     def _encode(self, inputs: EncoderInput, trace: Trace) -> Any:
-        hidden = self.embeddings(inputs.input_ids, inputs.token_type_ids, inputs.position_ids)
+        hidden = self.embeddings(inputs)
         trace.hidden(hidden)
-        if trace.is_empty and _can_be_recorded(hidden):
+        if trace.is_empty and inputs.key_mask is None and _can_be_recorded(hidden):
             return self._recordings.run(kernels.get_num_threads(), self._run_layers, hidden, inputs.cu_seqlens)
-        return self._run_layers(hidden, inputs.cu_seqlens, trace)
+        return self._run_layers(hidden, inputs.cu_seqlens, inputs.key_mask, trace)
 
     def forget_recordings(self) -> None:
         """To be called when values of parameters were replaced: programs read the old ones."""
         self._recordings = Recordings()
 
-    def _run_layers(self, hidden: Any, cu_seqlens: Any, trace: Trace | None = None) -> Any:
+    def _run_layers(self, hidden: Any, cu_seqlens: Any, key_mask: Any = None, trace: Trace | None = None) -> Any:
         trace = trace or Trace()
+        context = self._context(LayerContext(cu_seqlens, key_mask, trace.attentions))
         for layer in self.layers:
-            hidden = layer(hidden, cu_seqlens, trace.attentions)
+            hidden = layer(hidden, context)
             trace.hidden(hidden)
         return hidden
+
+    def _context(self, context: LayerContext) -> LayerContext:
+        """`context` with what the family's layers share."""
+        return context
 
 
 def _can_be_recorded(hidden: Any) -> bool:

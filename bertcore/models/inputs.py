@@ -70,24 +70,53 @@ def pack(
     attention_mask: Any = None,
     token_type_ids: Any = None,
     position_ids: Any = None,
+    *,
+    keep_padding: bool = False,
 ) -> tuple[PackedBatch, EncoderInput]:
-    """Check a batch against the spec and strip its padding; the arrays go to the memory of the backend in force."""
+    """Check a batch against the spec and strip its padding; the arrays go to the memory of the backend in force.
+
+    Where distances between columns matter (spec.is_relative), padding within a sequence stays as tokens that nothing
+    sees; with `keep_padding` all padding does.
+    """
     ids = integer_batch("input_ids", input_ids)
     mask = np.ones(ids.shape, bool) if attention_mask is None else _mask(attention_mask, ids.shape)
-    packed = PackedBatch(mask)
+    kept = np.ones_like(mask) if keep_padding else _without_holes(mask) if spec.is_relative else mask
+    packed = PackedBatch(kept, mask)
     types = np.zeros(ids.shape, np.int64) if token_type_ids is None else _like(ids, "token_type_ids", token_type_ids)
-    positions = packed.position_ids
     if position_ids is not None:
-        given = _like(ids, "position_ids", position_ids)
-        _check_range("position_ids", given, mask, spec.max_positions, "positions")
-        positions = packed.strip(given)
-    elif positions.max(initial=0) >= spec.max_positions:
+        positions = _like(ids, "position_ids", position_ids)
+        if spec.max_positions:
+            _check_range("position_ids", positions, kept, spec.max_positions, "positions")
+        positions = packed.strip(positions)
+    else:
+        positions = _positions(spec, ids, packed)
+    _check_range("input_ids", ids, kept, spec.vocab_size, "words")
+    if spec.type_vocab_size:
+        _check_range("token_type_ids", types, kept, spec.type_vocab_size, "token types")
+    ends = packed.first_tokens(), packed.last_tokens()
+    arrays = (packed.strip(ids), packed.strip(types), positions, packed.cu_seqlens, *ends)
+    key_mask = packed.key_mask()
+    return packed, EncoderInput(
+        *map(kernels.to_backend, arrays), None if key_mask is None else kernels.to_backend(key_mask)
+    )
+
+
+def _without_holes(mask: np.ndarray) -> np.ndarray:
+    """True from the first to the last real token of each sequence."""
+    return np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
+
+
+def _positions(spec: EncoderSpec, ids: np.ndarray, packed: PackedBatch) -> np.ndarray:
+    """The position of each packed token, counted as the family does."""
+    positions = packed.position_ids
+    if spec.positions_after_padding:
+        words = (ids != spec.pad_token_id) & packed.is_real
+        positions = packed.strip(words * (words.cumsum(axis=1) + spec.position_offset - 1))
+        positions = np.where(packed.strip(words), positions, spec.pad_token_id).astype(np.int32)
+    if spec.max_positions and positions.max(initial=0) >= spec.max_positions:
         sequence = np.searchsorted(packed.cu_seqlens, positions.argmax(), side="right") - 1
-        raise _too_long(sequence, positions.max() + 1, spec)
-    _check_range("input_ids", ids, mask, spec.vocab_size, "words")
-    _check_range("token_type_ids", types, mask, spec.type_vocab_size, "token types")
-    arrays = (packed.strip(ids), packed.strip(types), positions, packed.cu_seqlens, packed.first_tokens())
-    return packed, EncoderInput(*map(kernels.to_backend, arrays))
+        raise _too_long(sequence, positions.max() + 1 - spec.position_offset, spec)
+    return positions
 
 
 def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
@@ -100,7 +129,7 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     ids = np.concatenate([np.zeros(0, np.int64), *rows])
     positions = (np.arange(ids.size) - np.repeat(cu_seqlens[:-1], lengths)).astype(np.int32)
-    if lengths.max(initial=0) > spec.max_positions:
+    if spec.longest_sequence and lengths.max(initial=0) > spec.longest_sequence:
         raise _too_long(lengths.argmax(), lengths.max(), spec)
     wrong = np.flatnonzero((ids < 0) | (ids >= spec.vocab_size))
     if wrong.size:
@@ -109,8 +138,13 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
             f"input_ids[{index}][{positions[wrong[0]]}] is {ids[wrong[0]]}, expected 0 to {spec.vocab_size - 1}: "
             f"the model has {spec.vocab_size} words"
         )
-    first_tokens = cu_seqlens[:-1][lengths > 0]
-    arrays = (ids, np.zeros_like(ids), positions, cu_seqlens, first_tokens)
+    if spec.positions_after_padding:
+        words = ids != spec.pad_token_id
+        before = np.concatenate([[0], np.cumsum(words)])
+        positions = before[1:] - np.repeat(before[cu_seqlens[:-1]], lengths) + spec.position_offset - 1
+        positions = np.where(words, positions, spec.pad_token_id).astype(np.int32)
+    first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
+    arrays = (ids, np.zeros_like(ids), positions, cu_seqlens, first_tokens, last_tokens)
     return EncoderInput(*map(kernels.to_backend, arrays)), cu_seqlens
 
 
@@ -129,7 +163,7 @@ def _ids(index: int, sequence: Any) -> np.ndarray:
 
 def _too_long(sequence: int, tokens: int, spec: EncoderSpec) -> ValueError:
     return ValueError(
-        f"input_ids[{sequence}] has {tokens} tokens, the model has {spec.max_positions} positions: "
+        f"input_ids[{sequence}] has {tokens} tokens, the model has {spec.longest_sequence} positions: "
         "truncate it (tokenizer(texts, truncation=True))"
     )
 
@@ -163,20 +197,3 @@ def _check_range(name: str, values: np.ndarray, mask: np.ndarray, size: int, wha
         raise ValueError(
             f"{name}[{where[0]}, {where[1]}] is {values[where]}, expected 0 to {size - 1}: the model has {size} {what}"
         )
-
-
-def packed_labels(packed: PackedBatch, labels: Any, num_classes: int) -> Any:
-    """Token labels, (sequences, length), stripped to (tokens,); -100 stands for none."""
-    array = integer_batch("labels", labels)
-    if array.shape != packed.shape:
-        raise ValueError(f"labels has shape {array.shape}, expected {packed.shape} as input_ids has")
-    wrong = np.argwhere((array != -100) & ((array < 0) | (array >= num_classes)))
-    if len(wrong):
-        where = tuple(wrong[0])
-        raise ValueError(
-            f"labels[{where[0]}, {where[1]}] is {array[where]}, expected 0 to {num_classes - 1}, or -100 for no label"
-        )
-    kept = packed.strip(array)
-    if np.count_nonzero(kept != -100) != np.count_nonzero(array != -100):
-        raise ValueError("labels has a label at a padded position (attention_mask 0): set it to -100")
-    return kernels.to_backend(kept)

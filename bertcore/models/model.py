@@ -8,17 +8,16 @@ import os
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from bertcore import checkpoint, kernels
-from bertcore.heads.masked_lm import MaskedLMHead
 from bertcore.models.encoder import Encoder, EncoderInput, Trace
-from bertcore.models.inputs import pack, pack_sequences, packed_labels
-from bertcore.models.outputs import EncoderOutput, MaskedLMOutput, ModelOutput
+from bertcore.models.inputs import pack, pack_sequences
+from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
-from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import LOW_PRECISION, Block, bfloat16
 from bertcore.tape import value_of
@@ -42,13 +41,20 @@ def _on_one_backend(forward: Callable) -> Callable:
     return call
 
 
-class Encoded(NamedTuple):
+@dataclass
+class Encoded:
     """A batch on its way from the encoder to a head."""
 
     packed: PackedBatch
     inputs: EncoderInput
     hidden: Any  # the last hidden state, (tokens, hidden)
-    traced: dict[str, tuple | None]  # hidden_states and attentions, as users see them
+    traced: dict[str, tuple | None]  # hidden_states, attentions and the family's own outputs, as users see them
+    pooler: Block | None = None
+
+    @functools.cached_property
+    def pooled(self) -> Any:
+        """The pooler's output, (sequences that have tokens, hidden)."""
+        return self.pooler(self.hidden, self.inputs.first_tokens)
 
 
 class Model(Block):
@@ -62,7 +68,8 @@ class Model(Block):
     """
 
     newly_initialised: Sequence[str] = ()
-    _has_head = False
+    _architecture = ""  # how transformers' names of the class end
+    _has_head = True
     _targets: Sequence[str] = ()
 
     def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool):
@@ -70,7 +77,13 @@ class Model(Block):
         self.family = family_of(config)
         self.spec = self.family.spec_from_config(config)
         prefix = self.family.name_rules.prefix if self._has_head else ""
-        self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
+        encoder = self.family.encoder or Encoder
+        self.encoder = encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
+
+    @classmethod
+    def _for(cls, config: Mapping[str, Any]) -> type[Self]:
+        """The class that stands for this one in the family of `config`."""
+        return cls
 
     @classmethod
     def from_pretrained(
@@ -108,7 +121,7 @@ class Model(Block):
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint.resolve(folder, **hub)
         config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
-        model = cls(config, **options)
+        model = cls._for(config)(config, **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
         arrays = checkpoint.load_parameters(checkpoint.open_checkpoint(folder), expected, rules, optional=rules.heads)
         absent = [name for name in expected if name not in arrays]
@@ -123,12 +136,19 @@ class Model(Block):
         return model
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, dtype: str = "float32", seed: int = 0, **options: Any) -> Self:
+    def from_config(
+        cls, config: Mapping[str, Any] | str, *, dtype: str = "float32", seed: int = 0, **options: Any
+    ) -> Self:
         """A new model with random weights: normal with the config's initializer_range, biases 0, norms' weights 1.
 
-        `dtype` and errors are those of `from_pretrained`.
+        `config` is a config as published, or the name of a preset (`bertcore info` lists them). `dtype` and errors are
+        those of `from_pretrained`.
         """
-        model = cls(config, **options)
+        if isinstance(config, str):
+            from bertcore.presets import preset_config
+
+            config = preset_config(config)
+        model = cls._for(config)(config, **options)
         model._fill(model._initial_arrays(model.expected_tensors(), seed), dtype)
         return model
 
@@ -218,8 +238,9 @@ class Model(Block):
         tensors = self.state_dict()
         if self.dtype == "int8":
             tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
+        config = self.config | {"architectures": [self.family.architecture + self._architecture]}
         tied = [copy.removesuffix(".weight") for copy, _ in self.family.name_rules.tied if copy.endswith(".weight")]
-        checkpoint.save_checkpoint(folder, checkpoint.with_dtype(self.config, self.dtype, unquantized=tied), tensors)
+        checkpoint.save_checkpoint(folder, checkpoint.with_dtype(config, self.dtype, unquantized=tied), tensors)
 
     @_on_one_backend
     def __call__(
@@ -241,7 +262,8 @@ class Model(Block):
             token_type_ids: (sequences, length), zero by default.
             position_ids: (sequences, length); by default counted from each sequence's first real token.
             output_hidden_states, output_attentions: whether to return those too.
-            targets: what the head is to be compared with (labels); each class tells its own.
+            targets: what the head is to be compared with (labels), which each class tells, and the inputs that the
+                family alone has (`family.inputs`).
 
         Returns:
             The output of the class; what belongs to padding is zero.
@@ -249,16 +271,24 @@ class Model(Block):
         Raises:
             TypeError, ValueError: which argument is wrong, where, and what was expected.
         """
+        own_inputs = {name: targets.pop(name) for name in self.family.inputs if name in targets}
         self._check_targets(targets)
-        packed, arrays = pack(self.spec, input_ids, attention_mask, token_type_ids, position_ids)
+        given = input_ids, attention_mask, token_type_ids, position_ids
+        packed, arrays = pack(self.spec, *given, keep_padding=self._keeps_padding(targets))
+        arrays.extras = self.encoder.own_inputs(packed, **own_inputs)
         trace = Trace([] if output_hidden_states else None, [] if output_attentions else None)
         hidden = self.encoder(arrays, trace)
-        return self._output(Encoded(packed, arrays, hidden, _padded(packed, trace)), **targets)
+        return self._output(Encoded(packed, arrays, hidden, _padded(packed, trace), self.encoder.pooler), **targets)
+
+    def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
+        """Whether the loss reads outputs of padded positions, so that these have to be computed."""
+        return False
 
     def _check_targets(self, targets: Mapping[str, Any]) -> None:
         unknown = [name for name in targets if name not in self._targets]
         if unknown:
-            known = f"; its targets are {', '.join(self._targets)}" if self._targets else ""
+            takes = [*self._targets, *self.family.inputs]
+            known = f"; it takes {', '.join(takes)}, too" if takes else ""
             raise TypeError(f"{type(self).__name__} got an unexpected argument {unknown[0]!r}{known}")
 
     def _output(self, encoded: Encoded, **targets: Any) -> ModelOutput:
@@ -294,44 +324,5 @@ def _padded(packed: PackedBatch, trace: Trace) -> dict[str, tuple | None]:
     return {
         "hidden_states": None if states is None else tuple(packed.pad(value_of(state)) for state in states),
         "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
+        **trace.extras,
     }
-
-
-class AutoModel(Model):
-    """An encoder without a head: texts' hidden states, and with add_pooling_layer a vector for each text.
-
-    Calls return an EncoderOutput.
-    """
-
-    def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool = True):
-        super().__init__(config, add_pooling_layer=add_pooling_layer)
-
-    def _output(self, encoded: Encoded) -> EncoderOutput:
-        packed, pooler, pooled = encoded.packed, self.encoder.pooler, None
-        if pooler is not None:
-            pooled = packed.pad_sequences(value_of(pooler(encoded.hidden, encoded.inputs.first_tokens)))
-        return EncoderOutput(
-            last_hidden_state=packed.pad(value_of(encoded.hidden)), pooler_output=pooled, **encoded.traced
-        )
-
-
-class AutoModelForMaskedLM(Model):
-    """An encoder with the masked language model's head: a score for every word at every token.
-
-    Calls take `labels`, the right words, (sequences, length), -100 where there is none, and return a MaskedLMOutput.
-    """
-
-    _has_head = True
-    _targets = ("labels",)
-
-    def __init__(self, config: Mapping[str, Any]):
-        super().__init__(config, add_pooling_layer=False)
-        self.head = MaskedLMHead(self.family.head_names, self.spec, self.encoder.embeddings.words.table)
-
-    def _output(self, encoded: Encoded, labels: Any = None) -> MaskedLMOutput:
-        logits = self.head(encoded.hidden)
-        loss = None
-        if labels is not None:
-            targets = packed_labels(encoded.packed, labels, self.spec.vocab_size)
-            loss = functional.cross_entropy(logits, labels=targets)
-        return MaskedLMOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)

@@ -8,38 +8,71 @@ from typing import Any
 
 import bertcore.models
 from bertcore.checkpoint import NameRules
-from bertcore.models.spec import EncoderSpec
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.spec import ConfigReader, EncoderSpec
+from bertcore.nn.embeddings import Embeddings
+from bertcore.nn.encoder import SelfAttention
+from bertcore.nn.parameter import Block
+from bertcore.nn.pooler import Pooler
 
 # Modules of this package that are not a family.
-_SHARED = {"encoder", "inputs", "model", "outputs", "registry", "spec"}
+_SHARED = {"auto", "encoder", "inputs", "losses", "model", "outputs", "registry", "spec"}
+
+HeadSpec = ClassifierSpec | LanguageModelSpec
+
+# What the tasks' heads are called in nearly every family.
+TOKEN_HEADS = {
+    "token_classification": ClassifierSpec("classifier", "tokens"),
+    "question_answering": ClassifierSpec("qa_outputs", "tokens"),
+}
+
+
+def pooled_heads(name: str = "classifier") -> dict[str, HeadSpec]:
+    """The heads of families that classify the pooler's output by one map, of this name."""
+    classifier = ClassifierSpec(name, "pooler")
+    return TOKEN_HEADS | {"sequence_classification": classifier, "multiple_choice": classifier}
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family is data: how to read its config, and its names in a checkpoint.
+    """A family is data: how to read its config, its names in a checkpoint, and which blocks it is made of.
 
     Attributes:
         model_type: as in config.json.
+        architecture: how transformers' names of its classes begin ("Bert" of BertForMaskedLM).
         spec_from_config: config -> EncoderSpec.
+        heads: the spec of each head, by the task's name (`models.auto` has the tasks).
         name_rules: the prefix, heads and spellings of its checkpoints.
-        encoder_names, layer_names, head_names: the part of the blocks -> the checkpoint's name of it, where
-            "{layer}" stands for the layer's number. Encoder and layer names are without the prefix.
+        encoder_names, layer_names: the part of the blocks -> the checkpoint's name of it without the prefix, where
+            "{layer}" stands for the layer's number.
+        embeddings, attention: the blocks at the bottom and in each layer, where they are the family's own.
+        encoder: the class of its encoder, where that is its own; "bertcore.models.encoder:Encoder".
+        pooler: of the base model, called with its name and the spec; None for a family that has none.
+        inputs: names of the inputs of a call that are the family's own.
     """
 
     model_type: str
+    architecture: str
     spec_from_config: Callable[[Mapping[str, Any]], EncoderSpec]
+    heads: Callable[[ConfigReader], Mapping[str, HeadSpec]]
     name_rules: NameRules
     encoder_names: Mapping[str, str]
     layer_names: Mapping[str, str]
-    head_names: Mapping[str, str]
+    embeddings: type[Block] = Embeddings
+    attention: type[Block] = SelfAttention
+    encoder: type[Block] | None = None
+    pooler: Callable[[str, EncoderSpec], Block] | None = Pooler
+    inputs: tuple[str, ...] = ()
 
 
 _families: dict[str, Family] = {}
 
 
-def register(family: Family) -> None:
-    """Make a family known; called by the family's own module."""
+def register(family: Family) -> Family:
+    """Make a family known, and return it; called by the family's own module."""
     _families[family.model_type] = family
+    return family
 
 
 def known_families() -> list[str]:

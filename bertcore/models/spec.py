@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 # hidden_act of a published config -> the name bertcore.kernels knows it by.
@@ -26,14 +27,22 @@ class EncoderSpec:
     """One encoder, whatever its family: sizes and choices, read from the family's config.
 
     Attributes:
-        vocab_size, type_vocab_size, max_positions: rows of the word, token type and position tables.
+        vocab_size, type_vocab_size, max_positions: rows of the word, token type and position tables; 0 where a family
+            has no such table.
         hidden_size, intermediate_size: widths of the activations and of the feed-forward.
+        embedding_size: width of the embeddings; where it is not hidden_size, they are projected.
         num_layers, num_heads: depth, and heads that divide hidden_size.
         activation: the feed-forward's, as `kernels.linear` names it.
         layer_norm_eps: added to the variance in every layer norm.
         initializer_range: standard deviation of the weights of a new model.
         pad_token_id: the word that stands for padding; its embedding learns nothing from being looked up.
-        tied_decoder: whether the masked-LM decoder shares the word embeddings.
+        tied_decoder: whether a language model's decoder shares the word embeddings.
+        positions_after_padding: RoBERTa's position ids: words that are not padding count from pad_token_id + 1 on,
+            words that are have position pad_token_id.
+        shared_layers: for each layer the index of the parameters it has (ALBERT's layers share them); by default its
+            own.
+        is_relative: attention depends on how far apart two columns of a batch are.
+        details: what one family alone varies, a dataclass of its own.
     """
 
     vocab_size: int
@@ -41,6 +50,7 @@ class EncoderSpec:
     max_positions: int
     hidden_size: int
     intermediate_size: int
+    embedding_size: int
     num_layers: int
     num_heads: int
     activation: str
@@ -48,17 +58,74 @@ class EncoderSpec:
     initializer_range: float
     pad_token_id: int | None
     tied_decoder: bool
+    positions_after_padding: bool = False
+    shared_layers: tuple[int, ...] = ()
+    is_relative: bool = False
+    details: Any = None
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"config: hidden_size {self.hidden_size} is not a multiple of {self.num_heads} heads")
+        if self.positions_after_padding and not 0 <= self.position_offset < self.max_positions:
+            raise ValueError(
+                f"config: max_position_embeddings is {self.max_positions}, expected more than "
+                f"{self.position_offset}: positions start after pad_token_id {self.pad_token_id}"
+            )
+
+    @property
+    def position_offset(self) -> int:
+        """The position of a sequence's first token."""
+        return (self.pad_token_id or 0) + 1 if self.positions_after_padding else 0
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """How many tokens a sequence may have; None if there is no limit."""
+        return self.max_positions - self.position_offset if self.max_positions else None
+
+
+# Keys of a config, the spec's attribute and what the key means where it is absent: BERT-base, as in transformers.
+_SIZES = {
+    "vocab_size": ("vocab_size", 30522),
+    "hidden_size": ("hidden_size", 768),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("intermediate_size", 3072),
+}
+
+
+def standard_spec(config: Mapping[str, Any], **choices: Any) -> EncoderSpec:
+    """The spec of a config that uses the keys BERT's does, with the family's own `choices` in place of any of them.
+
+    A choice is an attribute of the spec; `default_<key>` is what a key means where the config lacks it.
+    """
+    read = ConfigReader(
+        config, {key.removeprefix("default_"): choices.pop(key) for key in list(choices) if key.startswith("default_")}
+    )
+    read.unsupported("position_embedding_type", "absolute", "absolute")
+    read.unsupported("is_decoder", False, False)
+    read.unsupported("add_cross_attention", False, False)
+    values = {name: choices.get(name) or read.size(key, default) for key, (name, default) in _SIZES.items()}
+    values |= {
+        "num_layers": read.size("num_hidden_layers", 12, most=MOST_LAYERS),
+        "embedding_size": values["hidden_size"],
+        "type_vocab_size": read.count("type_vocab_size", 2),
+        "max_positions": read.size("max_position_embeddings", 512),
+        "activation": read.activation("hidden_act", "gelu"),
+        "layer_norm_eps": read.number("layer_norm_eps", 1e-12),
+        "initializer_range": read.number("initializer_range", 0.02),
+        "pad_token_id": read.index("pad_token_id", 0, values["vocab_size"]),
+        "tied_decoder": read.flag("tie_word_embeddings", True),
+    }
+    return EncoderSpec(**(values | choices))
 
 
 class ConfigReader:
-    """Reads values of a config with checks; errors name the key, what stood there and what was expected."""
+    """Reads values of a config with checks; errors name the key, what stood there and what was expected.
 
-    def __init__(self, config: Mapping[str, Any]):
-        self._config = config
+    `defaults` are what keys mean where the config lacks them, before what a caller says.
+    """
+
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})):
+        self._config, self._defaults = config, defaults
 
     def size(self, key: str, default: int, *, most: int = 2**31 - 1) -> int:
         """A positive integer, at most `most`."""
@@ -69,9 +136,13 @@ class ConfigReader:
             raise ValueError(f"config: {key} is {value}, expected at most {most}")
         return value
 
+    def count(self, key: str, default: int) -> int:
+        """An integer of at least 0."""
+        return 0 if self._get(key, default) == 0 else self.size(key, default)
+
     def index(self, key: str, default: int | None, size: int) -> int | None:
         """An integer in [0, size), or null."""
-        value = self._config.get(key, default)
+        value = self._config.get(key, self._defaults.get(key, default))
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
             raise ValueError(f"config: {key} is {value!r}, expected an integer from 0 to {size - 1}, or null")
         return value
@@ -105,4 +176,11 @@ class ConfigReader:
 
     def _get(self, key: str, default: Any) -> Any:
         value = self._config.get(key)
-        return default if value is None else value
+        return self._defaults.get(key, default) if value is None else value
+
+    def num_labels(self) -> int:
+        """How many classes a classifying head tells apart: of id2label, or num_labels, 2 by default."""
+        labels = self._config.get("id2label")
+        if isinstance(labels, Mapping) and labels:
+            return len(labels)
+        return self.size("num_labels", 2)

@@ -1,25 +1,47 @@
 """The sum of embeddings at the bottom of an encoder."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from bertcore.nn import functional
-from bertcore.nn.layers import Embedding, LayerNorm
+from bertcore.nn.layers import Embedding, LayerNorm, Linear
 from bertcore.nn.parameter import Block
 
 
 class Embeddings(Block):
-    """LayerNorm(word + token type + position), as in BERT (Devlin et al. 2018, figure 2)."""
+    """LayerNorm(word + token type + position), as in BERT (Devlin et al. 2018, figure 2), of what the family has of it.
 
-    def __init__(self, names: dict[str, str], spec: Any):
-        width = spec.hidden_size
+    Embeddings narrower than the hidden size are then projected (Lan et al. 2019, arXiv:1909.11942, section 3.1).
+    """
+
+    def __init__(self, names: Mapping[str, str], spec: Any):
+        width = spec.embedding_size
         self.words = Embedding(
             names["word_embeddings"], rows=spec.vocab_size, features=width, padding_row=spec.pad_token_id
         )
-        self.positions = Embedding(names["position_embeddings"], rows=spec.max_positions, features=width)
-        self.types = Embedding(names["type_embeddings"], rows=spec.type_vocab_size, features=width)
+        self.positions = self.types = self.projection = None
+        if spec.max_positions:
+            # RoBERTa's row of padding's position is one of padding, too.
+            padding = spec.pad_token_id if spec.positions_after_padding else None
+            name, rows = names["position_embeddings"], spec.max_positions
+            self.positions = Embedding(name, rows=rows, features=width, padding_row=padding)
+        if spec.type_vocab_size:
+            self.types = Embedding(names["type_embeddings"], rows=spec.type_vocab_size, features=width)
         self.norm = LayerNorm(names["embeddings_norm"], features=width, eps=spec.layer_norm_eps)
+        if width != spec.hidden_size:
+            sizes = {"in_features": width, "out_features": spec.hidden_size}
+            self.projection = Linear(names["embeddings_projection"], **sizes)
 
-    def __call__(self, input_ids: Any, token_type_ids: Any, position_ids: Any) -> Any:
-        """Three (tokens,) integer arrays -> (tokens, hidden)."""
-        marks = functional.add(self.types(token_type_ids), self.positions(position_ids))
-        return self.norm(self.words(input_ids), marks)
+    def __call__(self, inputs: Any) -> Any:
+        """An `EncoderInput` -> (tokens, hidden)."""
+        words, marks = self.words(inputs.input_ids), self.marks(inputs)
+        embedded = self.norm(words, marks)
+        return embedded if self.projection is None else self.projection(embedded)
+
+    def marks(self, inputs: Any) -> Any:
+        """What is added to the words: token types and positions, (tokens, embedding size), or None."""
+        types = None if self.types is None else self.types(inputs.token_type_ids)
+        positions = None if self.positions is None else self.positions(inputs.position_ids)
+        if types is None or positions is None:
+            return positions if types is None else types
+        return functional.add(types, positions)

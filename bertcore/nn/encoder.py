@@ -1,5 +1,7 @@
 """The transformer encoder: self-attention and feed-forward, each followed by its residual and layer norm."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bertcore.nn import functional
@@ -7,10 +9,28 @@ from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block
 
 
+@dataclass
+class LayerContext:
+    """What the layers of one pass share.
+
+    Attributes:
+        cu_seqlens: int32 offsets of the sequences, (sequences + 1,).
+        key_mask: which tokens may be seen, booleans that broadcast to (sequences, heads, longest, longest); None where
+            all may.
+        attentions: a list to which each layer appends its probabilities, or None.
+        shared: what the family's encoder prepared for all layers (DeBERTa's relative positions), or None.
+    """
+
+    cu_seqlens: Any
+    key_mask: Any = None
+    attentions: list | None = None
+    shared: Any = None
+
+
 class SelfAttention(Block):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2) with its output map, residual and norm."""
 
-    def __init__(self, names: dict[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: Any):
         width = spec.hidden_size
         self.num_heads = spec.num_heads
         projections = (names["query"], names["key"], names["value"])
@@ -18,23 +38,24 @@ class SelfAttention(Block):
         self.output = Linear(names["attention_output"], in_features=width, out_features=width)
         self.norm = LayerNorm(names["attention_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self, hidden: Any, cu_seqlens: Any, attentions: list | None = None) -> Any:
-        """(tokens, hidden) -> (tokens, hidden); appends the probabilities to `attentions` if it is given."""
-        context = functional.self_attention(
+    def __call__(self, hidden: Any, context: LayerContext) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        attended = functional.self_attention(
             self.qkv(hidden),
             num_heads=self.num_heads,
-            cu_seqlens=cu_seqlens,
-            attentions=attentions,
+            cu_seqlens=context.cu_seqlens,
+            attn_mask=context.key_mask,
+            attentions=context.attentions,
             # Beside int8 maps float32 attention would take a third of the time; its sums and softmax are float32 still.
             compute_dtype="bfloat16" if self.qkv.weight.is_low_on_cpu else None,
         )
-        return self.norm(self.output(context, residual=hidden))
+        return self.norm(self.output(attended, residual=hidden))
 
 
 class FeedForward(Block):
     """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3), residual and norm."""
 
-    def __init__(self, names: dict[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: Any):
         width, inner = spec.hidden_size, spec.intermediate_size
         self.expand = Linear(names["expand"], in_features=width, out_features=inner, activation=spec.activation)
         self.contract = Linear(names["contract"], in_features=inner, out_features=width)
@@ -46,12 +67,15 @@ class FeedForward(Block):
 
 
 class EncoderLayer(Block):
-    """Self-attention, then feed-forward."""
+    """Self-attention, then feed-forward.
 
-    def __init__(self, names: dict[str, str], spec: Any):
-        self.attention = SelfAttention(names, spec)
+    `attention` is the block of the former, which a family may have of its own; it is called as SelfAttention is.
+    """
+
+    def __init__(self, names: Mapping[str, str], spec: Any, attention: type[Block] = SelfAttention):
+        self.attention = attention(names, spec)
         self.feed_forward = FeedForward(names, spec)
 
-    def __call__(self, hidden: Any, cu_seqlens: Any, attentions: list | None = None) -> Any:
+    def __call__(self, hidden: Any, context: LayerContext) -> Any:
         """(tokens, hidden) -> (tokens, hidden)."""
-        return self.feed_forward(self.attention(hidden, cu_seqlens, attentions))
+        return self.feed_forward(self.attention(hidden, context))

@@ -3,6 +3,7 @@
 All work on packed tokens: activations are (tokens, features), with cu_seqlens where sequences matter.
 """
 
+import itertools
 from typing import Any
 
 from bertcore import kernels
@@ -65,6 +66,16 @@ def add(left: Any, right: Any) -> Any:
     return left + right
 
 
+def _scaled(array, factor):
+    return kernels.namespace(array).asarray(array * factor)  # NumPy makes a scalar of an array without axes
+
+
+@differentiable(lambda array, *, factor: (_scaled(array, factor), lambda grad: (_scaled(grad, factor),)))
+def scale(array: Any, *, factor: float) -> Any:
+    """array * factor."""
+    return _scaled(array, factor)
+
+
 def _split_heads(qkv: Any, num_heads: int) -> tuple[Any, Any, Any]:
     """(tokens, 3 * hidden) -> query, key and value, each a (tokens, heads, head_dim) view."""
     tokens, width = qkv.shape
@@ -72,18 +83,19 @@ def _split_heads(qkv: Any, num_heads: int) -> tuple[Any, Any, Any]:
     return heads[:, 0], heads[:, 1], heads[:, 2]
 
 
-def _self_attention_with_pullback(qkv, *, num_heads, cu_seqlens, attentions=None, compute_dtype=None):
+def _self_attention_with_pullback(
+    qkv, *, num_heads, cu_seqlens, attn_mask=None, is_causal=False, attentions=None, compute_dtype=None
+):
     assert compute_dtype is None, "gradients need the arrays' own precision"
     query, key, value = _split_heads(qkv, num_heads)
-    options = {"cu_seqlens": cu_seqlens, "return_probs": attentions is not None}
-    output, lse, *probabilities = kernels.attention(query, key, value, return_lse=True, **options)
+    masks = {"cu_seqlens": cu_seqlens, "attn_mask": attn_mask, "is_causal": is_causal}
+    options = {"return_lse": True, "return_probs": attentions is not None}
+    output, lse, *probabilities = kernels.attention(query, key, value, **masks, **options)
     if attentions is not None:
         attentions.extend(probabilities)
 
     def pullback(grad):
-        grads = kernels.attention_backward(
-            grad.reshape(query.shape), query, key, value, output, lse, cu_seqlens=cu_seqlens
-        )
+        grads = kernels.attention_backward(grad.reshape(query.shape), query, key, value, output, lse, **masks)
         grad_qkv = qkv.copy()  # in the memory and dtype of qkv; every entry is overwritten
         for target, part in zip(_split_heads(grad_qkv, num_heads), grads[:3], strict=True):
             target[...] = part
@@ -94,7 +106,14 @@ def _self_attention_with_pullback(qkv, *, num_heads, cu_seqlens, attentions=None
 
 @differentiable(_self_attention_with_pullback)
 def self_attention(
-    qkv: Any, *, num_heads: int, cu_seqlens: Any, attentions: list | None = None, compute_dtype: str | None = None
+    qkv: Any,
+    *,
+    num_heads: int,
+    cu_seqlens: Any,
+    attn_mask: Any = None,
+    is_causal: bool = False,
+    attentions: list | None = None,
+    compute_dtype: str | None = None,
 ) -> Any:
     """Scaled dot-product attention within each packed sequence.
 
@@ -102,6 +121,7 @@ def self_attention(
         qkv: query, key and value side by side, (tokens, 3 * hidden).
         num_heads: heads that divide the hidden size.
         cu_seqlens: int32 offsets, (sequences + 1,).
+        attn_mask, is_causal: as for `kernels.attention`.
         attentions: a list to which the probabilities are appended, (sequences, heads, longest, longest).
         compute_dtype: as for `kernels.attention`; not while a tape records.
 
@@ -109,13 +129,72 @@ def self_attention(
         (tokens, hidden).
     """
     heads = _split_heads(qkv, num_heads)
-    options = {"cu_seqlens": cu_seqlens, "compute_dtype": compute_dtype}
+    options = {"cu_seqlens": cu_seqlens, "attn_mask": attn_mask, "is_causal": is_causal, "compute_dtype": compute_dtype}
     if attentions is None:
         output = kernels.attention(*heads, **options)
     else:
         output, probabilities = kernels.attention(*heads, **options, return_probs=True)
         attentions.append(probabilities)
     return output.reshape(qkv.shape[0], qkv.shape[1] // 3)
+
+
+def _spans(cu_seqlens: Any) -> list[tuple[int, int]]:
+    """(first token, end) of each sequence that has tokens."""
+    return [(first, end) for first, end in itertools.pairwise(cu_seqlens.tolist()) if end > first]
+
+
+def _sequence_mean(hidden, cu_seqlens):
+    means = kernels.namespace(hidden).zeros((len(_spans(cu_seqlens)), hidden.shape[1]), hidden.dtype)
+    for mean, (first, end) in zip(means, _spans(cu_seqlens), strict=True):
+        mean[...] = hidden[first:end].mean(axis=0)
+    return means
+
+
+def _sequence_mean_with_pullback(hidden, *, cu_seqlens):
+    def pullback(grad):
+        spread = kernels.namespace(grad).empty(hidden.shape, grad.dtype)
+        for row, (first, end) in zip(grad, _spans(cu_seqlens), strict=True):
+            spread[first:end] = row / (end - first)
+        return (spread,)
+
+    return _sequence_mean(hidden, cu_seqlens), pullback
+
+
+@differentiable(_sequence_mean_with_pullback)
+def sequence_mean(hidden: Any, *, cu_seqlens: Any) -> Any:
+    """The mean over each sequence that has tokens, (sequences, features)."""
+    return _sequence_mean(hidden, cu_seqlens)
+
+
+def _activation_with_pullback(input, *, name):
+    return kernels.activation(input, name), lambda grad: (kernels.activation_backward(grad, input, name),)
+
+
+@differentiable(_activation_with_pullback)
+def activation(input: Any, *, name: str) -> Any:
+    """An activation by its name in `kernels.activation`."""
+    return kernels.activation(input, name)
+
+
+@differentiable(lambda array, *, shape: (array.reshape(shape), lambda grad: (grad.reshape(array.shape),)))
+def reshape(array: Any, *, shape: tuple[int, ...]) -> Any:
+    """`array` in another shape."""
+    return array.reshape(shape)
+
+
+def _columns_with_pullback(array, *, first, last):
+    def pullback(grad):
+        full = kernels.namespace(grad).zeros(array.shape, grad.dtype)
+        full[:, first:last] = grad
+        return (full,)
+
+    return array[:, first:last], pullback
+
+
+@differentiable(_columns_with_pullback)
+def columns(array: Any, *, first: int, last: int) -> Any:
+    """The columns from `first` up to `last` of (rows, features)."""
+    return array[:, first:last]
 
 
 def _cross_entropy_with_pullback(logits, *, labels):
@@ -129,3 +208,39 @@ def _cross_entropy_with_pullback(logits, *, labels):
 def cross_entropy(logits: Any, *, labels: Any) -> Any:
     """The mean cross entropy over the rows whose label is not -100; see `kernels.cross_entropy`."""
     return kernels.cross_entropy(logits, labels)
+
+
+def _mean_squared_error_with_pullback(predictions, *, labels):
+    difference = predictions - labels
+
+    def pullback(grad):
+        return (difference * (2 * grad / max(difference.size, 1)),)
+
+    return (difference * difference).mean(), pullback
+
+
+@differentiable(_mean_squared_error_with_pullback)
+def mean_squared_error(predictions: Any, *, labels: Any) -> Any:
+    """The mean of (predictions - labels)^2, of one shape."""
+    return ((predictions - labels) ** 2).mean()
+
+
+def _binary_cross_entropy(logits, labels):
+    xp = kernels.namespace(logits)
+    # log(1 + exp(x)) without overflow
+    return (xp.maximum(logits, 0) - logits * labels + xp.log1p(xp.exp(-xp.abs(logits)))).mean()
+
+
+def _binary_cross_entropy_with_pullback(logits, *, labels):
+    def pullback(grad):
+        xp = kernels.namespace(logits)
+        probability = xp.exp(xp.minimum(logits, 0)) / (1 + xp.exp(-xp.abs(logits)))
+        return ((probability - labels) * (grad / max(logits.size, 1)),)
+
+    return _binary_cross_entropy(logits, labels), pullback
+
+
+@differentiable(_binary_cross_entropy_with_pullback)
+def binary_cross_entropy(logits: Any, *, labels: Any) -> Any:
+    """The mean cross entropy of labels in [0, 1] and the logistic function of `logits`, of one shape."""
+    return _binary_cross_entropy(logits, labels)

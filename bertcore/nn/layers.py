@@ -14,16 +14,22 @@ class Linear(Block):
             whose outputs stand side by side.
         in_features, out_features: widths; out_features is that of one name.
         activation: None, or a name that `kernels.linear` knows.
+        bias: whether there is one.
     """
 
-    def __init__(self, *names: str, in_features: int, out_features: int, activation: str | None = None):
+    def __init__(
+        self, *names: str, in_features: int, out_features: int, activation: str | None = None, bias: bool = True
+    ):
         self.activation = activation
         self.weight = Parameter(*(f"{name}.weight" for name in names), shape=(out_features, in_features), use="weight")
-        self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")
+        self.bias = None
+        if bias:
+            self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")
 
     def __call__(self, input: Any, residual: Any = None) -> Any:
         """(tokens, in_features) -> (tokens, out_features of all names)."""
-        return functional.linear(input, self.weight.weight, self.bias.value, residual, activation=self.activation)
+        bias = None if self.bias is None else self.bias.value
+        return functional.linear(input, self.weight.weight, bias, residual, activation=self.activation)
 
 
 class LayerNorm(Block):

@@ -14,15 +14,19 @@ class PackedBatch:
     the same result. (transformers counts BERT's positions from the first column, padding or not; the two agree but for
     left padding, where its results change with the padding.)
 
+    Some padding may stay, as tokens that no other token sees.
+
     Attributes:
         shape: (sequences, length) of the padded batch.
+        is_real: which columns hold real tokens, (sequences, length) booleans.
         cu_seqlens: int32 offsets of the sequences on the packed axis, (sequences + 1,).
         position_ids: int32 position of each token in its sequence, (tokens,).
     """
 
-    def __init__(self, attention_mask: np.ndarray):
-        """Take the batch's mask, (sequences, length) booleans, True for real tokens."""
+    def __init__(self, attention_mask: np.ndarray, is_real: np.ndarray | None = None):
+        """Take what stays of the batch, (sequences, length) booleans, and which of that is real: by default all."""
         self.shape = attention_mask.shape
+        self.is_real = attention_mask if is_real is None else is_real
         self.lengths = attention_mask.sum(axis=1)
         self.cu_seqlens = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
         self._sequence, self._column = np.nonzero(attention_mask)
@@ -39,17 +43,27 @@ class PackedBatch:
         """Which sequences have a token at all, (sequences,) booleans."""
         return self.lengths > 0
 
+    def key_mask(self) -> np.ndarray | None:
+        """Which tokens may be seen, booleans (sequences, 1, 1, longest); None if all may."""
+        real = self.strip(self.is_real)
+        if real.all():
+            return None
+        mask = np.zeros((self.shape[0], 1, 1, self.lengths.max(initial=0)), bool)
+        mask[self._sequence, 0, 0, np.arange(real.size) - self.cu_seqlens[self._sequence]] = real
+        return mask
+
     def strip(self, padded: np.ndarray) -> np.ndarray:
         """(sequences, length, ...) in host memory -> (tokens, ...)."""
         return padded[self._sequence, self._column]
 
     def pad(self, packed: Any) -> Any:
         """(tokens, ...) -> (sequences, length, ...), zero where there is padding."""
-        if self.is_full:
+        if self.is_full and self.is_real.all():
             return packed.reshape(*self.shape, *packed.shape[1:])
         xp = kernels.namespace(packed)
         padded = xp.zeros((*self.shape, *packed.shape[1:]), packed.dtype)
         padded[xp.asarray(self._sequence), xp.asarray(self._column)] = packed
+        padded[xp.asarray(~self.is_real)] = 0
         return padded
 
     def pad_sequences(self, packed: Any) -> Any:
@@ -75,3 +89,7 @@ class PackedBatch:
     def first_tokens(self) -> np.ndarray:
         """The packed index of the first token of each sequence that has one."""
         return self.cu_seqlens[:-1][self.has_tokens]
+
+    def last_tokens(self) -> np.ndarray:
+        """The packed index of the last token of each sequence that has one."""
+        return self.cu_seqlens[1:][self.has_tokens] - 1

@@ -8,11 +8,11 @@ from bertcore.nn.parameter import Block
 
 
 class Pooler(Block):
-    """tanh(linear(hidden state of the first token)) (Devlin et al. 2018, section 3)."""
+    """activation(linear(hidden state of the first token)); tanh in BERT (Devlin et al. 2018, section 3)."""
 
-    def __init__(self, names: dict[str, str], spec: Any):
+    def __init__(self, name: str, spec: Any, activation: str = "tanh"):
         width = spec.hidden_size
-        self.dense = Linear(names["pooler"], in_features=width, out_features=width, activation="tanh")
+        self.dense = Linear(name, in_features=width, out_features=width, activation=activation)
 
     def __call__(self, hidden: Any, first_tokens: Any) -> Any:
         """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, resolve
-from bertcore.models.model import AutoModel
+from bertcore.models.auto import AutoModel
 from bertcore.sentence_encoder.batching import batches, grouped, windows
 from bertcore.sentence_encoder.pooling import cosine_similarity, normalized, pool
 from bertcore.sentence_encoder.progress import progress_bar
@@ -18,6 +18,7 @@ from bertcore.sentence_encoder.settings import read_settings
 from bertcore.tokenization import AutoTokenizer
 
 BATCH_TOKENS = 4096
+MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class SentenceEncoder:
 
     def _max_seq_length(self, wanted: int | None) -> int:
         least = max(1, self.tokenizer.num_special_tokens_to_add())  # an empty text has these
-        positions = self.model.spec.max_positions
+        positions = self.model.spec.longest_sequence or MOST_TOKENS
         expected = f"expected {least} (the special tokens of a text) to {positions}, the model's positions"
         if wanted is None:
             published = self.settings.max_seq_length or self.tokenizer.model_max_length

@@ -85,7 +85,7 @@ def test_saved_checkpoints_load_back_to_the_same_arrays(tmp_path, name):
     model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)
     model.save_pretrained(tmp_path)
     again = AutoModelForMaskedLM.from_pretrained(tmp_path)
-    assert again.config == model.config
+    assert again.config == model.config | {"architectures": ["BertForMaskedLM"]}
     theirs = again.state_dict()
     for parameter, array in model.state_dict().items():
         np.testing.assert_array_equal(theirs[parameter], array)
@@ -107,7 +107,7 @@ def test_weights_prepared_for_one_backend_serve_the_others():
 def test_tied_embeddings_stay_as_loaded():
     """The table is looked up in every pass: it is not let go for the decoder's weight, only to be made again."""
     model = AutoModelForMaskedLM.from_pretrained(GOLDENS / "three_heads_of_13")
-    table, inner = model.head.decoder, model.encoder.layers[0].feed_forward.expand.weight
+    table, inner = model.heads[0].decoder, model.encoder.layers[0].feed_forward.expand.weight
     loaded = table.array()
     assert not loaded.flags.owndata  # a view of the file
     with use_backend("numba"):

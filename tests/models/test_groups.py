@@ -32,7 +32,8 @@ def batch(lengths):
 def packed_input(lengths):
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     tokens = np.arange(cu_seqlens[-1])
-    return EncoderInput(tokens, tokens, tokens, cu_seqlens, cu_seqlens[:-1][np.array(lengths) > 0])
+    used = np.array(lengths) > 0
+    return EncoderInput(tokens, tokens, tokens, cu_seqlens, cu_seqlens[:-1][used], cu_seqlens[1:][used] - 1)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 50, 81, 110, 1000])

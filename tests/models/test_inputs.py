@@ -186,6 +186,6 @@ def test_unknown_arguments_are_named(model, masked_lm):
     with pytest.raises(TypeError, match="AutoModel got an unexpected argument 'labels'"):
         model(IDS, labels=IDS)
     with pytest.raises(
-        TypeError, match="AutoModelForMaskedLM got an unexpected argument 'lables'; its targets are labels"
+        TypeError, match="AutoModelForMaskedLM got an unexpected argument 'lables'; it takes labels, too"
     ):
         masked_lm(IDS, lables=IDS)

@@ -84,7 +84,7 @@ def test_what_is_stored(cpu_backend, dtype):
 def test_a_tied_decoder_has_a_table_and_a_weight_of_it(cpu_backend):
     model = AutoModelForMaskedLM.from_pretrained(TIED, dtype="int8")
     table = model.encoder.embeddings.words.table
-    assert table is model.head.decoder and table.uses == {"table", "weight"}
+    assert table is model.heads[0].decoder and table.uses == {"table", "weight"}
     assert list(model.state_dict()).count("bert.embeddings.word_embeddings.weight") == 1
     values, scale = kernels.quantize_weight(table.array())
     np.testing.assert_array_equal(table.weight.to_array(), values * scale[:, None])

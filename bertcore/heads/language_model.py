@@ -1,0 +1,57 @@
+"""The language model's head: a score for every word of the vocabulary at every token."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from bertcore.nn import functional
+from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.parameter import Block, Parameter
+
+
+@dataclass(frozen=True)
+class LanguageModelSpec:
+    """A family's names of the head's parts, without ".weight" and ".bias", and what it varies.
+
+    Attributes:
+        decoder: of the map onto the vocabulary.
+        tied_bias: the full name of the decoder's bias where the decoder is tied to the word embeddings; an untied
+            decoder's is `decoder` and ".bias". None for a decoder without a bias.
+        transform, transform_norm: of the map before it and its layer norm; None where there are none.
+        activation: of the transform.
+    """
+
+    decoder: str
+    tied_bias: str | None
+    transform: str | None = None
+    transform_norm: str | None = None
+    activation: str | None = None
+
+
+class LanguageModelHead(Block):
+    """decoder(LayerNorm(activation(linear(hidden)))) (Devlin et al. 2018, section 3.1), or the decoder alone.
+
+    The decoder's weight is the table of word embeddings, unless the config unties them; the decoder then has a name,
+    and a bias, of its own, as in transformers.
+    """
+
+    def __init__(self, names: LanguageModelSpec, spec: Any, word_embeddings: Parameter):
+        width, vocabulary = spec.hidden_size, spec.vocab_size
+        self.transform = self.norm = None
+        if names.transform is not None:
+            width = spec.embedding_size
+            sizes = {"in_features": spec.hidden_size, "out_features": width}
+            self.transform = Linear(names.transform, **sizes, activation=names.activation)
+            self.norm = LayerNorm(names.transform_norm, features=width, eps=spec.layer_norm_eps)
+        if spec.tied_decoder:
+            self.decoder, bias_name = word_embeddings, names.tied_bias
+            self.decoder.uses.add("weight")
+        else:
+            self.decoder = Parameter(f"{names.decoder}.weight", shape=(vocabulary, width), use="weight")
+            bias_name = names.tied_bias and f"{names.decoder}.bias"
+        self.bias = None if bias_name is None else Parameter(bias_name, shape=(vocabulary,), initial="zeros")
+
+    def __call__(self, hidden: Any) -> Any:
+        """(tokens, hidden) -> logits (tokens, vocabulary)."""
+        if self.transform is not None:
+            hidden = self.norm(self.transform(hidden))
+        return functional.linear(hidden, self.decoder.weight, None if self.bias is None else self.bias.value)

@@ -1,0 +1,402 @@
+"""The models that users load: an encoder of any family, alone or with the head of a task.
+
+Names, arguments and outputs are those of transformers. A class's `from_pretrained` and `from_config` are Model's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bertcore import checkpoint, kernels
+from bertcore.heads.classifier import Classifier
+from bertcore.heads.language_model import LanguageModelHead
+from bertcore.models import losses
+from bertcore.models.model import Encoded, Model
+from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertcore.models.registry import HeadSpec, family_of
+from bertcore.models.spec import ConfigReader
+from bertcore.nn import functional
+from bertcore.nn.parameter import Block
+from bertcore.tape import value_of
+
+
+def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
+    """The heads that the family of `config` has, by task."""
+    return family_of(config).heads(ConfigReader(config))
+
+
+class AutoModel(Model):
+    """An encoder without a head: texts' hidden states, and with add_pooling_layer a vector for each text.
+
+    Calls return an EncoderOutput.
+    """
+
+    _architecture = "Model"
+    _has_head = False
+
+    def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool = True):
+        super().__init__(config, add_pooling_layer=add_pooling_layer)
+
+    def _output(self, encoded: Encoded) -> EncoderOutput:
+        pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(value_of(encoded.pooled))
+        hidden = encoded.packed.pad(value_of(encoded.hidden))
+        return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, **encoded.traced)
+
+
+class _ModelWithHeads(Model):
+    """A model with the heads of the tasks in `_tasks`."""
+
+    _tasks: tuple[str, ...] = ()
+
+    def __init__(self, config: Mapping[str, Any]):
+        specs = head_specs(config)
+        missing = [task for task in self._tasks if task not in specs]
+        if missing:
+            raise ValueError(
+                f"config: models of type {config.get('model_type')!r} have no head for {missing[0]}; "
+                f"they have {', '.join(specs)}"
+            )
+        wanted = [specs[task] for task in self._tasks]
+        super().__init__(config, add_pooling_layer=any(getattr(spec, "source", None) == "pooler" for spec in wanted))
+        self.heads = [self._head(task, spec) for task, spec in zip(self._tasks, wanted, strict=True)]
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        raise NotImplementedError
+
+    def _language_model(self, spec: HeadSpec) -> LanguageModelHead:
+        return LanguageModelHead(spec, self.spec, self.encoder.embeddings.words.table)
+
+    def _num_labels(self) -> int:
+        return ConfigReader(self.config).num_labels()
+
+
+class AutoModelForMaskedLM(_ModelWithHeads):
+    """An encoder with the masked language model's head: a score for every word at every token.
+
+    Calls take `labels`, the right words, (sequences, length), -100 where there is none, and return a LogitsOutput.
+    """
+
+    _architecture = "ForMaskedLM"
+    _tasks = ("masked_lm",)
+    _targets = ("labels",)
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return self._language_model(spec)
+
+    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+        logits, loss = self.heads[0](encoded.hidden), None
+        if labels is not None:
+            loss = losses.token_loss(logits, labels, encoded.packed, self.spec.vocab_size)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
+
+
+class AutoModelForPreTraining(_ModelWithHeads):
+    """An encoder with the heads it was pretrained with; where that is a single language model, AutoModelForMaskedLM's
+    or AutoModelForCausalLM's, and a model of that class.
+
+    BERT and MobileBERT: the masked language model and next sentence prediction; calls take `labels` and
+    `next_sentence_label`, (sequences,) of 0 (it is the next one) or 1. ALBERT: the masked language model and sentence
+    order; `labels` and `sentence_order_label`. Both return a PreTrainingOutput, with a loss if both labels are given.
+    ELECTRA: the discriminator, which tells replaced tokens; `labels` is 1 for those and 0 for others, (sequences,
+    length), and a LogitsOutput is returned.
+    """
+
+    _architecture = "ForPreTraining"
+
+    @classmethod
+    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
+        specs = head_specs(config)
+        if "replaced_tokens" in specs:
+            return _ReplacedTokens
+        if "next_sentence" in specs:
+            return _NextSentencePreTraining
+        if "sentence_order" in specs:
+            return _SentenceOrderPreTraining
+        return AutoModelForMaskedLM if "masked_lm" in specs else AutoModelForCausalLM
+
+
+class _PairPreTraining(AutoModelForPreTraining):
+    """The masked language model beside a classifier of pairs."""
+
+    _label, _logits = "", ""
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return self._language_model(spec) if task == "masked_lm" else Classifier(spec, self.spec, 2)
+
+    def _output(self, encoded: Encoded, labels: Any = None, **pair_labels: Any) -> PreTrainingOutput:
+        predictions, pairs = (head(part) for head, part in zip(self.heads, (encoded.hidden, encoded), strict=True))
+        loss, pair_label = None, pair_labels.get(self._label)
+        if labels is not None and pair_label is not None:
+            loss = functional.add(
+                losses.token_loss(predictions, labels, encoded.packed, self.spec.vocab_size),
+                losses.sequence_loss(pairs, pair_label, 2, name=self._label),
+            )
+        logits = {self._logits: encoded.packed.pad_sequences(value_of(pairs))}
+        predictions = encoded.packed.pad(value_of(predictions))
+        return PreTrainingOutput(loss=loss, prediction_logits=predictions, **logits, **encoded.traced)
+
+
+class _NextSentencePreTraining(_PairPreTraining):
+    _tasks = ("masked_lm", "next_sentence")
+    _targets = ("labels", "next_sentence_label")
+    _label, _logits = "next_sentence_label", "seq_relationship_logits"
+
+
+class _SentenceOrderPreTraining(_PairPreTraining):
+    _tasks = ("masked_lm", "sentence_order")
+    _targets = ("labels", "sentence_order_label")
+    _label, _logits = "sentence_order_label", "sop_logits"
+
+
+class _ReplacedTokens(AutoModelForPreTraining):
+    _tasks = ("replaced_tokens",)
+    _targets = ("labels",)
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return Classifier(spec, self.spec, 1)
+
+    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+        logits, loss = self.heads[0](encoded), None
+        logits = functional.reshape(logits, shape=(-1,))
+        if labels is not None:
+            flags = losses.label_array("labels", labels)
+            if flags.shape != encoded.packed.shape:
+                raise ValueError(f"labels has shape {flags.shape}, expected {encoded.packed.shape} as input_ids has")
+            flags = losses.floating_labels("labels", encoded.packed.strip(flags), logits)
+            loss = functional.binary_cross_entropy(logits, labels=flags)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
+
+
+class _SequenceModel(_ModelWithHeads):
+    """A model that classifies whole sequences."""
+
+    _targets = ("labels",)
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return Classifier(spec, self.spec, self._num_classes())
+
+    def _num_classes(self) -> int:
+        return self._num_labels()
+
+    def _output(self, encoded: Encoded, **targets: Any) -> LogitsOutput:
+        logits, loss = self.heads[0](encoded), None
+        given = {name: value for name, value in targets.items() if value is not None}
+        if given:
+            _check_tokens(encoded)
+            ((name, labels),) = given.items()
+            loss = self._loss(logits, labels, name)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(value_of(logits)), **encoded.traced)
+
+    def _loss(self, logits: Any, labels: Any, name: str) -> Any:
+        return losses.sequence_loss(logits, labels, self._num_classes(), name=name)
+
+
+class AutoModelForNextSentencePrediction(_SequenceModel):
+    """An encoder with BERT's head for pairs: scores for "is the next sentence" and "is not", (sequences, 2).
+
+    Calls take `labels`, (sequences,) of 0 (it is the next one) or 1, and return a LogitsOutput.
+    """
+
+    _architecture = "ForNextSentencePrediction"
+    _tasks = ("next_sentence",)
+
+    def _num_classes(self) -> int:
+        return 2
+
+
+class AutoModelForSequenceClassification(_SequenceModel):
+    """An encoder with a classifier of sequences: scores, (sequences, num_labels), as many as the config's labels.
+
+    Calls take `labels`, whose kind the config's problem_type tells (`losses.classification_loss`), and return a
+    LogitsOutput.
+    """
+
+    _architecture = "ForSequenceClassification"
+    _tasks = ("sequence_classification",)
+
+    def _loss(self, logits: Any, labels: Any, name: str) -> Any:
+        return losses.classification_loss(logits, labels, self._num_labels(), self.config.get("problem_type"))
+
+
+class AutoModelForMultipleChoice(_SequenceModel):
+    """An encoder with a score for each of several texts to choose from.
+
+    Calls take ids and masks of (questions, choices, length), and `labels`, the right choice of each question,
+    (questions,); they return a LogitsOutput with logits (questions, choices). Hidden states and attentions are those of
+    all texts, (questions * choices, ...).
+    """
+
+    _architecture = "ForMultipleChoice"
+    _tasks = ("multiple_choice",)
+    _targets = ("labels", "num_choices")
+
+    def _num_classes(self) -> int:
+        return 1
+
+    def __call__(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None,
+                 *, labels: Any = None, **options: Any) -> LogitsOutput:  # fmt: skip
+        """Score the texts; see the class, and `Model.__call__` for the arguments."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        inputs |= {"position_ids": position_ids} | {n: options.pop(n) for n in self.family.inputs if n in options}
+        flat, choices = _flat_choices(inputs)
+        return super().__call__(**flat, labels=labels, num_choices=choices, **options)
+
+    def _output(self, encoded: Encoded, labels: Any = None, num_choices: int = 1) -> LogitsOutput:
+        logits, loss = self.heads[0](encoded), None
+        if labels is not None:
+            _check_tokens(encoded)
+            scores = functional.reshape(logits, shape=(-1, num_choices))
+            loss = losses.sequence_loss(scores, labels, num_choices)
+        logits = encoded.packed.pad_sequences(value_of(logits)).reshape(-1, num_choices)
+        return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
+
+
+class AutoModelForTokenClassification(_ModelWithHeads):
+    """An encoder with a classifier of tokens: scores, (sequences, length, num_labels).
+
+    Calls take `labels`, a class for each token, (sequences, length), -100 where there is none, and return a
+    LogitsOutput.
+    """
+
+    _architecture = "ForTokenClassification"
+    _tasks = ("token_classification",)
+    _targets = ("labels",)
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return Classifier(spec, self.spec, self._num_labels())
+
+    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+        logits, loss = self.heads[0](encoded), None
+        if labels is not None:
+            loss = losses.token_loss(logits, labels, encoded.packed, self._num_labels())
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
+
+
+class AutoModelForQuestionAnswering(_ModelWithHeads):
+    """An encoder with scores for where an answer starts and ends.
+
+    Calls take `start_positions` and `end_positions`, the columns of the answer's first and last token, (sequences,);
+    those from the length of the batch on are left out, as an answer that was truncated is. They return a
+    QuestionAnsweringOutput. As in transformers the loss is over all columns, padding included.
+    """
+
+    _architecture = "ForQuestionAnswering"
+    _tasks = ("question_answering",)
+    _targets = ("start_positions", "end_positions")
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return Classifier(spec, self.spec, 2)
+
+    def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
+        return any(target is not None for target in targets.values())
+
+    def _output(self, encoded: Encoded, start_positions: Any = None, end_positions: Any = None) -> ModelOutput:
+        logits, loss = self.heads[0](encoded), None
+        if start_positions is not None and end_positions is not None:
+            named = {"start_positions": start_positions, "end_positions": end_positions}
+            start, end = (
+                _position_loss(logits, column, positions, name, encoded.packed.shape)
+                for column, (name, positions) in enumerate(named.items())
+            )
+            loss = functional.scale(functional.add(start, end), factor=0.5)
+        padded = encoded.packed.pad(value_of(logits))
+        return QuestionAnsweringOutput(
+            loss=loss, start_logits=padded[..., 0], end_logits=padded[..., 1], **encoded.traced
+        )
+
+
+class AutoModelForCausalLM(_ModelWithHeads):
+    """A model with a score for the next word at every token, or at the predicted ones (XLNet's target_mapping).
+
+    Calls take `labels` and return a LogitsOutput: for GPT-2 the words themselves, (sequences, length), which are
+    compared with the scores of the token before; for XLNet the words at the predicted places; -100 where there is none.
+    """
+
+    _architecture = "LMHeadModel"
+    _tasks = ("causal_lm",)
+    _targets = ("labels",)
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return self._language_model(spec)
+
+    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+        logits, loss = self.heads[0](encoded.hidden), None
+        if labels is not None:
+            loss = self.encoder.causal_loss(logits, labels, encoded)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
+
+
+def _position_loss(logits: Any, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Any:
+    """The mean cross entropy of a column among those of its sequence; `logits` are of every column, (columns, 2)."""
+    array = losses.label_array(name, positions)
+    if array.dtype.kind not in "iu" or array.size != shape[0]:
+        raise ValueError(f"{name} is {array.dtype} of shape {array.shape}, expected integers, ({shape[0]},)")
+    array = array.reshape(-1)
+    if (array < 0).any():
+        raise ValueError(f"{name}[{array.argmin()}] is {array.min()}, expected a column, from 0 on")
+    labels = kernels.to_backend(np.where(array < shape[1], array, losses.IGNORED))
+    scores = functional.reshape(functional.columns(logits, first=column, last=column + 1), shape=shape)
+    return functional.cross_entropy(scores, labels=labels)
+
+
+def _check_tokens(encoded: Encoded) -> None:
+    if not encoded.packed.has_tokens.all():
+        index = encoded.packed.has_tokens.argmin()
+        raise ValueError(f"input_ids[{index}] has no real token, so that its label has nothing to be compared with")
+
+
+def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The inputs with questions and choices on one axis, and how many choices there are."""
+    flat, first = {}, None
+    for name, value in inputs.items():
+        if value is None:
+            continue
+        array = value if hasattr(value, "shape") else np.asarray(value)
+        if array.ndim < 3:
+            raise ValueError(f"{name} has shape {array.shape}, expected (questions, choices, length)")
+        first = array.shape[:2] if first is None else first
+        if array.shape[:2] != first:
+            raise ValueError(f"{name} has shape {array.shape}, expected {first} questions and choices as input_ids has")
+        flat[name] = array.reshape(-1, *array.shape[2:])
+    return flat, first[1]
+
+
+# How the names of transformers' classes end -> the class here.
+ARCHITECTURES = {
+    **{
+        kind._architecture: kind
+        for kind in (
+            *(AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForNextSentencePrediction),
+            *(AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering),
+            *(AutoModelForMultipleChoice, AutoModelForCausalLM),
+        )
+    },
+    "ForQuestionAnsweringSimple": AutoModelForQuestionAnswering,  # XLNet's
+    "ForCausalLM": AutoModelForCausalLM,
+    "Model": AutoModel,
+}
+
+
+def class_for(config: Mapping[str, Any]) -> type[Model]:
+    """The class that the config's `architectures` names, AutoModel if it names none that is here."""
+    for name in config.get("architectures") or ():
+        for ending, kind in ARCHITECTURES.items():
+            if isinstance(name, str) and name.endswith(ending):
+                return kind
+    return AutoModel
+
+
+def load_model(folder: str | os.PathLike, **options: Any) -> Model:
+    """Load a checkpoint as what it is: the head is the one that its config's `architectures` names.
+
+    Arguments and errors are those of `Model.from_pretrained`.
+    """
+    hub = {
+        name: options.pop(name) for name in ("revision", "token", "cache_dir", "local_files_only") if name in options
+    }
+    folder = checkpoint.resolve(folder, **hub)
+    return class_for(checkpoint.read_config(folder)).from_pretrained(folder, **options)

@@ -1,0 +1,100 @@
+"""What a model's outputs are compared with: labels, checked, and the loss they make.
+
+Losses and the names of labels are those of transformers. A loss over no label at all is NaN, as there.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.models.inputs import integer_batch
+from bertcore.nn import functional
+from bertcore.nn.packing import PackedBatch
+from bertcore.tape import value_of
+
+IGNORED = -100
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+
+
+def token_loss(logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels") -> Any:
+    """The mean cross entropy over the tokens whose label, of (sequences, length), is not -100."""
+    return functional.cross_entropy(logits, labels=packed_labels(packed, labels, num_classes, name=name))
+
+
+def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels") -> Any:
+    """Token labels, (sequences, length), stripped to (tokens,); -100 stands for none."""
+    array = integer_batch(name, labels)
+    if array.shape != packed.shape:
+        raise ValueError(f"{name} has shape {array.shape}, expected {packed.shape} as input_ids has")
+    _check_classes(name, array, num_classes)
+    kept = packed.strip(array)
+    if np.count_nonzero(kept != IGNORED) != np.count_nonzero(array != IGNORED):
+        raise ValueError(f"{name} has a label at a padded position (attention_mask 0): set it to -100")
+    return kernels.to_backend(kept)
+
+
+def sequence_loss(logits: Any, labels: Any, num_classes: int, *, name: str = "labels") -> Any:
+    """The mean cross entropy over the sequences whose label, of (sequences,) or (sequences, 1), is not -100."""
+    array = label_array(name, labels)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} holds {array.dtype}, expected integers")
+    array = _one_each(name, array, logits)
+    _check_classes(name, array, num_classes)
+    return functional.cross_entropy(logits, labels=kernels.to_backend(array))
+
+
+def classification_loss(logits: Any, labels: Any, num_labels: int, problem_type: str | None) -> Any:
+    """The loss of a sequence classifier, by the config's problem_type.
+
+    "single_label_classification": mean cross entropy, labels are classes, (sequences,). "regression": mean squared
+    error, labels are numbers, (sequences,) or (sequences, num_labels). "multi_label_classification": mean binary cross
+    entropy, labels are numbers from 0 to 1, (sequences, num_labels). Without a problem_type, regression if there is one
+    label, else by the kind of the labels: classes if they are integers.
+    """
+    array = label_array("labels", labels)
+    if problem_type is None:
+        problem_type = PROBLEM_TYPES[0 if num_labels == 1 else 1 if array.dtype.kind in "iu" else 2]
+    if problem_type not in PROBLEM_TYPES:
+        raise ValueError(f"config: problem_type is {problem_type!r}, known are {', '.join(PROBLEM_TYPES)}")
+    if problem_type == "single_label_classification":
+        return sequence_loss(logits, array, num_labels)
+    loss: Callable = functional.binary_cross_entropy
+    if problem_type == "regression":
+        loss = functional.mean_squared_error
+        array = _one_each("labels", array, logits)[:, None] if num_labels == 1 else array
+    return loss(logits, labels=floating_labels("labels", array, logits))
+
+
+def floating_labels(name: str, labels: np.ndarray, logits: Any) -> Any:
+    """Labels in the dtype, the shape and the memory of `logits`."""
+    plain = value_of(logits)
+    if labels.shape != plain.shape:
+        raise ValueError(f"{name} has shape {labels.shape}, expected {plain.shape}")
+    return kernels.to_backend(labels.astype(plain.dtype))
+
+
+def label_array(name: str, labels: Any) -> np.ndarray:
+    """Labels of any shape as an array of numbers in host memory."""
+    array = labels.get() if kernels.namespace(labels) is not np else np.asarray(labels)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name} holds {array.dtype}, expected numbers")
+    return array
+
+
+def _one_each(name: str, array: np.ndarray, logits: Any) -> np.ndarray:
+    sequences = value_of(logits).shape[0]
+    if array.size != sequences or array.ndim > 2:
+        raise ValueError(f"{name} has shape {array.shape}, expected ({sequences},): one for each sequence")
+    return array.reshape(-1)
+
+
+def _check_classes(name: str, array: np.ndarray, num_classes: int) -> None:
+    wrong = np.argwhere((array != IGNORED) & ((array < 0) | (array >= num_classes)))
+    if len(wrong):
+        where = tuple(wrong[0])
+        index = ", ".join(map(str, where))
+        raise ValueError(
+            f"{name}[{index}] is {array[where]}, expected 0 to {num_classes - 1}, or {IGNORED} for no label"
+        )
