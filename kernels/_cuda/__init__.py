@@ -16,8 +16,9 @@ for int, np.int64 for long long, np.float32 for float, np.bool_ for bool; a scal
 struct). Every kernel that is launched must be listed in `instantiations`, so that the tests compile all of them. A
 kernel is compiled at its first launch and then kept.
 
-In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the .cu file or in this folder
-(once each): the key of CuPy's disk cache is the source text and does not see included files. The headers here:
+In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the file that includes it (or
+from there by a relative path) or in this folder, once each: the key of CuPy's disk cache is the source text and does not
+see included files. The headers here:
 
     common.cuh       conversions to and from float, 16-byte vectors of a row, warp and block reductions, SHARED_ARRAY
                      and DYNAMIC_SHARED (which declare shared memory on the GPU and in the emulator alike)
@@ -93,15 +94,16 @@ def inline_includes(path, seen=None):
     #line directives keep the compiler's messages pointing at the files as they are on disk.
     """
     seen = set() if seen is None else seen
-    seen.add(path.name)
+    seen.add(path.resolve())
     lines = [f'#line 1 "{path.name}"']
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         include = _INCLUDE.match(line)
         if include is None:
             lines.append(line)
             continue
-        if include[1] not in seen:
-            lines.append(inline_includes(_find_header(include[1], path), seen))
+        header = _find_header(include[1], path)
+        if header.resolve() not in seen:
+            lines.append(inline_includes(header, seen))
         lines.append(f'#line {number + 1} "{path.name}"')
     return "\n".join(lines) + "\n"
 

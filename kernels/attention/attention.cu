@@ -1,270 +1,31 @@
-// Attention forward for float16 and bfloat16 on tensor cores, after FlashAttention-2 (Dao 2023, arXiv:2307.08691).
-//
-// A block of four warps takes a tile of queries of one sequence and head and walks over its keys. Scores,
-// probabilities and the output stay in the registers of the warp that owns the rows; the softmax is kept up online.
-// Key and value tiles have one buffer each and take turns: the values arrive while the scores are computed, the next
-// keys during softmax and second product. Two buffers each would hide no more, and leave room for fewer blocks per
-// multiprocessor.
+// The forward kernels of attention: float16 and bfloat16 on tensor cores, float32 by FMA, probabilities on request.
 #include "fp32.cuh"
 #include "probs.cuh"
-#include "problem.cuh"
-
-// A warp owns STRIPS_ times 16 rows. With two strips each fragment of keys or values it reads feeds two mma; with
-// one, reading shared memory takes as long as multiplying, but half the registers suffice and twice the blocks run:
-// better for short sequences and small batches. The queries stay in registers where there is room beside the output.
-template <int D_, int STRIPS_> struct Tiling {
-  static constexpr int D = D_, CHUNKS = D / 8, PITCH = CHUNKS + 1, THREADS = 128;
-  static constexpr int STRIPS = STRIPS_, WARP_ROWS = 16 * STRIPS, ROWS = 4 * WARP_ROWS;
-  static constexpr int KEYS = D <= 64 ? 64 : D <= 128 ? 32 : 16;
-  static constexpr int HELD = D <= 64 && TARGET_ARCH >= 800 ? D / 16 : 1;  // steps of query fragments in registers
-};
-
-// [strip][n] is the 16 x 8 fragment of columns 8n..; elements 0, 1 belong to row lane / 4, elements 2, 3 to row + 8.
-template <class S> using Scores = float[S::STRIPS * S::KEYS / 8][4];  // strip after strip
-template <class S> using Output = float[S::STRIPS][S::D / 8][4];
-template <class S> using Queries = unsigned[S::HELD][S::STRIPS][4];
-
-// Of each of the thread's rows: the largest score so far, and this thread's part of the sum of exponentials.
-template <class S> struct RowState {
-  float peak[S::STRIPS][2], total[S::STRIPS][2];
-};
-
-template <class T, class S>
-__device__ __forceinline__ void load_queries(unsigned (&a)[S::STRIPS][4], const T *tile, int warp_row, int step) {
-#pragma unroll
-  for (int strip = 0; strip < S::STRIPS; ++strip) load_a<S::PITCH>(a[strip], tile, warp_row + strip * 16, step * 2);
-}
-
-// scores = queries keys^T
-template <class T, class S>
-__device__ __forceinline__ void multiply_keys(Scores<S> &scores, Queries<S> &held, const T *queries, const T *keys,
-                                              int warp_row) {
-  constexpr int N = S::KEYS / 8;
-  constexpr bool RELOAD = S::HELD < S::D / 16;
-#pragma unroll
-  for (int i = 0; i < S::STRIPS * N * 4; ++i) scores[i / 4][i % 4] = 0.f;
-#pragma unroll(RELOAD ? 2 : S::HELD)  // in full, ptxas would prefetch queries until it has to spill
-  for (int step = 0; step < S::D / 16; ++step) {
-    if constexpr (RELOAD) load_queries<T, S>(held[0], queries, warp_row, step);
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
-      unsigned left[2], right[2];
-      load_b<S::PITCH>(left, right, keys, n * 8, step * 2);
-#pragma unroll
-      for (int strip = 0; strip < S::STRIPS; ++strip) {
-        mma<T>(scores[strip * N + n], held[RELOAD ? 0 : step][strip], left);
-        mma<T>(scores[strip * N + n + 1], held[RELOAD ? 0 : step][strip], right);
-      }
-    }
-  }
-}
-
-// output += probabilities values; the scores' registers already are the fragments of the left factor.
-template <class T, class S>
-__device__ __forceinline__ void multiply_values(Output<S> &output, const Scores<S> &probs, const T *values) {
-#pragma unroll
-  for (int step = 0; step < S::KEYS / 16; ++step) {
-    unsigned a[S::STRIPS][4];
-#pragma unroll
-    for (int strip = 0; strip < S::STRIPS; ++strip)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&d)[4] = probs[strip * (S::KEYS / 8) + 2 * step + i / 2];
-        a[strip][i] = pack<T>(d[i % 2 * 2], d[i % 2 * 2 + 1]);
-      }
-#pragma unroll
-    for (int n = 0; n < S::D / 8; n += 2) {
-      unsigned left[2], right[2];
-      load_b_trans<S::PITCH>(left, right, values, step * 16, n);
-#pragma unroll
-      for (int strip = 0; strip < S::STRIPS; ++strip) {
-        mma<T>(output[strip][n], a[strip], left);
-        mma<T>(output[strip][n + 1], a[strip], right);
-      }
-    }
-  }
-}
-
-// Brings raw products to natural units and adds bias and mask. `row`, `column`: of the warp's first score within the
-// sequence. A few scores at a time, through rotation: in full, the loads would take more registers than there are.
-template <class T, class S>
-__device__ __forceinline__ void add_bias_and_mask(Scores<S> &scores, const AddedScores<T> &added, float scale, int row,
-                                                  int column, int queries, int keys) {
-  constexpr int GROUP = S::D <= 64 ? 4 : 1, N = S::KEYS / 8;
-  const int lane = threadIdx.x % WARP;
-#pragma unroll 1
-  for (int group = 0; group < S::STRIPS * N; group += GROUP, rotate<GROUP>(scores)) {
-    const int first_query = row + group / N * 16 + lane / 4, first_key = column + group % N * 8 + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < GROUP * 4; ++i) {
-      const int query = first_query + i / 2 % 2 * 8, key = first_key + i / 4 * 8 + i % 2;
-      float &score = scores[i / 4][i % 4];
-      score = query < queries && key < keys ? added.apply(score * scale, query, key) : 0.f;
-    }
-  }
-}
-
-// Scores of keys beyond the sequence, and of those that causality hides, become -inf.
-template <class S>
-__device__ __forceinline__ void hide(Scores<S> &scores, bool is_causal, int row, int column, int keys) {
-  const int lane = threadIdx.x % WARP;
-#pragma unroll
-  for (int i = 0; i < S::STRIPS * S::KEYS / 2; ++i) {
-    const int strip = i / (S::KEYS / 2), n = i / 4 % (S::KEYS / 8);
-    const int query = row + strip * 16 + lane / 4 + i / 2 % 2 * 8, key = column + n * 8 + lane % 4 * 2 + i % 2;
-    if (key >= keys || (is_causal && key > query)) scores[i / 4][i % 4] = -INFINITY;
-  }
-}
-
-// Turns scores into exponentials relative to the rows' new peaks, and scales down what was summed relative to the old.
-// Exponentials are powers of two (one instruction): exp(unit x) = 2^(unit log2(e) x), `log2_unit` = unit log2(e).
-template <class S>
-__device__ __forceinline__ void softmax_step(Scores<S> &scores, RowState<S> &state, Output<S> &output,
-                                             float log2_unit) {
-  constexpr int N = S::KEYS / 8;
-#pragma unroll
-  for (int strip = 0; strip < S::STRIPS; ++strip)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float peak = state.peak[strip][half];
-#pragma unroll
-      for (int n = 0; n < N; ++n)
-        peak = fmaxf(peak, fmaxf(scores[strip * N + n][half * 2], scores[strip * N + n][half * 2 + 1]));
-      peak = warp_reduce<Max, 4>(peak);
-      // Masks of -3e38 (the lowest finite bfloat16) would overflow when multiplied by log2(e). Numbers that large are
-      // equal or differ by more than exp can tell apart: any factor is right that leaves equals equal.
-      const float factor = fabsf(peak) > 1e38f ? 1.f : log2_unit;
-      const float origin = peak == -INFINITY ? 0.f : peak;  // no key seen yet: avoids -inf + inf
-      const float base = origin * factor;
-      const float shrink = exp2f((state.peak[strip][half] - origin) * factor);  // exactly 1 if the peak stays
-      float total = 0.f;
-#pragma unroll
-      for (int n = 0; n < N * 2; ++n) {
-        float &score = scores[strip * N + n / 2][half * 2 + n % 2];
-        score = exp2f(fmaf(score, factor, -base));
-        total += score;
-      }
-      state.peak[strip][half] = peak;
-      state.total[strip][half] = fmaf(state.total[strip][half], shrink, total);
-#pragma unroll
-      for (int n = 0; n < S::D / 8 * 2; ++n) output[strip][n / 2][half * 2 + n % 2] *= shrink;
-    }
-}
-
-// Divides by the sums and rounds into the warp's rows of `tile`; writes lse, which `unit` brings to natural units.
-template <class T, class S>
-__device__ __forceinline__ void finish_rows(T *tile, float *lse, const Output<S> &output, const RowState<S> &state,
-                                            float unit, int warp_row, int rows) {
-  const int lane = threadIdx.x % WARP;
-#pragma unroll
-  for (int strip = 0; strip < S::STRIPS; ++strip)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float total = warp_reduce<Sum, 4>(state.total[strip][half]);
-      const float inverse = total == 0.f ? 0.f : 1.f / total;  // a row that sees no key is zero; NaN stays NaN
-      const int row = strip * 16 + half * 8 + lane / 4;
-#pragma unroll
-      for (int n = 0; n < S::D / 8; ++n)
-        *reinterpret_cast<unsigned *>(chunk_of<S::PITCH>(tile, warp_row + row, n) + lane % 4 * 2) =
-            pack<T>(output[strip][n][half * 2] * inverse, output[strip][n][half * 2 + 1] * inverse);
-      if (lane % 4 == 0 && row < rows)
-        lse[row] = total == 0.f ? -INFINITY : fmaf(state.peak[strip][half], unit, logf(total));
-    }
-}
-
-// Copies the first `rows` of the warp's rows from shared memory to `global`.
-template <class T, class S>
-__device__ __forceinline__ void store_rows(T *global, long long stride, T *tile, int warp_row, int rows, int head_dim) {
-#pragma unroll 1
-  for (int index = threadIdx.x % WARP; index < S::WARP_ROWS * S::CHUNKS; index += WARP) {
-    const int row = index / S::CHUNKS, column = index % S::CHUNKS * 8;
-    if (row >= rows || column >= head_dim) continue;
-    float values[8];
-    to_floats<T>(values, *reinterpret_cast<const uint4 *>(chunk_of<S::PITCH>(tile, warp_row + row, column / 8)));
-    store_vector(global + row * stride, column, head_dim, values);
-  }
-}
+#include "tensor_cores.cuh"
 
 // Left to itself, ptxas trades spills for blocks per multiprocessor: it is told how many.
 template <class T, int D, int STRIPS>
 __global__ void __launch_bounds__(128, STRIPS == 1 && D <= 64 ? 3 : 1)
 attention_forward(T *output, float *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
                   const int *cu_seqlens_k, const void *attn_mask, const T *bias, const Problem problem) {
-  using S = Tiling<D, STRIPS>;
-  const bool packed = cu_seqlens;
-  const Place place = find_place(problem, cu_seqlens, cu_seqlens_k, S::ROWS);
-  if (place.first >= place.queries) return;
-  DYNAMIC_SHARED(shared);
-  T *queries = reinterpret_cast<T *>(shared);
-  T *keys = queries + S::ROWS * S::PITCH * 8, *values = keys + S::KEYS * S::PITCH * 8;
-  query = begin_of(query, problem.query, place, packed, place.begin);
-  key = begin_of(key, problem.key, place, packed, place.begin_k);
-  value = begin_of(value, problem.value, place, packed, place.begin_k);
-  auto fetch_keys = [&](int first) {
-    load_rows<S, S::KEYS>(keys, key, problem.key, first, place.keys, problem.head_dim);
-    cp_async_commit();
-  };
-  auto fetch_values = [&](int first) {
-    load_rows<S, S::KEYS>(values, value, problem.value, first, place.keys, problem.head_dim);
-    cp_async_commit();
-  };
+  attend<T, Tiling<D, STRIPS>>(output, lse, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, problem,
+                               NoTerms());
+}
 
-  // What is rarely wanted waits in shared memory: the output takes most of the registers. The loop begins with a
-  // barrier.
-  SHARED_ARRAY(AddedScores<T>, added, 1);
-  SHARED_ARRAY(Place, later, 1);
-  if (threadIdx.x == 0) added[0] = find_added_scores(problem, place, attn_mask, bias), later[0] = place;
-  // Without bias and mask the raw products go straight into the exponential; a negative scale would turn their order.
-  const bool raw = !bias && problem.mask_kind == NO_MASK && problem.scale > 0.f;
-  const float unit = raw ? problem.scale : 1.f;
-  const int warp_row = threadIdx.x / WARP * S::WARP_ROWS, row = place.first + warp_row;
-  const int seen = problem.is_causal ? min(place.keys, place.first + S::ROWS) : place.keys;
+template <int D>
+__global__ void __launch_bounds__(128, 1)
+attention_forward_fp32(float *output, float *lse, const float *query, const float *key, const float *value,
+                       const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const float *bias,
+                       const Problem problem) {
+  attend_fp32<Fp32Tiling<D>>(output, lse, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, problem,
+                             NoTerms());
+}
 
-  Queries<S> held;
-  Output<S> d = {};
-  RowState<S> state;
-#pragma unroll
-  for (int i = 0; i < S::STRIPS * 2; ++i) state.peak[i / 2][i % 2] = -INFINITY, state.total[i / 2][i % 2] = 0.f;
-
-  load_rows<S, S::ROWS>(queries, query, problem.query, place.first, place.queries, problem.head_dim);
-  if (seen) {
-    fetch_keys(0);
-    fetch_values(0);
-  }
-#pragma unroll 1
-  for (int column = 0; column < seen; column += S::KEYS) {
-    // Warps without a row, or above the diagonal, only help with the copies.
-    const bool idle = D <= 64 && (row >= place.queries || (problem.is_causal && column >= row + S::WARP_ROWS));
-    if (column == 0) cp_async_wait<1>();
-    else cp_async_wait<0>();
-    __syncthreads();  // the keys (and at first the queries) have arrived; everybody has left the previous values
-    if (column > 0) fetch_values(column);
-    Scores<S> scores;
-    if (!idle) {
-      if constexpr (S::HELD == D / 16) {
-        if (column == 0)
-#pragma unroll
-          for (int step = 0; step < S::HELD; ++step) load_queries<T, S>(held[step], queries, warp_row, step);
-      }
-      multiply_keys<T, S>(scores, held, queries, keys, warp_row);
-    }
-    cp_async_wait<0>();
-    __syncthreads();  // the values have arrived; everybody has left the keys
-    if (column + S::KEYS < seen) fetch_keys(column + S::KEYS);
-    if (!idle) {
-      if (!raw) add_bias_and_mask<T, S>(scores, added[0], problem.scale, row, column, place.queries, place.keys);
-      if (column + S::KEYS > place.keys || (problem.is_causal && column + S::KEYS > row + 1))
-        hide<S>(scores, problem.is_causal, row, column, place.keys);
-      softmax_step<S>(scores, state, d, unit * 1.4426950408889634f);
-      multiply_values<T, S>(d, scores, values);
-    }
-  }
-  cp_async_wait<0>();
-  __syncthreads();  // the queries have been copied even where there was no key
-  const int last_row = later[0].first + warp_row, rows = later[0].queries - last_row;
-  finish_rows<T, S>(queries, lse + lse_begin(problem, later[0], packed) + last_row, d, state, unit, warp_row, rows);
-  __syncwarp();
-  const long long stride = output_stride(problem, packed);
-  output += output_begin(problem, later[0], packed) + last_row * stride;
-  store_rows<T, S>(output, stride, queries, warp_row, rows, problem.head_dim);
+template <class T>
+__global__ void __launch_bounds__(256)
+attention_probs(T *probs, const float *lse, const T *query, const T *key, const int *cu_seqlens,
+                const int *cu_seqlens_k, const void *attn_mask, const T *bias, const Problem problem, int longest_q,
+                int longest_k) {
+  write_probs(probs, lse, query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias, problem, longest_q, longest_k,
+              NoProbsTerms());
 }

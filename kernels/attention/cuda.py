@@ -8,9 +8,9 @@ import numpy as np
 
 from .. import _cuda
 
-# What the kernels are instantiated for, and the bytes of shared memory each takes (Tiling in attention.cu, Fp32Tiling
-# in fp32.cuh): {(padded head_dim, strips): bytes} on tensor cores, {padded head_dim: (queries per block, bytes)} in
-# float32.
+# What the kernels are instantiated for, and the bytes of shared memory each takes (Tiling in tensor_cores.cuh,
+# Fp32Tiling in fp32.cuh): {(padded head_dim, strips): bytes} on tensor cores, {padded head_dim: (queries per block,
+# bytes)} in float32.
 MMA = {(32, 1): 15360, (32, 2): 20480, (64, 1): 27648, (64, 2): 36864, (128, 2): 52224, (256, 1): 50688}
 FP32 = {32: (64, 36864), 64: (64, 53248), 128: (64, 65536), 256: (32, 65536)}
 MAX_HEAD_DIM = 256
@@ -55,8 +55,8 @@ def attention(
         cu_seqlens, cu_seqlens_k = map(xp.ascontiguousarray, (cu_seqlens, cu_seqlens_k))
     lse = xp.empty((batch, heads, length), dtype=np.float32)
     query, key, value = map(_cuda.vector_rows, (query, key, value))
-    problem = _problem(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale)
-    _set_strides(problem, query=query, key=key, value=value, attn_mask=attn_mask, bias=bias)
+    problem = problem_struct(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale)
+    set_strides(problem, query=query, key=key, value=value, attn_mask=attn_mask, bias=bias)
     offsets_and_masks = (cu_seqlens, cu_seqlens_k, attn_mask, bias)
     if lse.size:
         kernel, tiles, shared_bytes = _forward(problem, query.dtype, cu_seqlens is not None)
@@ -92,15 +92,23 @@ def _forward(problem, dtype, packed):
 
 
 def _probs(lse, query, key, offsets_and_masks, problem):
+    def launch(blocks, probs, longest):
+        kernel = f"attention_probs<{_cuda.c_type(query.dtype)}>"
+        args = (probs, lse, query, key, *offsets_and_masks, problem, *longest)
+        KERNELS.launch(kernel, (blocks,), (PROBS_THREADS,), args)
+
+    return compute_probs(launch, query, key, *offsets_and_masks[:2], int(problem["sequences"]))
+
+
+def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
+    """The probabilities that launch(blocks, probabilities, (longest query sequence, longest key sequence)) writes."""
     xp = _cuda.namespace(query)
-    longest_q, longest_k = _longest(query, key, *offsets_and_masks[:2])
-    sequences, heads = int(problem["sequences"]), query.shape[1]
+    longest_q, longest_k = _longest(query, key, cu_seqlens, cu_seqlens_k)
+    heads = query.shape[1]
     probs = xp.empty((sequences, heads, longest_q, longest_k), dtype=query.dtype)
     if probs.size:
         tiles = -(-longest_q // PROBS_TILE) * -(-longest_k // PROBS_TILE)
-        args = (probs, lse, query, key, *offsets_and_masks, problem, np.int32(longest_q), np.int32(longest_k))
-        kernel = f"attention_probs<{_cuda.c_type(query.dtype)}>"
-        KERNELS.launch(kernel, (sequences * heads * tiles,), (PROBS_THREADS,), args)
+        launch(sequences * heads * tiles, probs, (np.int32(longest_q), np.int32(longest_k)))
     if probs.dtype == np.float32:
         # exp(score - lse) is off by as much as lse is rounded: 2e-4 at scores of 4000. Half precision hides that.
         total = probs.sum(axis=-1, keepdims=True)
@@ -116,7 +124,7 @@ def _longest(query, key, cu_seqlens, cu_seqlens_k):
     return tuple(int(each.max()) if each.size else 0 for each in lengths)
 
 
-def _problem(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale):
+def problem_struct(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale):
     """The struct that the kernels take, but for the strides; `head_dim` without padding."""
     problem = np.zeros((), dtype=PROBLEM)[()]
     problem["sequences"], problem["heads"], problem["length"], _ = query.shape
@@ -129,8 +137,9 @@ def _problem(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale):
     return problem
 
 
-def _set_strides(problem, **arrays):
+def set_strides(struct, **arrays):
+    """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros."""
     for name, array in arrays.items():
         if array is not None:
-            count = PROBLEM[name].shape[0]  # of the last axis of query, key and value it is 1
-            problem[name] = [stride // array.dtype.itemsize for stride in array.strides[:count]]
+            count = struct.dtype[name].shape[0]  # of the last axis of query, key and value it is 1
+            struct[name] = [stride // array.dtype.itemsize for stride in array.strides[:count]]

@@ -1,12 +1,13 @@
-// Attention forward for float32 by ordinary FMA (no tf32: exact to fp32 rounding). As in attention.cu a block walks
-// over the keys; its 8 x 16 threads hold the scores of every 8th row and 16th key, and every 8th row of D / 16 output
+// Attention for float32 by ordinary FMA (no tf32: exact to fp32 rounding). As in tensor_cores.cuh a block walks over
+// the keys; its 8 x 16 threads hold the scores of every 8th row and 16th key, and every 8th row of D / 16 output
 // columns.
 #include "problem.cuh"
 
 // Queries, keys and values fill 64 KB at most, the largest block of sm_75.
-template <int D_> struct Fp32Tiling {
+template <int D_, int ROWS_ = (D_ <= 128 ? 64 : 32), int KEYS_ = (D_ <= 64 ? 64 : D_ <= 128 ? 32 : 16)>
+struct Fp32Tiling {
   static constexpr int D = D_, CHUNKS = D / 4, PITCH = CHUNKS, THREADS = 128;
-  static constexpr int ROWS = D <= 128 ? 64 : 32, KEYS = D <= 64 ? 64 : D <= 128 ? 32 : 16;
+  static constexpr int ROWS = ROWS_, KEYS = KEYS_;
   static constexpr int R = ROWS / 8, C = KEYS / 16;  // rows and keys per thread
   static constexpr int WIDTH = D < 64 ? D / 16 : 4;  // columns side by side
   static constexpr int GROUPS = D / 16 / WIDTH;      // of such columns, 64 apart
@@ -83,7 +84,7 @@ __device__ __forceinline__ void adjust_fp32(Fp32Scores<S> &scores, const AddedSc
     }
 }
 
-// As in attention.cu, in natural units: exponentials into `probs`, sums and output rescaled to the rows' new peaks.
+// As in tensor_cores.cuh, in natural units: exponentials into `probs`, sums and output rescaled to the rows' new peaks.
 template <class S>
 __device__ __forceinline__ void softmax_step_fp32(float *probs, const Fp32Scores<S> &scores, float (&peak)[S::R],
                                                   float (&total)[S::R], Fp32Output<S> &output, int y, int x) {
@@ -107,17 +108,17 @@ __device__ __forceinline__ void softmax_step_fp32(float *probs, const Fp32Scores
   }
 }
 
-template <int D>
-__global__ void __launch_bounds__(128, 1)
-attention_forward_fp32(float *output, float *lse, const float *query, const float *key, const float *value,
-                       const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const float *bias,
-                       const Problem problem) {
-  using S = Fp32Tiling<D>;
+// The work of a block; `terms`: see NoTerms.
+template <class S, class Terms>
+__device__ __forceinline__ void attend_fp32(float *output, float *lse, const float *query, const float *key,
+                                            const float *value, const int *cu_seqlens, const int *cu_seqlens_k,
+                                            const void *attn_mask, const float *bias, const Problem &problem,
+                                            Terms terms) {
   const bool packed = cu_seqlens;
   const Place place = find_place(problem, cu_seqlens, cu_seqlens_k, S::ROWS);
   if (place.first >= place.queries) return;
   DYNAMIC_SHARED(shared);
-  float *queries = reinterpret_cast<float *>(shared), *keys = queries + S::ROWS * D, *values = keys + S::KEY_FLOATS;
+  float *queries = reinterpret_cast<float *>(shared), *keys = queries + S::ROWS * S::D, *values = keys + S::KEY_FLOATS;
   query = begin_of(query, problem.query, place, packed, place.begin);
   key = begin_of(key, problem.key, place, packed, place.begin_k);
   value = begin_of(value, problem.value, place, packed, place.begin_k);
@@ -130,10 +131,12 @@ attention_forward_fp32(float *output, float *lse, const float *query, const floa
   for (int i = 0; i < S::R; ++i) peak[i] = -INFINITY, total[i] = 0.f;
 
   load_rows<S, S::ROWS>(queries, query, problem.query, place.first, place.queries, problem.head_dim);
+  terms.begin(place, queries, values + S::KEYS * S::D);
 #pragma unroll 1
   for (int column = 0; column < seen; column += S::KEYS) {
     __syncthreads();  // everybody has left the previous probabilities and values
     load_rows<S, S::KEYS>(keys, key, problem.key, column, place.keys, problem.head_dim);
+    terms.fetch(column);
     cp_async_commit();
     load_rows<S, S::KEYS>(values, value, problem.value, column, place.keys, problem.head_dim);
     cp_async_commit();
@@ -141,6 +144,7 @@ attention_forward_fp32(float *output, float *lse, const float *query, const floa
     __syncthreads();  // queries and keys have arrived
     Fp32Scores<S> scores;
     multiply_keys_fp32<S>(scores, queries, keys, y, x);
+    terms.add(scores, keys, column);
     adjust_fp32<S>(scores, added, problem, row, column + x, place);
     __syncthreads();  // everybody has left the keys
     softmax_step_fp32<S>(keys, scores, peak, total, d, y, x);

@@ -128,3 +128,13 @@ __device__ __forceinline__ AddedScores<T> find_added_scores(const Problem &probl
   if (problem.mask_kind == FLOAT_MASK) mask = static_cast<const T *>(mask) + mask_offset;
   return {bias, mask, problem.bias[2], problem.bias[3], problem.attn_mask[2], problem.attn_mask[3], problem.mask_kind};
 }
+
+// What a kernel adds to the products of queries and keys, before they are scaled: here nothing.
+struct NoTerms {
+  // Once, beside the copies of the queries; `room`: shared memory that follows the tiles. The thread's first copies.
+  template <class T> __device__ __forceinline__ void begin(const Place &, const T *queries, T *room) {}
+  // Begins the copies that go with those of the keys from `column` on.
+  __device__ __forceinline__ void fetch(int column) {}
+  // The copies have arrived, for all threads; nothing fetches the next until all of them have met at a barrier.
+  template <class Scores, class T> __device__ __forceinline__ void add(Scores &, const T *keys, int column) {}
+};

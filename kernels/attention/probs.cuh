@@ -24,12 +24,23 @@ __device__ __forceinline__ ProbsPlace find_probs_place(const Problem &problem, c
   return found;
 }
 
+// As NoTerms of problem.cuh, for probabilities.
+struct NoProbsTerms {
+  __device__ __forceinline__ void begin(const ProbsPlace &, const float *queries) {}
+  // Copies what goes with columns d0 to d0 + 31 of queries and keys.
+  __device__ __forceinline__ void fetch(int d0) {}
+  // Adds the products over these columns.
+  __device__ __forceinline__ void add(float (&scores)[4], const float *keys) {}
+  // Adds what is no product.
+  __device__ __forceinline__ void adjust(float &score, int query, int key) {}
+};
+
 // probs = exp(score - lse), zero beyond the sequence's lengths. 256 threads: one key and every 8th query each.
-template <class T>
-__global__ void __launch_bounds__(256)
-attention_probs(T *probs, const float *lse, const T *query, const T *key, const int *cu_seqlens,
-                const int *cu_seqlens_k, const void *attn_mask, const T *bias, const Problem problem, int longest_q,
-                int longest_k) {
+template <class T, class Terms>
+__device__ __forceinline__ void write_probs(T *probs, const float *lse, const T *query, const T *key,
+                                            const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
+                                            const T *bias, const Problem &problem, int longest_q, int longest_k,
+                                            Terms terms) {
   SHARED_ARRAY(float, queries, 32 * 33);
   SHARED_ARRAY(float, keys, 32 * 33);
   const bool packed = cu_seqlens;
@@ -39,6 +50,7 @@ attention_probs(T *probs, const float *lse, const T *query, const T *key, const 
   key = begin_of(key, problem.key, place, packed, place.begin_k);
   const int x = threadIdx.x % 32, y = threadIdx.x / 32;
   float scores[4] = {};
+  terms.begin(found, queries);
 #pragma unroll 1
   for (int d0 = 0; d0 < problem.head_dim; d0 += 32) {
     const int d = d0 + x;
@@ -51,11 +63,13 @@ attention_probs(T *probs, const float *lse, const T *query, const T *key, const 
       queries[row * 33 + x] = query_there ? to_float(query[i_query * problem.query[2] + d]) : 0.f;
       keys[row * 33 + x] = key_there ? to_float(key[j_key * problem.key[2] + d]) : 0.f;
     }
+    terms.fetch(d0);
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < 32; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[i] = fmaf(queries[(y + 8 * i) * 33 + k], keys[x * 33 + k], scores[i]);
+    terms.add(scores, keys);
   }
 
   const AddedScores<T> added = find_added_scores(problem, place, attn_mask, bias);
@@ -68,6 +82,7 @@ attention_probs(T *probs, const float *lse, const T *query, const T *key, const 
     if (i_query >= longest_q || j_key >= longest_k) continue;
     float p = 0.f;
     if (i_query < place.queries && j_key < place.keys && lse[i_query] != -INFINITY) {
+      terms.adjust(scores[i], i_query, j_key);
       const bool hidden = problem.is_causal && j_key > i_query;
       const float score = hidden ? -INFINITY : added.apply(scores[i] * problem.scale, i_query, j_key);
       p = expf(score - lse[i_query]);

@@ -120,6 +120,16 @@ def test_headers_are_inlined_once_and_lines_keep_their_numbers(tmp_path):
     ]
 
 
+def test_headers_of_another_folder_are_inlined_once(tmp_path):
+    """Whatever path leads there; a header of the same name elsewhere is another one."""
+    for folder, text in (("one", "int one;"), ("two", '#include "../one/own.cuh"\nint two;')):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.cuh").write_text(text)
+    (tmp_path / "one" / "kernel.cu").write_text('#include "../two/own.cuh"\n#include "own.cuh"\n')
+    lines = _cuda.inline_includes(tmp_path / "one" / "kernel.cu").splitlines()
+    assert [line for line in lines if line.startswith("int")] == ["int one;", "int two;"]
+
+
 def test_missing_headers_are_named(tmp_path):
     (tmp_path / "kernel.cu").write_text('#include "nowhere.cuh"\n')
     with pytest.raises(FileNotFoundError, match=r"kernel\.cu.*nowhere\.cuh"):
