@@ -1,0 +1,95 @@
+// Terms of relative position on tensor cores.
+#include "../attention/tensor_cores.cuh"
+#include "terms.cuh"
+
+// Head dimensions beyond 64 have smaller tiles, so that both bands fit into 64 KB, the largest block of sm_75.
+template <int D> using RelativeTiling = Tiling<D, 1, (D <= 64 ? 4 : 2), (D <= 64 ? 32 : 16)>;
+
+// Per 16 x 16 scores of a warp 31 distances count: band rows b to b + 30, where b is a multiple of 16. The products of
+// the 16 queries (or keys) with 32 rows of a band go through the warp's own corner of shared memory, from where each
+// score takes the one of its distance: column i - j + 15.
+template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
+  static constexpr int N = S::KEYS / 8, PRODUCTS = 16 * 32;
+  using Fragments = float[2][4];  // 16 x 16
+  Fragments ahead;                // queries times the upper half of the rows: for the next 16 keys it is the lower half
+  using RelativeTiles<T, S>::RelativeTiles;
+
+  // d = rows a_row.. of `a` times rows b_row.. of `b`, transposed.
+  static __device__ __forceinline__ void multiply(Fragments &d, const T *a, int a_row, const T *b, int b_row) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) d[i / 4][i % 4] = 0.f;
+#pragma unroll(S::D <= 64 ? S::D / 16 : 2)
+    for (int step = 0; step < S::D / 16; ++step) {
+      unsigned rows[4], left[2], right[2];
+      load_a<S::PITCH>(rows, a, a_row, step * 2);
+      load_b<S::PITCH>(left, right, b, b_row, step * 2);
+      mma<T>(d[0], rows, left);
+      mma<T>(d[1], rows, right);
+    }
+  }
+
+  // The exclusive-or keeps the pairs that a warp writes at once on different banks.
+  static __device__ __forceinline__ int position(int row, int column) { return row * 32 + (column ^ (row & 3) << 3); }
+
+  static __device__ __forceinline__ void put(float *products, const Fragments &d, int column) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane / 4 + i % 2 * 8, at = position(row, column + i / 2 * 8 + lane % 4 * 2);
+      *reinterpret_cast<float2 *>(products + at) = make_float2(d[i / 2][i % 2 * 2], d[i / 2][i % 2 * 2 + 1]);
+    }
+  }
+
+  // Adds to the scores of the 16 keys from fragment `n` on what `lower` and `upper`, the products of 16 queries or of
+  // these keys, have for their distances.
+  template <bool OF_KEYS>
+  static __device__ __forceinline__ void distribute(Scores<S> &scores, int n, float *products, const Fragments &lower,
+                                                    const Fragments &upper) {
+    const int lane = threadIdx.x % WARP;
+    put(products, lower, 0);
+    put(products, upper, 16);
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int i = lane / 4 + e / 2 % 2 * 8, j = e / 4 * 8 + lane % 4 * 2 + e % 2;
+      scores[n + e / 4][e % 4] += products[position(OF_KEYS ? j : i, i - j + 15)];
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void add(Scores<S> &scores, const T *keys, int column) {
+    const int warp = threadIdx.x / WARP, warp_row = warp * 16;
+    float *products = reinterpret_cast<float *>(this->room) + warp * PRODUCTS;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      const int band = warp_row + S::KEYS - 16 - n * 8;
+      Fragments lower, upper;
+      if (this->key_band) {
+        if (column == 0 && n == 0) multiply(ahead, this->positions, warp_row, this->key_band, band + 16);
+        multiply(lower, this->positions, warp_row, this->key_band, band);
+        distribute<false>(scores, n, products, lower, ahead);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) ahead[i / 4][i % 4] = lower[i / 4][i % 4];
+      }
+      if (this->query_band) {
+        multiply(lower, keys, n * 8, this->query_band, band);
+        multiply(upper, keys, n * 8, this->query_band, band + 16);
+        distribute<true>(scores, n, products, lower, upper);
+      }
+    }
+    if (this->inputs.segment_scores) add_segments(scores, warp_row, column);
+  }
+
+  __device__ __forceinline__ void add_segments(Scores<S> &scores, int warp_row, int column) const {
+    const int lane = threadIdx.x % WARP, query = this->first + warp_row + lane / 4;
+    const SegmentRow<T> upper(this->inputs, this->relative, query, this->queries);
+    const SegmentRow<T> lower(this->inputs, this->relative, query + 8, this->queries);
+#pragma unroll
+    for (int i = 0; i < N * 2; ++i) {
+      const int key = column + i / 2 * 8 + lane % 4 * 2 + i % 2;
+      const int id = key < this->keys ? this->inputs.segment_ids_k[key] : 0;
+      scores[i / 2][i % 2] += upper.score(id);
+      scores[i / 2][2 + i % 2] += lower.score(id);
+    }
+  }
+};

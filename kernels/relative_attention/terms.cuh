@@ -1,0 +1,102 @@
+// The parts of the scores that depend on relative position and on segments, as terms of the attention kernels (NoTerms
+// in problem.cuh says when each function is called).
+//
+// In a tile of queries and keys the distances are a range: ROWS + KEYS - 1 of them. Their rows of the tables come to
+// shared memory as a band, row by row through distance_rows: the score of row i and column j takes band row
+// i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing is gathered element by element.
+#include "../attention/problem.cuh"
+
+// Passed by value; RELATIVE in cuda.py is its NumPy twin. Strides: batch (0), head, token or row of the table.
+struct Relative {
+  long long query_for_position[3], position_key[3], position_query[3], segment_scores[3];
+  int rows, distances;  // of the tables, of distance_rows
+};
+
+// Null where absent; of one sequence and head after `enter`.
+template <class T> struct RelativeInputs {
+  const T *query_for_position, *position_key, *position_query, *segment_scores;
+  const int *distance_rows, *segment_ids, *segment_ids_k;
+
+  __device__ __forceinline__ void enter(const Relative &relative, const Place &place) {
+    if (query_for_position)
+      query_for_position = begin_of(query_for_position, relative.query_for_position, place, true, place.begin);
+    if (position_key) position_key = begin_of(position_key, relative.position_key, place, true, 0);
+    if (position_query) position_query = begin_of(position_query, relative.position_query, place, true, 0);
+    if (!segment_scores) return;
+    segment_scores = begin_of(segment_scores, relative.segment_scores, place, true, place.begin);
+    segment_ids += place.begin, segment_ids_k += place.begin_k;
+  }
+};
+
+// The row of the tables for a distance; not in [0, rows) if distance_rows is wrong.
+__device__ __forceinline__ int row_of_distance(const int *distance_rows, int distances, int distance) {
+  return distance_rows[min(max(distance + distances / 2, 0), distances - 1)];
+}
+
+// A row of segment scores: what a query adds for keys of its own segment, and of another.
+template <class T> struct SegmentRow {
+  int id = 0;
+  float same = 0.f, other = 0.f;
+
+  __device__ __forceinline__ SegmentRow(const RelativeInputs<T> &inputs, const Relative &relative, int query,
+                                        int queries) {
+    if (query >= queries) return;
+    const T *scores = inputs.segment_scores + query * relative.segment_scores[2];
+    id = inputs.segment_ids[query], same = to_float(scores[0]), other = to_float(scores[1]);
+  }
+  __device__ __forceinline__ float score(int id_k) const { return id_k == id ? same : other; }
+};
+
+// Tiles of shared memory behind those of `attend`: query_for_position if it is not the query, and the tables' bands.
+template <class T, class S> struct RelativeTiles {
+  static constexpr int BAND = S::ROWS + S::KEYS, ROW = S::PITCH * VECTOR<T>;  // the last row of a band pads it
+  RelativeInputs<T> inputs;
+  const Relative &relative;
+  int head_dim, first, queries, keys, distance;  // distance: of the band's first row for the keys from 0 on
+  const T *positions;                            // queries for position
+  T *key_band, *query_band, *room;               // null where the table is absent; what follows the tiles
+
+  __device__ __forceinline__ RelativeTiles(const RelativeInputs<T> &inputs, const Relative &relative, int head_dim)
+      : inputs(inputs), relative(relative), head_dim(head_dim) {}
+
+  __device__ __forceinline__ void begin(const Place &place, const T *query_tile, T *free) {
+    inputs.enter(relative, place);
+    first = place.first, queries = place.queries, keys = place.keys;
+    distance = first + keys - queries - (S::KEYS - 1);
+    room = free;
+    positions = query_tile;
+    if (inputs.query_for_position) {
+      positions = room;
+      load_rows<S, S::ROWS>(room, inputs.query_for_position, relative.query_for_position, first, queries, head_dim);
+      room += S::ROWS * ROW;
+    }
+    key_band = take_band(inputs.position_key);
+    query_band = take_band(inputs.position_query);
+  }
+
+  __device__ __forceinline__ T *take_band(const T *table) {
+    T *band = table ? room : nullptr;
+    if (table) room += BAND * ROW;
+    return band;
+  }
+
+  __device__ __forceinline__ void fetch(int column) {
+    if (key_band) load_band(key_band, inputs.position_key, relative.position_key[2], distance - column);
+    if (query_band) load_band(query_band, inputs.position_query, relative.position_query[2], distance - column);
+  }
+
+  // As load_tile of tile.cuh, with the rows of the distances from `lowest` on.
+  __device__ __forceinline__ void load_band(T *band, const T *table, long long stride, int lowest) const {
+    constexpr int STEP = S::THREADS / S::CHUNKS;
+    static_assert(S::THREADS % S::CHUNKS == 0 && BAND % STEP == 0, "every thread copies as many chunks");
+    const int row0 = threadIdx.x / S::CHUNKS, chunk = threadIdx.x % S::CHUNKS;
+    const bool inside = chunk * VECTOR<T> < head_dim;  // the launcher pads rows to whole chunks
+    table += chunk * VECTOR<T>;
+#pragma unroll 4
+    for (int row = row0; row < BAND; row += STEP) {
+      const int index = row_of_distance(inputs.distance_rows, relative.distances, lowest + row);
+      const bool known = (unsigned)index < (unsigned)relative.rows;
+      cp_async(chunk_of<S::PITCH>(band, row, chunk), table + (known ? index : 0) * stride, inside && known);
+    }
+  }
+};
