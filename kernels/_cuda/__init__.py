@@ -17,8 +17,8 @@ struct). Every kernel that is launched must be listed in `instantiations`, so th
 kernel is compiled at its first launch and then kept.
 
 In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the file that includes it (or
-from there by a relative path) or in this folder, once each: the key of CuPy's disk cache is the source text and does not
-see included files. The headers here:
+from there by a relative path) or in this folder, once each: the key of CuPy's disk cache is the source text and does
+not see included files. The headers here:
 
     common.cuh       conversions to and from float, 16-byte vectors of a row, warp and block reductions, SHARED_ARRAY
                      and DYNAMIC_SHARED (which declare shared memory on the GPU and in the emulator alike)
