@@ -22,13 +22,19 @@ _tile_3x1, _tile_2x1, _tile_1x1 = (make_tile(rows, 1) for rows in (TILE_ROWS, _T
 def pack_panel(source, column_stride, depth_stride, columns, depth, panel, width):
     """Fill a (depth, width) panel from up to `width` columns of a strided matrix."""
     for first in range(0, width, lanes(source)):
-        target, strip = pointer(panel, first), pointer(source, first * column_stride)
-        if column_stride == 1:
-            _copy_strip(strip, depth_stride, columns - first, depth, target, width)
-        elif depth_stride == 1 and depth >= lanes(source):
-            _transpose_strip(strip, column_stride, columns - first, depth, target, width)
-        else:
-            _copy_elements(strip, column_stride, depth_stride, columns - first, depth, target, width)
+        strip = pointer(source, first * column_stride)
+        pack_strip(strip, column_stride, depth_stride, columns - first, depth, pointer(panel, first), width)
+
+
+@helper
+def pack_strip(strip, column_stride, depth_stride, columns, depth, target, width):
+    """Fill one vector's columns of a matrix with rows of `width` elements from columns of a strided matrix."""
+    if column_stride == 1:
+        _copy_strip(strip, depth_stride, columns, depth, target, width)
+    elif depth_stride == 1 and depth >= lanes(strip):
+        _transpose_strip(strip, column_stride, columns, depth, target, width)
+    else:
+        _copy_elements(strip, column_stride, depth_stride, columns, depth, target, width)
 
 
 @helper

@@ -20,7 +20,7 @@ def attention(
     query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs, compute_dtype
 ):
     """(output, lse, probabilities or None)."""
-    query, key, value = _with_unit_columns(query), _with_unit_columns(key), _with_unit_columns(value)
+    query, key, value = with_unit_columns(query), with_unit_columns(key), with_unit_columns(value)
     batch, heads, length, head_dim = query.shape
     length_k, dtype = key.shape[2], query.dtype
     output = empty_like(query, cu_seqlens)
@@ -28,7 +28,7 @@ def attention(
     probs = None
     if return_probs:
         probs = np.zeros(scores_shape(query, key, cu_seqlens, cu_seqlens_k), dtype)
-    attn_mask, bias = _added(attn_mask, dtype), _added(bias, dtype)
+    attn_mask, bias = added_mask(attn_mask, dtype), added_mask(bias, dtype)
     sequences, keys = batch, length_k
     if cu_seqlens is None:
         cu_seqlens = cu_seqlens_k = _NO_OFFSETS
@@ -38,8 +38,8 @@ def attention(
         keys = length_k // max(sequences, 1)
     if batch * heads * length:
         forward(
-            *_view(query), *_view(key), *_view(value), *_view(output),
-            *_optional(probs, dtype), *_optional(attn_mask, dtype), *_optional(bias, dtype),
+            *view(query), *view(key), *view(value), *view(output),
+            *optional_view(probs, dtype), *optional_view(attn_mask, dtype), *optional_view(bias, dtype),
             lse, cu_seqlens, cu_seqlens_k, (sequences, heads, length, length_k, head_dim), is_causal, dtype.type(scale),
             WORDS[compute_dtype or dtype], np.zeros(1, np.int64),
             task_count(2 * batch * heads * length * keys * head_dim, GRAIN),
@@ -82,11 +82,11 @@ def attention_backward(
 
     Rows of probabilities are whole here, so `output` is not needed (see reference.py for why that is better).
     """
-    grad_output, query, key, value = (_with_unit_columns(array) for array in (grad_output, query, key, value))
+    grad_output, query, key, value = (with_unit_columns(array) for array in (grad_output, query, key, value))
     sequences = _sequences(query, key, cu_seqlens, cu_seqlens_k)
     gradients = tuple(empty_like(array, cu_seqlens) for array in (query, key, value))
     grad_bias = None if bias is None else np.zeros((*_own(bias).shape[:3], bias.shape[3]), query.dtype)
-    added = [_added(array, query.dtype) for array in (attn_mask, bias)]
+    added = [added_mask(array, query.dtype) for array in (attn_mask, bias)]
     views = [_address(array) for array in (query, key, value, grad_output, *gradients, *added, grad_bias)]
     groups = (len(sequences), query.shape[1]) if bias is None else grad_bias.shape[:2]
     counter = np.zeros(1, np.int64)
@@ -98,14 +98,14 @@ def attention_backward(
     return *gradients, grad_bias
 
 
-def _with_unit_columns(array):
+def with_unit_columns(array):
     size = array.itemsize
     batch, head, row, unit = array.strides
     whole = unit == size and not (batch % size or head % size or row % size)
     return array if whole and array.flags.aligned else array.copy(order="C")
 
 
-def _view(array):
+def view(array):
     """The first row of an array and its strides, 0 for the batch if that has size 1.
 
     A row is contiguous, whatever the array is, and so needs no specialisation of its own; its address costs 0.1 us this
@@ -116,11 +116,11 @@ def _view(array):
     return as_kernel_array(row), (0, *strides[1:]) if array.shape[0] == 1 and strides[0] else strides
 
 
-def _optional(array, dtype):
-    """`_view` of an array that may be absent, with strides of 0 along axes of size 1."""
+def optional_view(array, dtype):
+    """`view` of an array that may be absent, with strides of 0 along axes of size 1."""
     if array is None:
         return np.empty(0, dtype), (0, 0, 0, 0)
-    row, strides = _view(array)
+    row, strides = view(array)
     return row, tuple(0 if size == 1 else stride for size, stride in zip(array.shape, strides, strict=True))
 
 
@@ -137,7 +137,7 @@ def _own(array):
     return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
-def _added(mask, dtype):
+def added_mask(mask, dtype):
     """A boolean or additive mask as what is added to the scores: contiguous along the keys, small where broadcast."""
     if mask is None:
         return None

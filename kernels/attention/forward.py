@@ -11,34 +11,29 @@ second-level cache, whatever the length (0.3 MB for head_dim 64), and each resul
 of its sequence alone.
 """
 
-import math
-
 import numpy as np
 from numba import prange
 
 from .._numba import helper, inline_helper, kernel
-from .._numba.operands import as_words, elements_per_word, lay_columns, lay_depth, lay_rows, multiply, store_depth
+from .._numba.operands import as_words, elements_per_word, lay_columns, lay_depth, lay_rows, multiply
 from .._numba.panels import TILE_ROWS, pack_panel, prefetch_rows
 from .._numba.rows import share
 from .._numba.scores import row_pointer
 from .._numba.simd import (
     aligned,
-    broadcast,
     first_lanes,
     lanes,
     load,
-    load_masked,
     pointer,
     select,
     store,
     store_masked,
-    wide_pointer,
 )
-from .._numba.simd_math import exp2
 from .._numba.steps import array_at
 from .._numba.tasks import take_task
+from .online_softmax import begin_softmax, continue_softmax, finish_softmax, rescale
+from .terms import add_terms, prepare_terms, terms_size
 
-LOG2_E = 1 / math.log(2)
 QUERY_BLOCK = 256
 KEY_BLOCK = 256
 _SPARE_ROWS = TILE_ROWS + 4  # of scores: a tile's last rows, and what fills up the last wide vector
@@ -60,38 +55,41 @@ def forward(
         strides = (
             query_strides, key_strides, value_strides, output_strides, probs_strides, mask_strides, bias_strides,
         )  # fmt: skip
-        run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter)
+        run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter, None)
     else:
         for _ in prange(tasks):
             arrays = query, key, value, output, probs, mask, bias
             strides = (
                 query_strides, key_strides, value_strides, output_strides, probs_strides, mask_strides, bias_strides,
             )  # fmt: skip
-            run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter)
+            run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter, None)
 
 
 @helper
-def run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter):
-    """Compute tasks until the counter has handed out all; `arrays` and `strides`, and the rest, as in `forward`."""
+def run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter, terms):
+    """Compute tasks until the counter has handed out all; the arguments as in `forward`, `terms` as in terms.py."""
     query, key, value, output, probs, mask, bias = arrays
     views = (
-        _view(query, strides[0]), _view(key, strides[1]), _view(value, strides[2]), _view(output, strides[3]),
-        _view(probs, strides[4]), _view(mask, strides[5]), _view(bias, strides[6]),
+        kernel_view(query, strides[0]), kernel_view(key, strides[1]), kernel_view(value, strides[2]),
+        kernel_view(output, strides[3]), kernel_view(probs, strides[4]), kernel_view(mask, strides[5]),
+        kernel_view(bias, strides[6]),
     )  # fmt: skip
     sequences, heads, length, length_k, head_dim = sizes
-    scratch = np.empty(_scratch_size(min(length, QUERY_BLOCK), min(length_k, KEY_BLOCK), head_dim, lse), lse.dtype)
+    most, most_k = min(length, QUERY_BLOCK), min(length_k, KEY_BLOCK)
+    size = _scratch_size(most, most_k, head_dim, lse) + terms_size(terms, most, most_k, head_dim, lse)
+    scratch = np.empty(size, lse.dtype)
     s, before, task = 0, 0, take_task(counter)
     while s < sequences:
         start, queries = _span(cu_seqlens, s, length)
         blocks = (queries + QUERY_BLOCK - 1) // QUERY_BLOCK
         if task < before + heads * blocks:
             h, block = divmod(task - before, blocks)
-            panels = _panels(queries, lse)
+            panels = panel_count(queries, lse)
             width = 2 * lanes(lse)
             first, last = share(panels, block, blocks) * width, min(share(panels, block + 1, blocks) * width, queries)
             start_k, keys = _span(cu_seqlens_k, s, length_k)
-            place = s, h, start, start_k, keys
-            _attend(views, lse, place, first, last, (head_dim, is_causal, scale, word), scratch)
+            place = s, h, start, queries, start_k, keys
+            _attend(views, lse, place, first, last, (head_dim, is_causal, scale, word), terms, scratch)
             task = take_task(counter)
         else:
             before += heads * blocks
@@ -124,7 +122,7 @@ def run_step(step, counter, word):
     cu_seqlens, cu_seqlens_k = array_at(step[OFFSETS], offsets, _INT32), array_at(step[KEY_OFFSETS], offsets, _INT32)
     sizes = step[SEQUENCES], step[HEADS], step[TOKENS], step[KEYS], step[HEAD_DIM]
     scale = np.float32(step.view(np.float64)[SCALE])
-    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, step[IS_CAUSAL] != 0, scale, word, counter)
+    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, step[IS_CAUSAL] != 0, scale, word, counter, None)
 
 
 @inline_helper
@@ -133,7 +131,7 @@ def _strides(step, at):
 
 
 @inline_helper
-def _view(row, strides):
+def kernel_view(row, strides):
     """(address, strides in elements), of which the address is 0 if the array is absent."""
     size = row.itemsize
     address = np.intp(row.ctypes.data) if len(row) > 0 else np.intp(0)
@@ -147,12 +145,12 @@ def _span(cu_seqlens, s, length):
 
 
 @inline_helper
-def _panels(queries, like):
+def panel_count(queries, like):
     return (queries + 2 * lanes(like) - 1) // (2 * lanes(like))
 
 
 @inline_helper
-def _row_size(columns, like):
+def row_size(columns, like):
     """`columns` in whole vectors."""
     return (columns + lanes(like) - 1) // lanes(like) * lanes(like)
 
@@ -160,7 +158,7 @@ def _row_size(columns, like):
 @helper
 def _scratch_size(queries, keys, head_dim, like):
     """Elements of what `_cut` cuts a scratch into, and of one cache line, for `aligned`."""
-    row, width, whole = _row_size(head_dim, like), 2 * lanes(like), _panels(queries, like) * 2 * lanes(like)
+    row, width, whole = row_size(head_dim, like), 2 * lanes(like), panel_count(queries, like) * 2 * lanes(like)
     state, panel, sums = 5 * width + 2 * whole, width * row, (whole + TILE_ROWS) * row
     scores, spare = (keys + _SPARE_ROWS) * width, _spare_rows(keys, row, like) * width
     return state + panel + sums + scores + spare + 2 * (keys + 1) * row + 8 * lanes(like)
@@ -174,13 +172,13 @@ def _spare_rows(keys, row, like):
 
 @inline_helper
 def _cut(scratch, count, keys, row):
-    """(state, panel of queries, sums, scores, spare scores, rows of keys, rows of values).
+    """(state, panel of queries, sums, scores, spare scores, rows of keys, rows of values, what is left).
 
     `state` is room for two wide vectors, then for each query the highest score and the sum of exponentials so far, and
     for each query of a panel the factor that brings its older sums to the new highest score.
     """
     start = aligned(scratch)
-    width, whole = 2 * lanes(start), _panels(count, start) * 2 * lanes(start)
+    width, whole = 2 * lanes(start), panel_count(count, start) * 2 * lanes(start)
     peaks = pointer(start, 4 * width)
     totals = pointer(peaks, whole)
     factors = pointer(totals, whole)
@@ -190,24 +188,25 @@ def _cut(scratch, count, keys, row):
     spare = pointer(scores, (keys + _SPARE_ROWS) * width)
     k_rows = pointer(spare, _spare_rows(keys, row, start) * width)
     v_rows = pointer(k_rows, (keys + 1) * row)
-    return (start, peaks, totals, factors), panel, sums, scores, spare, k_rows, v_rows
+    state, rest = (start, peaks, totals, factors), pointer(v_rows, (keys + 1) * row)
+    return state, panel, sums, scores, spare, k_rows, v_rows, rest
 
 
 @helper
-def _attend(views, lse, place, first, last, options, scratch):
+def _attend(views, lse, place, first, last, options, terms, scratch):
     """The outputs of the queries from first to last of one sequence and head."""
     query, key, value, _, probs, mask, bias = views
-    s, h, start, start_k, keys = place
+    s, h, start, _, start_k, keys = place
     head_dim, is_causal, scale, word = options
-    count, row, width = last - first, _row_size(head_dim, scratch), 2 * lanes(scratch)
-    state, panel, sums, scores, spare, k_rows, v_rows = _cut(scratch, count, min(keys, KEY_BLOCK), row)
+    count, row, width = last - first, row_size(head_dim, scratch), 2 * lanes(scratch)
+    state, panel, sums, scores, spare, k_rows, v_rows, rest = _cut(scratch, count, min(keys, KEY_BLOCK), row)
     like = sums
     per_word = elements_per_word(word)
     depth = (head_dim + per_word - 1) // per_word
     seen = min(keys, last) if is_causal else keys
     stored = is_causal or probs[0] != 0 or mask[0] != 0 or bias[0] != 0
     factor = 1.0 if stored else float(scale)  # scores that are stored are scaled before they are
-    _begin(state, count)
+    begin_softmax(state, count)
     prefetch_rows(row_pointer(query, s, h, start + first, like), query[3], 0, min(width, count), head_dim)
     k_words, v_words = as_words(k_rows, word), as_words(v_rows, word)
     for begin in range(0, max(seen, 1), KEY_BLOCK):
@@ -217,6 +216,8 @@ def _attend(views, lse, place, first, last, options, scratch):
         # 15 % slower within BERT-base.
         lay_rows(k, key[3], part, head_dim, k_words, row, word)
         lay_depth(v, value[3], part, head_dim, v_rows, row, word)
+        block = first, last, begin, part
+        prepare_terms(terms, place, block, k_words, head_dim, word, rest)
         for i in range(first, last, width):
             n = min(width, last - i)
             visible = min(part, i + n - begin) if is_causal else part
@@ -225,22 +226,16 @@ def _attend(views, lse, place, first, last, options, scratch):
             w = lanes(like) if n <= lanes(like) else width
             lay_columns(row_pointer(query, s, h, start + i, like), query[3], n, head_dim, panel, w, spare, word)
             multiply(k_words, row, 1, visible, as_words(panel, word), w, depth, w, scores, w, False)
+            add_terms(terms, place, block, i, n, w, k_words, head_dim, word, rest, scores, spare)
             if stored:
                 _add_masks(views, s, h, i, n, begin, visible, is_causal, scale, scores, w, spare)
-            _softmax(scores, visible, w, factor, state, i - first, word)
+            continue_softmax(scores, visible, w, factor, state, i - first, word)
             target = pointer(sums, (i - first) * row)
             if begin > 0:
-                _rescale(target, n, row, state[3])
+                rescale(target, n, row, state[3])
             deep = (visible + per_word - 1) // per_word
             multiply(as_words(scores, word), 1, w, n, v_words, row, deep, head_dim, target, row, begin > 0)
-    _finish(views, lse, place, first, count, head_dim, is_causal, sums, row, state)
-
-
-@helper
-def _begin(state, count):
-    for i in range(0, count, lanes(state[0])):
-        store(state[1], i, broadcast(state[0], -np.inf))
-        store(state[2], i, broadcast(state[0], 0.0))
+    finish_softmax(views, lse, place, first, count, head_dim, is_causal, sums, row, state)
 
 
 @helper
@@ -269,101 +264,6 @@ def _add_masks(views, s, h, first, count, begin, visible, is_causal, scale, scor
 
 
 @helper
-def _softmax(scores, keys, width, scale, state, first, word):
-    """Turn products (keys, width) into exp(score - highest); update highest, sum, and the factor of the sums so far.
-
-    A wide vector holds the scores of several keys. Sums are made of every fourth key and then added up, whatever the
-    width, so that they do not depend on how many queries there are.
-    """
-    together, peaks, totals, factors = state[0], pointer(state[1], first), pointer(state[2], first), state[3]
-    x, wide = wide_pointer(scores, 0), wide_pointer(together, 0)
-    end, step, half = keys * width, 4 * width, lanes(x)
-    for j in range(end, (end + step - 1) // step * step, lanes(scores)):
-        store(scores, j, broadcast(scores, -np.inf))
-    highest = broadcast(x, -np.inf)
-    for j in range(0, end, half):
-        value = load(x, j) * scale
-        highest = select(value > highest, value, highest)  # a NaN that is lost here comes back through the sum
-    store(wide, 0, highest)
-    for d in range(0, width, lanes(scores)):
-        old = load(peaks, d)
-        peak = old
-        for r in range(half // width):
-            value = load(together, r * width + d)
-            peak = select(value > peak, value, peak)
-        store(peaks, d, peak)
-        shift = _shift(peak)
-        store(factors, d, exp2((old - shift) * LOG2_E))
-        for r in range(half // width):
-            store(together, r * width + d, shift)
-    shift, total, second = load(wide, 0), broadcast(x, 0.0), broadcast(x, 0.0)
-    for j in range(0, end, step):
-        value = exp2((load(x, j) * scale - shift) * LOG2_E)
-        store_depth(scores, j, value, width, word)
-        total += value
-        if half < step:
-            value = exp2((load(x, j + half) * scale - shift) * LOG2_E)
-            store_depth(scores, j + half, value, width, word)
-            second += value
-    store(wide, 0, total)
-    store(wide, half, second)
-    for d in range(0, width, lanes(scores)):
-        summed = load(totals, d) * load(factors, d)
-        for r in range(4):
-            summed += load(together, r * width + d)
-        store(totals, d, summed)
-
-
-@inline_helper
-def _shift(peak):
-    """What is subtracted from the scores: the highest one, unless all are -inf."""
-    return select(peak == -np.inf, 0.0, peak)
-
-
-@helper
-def _rescale(sums, count, row, factors):
-    for i in range(count):
-        if factors[i] != 1:
-            for d in range(0, row, lanes(sums)):
-                store(sums, i * row + d, load(sums, i * row + d) * factors[i])
-
-
-@helper
-def _finish(views, lse, place, first, count, head_dim, is_causal, sums, row, state):
-    """Divide by the sums; write outputs, lse and probabilities."""
-    _, _, _, output, probs, _, _ = views
-    s, h, start, _, keys = place
-    peaks, totals, width = state[1], state[2], 2 * lanes(sums)
-    for i in range(count):
-        total = totals[i]
-        factor = 1 / total if total != 0 else total
-        _copy_scaled(pointer(sums, i * row), factor, head_dim, row_pointer(output, s, h, start + first + i, sums))
-        lse[min(s, len(lse) - 1), h, start + first + i] = peaks[i] + math.log(total)
-        if probs[0] != 0:
-            written = min(keys, first + min((i // width + 1) * width, count)) if is_causal else keys
-            _exponentiate(row_pointer(probs, s, h, first + i, sums), written, peaks[i], factor)
-
-
-@helper
 def _copy(source, count, target):
     for j in range(0, count, lanes(source)):
         store_masked(target, j, load(source, j), first_lanes(source, count - j))
-
-
-@helper
-def _copy_scaled(source, factor, count, target):
-    full = count - count % lanes(source)
-    for j in range(0, full, lanes(source)):
-        store(target, j, load(source, j) * factor)
-    if full < count:
-        store_masked(target, full, load(source, full) * factor, first_lanes(source, count - full))
-
-
-@helper
-def _exponentiate(row, count, peak, factor):
-    """Turn a row of scores into probabilities."""
-    shift = _shift(broadcast(row, peak))
-    for j in range(0, count, lanes(row)):
-        inside = first_lanes(row, count - j)
-        value = exp2((load_masked(row, j, inside, 0.0) - shift) * LOG2_E) * factor
-        store_masked(row, j, value, inside)

@@ -1,6 +1,16 @@
-"""Attention with relative positions on the CPU. So far the definition itself stands in for the kernels."""
+"""Attention with relative positions on the CPU: what the arrays are to the kernels (forward.py)."""
 
+import numpy as np
+
+from .._numba import as_kernel_array
+from .._numba.rows import task_count
+from ..attention.cpu import GRAIN, WORDS, added_mask, optional_view, view, with_unit_columns
 from . import reference
+from .forward import forward
+from .reference import score_components, scores_shape
+
+_NO_IDS = np.empty(0, np.int32)
+PRODUCTS = 5  # of queries and keys: two of attention, one and a half of each table
 
 
 def relative_attention(
@@ -8,12 +18,43 @@ def relative_attention(
     segment_ids, segment_ids_k, segment_scores, cu_seqlens, cu_seqlens_k, attn_mask,
     scale, return_probs, return_components, compute_dtype,
 ):  # fmt: skip
-    """(output, lse, probabilities or None, components or None)."""
-    return reference.relative_attention(
-        query, key, value, position_key, position_query, query_for_position, distance_rows,
-        segment_ids, segment_ids_k, segment_scores, cu_seqlens, cu_seqlens_k, attn_mask,
-        scale, return_probs, return_components, compute_dtype,
-    )  # fmt: skip
+    """(output, lse, probabilities or None, components or None); components are computed as the definition does."""
+    components = None
+    if return_components:
+        components = score_components(
+            query, key, position_key, position_query, query_for_position, distance_rows, cu_seqlens, cu_seqlens_k,
+            scale, compute_dtype,
+        )  # fmt: skip
+    tokens, heads, head_dim = query.shape
+    keys, dtype = key.shape[0], query.dtype
+    output, lse = np.empty(query.shape, dtype), np.empty((1, heads, tokens), dtype)
+    probs = np.zeros(scores_shape(heads, cu_seqlens, cu_seqlens_k), dtype) if return_probs else None
+    if query_for_position is None and position_key is not None:
+        query_for_position = query
+    floats = (query, key, value, output, position_key, position_query, query_for_position, segment_scores)
+    query_row, key_row, value_row, output_row, *terms = (_row(array, dtype) for array in floats)
+    if tokens * heads:
+        forward(
+            *query_row, *key_row, *value_row, *output_row, *optional_view(probs, dtype),
+            *optional_view(added_mask(attn_mask, dtype), dtype), *(part for term in terms for part in term),
+            lse, as_kernel_array(distance_rows), *map(_ids, (segment_ids, segment_ids_k)),
+            as_kernel_array(cu_seqlens), as_kernel_array(cu_seqlens_k),
+            (len(cu_seqlens) - 1, heads, tokens, keys, head_dim), dtype.type(scale),
+            WORDS[compute_dtype or dtype], np.zeros(1, np.int64),
+            task_count(PRODUCTS * tokens * heads * (keys // (len(cu_seqlens) - 1)) * head_dim, GRAIN),
+        )  # fmt: skip
+    return output, lse[0], probs, components
+
+
+def _row(array, dtype):
+    """The first row of (tokens, heads, head_dim) as (1, heads, tokens, head_dim), and its strides; empty if absent."""
+    if array is None:
+        return optional_view(None, dtype)
+    return view(with_unit_columns(array.transpose(1, 0, 2)[None]))
+
+
+def _ids(segment_ids):
+    return _NO_IDS if segment_ids is None else as_kernel_array(segment_ids)
 
 
 def relative_attention_backward(

@@ -41,26 +41,22 @@ def relative_attention(
     scale, return_probs, return_components, compute_dtype,
 ):  # fmt: skip
     """(output, lse, probabilities or None, components or None)."""
-    floats = query, key, value, position_key, position_query, query_for_position
-    query, key, value, position_key, position_query, query_for_position = (
-        None if array is None else rounded(array, compute_dtype) for array in floats
-    )
+    components = None
+    if return_components:
+        components = score_components(
+            query, key, position_key, position_query, query_for_position, distance_rows, cu_seqlens, cu_seqlens_k,
+            scale, compute_dtype,
+        )  # fmt: skip
+    floats = query, key, position_key, position_query, query_for_position
+    inputs = tuple(None if array is None else rounded(array, compute_dtype) for array in floats)
+    value = rounded(value, compute_dtype)
     tokens, heads, _ = query.shape
     output = np.empty(query.shape, query.dtype)
     lse = np.empty((heads, tokens), working_dtype(query.dtype))
     shape = scores_shape(heads, cu_seqlens, cu_seqlens_k)
     probs = np.zeros(shape, query.dtype) if return_probs else None
-    components = None
-    if return_components:
-        tables = query, position_key, position_query  # the first is always there
-        components = tuple(None if array is None else np.zeros(shape, query.dtype) for array in tables)
-    inputs = query, key, position_key, position_query, query_for_position
     for sequence in _sequences(cu_seqlens, cu_seqlens_k, distance_rows):
         terms = _terms(*inputs, scale, sequence)
-        if return_components:
-            for target, term in zip(components, terms, strict=True):
-                if term is not None:
-                    _corner(target, sequence)[...] = term
         scores = _scores(terms, segment_ids, segment_ids_k, segment_scores, attn_mask, scale, sequence)
         exponentials, total, lse[:, sequence.queries] = softmax_rows(scores)
         if return_probs:
@@ -71,6 +67,23 @@ def relative_attention(
             mixed = rounded(exponentials, compute_dtype) @ _heads_first(value[sequence.keys]) / total
         output[sequence.queries] = _tokens_first(mixed)
     return output, lse, probs, components
+
+
+def score_components(
+    query, key, position_key, position_query, query_for_position, distance_rows, cu_seqlens, cu_seqlens_k,
+    scale, compute_dtype,
+):  # fmt: skip
+    """(content to content, content to position, position to content) of all sequences, zeros beyond their lengths."""
+    floats = query, key, position_key, position_query, query_for_position
+    inputs = tuple(None if array is None else rounded(array, compute_dtype) for array in floats)
+    shape = scores_shape(query.shape[1], cu_seqlens, cu_seqlens_k)
+    present = query, position_key, position_query  # the first is always there
+    components = tuple(None if array is None else np.zeros(shape, query.dtype) for array in present)
+    for sequence in _sequences(cu_seqlens, cu_seqlens_k, distance_rows):
+        for target, term in zip(components, _terms(*inputs, scale, sequence), strict=True):
+            if term is not None:
+                _corner(target, sequence)[...] = term
+    return components
 
 
 @np.errstate(invalid="ignore")

@@ -220,7 +220,7 @@ def test_several_python_threads_at_once():
 def test_views_are_not_copied_and_need_no_further_specialisation():
     arrays, offsets = packed([39, 5], 20)
     for array in arrays:
-        assert cpu._with_unit_columns(array) is array
+        assert cpu.with_unit_columns(array) is array
     cpu.attention(*arrays[:3], offsets, offsets, None, None, False, 0.2, False, None)
     before = len(forward.forward.signatures)
     dense = [np.array(array) for array in arrays[:3]]

@@ -1,0 +1,131 @@
+"""The softmax of attention's forward kernels, over keys that come block by block (online: see forward.py).
+
+Scores are (keys, width), a lane per query; `state` is a scratch of two wide vectors, then pointers to each query's
+highest score and sum of exponentials so far, and to the factors that bring the older sums of a panel's queries to the
+new highest scores.
+"""
+
+import math
+
+import numpy as np
+
+from .._numba import helper, inline_helper
+from .._numba.operands import store_depth
+from .._numba.scores import row_pointer
+from .._numba.simd import (
+    broadcast,
+    first_lanes,
+    lanes,
+    load,
+    load_masked,
+    pointer,
+    select,
+    store,
+    store_masked,
+    wide_pointer,
+)
+from .._numba.simd_math import exp2
+
+LOG2_E = 1 / math.log(2)
+
+
+@helper
+def begin_softmax(state, count):
+    for i in range(0, count, lanes(state[0])):
+        store(state[1], i, broadcast(state[0], -np.inf))
+        store(state[2], i, broadcast(state[0], 0.0))
+
+
+@helper
+def continue_softmax(scores, keys, width, scale, state, first, word):
+    """Turn products (keys, width) into exp(score - highest); update highest, sum, and the factor of the sums so far.
+
+    A wide vector holds the scores of several keys. Sums are made of every fourth key and then added up, whatever the
+    width, so that they do not depend on how many queries there are.
+    """
+    together, peaks, totals, factors = state[0], pointer(state[1], first), pointer(state[2], first), state[3]
+    x, wide = wide_pointer(scores, 0), wide_pointer(together, 0)
+    end, step, half = keys * width, 4 * width, lanes(x)
+    for j in range(end, (end + step - 1) // step * step, lanes(scores)):
+        store(scores, j, broadcast(scores, -np.inf))
+    highest = broadcast(x, -np.inf)
+    for j in range(0, end, half):
+        value = load(x, j) * scale
+        highest = select(value > highest, value, highest)  # a NaN that is lost here comes back through the sum
+    store(wide, 0, highest)
+    for d in range(0, width, lanes(scores)):
+        old = load(peaks, d)
+        peak = old
+        for r in range(half // width):
+            value = load(together, r * width + d)
+            peak = select(value > peak, value, peak)
+        store(peaks, d, peak)
+        shift = _shift(peak)
+        store(factors, d, exp2((old - shift) * LOG2_E))
+        for r in range(half // width):
+            store(together, r * width + d, shift)
+    shift, total, second = load(wide, 0), broadcast(x, 0.0), broadcast(x, 0.0)
+    for j in range(0, end, step):
+        value = exp2((load(x, j) * scale - shift) * LOG2_E)
+        store_depth(scores, j, value, width, word)
+        total += value
+        if half < step:
+            value = exp2((load(x, j + half) * scale - shift) * LOG2_E)
+            store_depth(scores, j + half, value, width, word)
+            second += value
+    store(wide, 0, total)
+    store(wide, half, second)
+    for d in range(0, width, lanes(scores)):
+        summed = load(totals, d) * load(factors, d)
+        for r in range(4):
+            summed += load(together, r * width + d)
+        store(totals, d, summed)
+
+
+@inline_helper
+def _shift(peak):
+    """What is subtracted from the scores: the highest one, unless all are -inf."""
+    return select(peak == -np.inf, 0.0, peak)
+
+
+@helper
+def rescale(sums, count, row, factors):
+    for i in range(count):
+        if factors[i] != 1:
+            for d in range(0, row, lanes(sums)):
+                store(sums, i * row + d, load(sums, i * row + d) * factors[i])
+
+
+@helper
+def finish_softmax(views, lse, place, first, count, head_dim, is_causal, sums, row, state):
+    """Divide by the sums; write outputs, lse and probabilities."""
+    _, _, _, output, probs, _, _ = views
+    s, h, start, _, _, keys = place
+    peaks, totals, width = state[1], state[2], 2 * lanes(sums)
+    for i in range(count):
+        total = totals[i]
+        factor = 1 / total if total != 0 else total
+        _copy_scaled(pointer(sums, i * row), factor, head_dim, row_pointer(output, s, h, start + first + i, sums))
+        lse[min(s, len(lse) - 1), h, start + first + i] = peaks[i] + math.log(total)
+        if probs[0] != 0:
+            written = min(keys, first + min((i // width + 1) * width, count)) if is_causal else keys
+            _exponentiate(row_pointer(probs, s, h, first + i, sums), written, peaks[i], factor)
+
+
+@helper
+def _copy_scaled(source, factor, count, target):
+    full = count - count % lanes(source)
+    for j in range(0, full, lanes(source)):
+        store(target, j, load(source, j) * factor)
+    if full < count:
+        store_masked(target, full, load(source, full) * factor, first_lanes(source, count - full))
+
+
+@helper
+def _exponentiate(row, count, peak, factor):
+    """Turn a row of scores into probabilities."""
+    shift = _shift(broadcast(row, peak))
+    for j in range(0, count, lanes(row)):
+        inside = first_lanes(row, count - j)
+        value = exp2((load_masked(row, j, inside, 0.0) - shift) * LOG2_E) * factor
+        store_masked(row, j, value, inside)
