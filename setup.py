@@ -21,7 +21,7 @@ EXTRAS = {
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "hub": ["huggingface_hub"],
     "test": ["pytest", "pytest-benchmark", "hypothesis", "ruff", "pip", *CUDA_COMPILER],
-    "parity": ["torch==2.13.0", "transformers>=5.23", "sentencepiece"],
+    "parity": ["torch==2.13.0", "transformers>=5.23", "sentencepiece", "protobuf", "threadpoolctl"],
     "bench": [
         *("pytest", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers
