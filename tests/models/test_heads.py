@@ -1,0 +1,160 @@
+"""The heads: which there are, what they refuse, and that their losses are what their outputs say."""
+
+import json
+
+import numpy as np
+import pytest
+
+import bertcore
+from bertcore import use_backend, value_and_grad
+
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 19,
+    "hidden_size": 6,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 5,
+    "max_position_embeddings": 8,
+    "num_labels": 3,
+    "initializer_range": 0.5,
+}
+IDS = np.array([[1, 2, 3, 4], [5, 6, 7, 0]])
+MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+def model(task, **changes):
+    return getattr(bertcore, f"AutoModelFor{task}").from_config(CONFIG | changes)
+
+
+def log_softmax(scores):
+    return scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+
+
+def test_sequence_classification_is_mean_cross_entropy():
+    out = model("SequenceClassification")(IDS, MASK, labels=[2, 0])
+    expected = -log_softmax(out.logits.astype(float))[[0, 1], [2, 0]].mean()
+    np.testing.assert_allclose(out.loss, expected, rtol=1e-6)
+    assert list(out.keys()) == ["loss", "logits"]
+
+
+def test_one_label_is_a_regression():
+    out = model("SequenceClassification", num_labels=1)(IDS, MASK, labels=[0.5, -2])
+    np.testing.assert_allclose(out.loss, ((out.logits[:, 0] - [0.5, -2]) ** 2).mean(), rtol=1e-6)
+
+
+def test_numbers_for_several_labels_are_flags():
+    flags = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    out = model("SequenceClassification")(IDS, MASK, labels=flags)
+    chance = 1 / (1 + np.exp(-out.logits.astype(float)))
+    expected = -(flags * np.log(chance) + (1 - flags) * np.log(1 - chance)).mean()
+    np.testing.assert_allclose(out.loss, expected, rtol=1e-6)
+    again = model("SequenceClassification", problem_type="multi_label_classification")(
+        IDS, MASK, labels=flags.astype(int)
+    )
+    np.testing.assert_array_equal(again.loss, out.loss)
+
+
+def test_question_answering_leaves_out_answers_that_were_truncated():
+    qa = model("QuestionAnswering")
+    whole = qa(IDS, start_positions=[1, 4], end_positions=[2, 9])
+    one = qa(IDS[:1], start_positions=[1], end_positions=[2])
+    np.testing.assert_allclose(whole.loss, one.loss, rtol=1e-6)
+    starts = -log_softmax(one.start_logits.astype(float))[0, 1], -log_softmax(one.end_logits.astype(float))[0, 2]
+    np.testing.assert_allclose(one.loss, np.mean(starts), rtol=1e-6)
+
+
+def test_question_answering_gives_the_same_logits_with_and_without_positions():
+    qa = model("QuestionAnswering")
+    plain, compared = qa(IDS, MASK), qa(IDS, MASK, start_positions=[1, 1], end_positions=[2, 2])
+    np.testing.assert_allclose(compared.start_logits, plain.start_logits, rtol=1e-5)
+    assert plain.loss is None and compared.start_logits[1, 3] == 0
+
+
+def test_multiple_choice_scores_each_text_by_itself():
+    choices = np.stack([IDS, IDS[::-1]], axis=1)
+    masks = np.stack([MASK, MASK[::-1]], axis=1)
+    out = model("MultipleChoice")(choices, masks, labels=[1, 0])
+    assert out.logits.shape == (2, 2)
+    np.testing.assert_allclose(out.logits[0], out.logits[1][::-1], rtol=1e-5)
+    np.testing.assert_allclose(out.loss, -log_softmax(out.logits.astype(float))[[0, 1], [1, 0]].mean(), rtol=1e-6)
+
+
+def test_pretraining_has_both_heads_and_both_losses():
+    both = model("PreTraining")
+    labels = np.where(MASK, IDS, -100)
+    out, grads = value_and_grad(both)(IDS, MASK, labels=labels, next_sentence_label=[0, 1])
+    words = -log_softmax(out.prediction_logits.astype(float))[MASK > 0, IDS[MASK > 0]].mean()
+    pairs = -log_softmax(out.seq_relationship_logits.astype(float))[[0, 1], [0, 1]].mean()
+    np.testing.assert_allclose(out.loss, words + pairs, rtol=1e-6)
+    assert np.abs(grads["cls.seq_relationship.weight"]).max() > 0
+    assert both(IDS, MASK, labels=labels).loss is None  # as in transformers: both labels or no loss
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "error", "message"),
+    [
+        ("SequenceClassification", {"labels": [0, 3]}, ValueError, r"labels\[1\] is 3, expected 0 to 2"),
+        ("SequenceClassification", {"labels": [0]}, ValueError, r"labels has shape \(1,\), expected \(2,\)"),
+        ("SequenceClassification", {"labels": ["a", "b"]}, TypeError, r"labels holds <U1, expected numbers"),
+        ("SequenceClassification", {"labels": [[0.0, 1.0]] * 2}, ValueError, r"shape \(2, 2\), expected \(2, 3\)"),
+        ("TokenClassification", {"labels": [[0, 1, 2, 3], [0] * 4]}, ValueError, r"labels\[0, 3\] is 3, expected 0 to 2"),
+        ("TokenClassification", {"labels": [[0] * 4] * 2}, ValueError, "labels has a label at a padded position"),
+        ("QuestionAnswering", {"start_positions": [0, -1], "end_positions": [0, 0]}, ValueError,
+         r"start_positions\[1\] is -1, expected a column"),
+        ("QuestionAnswering", {"start_positions": [0], "end_positions": [0, 0]}, ValueError, r"expected integers, \(2,\)"),
+        ("NextSentencePrediction", {"labels": [0.5, 1]}, TypeError, "labels holds float64, expected integers"),
+        ("MaskedLM", {"next_sentence_label": [0, 1]}, TypeError, "unexpected argument 'next_sentence_label'"),
+    ],
+)  # fmt: skip
+def test_wrong_targets_are_named(task, targets, error, message):
+    with pytest.raises(error, match=message):
+        model(task)(IDS, MASK, **targets)
+
+
+def test_a_text_without_tokens_has_no_label():
+    with pytest.raises(ValueError, match=r"input_ids\[1\] has no real token"):
+        model("SequenceClassification")(IDS, [[1, 1, 1, 1], [0, 0, 0, 0]], labels=[0, 1])
+
+
+def test_an_unknown_problem_type_is_named():
+    with pytest.raises(ValueError, match="problem_type is 'ranking', known are regression"):
+        model("SequenceClassification", problem_type="ranking")(IDS, labels=[0, 1])
+
+
+def test_multiple_choice_wants_a_third_axis():
+    with pytest.raises(ValueError, match=r"input_ids has shape \(2, 4\), expected \(questions, choices, length\)"):
+        model("MultipleChoice")(IDS)
+
+
+def test_a_family_without_the_head_is_named():
+    with pytest.raises(ValueError, match="type 'bert' have no head for causal_lm; they have"):
+        model("CausalLM")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("BertModel", "AutoModel"),
+        ("BertForMaskedLM", "AutoModelForMaskedLM"),
+        ("BertForQuestionAnswering", "AutoModelForQuestionAnswering"),
+        ("BertForSequenceClassification", "AutoModelForSequenceClassification"),
+        ("BertForSomethingElse", "AutoModel"),
+    ],
+)
+def test_a_checkpoint_is_loaded_as_what_it_is(tmp_path, architecture, name):
+    kind = getattr(bertcore, name)
+    made = kind.from_config(CONFIG)
+    made.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    loaded = bertcore.load_model(tmp_path)
+    assert type(loaded) is kind
+    for key, array in made(IDS).items():
+        np.testing.assert_array_equal(loaded(IDS)[key], array)
