@@ -29,6 +29,15 @@ def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
     return family_of(config).heads(ConfigReader(config))
 
 
+def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, Any]:
+    """The config with this number of labels, named as transformers names new ones; None leaves it as it is."""
+    if num_labels is None:
+        return dict(config)
+    count = ConfigReader({"num_labels": num_labels}).num_labels()
+    names = {str(index): f"LABEL_{index}" for index in range(count)}
+    return {**config, "id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
+
+
 class AutoModel(Model):
     """An encoder without a head: texts' hidden states, and with add_pooling_layer a vector for each text.
 
@@ -211,12 +220,18 @@ class AutoModelForNextSentencePrediction(_SequenceModel):
 class AutoModelForSequenceClassification(_SequenceModel):
     """An encoder with a classifier of sequences: scores, (sequences, num_labels), as many as the config's labels.
 
+    The options `num_labels` and `problem_type` replace what the config says of them, to start a new task.
+
     Calls take `labels`, whose kind the config's problem_type tells (`losses.classification_loss`), and return a
     LogitsOutput.
     """
 
     _architecture = "ForSequenceClassification"
     _tasks = ("sequence_classification",)
+
+    def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None, problem_type: str | None = None):
+        task = {} if problem_type is None else {"problem_type": problem_type}
+        super().__init__(with_labels(config, num_labels) | task)
 
     def _loss(self, logits: Any, labels: Any, name: str) -> Any:
         return losses.classification_loss(logits, labels, self._num_labels(), self.config.get("problem_type"))
@@ -258,6 +273,8 @@ class AutoModelForMultipleChoice(_SequenceModel):
 class AutoModelForTokenClassification(_ModelWithHeads):
     """An encoder with a classifier of tokens: scores, (sequences, length, num_labels).
 
+    The option `num_labels` replaces what the config says of it, to start a new task.
+
     Calls take `labels`, a class for each token, (sequences, length), -100 where there is none, and return a
     LogitsOutput.
     """
@@ -265,6 +282,9 @@ class AutoModelForTokenClassification(_ModelWithHeads):
     _architecture = "ForTokenClassification"
     _tasks = ("token_classification",)
     _targets = ("labels",)
+
+    def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None):
+        super().__init__(with_labels(config, num_labels))
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return Classifier(spec, self.spec, self._num_labels())

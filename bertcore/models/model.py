@@ -109,7 +109,7 @@ class Model(Block):
                 `save_pretrained`), and float32 of any other, whatever its file holds. Another one than the
                 checkpoint's converts: what int8 stands for is multiplied out.
             revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
-            options: those of the class (AutoModel's add_pooling_layer).
+            options: those of the class (add_pooling_layer of AutoModel, num_labels of classifiers).
 
         Raises:
             CheckpointError (a ValueError): what is wrong with which file or tensor.
@@ -123,7 +123,8 @@ class Model(Block):
         config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
         model = cls._for(config)(config, **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
-        arrays = checkpoint.load_parameters(checkpoint.open_checkpoint(folder), expected, rules, optional=rules.heads)
+        opened, options = checkpoint.open_checkpoint(folder), {"optional": rules.heads, "scales": model.expected_scales()}
+        arrays = checkpoint.load_parameters(opened, expected, rules, **options)
         absent = [name for name in expected if name not in arrays]
         if absent:
             warnings.warn(
@@ -155,6 +156,10 @@ class Model(Block):
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor of a checkpoint of this model, by name."""
         return {name: shape for parameter in self.parameters() for name, shape in parameter.expected.items()}
+
+    def expected_scales(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor's scales where a checkpoint stores it in int8, by the tensor's name."""
+        return {name: shape for parameter in self.parameters() for name, shape in parameter.expected_scales.items()}
 
     def _initial_arrays(self, names: Container[str], seed: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)

