@@ -98,8 +98,8 @@ class Encoder(Block):
         layer_names = _with_prefix(prefix, family.layer_names)
         self.spec = spec
         self.embeddings = family.embeddings(names, spec)
-        shared = spec.shared_layers or range(spec.num_layers)
-        own = {index: self._layer(family, _numbered(layer_names, index)) for index in sorted(set(shared))}
+        shared, inner = spec.shared_layers or range(spec.num_layers), spec.inner_layers
+        own = {index: self._layer(family, _numbered(layer_names, index, inner)) for index in sorted(set(shared))}
         self.layers = [own[index] for index in shared]
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
         self.forget_recordings()
@@ -158,5 +158,6 @@ def _with_prefix(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
     return {part: prefix + name for part, name in names.items()}
 
 
-def _numbered(names: Mapping[str, str], layer: int) -> dict[str, str]:
-    return {part: name.format(layer=layer) for part, name in names.items()}
+def _numbered(names: Mapping[str, str], index: int, inner_layers: int) -> dict[str, str]:
+    layer, inner = divmod(index, inner_layers)
+    return {part: name.format(layer=layer, inner=inner) for part, name in names.items()}

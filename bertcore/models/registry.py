@@ -34,6 +34,23 @@ def pooled_heads(name: str = "classifier") -> dict[str, HeadSpec]:
     return TOKEN_HEADS | {"sequence_classification": classifier, "multiple_choice": classifier}
 
 
+def summary_head(read: ConfigReader, output: str, *, source: str, activation: str) -> ClassifierSpec:
+    """The classifier of a sequence's summary, which the summary_... keys of the config describe (ELECTRA, XLNet).
+
+    `output` names its last map; `source` and `activation` are what summary_type and summary_activation mean where they
+    are absent.
+    """
+    # Without a token to point at, transformers' "cls_index" is the last one.
+    sources = {"first": "first", "last": "last", "mean": "mean", "cls_index": "last"}
+    read.unsupported("summary_proj_to_labels", False, False)
+    return ClassifierSpec(
+        output,
+        source=sources[read.choice("summary_type", source, *sources)],
+        dense="sequence_summary.summary" if read.flag("summary_use_proj", True) else None,
+        activation=read.activation("summary_activation", activation),
+    )
+
+
 @dataclass(frozen=True)
 class Family:
     """A family is data: how to read its config, its names in a checkpoint, and which blocks it is made of.
@@ -45,7 +62,7 @@ class Family:
         heads: the spec of each head, by the task's name (`models.auto` has the tasks).
         name_rules: the prefix, heads and spellings of its checkpoints.
         encoder_names, layer_names: the part of the blocks -> the checkpoint's name of it without the prefix, where
-            "{layer}" stands for the layer's number.
+            "{layer}" stands for the layer's number (and "{inner}" for that within it, of spec.inner_layers).
         embeddings, attention: the blocks at the bottom and in each layer, where they are the family's own.
         encoder: the class of its encoder, where that is its own; "bertcore.models.encoder:Encoder".
         pooler: of the base model, called with its name and the spec; None for a family that has none.

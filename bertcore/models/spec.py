@@ -41,6 +41,9 @@ class EncoderSpec:
             words that are have position pad_token_id.
         shared_layers: for each layer the index of the parameters it has (ALBERT's layers share them); by default its
             own.
+        inner_layers: how many layers stand under one number in the checkpoint's names, with a number of their own
+            within it (ALBERT's inner groups).
+        projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
         is_relative: attention depends on how far apart two columns of a batch are.
         details: what one family alone varies, a dataclass of its own.
     """
@@ -60,13 +63,17 @@ class EncoderSpec:
     tied_decoder: bool
     positions_after_padding: bool = False
     shared_layers: tuple[int, ...] = ()
+    inner_layers: int = 1
+    projects_embeddings: bool = False
     is_relative: bool = False
     details: Any = None
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"config: hidden_size {self.hidden_size} is not a multiple of {self.num_heads} heads")
-        if self.positions_after_padding and not 0 <= self.position_offset < self.max_positions:
+        if self.positions_after_padding and self.pad_token_id is None:
+            raise ValueError("config: pad_token_id is null, expected an integer: positions start after it")
+        if self.positions_after_padding and self.position_offset >= self.max_positions:
             raise ValueError(
                 f"config: max_position_embeddings is {self.max_positions}, expected more than "
                 f"{self.position_offset}: positions start after pad_token_id {self.pad_token_id}"
@@ -75,7 +82,7 @@ class EncoderSpec:
     @property
     def position_offset(self) -> int:
         """The position of a sequence's first token."""
-        return (self.pad_token_id or 0) + 1 if self.positions_after_padding else 0
+        return self.pad_token_id + 1 if self.positions_after_padding else 0
 
     @property
     def longest_sequence(self) -> int | None:
@@ -167,6 +174,11 @@ class ConfigReader:
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise ValueError(f"config: {key} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
+
+    def choice(self, key: str, default: str, *allowed: str) -> str:
+        """One of the `allowed` values."""
+        self.unsupported(key, default, *allowed)
+        return self._get(key, default)
 
     def unsupported(self, key: str, default: Any, *allowed: Any) -> None:
         """Refuse a value that would need something this family does not have here."""

@@ -28,7 +28,7 @@ class Embeddings(Block):
         if spec.type_vocab_size:
             self.types = Embedding(names["type_embeddings"], rows=spec.type_vocab_size, features=width)
         self.norm = LayerNorm(names["embeddings_norm"], features=width, eps=spec.layer_norm_eps)
-        if width != spec.hidden_size:
+        if width != spec.hidden_size or spec.projects_embeddings:
             sizes = {"in_features": width, "out_features": spec.hidden_size}
             self.projection = Linear(names["embeddings_projection"], **sizes)
 
