@@ -1,0 +1,257 @@
+"""The members whose tokens have absolute positions, as data."""
+
+from bertcore.presets.preset import BASE, LARGE, Preset, sizes
+
+_COMMON = {
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.02,
+}
+_CONTINUED = "MLM + NSP, continued from BERT"
+RTD = "replaced token detection, beside a small generator's MLM"
+
+# --- BERT and what has its shape ---------------------------------------------------------------------
+
+BERT = Preset(
+    name="bert-base-uncased",
+    hub_id="google-bert/bert-base-uncased",
+    config={
+        "model_type": "bert",
+        "vocab_size": 30522,
+        **BASE,
+        **_COMMON,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+    },
+    year=2018,
+    paper="arXiv:1810.04805",
+    objective="MLM + NSP",
+    tokenizer="WordPiece, lower case",
+    own="the encoder that the others vary",
+    glue=84.6,
+)
+_CASED = "WordPiece, cased"
+_SHAPED_LIKE_BERT = (
+    BERT,
+    BERT.but("bert-large-uncased", "google-bert/bert-large-uncased", LARGE, glue=86.7),
+    BERT.but(
+        "bert-base-multilingual-cased", "google-bert/bert-base-multilingual-cased", {"vocab_size": 119547},
+        tokenizer=_CASED, own="104 languages in one vocabulary",
+    ),
+    BERT.but(
+        "mini-bert", "", {**sizes(3, 192, 4), "vocab_size": 8192, "max_position_embeddings": 64},
+        objective="MLM", own="trains from scratch in minutes on a CPU",
+    ),
+    BERT.but(
+        "scibert", "allenai/scibert_scivocab_uncased", {"vocab_size": 31090},
+        year=2019, paper="arXiv:1903.10676", own="scientific papers, vocabulary made from them",
+    ),
+    BERT.but(
+        "biobert", "dmis-lab/biobert-v1.1", {"vocab_size": 28996},
+        year=2019, paper="arXiv:1901.08746", objective=_CONTINUED, tokenizer=_CASED, own="abstracts of PubMed",
+    ),
+    BERT.but(
+        "clinicalbert", "emilyalsentzer/Bio_ClinicalBERT", {"vocab_size": 28996},
+        year=2019, paper="arXiv:1904.03323", objective="MLM + NSP, continued from BioBERT", tokenizer=_CASED,
+        own="notes of hospitals (MIMIC-III)",
+    ),
+    BERT.but(
+        "finbert", "ProsusAI/finbert", {},
+        year=2019, paper="arXiv:1908.10063", objective=_CONTINUED, own="financial news, a classifier of sentiment",
+    ),
+    BERT.but(
+        "legalbert", "nlpaueb/legal-bert-base-uncased", {},
+        year=2020, paper="arXiv:2010.02559", own="laws, courts' cases and contracts, vocabulary made from them",
+    ),
+    BERT.but(
+        "spanbert", "SpanBERT/spanbert-base-cased", {"vocab_size": 28996},
+        year=2019, paper="arXiv:1907.10529", objective="MLM of spans + span boundary objective", tokenizer=_CASED,
+        own="masks contiguous spans, one segment, no NSP",
+    ),
+    BERT.but(
+        "minilm-l6-h384", "nreimers/MiniLM-L6-H384-uncased", sizes(6, 384, 12),
+        year=2020, paper="arXiv:2002.10957", objective="distillation", own="every second layer of minilm-l12-h384",
+    ),
+    BERT.but(
+        "minilm-l12-h384", "microsoft/MiniLM-L12-H384-uncased", sizes(12, 384, 12),
+        year=2020, paper="arXiv:2002.10957", objective="distillation",
+        own="the teacher's last attention distributions and value relations",
+    ),
+    BERT.but(
+        "tinybert-4l-312", "huawei-noah/TinyBERT_General_4L_312D", sizes(4, 312, 12, 1200),
+        year=2019, paper="arXiv:1909.10351", objective="distillation",
+        own="the teacher's embeddings, hidden states and attention scores, layer by layer",
+    ),
+    BERT.but(
+        "tinybert-6l-768", "huawei-noah/TinyBERT_General_6L_768D", sizes(6, 768, 12),
+        year=2019, paper="arXiv:1909.10351", objective="distillation", own="as tinybert-4l-312, of the teacher's width",
+    ),
+)  # fmt: skip
+
+# --- RoBERTa and what has its shape ------------------------------------------------------------------
+
+_ROBERTA = BERT.but(
+    "roberta-base",
+    "FacebookAI/roberta-base",
+    {
+        "model_type": "roberta",
+        "vocab_size": 50265,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    },
+    year=2019,
+    paper="arXiv:1907.11692",
+    objective="MLM, masks drawn anew each time",
+    tokenizer="byte-level BPE",
+    own="no NSP, no segments, positions start after the padding's id",
+    glue=87.6,
+)
+_XLM_ROBERTA = _ROBERTA.but(
+    "xlm-roberta-base", "FacebookAI/xlm-roberta-base", {"model_type": "xlm-roberta", "vocab_size": 250002},
+    paper="arXiv:1911.02116", objective="MLM in 100 languages", tokenizer="SentencePiece unigram",
+    own="RoBERTa with 250,002 pieces",
+)  # fmt: skip
+_LUKE = _ROBERTA.but(
+    "luke-base",
+    "studio-ousia/luke-base",
+    {
+        "model_type": "luke",
+        "vocab_size": 50267,
+        "entity_vocab_size": 500000,
+        "entity_emb_size": 256,
+        "use_entity_aware_attention": True,
+    },
+    year=2020,
+    paper="arXiv:2010.01057",
+    objective="MLM of words and entities",
+    tokenizer="byte-level BPE + entities",
+    own="entity embeddings, queries that know words from entities",
+)
+_SHAPED_LIKE_ROBERTA = (
+    _ROBERTA,
+    _ROBERTA.but("roberta-large", "FacebookAI/roberta-large", LARGE, glue=88.9),
+    _ROBERTA.but(
+        "codebert", "microsoft/codebert-base", {},
+        year=2020, paper="arXiv:2002.08155", objective="MLM + replaced token detection", own="pairs of text and code",
+    ),
+    _ROBERTA.but(
+        "camembert-base", "almanach/camembert-base",
+        {"model_type": "camembert", "vocab_size": 32005, "bos_token_id": 5, "eos_token_id": 6},
+        paper="arXiv:1911.03894", objective="MLM of whole words", tokenizer="SentencePiece unigram", own="French",
+    ),
+    _XLM_ROBERTA,
+    _XLM_ROBERTA.but("xlm-roberta-large", "FacebookAI/xlm-roberta-large", LARGE),
+    _LUKE,
+    _LUKE.but("luke-large", "studio-ousia/luke-large", LARGE),
+)  # fmt: skip
+
+# --- smaller embeddings, shared or fewer layers --------------------------------------------------------
+
+_ALBERT = BERT.but(
+    "albert-base-v2",
+    "albert/albert-base-v2",
+    {
+        "model_type": "albert",
+        "vocab_size": 30000,
+        "embedding_size": 128,
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "classifier_dropout_prob": 0.1,
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    },
+    year=2019,
+    paper="arXiv:1909.11942",
+    objective="MLM + sentence order",
+    tokenizer="SentencePiece unigram",
+    own="one layer's parameters for all layers, narrow embeddings",
+)
+_ELECTRA = BERT.but(
+    "electra-small-discriminator", "google/electra-small-discriminator",
+    {"model_type": "electra", "embedding_size": 128, **sizes(12, 256, 4)},
+    year=2020, paper="arXiv:2003.10555", objective=RTD, own="tells replaced tokens; narrow embeddings; no pooler",
+)  # fmt: skip
+_GENERATES = {"objective": "MLM, beside its discriminator", "own": "makes the tokens that its discriminator tells"}
+_ELECTRA_SIZES = {"base": ({"embedding_size": 768, **BASE}, 88.8), "large": ({"embedding_size": 1024, **LARGE}, 90.0)}
+_GENERATOR_SIZES = {
+    "small": {},
+    "base": {"embedding_size": 768},
+    "large": {"embedding_size": 1024, **sizes(24, 256, 4)},
+}
+_DISTILBERT = Preset(
+    name="distilbert-base-uncased",
+    hub_id="distilbert/distilbert-base-uncased",
+    config={
+        "model_type": "distilbert",
+        "vocab_size": 30522,
+        "n_layers": 6,
+        "dim": 768,
+        "n_heads": 12,
+        "hidden_dim": 3072,
+        "activation": "gelu",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "max_position_embeddings": 512,
+        "sinusoidal_pos_embds": False,
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+    },
+    year=2019,
+    paper="arXiv:1910.01108",
+    objective="MLM + distillation of logits and hidden states",
+    tokenizer="WordPiece, lower case",
+    own="every second layer of BERT, no segments, no pooler",
+    glue=81.3,
+)
+_MOBILEBERT = BERT.but(
+    "mobilebert-uncased",
+    "google/mobilebert-uncased",
+    {
+        "model_type": "mobilebert",
+        **sizes(24, 512, 4, 512),
+        "hidden_act": "relu",
+        "hidden_dropout_prob": 0.0,
+        "embedding_size": 128,
+        "trigram_input": True,
+        "use_bottleneck": True,
+        "intra_bottleneck_size": 128,
+        "use_bottleneck_attention": False,
+        "key_query_shared_bottleneck": True,
+        "num_feedforward_networks": 4,
+        "normalization_type": "no_norm",
+        "classifier_activation": True,
+    },
+    year=2020,
+    paper="arXiv:2004.02984",
+    objective="MLM + NSP + transfer layer by layer",
+    own="bottlenecks, four feed-forwards a layer, scale and shift for layer norm, trigram embeddings",
+)
+_SMALLER = (
+    _ALBERT,
+    _ALBERT.but("albert-large-v2", "albert/albert-large-v2", LARGE),
+    _ALBERT.but("albert-xlarge-v2", "albert/albert-xlarge-v2", sizes(24, 2048, 16)),
+    _ALBERT.but("albert-xxlarge-v2", "albert/albert-xxlarge-v2", sizes(12, 4096, 64), glue=89.4),
+    _DISTILBERT,
+    _MOBILEBERT,
+    _ELECTRA,
+    *(
+        _ELECTRA.but(f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", changes, glue=glue)
+        for size, (changes, glue) in _ELECTRA_SIZES.items()
+    ),
+    *(
+        _ELECTRA.but(f"electra-{size}-generator", f"google/electra-{size}-generator", changes, **_GENERATES)
+        for size, changes in _GENERATOR_SIZES.items()
+    ),
+)
+
+ABSOLUTE: tuple[Preset, ...] = (*_SHAPED_LIKE_BERT, *_SHAPED_LIKE_ROBERTA, *_SMALLER)
