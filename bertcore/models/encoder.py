@@ -16,7 +16,7 @@ from bertcore.models.spec import EncoderSpec
 from bertcore.nn.encoder import EncoderLayer, LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
-from bertcore.tape import current_tape
+from bertcore.tape import current_tape, value_of
 
 GROUP_TOKENS = 1024
 
@@ -125,19 +125,24 @@ class Encoder(Block):
         return self._encode(inputs, trace)
 
     def _encode(self, inputs: EncoderInput, trace: Trace) -> Any:
-        hidden = self.embeddings(inputs)
+        return self._through_layers(self.embeddings(inputs), inputs.cu_seqlens, inputs.key_mask, trace)
+
+    def _through_layers(self, hidden: Any, cu_seqlens: Any, key_mask: Any, trace: Trace, shared: Any = None) -> Any:
+        """What the layers make of the embeddings; `shared` goes to all of them in their context."""
         trace.hidden(hidden)
-        if trace.is_empty and inputs.key_mask is None and _can_be_recorded(hidden):
-            return self._recordings.run(kernels.get_num_threads(), self._run_layers, hidden, inputs.cu_seqlens)
-        return self._run_layers(hidden, inputs.cu_seqlens, inputs.key_mask, trace)
+        if trace.is_empty and key_mask is None and shared is None and _can_be_recorded(hidden):
+            return self._recordings.run(kernels.get_num_threads(), self._run_layers, hidden, cu_seqlens)
+        return self._run_layers(hidden, cu_seqlens, key_mask, trace, shared)
 
     def forget_recordings(self) -> None:
         """To be called when values of parameters were replaced: programs read the old ones."""
         self._recordings = Recordings()
 
-    def _run_layers(self, hidden: Any, cu_seqlens: Any, key_mask: Any = None, trace: Trace | None = None) -> Any:
+    def _run_layers(
+        self, hidden: Any, cu_seqlens: Any, key_mask: Any = None, trace: Trace | None = None, shared: Any = None
+    ) -> Any:
         trace = trace or Trace()
-        context = self._context(LayerContext(cu_seqlens, key_mask, trace.attentions))
+        context = self._context(LayerContext(cu_seqlens, key_mask, trace.attentions, shared))
         for layer in self.layers:
             hidden = layer(hidden, context)
             trace.hidden(hidden)
@@ -146,6 +151,15 @@ class Encoder(Block):
     def _context(self, context: LayerContext) -> LayerContext:
         """`context` with what the family's layers share."""
         return context
+
+    def traced(self, packed: PackedBatch, inputs: EncoderInput, trace: Trace) -> dict[str, tuple | None]:
+        """The hidden states and attentions of a trace, and the family's own outputs, as users see them."""
+        states, attentions = trace.hidden_states, trace.attentions
+        return {
+            "hidden_states": None if states is None else tuple(packed.pad(value_of(state)) for state in states),
+            "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
+            **trace.extras,
+        }
 
 
 def _can_be_recorded(hidden: Any) -> bool:

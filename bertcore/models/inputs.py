@@ -81,7 +81,7 @@ def pack(
     ids = integer_batch("input_ids", input_ids)
     mask = np.ones(ids.shape, bool) if attention_mask is None else _mask(attention_mask, ids.shape)
     kept = np.ones_like(mask) if keep_padding else _without_holes(mask) if spec.is_relative else mask
-    packed = PackedBatch(kept, mask)
+    packed = PackedBatch(kept, mask, keeps_padding=keep_padding)
     types = np.zeros(ids.shape, np.int64) if token_type_ids is None else _like(ids, "token_type_ids", token_type_ids)
     if position_ids is not None:
         positions = _like(ids, "position_ids", position_ids)

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -50,6 +50,7 @@ class Encoded:
     hidden: Any  # the last hidden state, (tokens, hidden)
     traced: dict[str, tuple | None]  # hidden_states, attentions and the family's own outputs, as users see them
     pooler: Block | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)  # what the encoder returned beside, Trace.extras
 
     @functools.cached_property
     def pooled(self) -> Any:
@@ -123,8 +124,8 @@ class Model(Block):
         config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
         model = cls._for(config)(config, **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
-        opened, options = checkpoint.open_checkpoint(folder), {"optional": rules.heads, "scales": model.expected_scales()}
-        arrays = checkpoint.load_parameters(opened, expected, rules, **options)
+        opened, scales = checkpoint.open_checkpoint(folder), model.expected_scales()
+        arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, scales=scales)
         absent = [name for name in expected if name not in arrays]
         if absent:
             warnings.warn(
@@ -283,7 +284,8 @@ class Model(Block):
         arrays.extras = self.encoder.own_inputs(packed, **own_inputs)
         trace = Trace([] if output_hidden_states else None, [] if output_attentions else None)
         hidden = self.encoder(arrays, trace)
-        return self._output(Encoded(packed, arrays, hidden, _padded(packed, trace), self.encoder.pooler), **targets)
+        traced = self.encoder.traced(packed, arrays, trace)
+        return self._output(Encoded(packed, arrays, hidden, traced, self.encoder.pooler, trace.extras), **targets)
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         """Whether the loss reads outputs of padded positions, so that these have to be computed."""
@@ -321,13 +323,3 @@ def _known_dtype(name: str) -> str:
     if name not in DTYPES:
         raise ValueError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}")
     return name
-
-
-def _padded(packed: PackedBatch, trace: Trace) -> dict[str, tuple | None]:
-    """The hidden states and attentions of a trace as users see them."""
-    states, attentions = trace.hidden_states, trace.attentions
-    return {
-        "hidden_states": None if states is None else tuple(packed.pad(value_of(state)) for state in states),
-        "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
-        **trace.extras,
-    }

@@ -18,15 +18,19 @@ class PackedBatch:
 
     Attributes:
         shape: (sequences, length) of the padded batch.
-        is_real: which columns hold real tokens, (sequences, length) booleans.
+        stays: which columns stay as tokens, (sequences, length) booleans.
+        is_real: which columns hold real tokens, of the same shape.
+        keeps_padding: whether all padding was asked to stay.
         cu_seqlens: int32 offsets of the sequences on the packed axis, (sequences + 1,).
         position_ids: int32 position of each token in its sequence, (tokens,).
     """
 
-    def __init__(self, attention_mask: np.ndarray, is_real: np.ndarray | None = None):
+    def __init__(self, attention_mask: np.ndarray, is_real: np.ndarray | None = None, *, keeps_padding: bool = False):
         """Take what stays of the batch, (sequences, length) booleans, and which of that is real: by default all."""
         self.shape = attention_mask.shape
+        self.stays = attention_mask
         self.is_real = attention_mask if is_real is None else is_real
+        self.keeps_padding = keeps_padding
         self.lengths = attention_mask.sum(axis=1)
         self.cu_seqlens = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
         self._sequence, self._column = np.nonzero(attention_mask)
