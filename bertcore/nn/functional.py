@@ -138,6 +138,50 @@ def self_attention(
     return output.reshape(qkv.shape[0], qkv.shape[1] // 3)
 
 
+def _relative_attention_with_pullback(
+    query, key, value, position_key=None, position_query=None, query_for_position=None, segment_scores=None,
+    *, attentions=None, compute_dtype=None, **where,
+):  # fmt: skip
+    assert compute_dtype is None, "gradients need the arrays' own precision"
+    where |= {"position_key": position_key, "position_query": position_query}
+    where |= {"query_for_position": query_for_position, "segment_scores": segment_scores}
+    options = {"return_lse": True, "return_probs": attentions is not None}
+    output, lse, *probabilities = kernels.relative_attention(query, key, value, **where, **options)
+    if attentions is not None:
+        attentions.extend(probabilities)
+
+    def pullback(grad):
+        return kernels.relative_attention_backward(grad, query, key, value, output, lse, **where)
+
+    return output, pullback
+
+
+@differentiable(_relative_attention_with_pullback)
+def relative_attention(
+    query: Any, key: Any, value: Any, position_key: Any = None, position_query: Any = None,
+    query_for_position: Any = None, segment_scores: Any = None,
+    *, attentions: list | None = None, **where: Any,
+) -> Any:  # fmt: skip
+    """Attention that depends on relative positions within each packed sequence; see `kernels.relative_attention`.
+
+    Args:
+        query, key, value, position_key, position_query, query_for_position, segment_scores: as there.
+        attentions: a list to which the probabilities are appended, (sequences, heads, longest, longest of the keys).
+        where: distance_rows, segment_ids, segment_ids_k, cu_seqlens, cu_seqlens_k, attn_mask, scale as there; and
+            compute_dtype, not while a tape records.
+
+    Returns:
+        (tokens, heads, head_dim).
+    """
+    where |= {"position_key": position_key, "position_query": position_query}
+    where |= {"query_for_position": query_for_position, "segment_scores": segment_scores}
+    if attentions is None:
+        return kernels.relative_attention(query, key, value, **where)
+    output, probabilities = kernels.relative_attention(query, key, value, **where, return_probs=True)
+    attentions.append(probabilities)
+    return output
+
+
 def _spans(cu_seqlens: Any) -> list[tuple[int, int]]:
     """(first token, end) of each sequence that has tokens."""
     return [(first, end) for first, end in itertools.pairwise(cu_seqlens.tolist()) if end > first]
