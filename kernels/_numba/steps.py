@@ -10,8 +10,8 @@ from numba import carray
 from .jit import inline_helper
 from .simd import pointer_at
 
-LINEAR, LAYER_NORM, ATTENTION = range(3)
-FIELDS = 24
+LINEAR, LAYER_NORM, ATTENTION, RELATIVE_ATTENTION = range(4)
+FIELDS = 40
 OPTIONS = {"nogil": True, "error_model": "numpy"}  # of overloads: those of helpers
 
 

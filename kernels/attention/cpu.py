@@ -55,23 +55,33 @@ def deferred_attention(
     word = WORDS[compute_dtype or query.dtype]
     if cu_seqlens is None or return_probs or attn_mask is not None or bias is not None or not query.size:
         return None
-    if ATTENTION_WORDS.get(type(program.word)) is not type(word) or not all(map(_is_deferred_float32, arrays)):
+    if ATTENTION_WORDS.get(type(program.word)) is not type(word) or not all(map(is_deferred_float32, arrays)):
         return None
     _, heads, tokens, head_dim = query.shape
     output = program.empty((tokens, heads, head_dim), np.float32).transpose(1, 0, 2)[None]
     lse = program.empty((1, heads, tokens), np.float32)
     sequences, keys = len(cu_seqlens) - 1, key.shape[2]
-    work = 2 * heads * tokens * (keys // sequences) * head_dim
+    tasks = task_count(2 * heads * tokens * (keys // sequences) * head_dim, GRAIN)
     program.note(
-        ATTENTION, task_count(work, GRAIN), *map(program.address, (*arrays, output, lse)),
-        *(stride for array in (*arrays, output) for stride in array.strides[1:3]),
-        program.address(as_kernel_array(cu_seqlens)), program.address(as_kernel_array(cu_seqlens_k)),
-        sequences, heads, tokens, keys, head_dim, is_causal, bits_of(scale),
-    )  # fmt: skip
+        ATTENTION, tasks, *step_fields(program, *arrays, output, lse, cu_seqlens, cu_seqlens_k, is_causal, scale)
+    )
     return output, lse, None
 
 
-def _is_deferred_float32(array):
+def step_fields(program, query, key, value, output, lse, cu_seqlens, cu_seqlens_k, is_causal, scale):
+    """What a step of attention holds after its operation and its tasks (see forward.py)."""
+    arrays = query, key, value, output
+    _, heads, tokens, head_dim = query.shape
+    return (
+        *map(program.address, (*arrays, lse)),
+        *(stride for array in arrays for stride in array.strides[1:3]),
+        program.address(as_kernel_array(cu_seqlens)), program.address(as_kernel_array(cu_seqlens_k)),
+        len(cu_seqlens) - 1, heads, tokens, key.shape[2], head_dim, is_causal, bits_of(scale),
+    )  # fmt: skip
+
+
+def is_deferred_float32(array):
+    """Whether an array is a Deferred whose rows are contiguous float32."""
     return type(array) is Deferred and array.dtype == np.float32 and array.strides[-1] == array.itemsize
 
 

@@ -96,17 +96,24 @@ def run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale,
             s += 1
 
 
-# The integers of a program's step after the operation and its tasks, as `deferred_attention` notes them.
+# The integers of a program's step after the operation and its tasks, as `step_fields` of cpu.py lists them.
 (
     QUERY, KEY, VALUE, OUTPUT, LSE, QUERY_STRIDES, KEY_STRIDES, VALUE_STRIDES, OUTPUT_STRIDES, OFFSETS, KEY_OFFSETS,
-    SEQUENCES, HEADS, TOKENS, KEYS, HEAD_DIM, IS_CAUSAL, SCALE,
-) = (*range(2, 8), 9, 11, 13, *range(15, 24))  # fmt: skip
+    SEQUENCES, HEADS, TOKENS, KEYS, HEAD_DIM, IS_CAUSAL, SCALE, MORE,
+) = (*range(2, 8), 9, 11, 13, *range(15, 25))  # fmt: skip
 _FLOAT, _INT32 = np.float32(0), np.int32(0)
 
 
 @helper
 def run_step(step, counter, word):
     """Take tasks of a program's step until there are none left."""
+    arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, scale = step_arguments(step)
+    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, step[IS_CAUSAL] != 0, scale, word, counter, None)
+
+
+@inline_helper
+def step_arguments(step):
+    """What `run` takes of a step: (arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, scale)."""
     absent, row = array_at(step[OUTPUT], (0,), _FLOAT), (step[HEAD_DIM],)
     arrays = (
         array_at(step[QUERY], row, _FLOAT), array_at(step[KEY], row, _FLOAT), array_at(step[VALUE], row, _FLOAT),
@@ -121,8 +128,7 @@ def run_step(step, counter, word):
     offsets = (step[SEQUENCES] + 1,)
     cu_seqlens, cu_seqlens_k = array_at(step[OFFSETS], offsets, _INT32), array_at(step[KEY_OFFSETS], offsets, _INT32)
     sizes = step[SEQUENCES], step[HEADS], step[TOKENS], step[KEYS], step[HEAD_DIM]
-    scale = np.float32(step.view(np.float64)[SCALE])
-    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, step[IS_CAUSAL] != 0, scale, word, counter, None)
+    return arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, np.float32(step.view(np.float64)[SCALE])
 
 
 @inline_helper

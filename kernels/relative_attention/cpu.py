@@ -4,7 +4,19 @@ import numpy as np
 
 from .._numba import as_kernel_array
 from .._numba.rows import task_count
-from ..attention.cpu import GRAIN, WORDS, added_mask, optional_view, view, with_unit_columns
+from .._numba.steps import RELATIVE_ATTENTION
+from ..attention.cpu import (
+    ATTENTION_WORDS,
+    GRAIN,
+    WORDS,
+    added_mask,
+    is_deferred_float32,
+    optional_view,
+    step_fields,
+    view,
+    with_unit_columns,
+)
+from ..program import Deferred
 from . import reference
 from .forward import forward
 from .reference import score_components, scores_shape
@@ -41,9 +53,57 @@ def relative_attention(
             as_kernel_array(cu_seqlens), as_kernel_array(cu_seqlens_k),
             (len(cu_seqlens) - 1, heads, tokens, keys, head_dim), dtype.type(scale),
             WORDS[compute_dtype or dtype], np.zeros(1, np.int64),
-            task_count(PRODUCTS * tokens * heads * (keys // (len(cu_seqlens) - 1)) * head_dim, GRAIN),
+            _tasks((1, heads, tokens, head_dim), keys, len(cu_seqlens) - 1),
         )  # fmt: skip
     return output, lse[0], probs, components
+
+
+def deferred_relative_attention(
+    program, query, key, value, position_key, position_query, query_for_position, distance_rows,
+    segment_ids, segment_ids_k, segment_scores, cu_seqlens, cu_seqlens_k, attn_mask,
+    scale, return_probs, return_components, compute_dtype,
+):  # fmt: skip
+    """Note the step in float32, or in bfloat16 beside weights of low precision; None for what has no deferred form."""
+    if attn_mask is not None or return_probs or return_components or not query.size:
+        return None
+    if ATTENTION_WORDS.get(type(program.word)) is not type(WORDS[compute_dtype or query.dtype]):
+        return None
+    query, key, value = (array.transpose(1, 0, 2)[None] for array in (query, key, value))
+    if query_for_position is None and position_key is not None:
+        query_for_position = query[0].transpose(1, 0, 2)
+    terms = query_for_position, position_key, position_query, segment_scores
+    if not all(map(is_deferred_float32, (query, key, value))) or not all(map(_is_readable, terms)):
+        return None
+    _, heads, tokens, head_dim = query.shape
+    output = program.empty((tokens, heads, head_dim), np.float32)
+    lse = program.empty((1, heads, tokens), np.float32)
+    target = output.transpose(1, 0, 2)[None]
+    program.note(
+        RELATIVE_ATTENTION, _tasks(query.shape, key.shape[2], len(cu_seqlens) - 1),
+        *step_fields(program, query, key, value, target, lse, cu_seqlens, cu_seqlens_k, False, scale),
+        *(field for array in terms for field in _fields(program, array)),
+        program.address(as_kernel_array(distance_rows)), len(distance_rows),
+        *(program.address(_ids(ids)) for ids in (segment_ids, segment_ids_k)),
+    )  # fmt: skip
+    return output, lse[0], None, None
+
+
+def _is_readable(array):
+    """Whether a step can read a Deferred or an array, or None."""
+    if type(array) is Deferred:
+        return is_deferred_float32(array)
+    return array is None or (array.dtype == np.float32 and array.flags.aligned and array.strides[-1] == array.itemsize)
+
+
+def _fields(program, array):
+    """(address, stride of the heads, of the rows) of (rows, heads, head_dim), in bytes."""
+    return (0, 0, 0) if array is None else (program.address(array), array.strides[1], array.strides[0])
+
+
+def _tasks(shape, keys, sequences):
+    """The tasks for queries (1, heads, tokens, head_dim)."""
+    _, heads, tokens, head_dim = shape
+    return task_count(PRODUCTS * tokens * heads * (keys // sequences) * head_dim, GRAIN)
 
 
 def _row(array, dtype):
