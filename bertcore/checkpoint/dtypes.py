@@ -8,7 +8,8 @@ bfloat16, which lack that key, are loaded in float32.
 int8 is the format "int-quantized" of compressed-tensors (https://github.com/vllm-project/compressed-tensors): the
 weight X of a linear map is an int8 tensor X and a float32 tensor X_scale, (out_features, 1), whose product it stands
 for; tables are bfloat16, everything else float32. The "quantization_config" says so, and that activations are quantised
-for each token when it is computed.
+for each token when it is computed. Where X is stored otherwise than (out_features, in_features), X_scale has the size 1
+along the axes of the input: (1, out_features) beside GPT-2's (in_features, out_features).
 """
 
 from collections.abc import Iterable, Mapping

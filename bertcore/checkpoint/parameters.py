@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,6 +21,7 @@ def load_parameters(
     rules: NameRules,
     *,
     optional: Iterable[str] = (),
+    scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """The arrays of a model's parameters, read from `checkpoint`.
 
@@ -30,15 +32,16 @@ def load_parameters(
     optional: beginnings of names ("classifier.", with or without `rules.prefix`), each of a part that the file may lack
         as a whole; the result then lacks it too, for the caller to initialise. A part of which only some is there is
         an error like any other.
+    scales: name -> the shape of the scales of an int8 tensor; (rows, 1) for a matrix that is not there.
 
     Returns name -> array in the order of `expected`, in the stored dtype. A matrix may be stored in int8 with its
-    scales; name + SCALE -> float32 (rows, 1) then follows it. Arrays may be read-only views of the mapped file.
+    scales; name + SCALE -> float32 scales then follow it. Arrays may be read-only views of the mapped file.
 
     Raises one CheckpointError that names every problem: missing tensors, tensors the model does not know, wrong shapes
     (name, expected, found), tensors that are not floating point, int8 without scales, parameters stored twice, tied
     parameters that differ.
     """
-    sources = find_parameters(checkpoint, expected, rules, optional=optional)
+    sources = find_parameters(checkpoint, expected, rules, optional=optional, scales=scales)
     arrays = {}
     for name in filter(sources.__contains__, expected):
         arrays[name] = checkpoint[sources[name]]
@@ -53,6 +56,7 @@ def find_parameters(
     rules: NameRules,
     *,
     optional: Iterable[str] = (),
+    scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> dict[str, str]:
     """The tensor of `checkpoint` that each parameter is read from, name -> the file's name; as `load_parameters`."""
     problems = _Problems()
@@ -62,7 +66,8 @@ def find_parameters(
     absent_parts = tuple(start for start in starts if not any(name.startswith(start) for name in present))
     for name, shape in expected.items():
         if name in sources:
-            problems.check_tensor(checkpoint, name, shape, sources[name])
+            scale_shape = scales.get(name, (shape[0], 1) if len(shape) == 2 else None)
+            problems.check_tensor(checkpoint, name, shape, sources[name], scale_shape)
         elif not rules.bare(name).startswith(absent_parts):
             problems.missing.append(name)
     if problems:
@@ -131,21 +136,23 @@ class _Problems:
     twice: list[str] = field(default_factory=list)
     untied: list[str] = field(default_factory=list)
 
-    def check_tensor(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], source: str) -> None:
+    def check_tensor(
+        self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], source: str, scale_shape: tuple | None
+    ) -> None:
         info = checkpoint.info[source]
         alias = "" if source == name else f" (as {source})"
         if info.shape != tuple(shape):
             self.wrong_shape.append(f"{name}{alias}: expected {tuple(shape)}, found {info.shape}")
-        if info.dtype == "I8" and len(shape) == 2:
-            self._check_scale(name, alias, shape, checkpoint.info.get(source + SCALE))
+        if info.dtype == "I8" and scale_shape is not None and len(shape) > 1:
+            self._check_scale(name, alias, scale_shape, checkpoint.info.get(source + SCALE))
         elif info.dtype not in FLOATING:
             self.not_floating.append(f"{name}{alias}: {info.dtype}")
 
     def _check_scale(self, name: str, alias: str, shape: tuple[int, ...], scale: TensorInfo | None) -> None:
         if scale is None:
             self.scales.append(f"{name}{alias}: no {SCALE.removeprefix('_')}")
-        elif scale.shape != (shape[0], 1) or scale.dtype not in FLOATING:
-            self.scales.append(f"{name}{alias}: expected ({shape[0]}, 1) F32, found {scale.shape} {scale.dtype}")
+        elif scale.shape != shape or scale.dtype not in FLOATING:
+            self.scales.append(f"{name}{alias}: expected {shape} F32, found {scale.shape} {scale.dtype}")
 
     def __bool__(self) -> bool:
         return any(vars(self).values())

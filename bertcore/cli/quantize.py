@@ -70,15 +70,17 @@ def converted(opened: Any, config: dict[str, Any], dtype: str) -> tuple[dict[str
     from bertcore.checkpoint import SCALE
     from bertcore.kernels import quantize_weight
 
-    uses, copies = _uses(opened, config)
+    uses, layouts, copies = _uses(opened, config)
     tensors = {}
     for name in opened:
-        array, use = opened[name], uses.get(name, set())
+        array, use, layout = opened[name], uses.get(name, set()), layouts.get(name)
         if name in copies:
             continue
         if dtype == "int8" and use == {"weight"}:
-            tensors[name], scale = _named(name, quantize_weight, np.asarray(array, np.float32))
-            tensors[name + SCALE] = scale[:, None]
+            array = np.asarray(array, np.float32)
+            values, scale = _named(name, quantize_weight, array if layout is None else layout.to_computing(array))
+            stored = (part if layout is None else layout.to_stored(part) for part in (values, scale[:, None]))
+            tensors[name], tensors[name + SCALE] = stored
         elif use & {"weight", "table"}:
             tensors[name] = array.astype(ml_dtypes.bfloat16)
         else:
@@ -94,27 +96,31 @@ def _named(name: str, function: Any, array: Any) -> Any:
         raise CommandError(f"{name}: {error}") from error
 
 
-def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], set[str]]:
-    """What the models use each tensor for ("weight", "table", "vector"), and those that only repeat a tied one."""
+def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], dict[str, Any], set[str]]:
+    """What the models use each tensor for ("weight", "table", "vector"), its layout, and those that only repeat a tied
+    one."""
     import numpy as np
 
-    import bertcore
     from bertcore.checkpoint import CheckpointError
     from bertcore.checkpoint.parameters import find_parameters
+    from bertcore.models.auto import ARCHITECTURES, AutoModel, head_specs
 
     uses: dict[str, set[str]] = {}
-    for class_name in (name for name in bertcore.__all__ if name.startswith("AutoModel")):
-        model = getattr(bertcore, class_name)(config)
+    layouts: dict[str, Any] = {}
+    specs = head_specs(config)
+    kinds = dict.fromkeys(kind._for(config) for kind in ARCHITECTURES.values())
+    for model in (kind(config) for kind in kinds if specs.keys() >= set(getattr(kind, "_tasks", ()))):
         rules = model.family.name_rules
         try:
             sources = find_parameters(opened, model.expected_tensors(), rules, optional=rules.heads)
         except CheckpointError:
-            if class_name == "AutoModel":  # what all have; of a head that is not of this class nothing is changed
+            if type(model) is AutoModel:  # what all have; of a head that is not of this class nothing is changed
                 raise
             continue
         for parameter in model.parameters():
             for name in filter(sources.__contains__, parameter.names):
                 uses.setdefault(sources[name], set()).update(parameter.uses)
+                layouts[sources[name]] = parameter.layout
     pairs = [
         (name, other)
         for copy, original in rules.tied
@@ -122,7 +128,7 @@ def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], set
         for other in opened
         if name.endswith(copy) and other.endswith(original) and name not in uses
     ]
-    return uses, {name for name, other in pairs if np.array_equal(opened[name], opened[other])}
+    return uses, layouts, {name for name, other in pairs if np.array_equal(opened[name], opened[other])}
 
 
 def _check_target(target: Path, sources: tuple[Path, ...]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bertcore.nn import functional
+from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
 
 
@@ -15,13 +16,22 @@ class Linear(Block):
         in_features, out_features: widths; out_features is that of one name.
         activation: None, or a name that `kernels.linear` knows.
         bias: whether there is one.
+        is_transposed: whether the checkpoint stores the weight as (in_features, out_features).
     """
 
     def __init__(
-        self, *names: str, in_features: int, out_features: int, activation: str | None = None, bias: bool = True
+        self,
+        *names: str,
+        in_features: int,
+        out_features: int,
+        activation: str | None = None,
+        bias: bool = True,
+        is_transposed: bool = False,
     ):
         self.activation = activation
-        self.weight = Parameter(*(f"{name}.weight" for name in names), shape=(out_features, in_features), use="weight")
+        layout = Layout.transposed(out_features, in_features) if is_transposed else None
+        weights = (f"{name}.weight" for name in names)
+        self.weight = Parameter(*weights, shape=(out_features, in_features), use="weight", layout=layout)
         self.bias = None
         if bias:
             self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")

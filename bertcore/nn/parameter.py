@@ -2,7 +2,7 @@
 
 A parameter has up to three forms:
 
-    array           NumPy, in the checkpoint's layout: what the CPU backends look tables up in and read vectors from
+    array           NumPy: what the CPU backends look tables up in and read vectors from
     device array    the same in the memory of the GPU
     weights         one PreparedWeight for each backend that multiplies by it
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint.dtypes import SCALE
+from bertcore.nn.layout import Layout
 from bertcore.tape import current_tape
 
 LOW_PRECISION = ("bfloat16", "int8")
@@ -38,15 +39,24 @@ class Parameter:
 
     Args:
         names: the name in the checkpoint, or the names of the equal parts along the first axis.
-        shape: the shape of one part.
+        shape: the shape of one part; that of its `layout` by default.
         use: "weight" of a linear map, "table" of embeddings, or "vector" for everything else. Who uses it in another
             way as well (a table that is the decoder's weight, too) adds that to `uses`.
         initial: "normal" (mean 0, the model's initializer range), "zeros" or "ones", for a model made from a config.
+        layout: how the checkpoint stores a part, where that is not how computing wants it.
     """
 
-    def __init__(self, *names: str, shape: tuple[int, ...], use: str = "vector", initial: str = "normal"):
+    def __init__(
+        self,
+        *names: str,
+        shape: tuple[int, ...] | None = None,
+        use: str = "vector",
+        initial: str = "normal",
+        layout: Layout | None = None,
+    ):
         self.names = names
-        self.part_shape = shape
+        self.layout = layout
+        self.part_shape = shape if layout is None else layout.computing_shape
         self.uses = {use}
         self.initial = initial
         self.dtype = np.dtype(np.float32)
@@ -61,26 +71,33 @@ class Parameter:
     @property
     def expected(self) -> dict[str, tuple[int, ...]]:
         """The shape of each checkpoint tensor of this parameter, by name."""
-        return dict.fromkeys(self.names, self.part_shape)
+        return dict.fromkeys(self.names, self.part_shape if self.layout is None else self.layout.shape)
+
+    @property
+    def expected_scales(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each checkpoint tensor's scales where it is stored in int8, by the tensor's name."""
+        return dict.fromkeys(self.names, (self.part_shape[0], 1) if self.layout is None else self.layout.scale_shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole array, its parts joined."""
+        """The shape of the whole array in computing, its parts joined."""
         return (len(self.names) * self.part_shape[0], *self.part_shape[1:])
 
     def parts(self, array: Any) -> Iterator[tuple[str, Any]]:
-        """(name, part) for the checkpoint tensors joined in `array` (the parameter's values, or their gradient)."""
+        """(name, part as the checkpoint stores it) for the tensors joined in `array`: the parameter's values, their
+        gradient, or their scales."""
         rows = self.part_shape[0]
         for index, name in enumerate(self.names):
-            yield name, array if len(self.names) == 1 else array[index * rows : (index + 1) * rows]
+            part = array if len(self.names) == 1 else array[index * rows : (index + 1) * rows]
+            yield name, part if self.layout is None else self.layout.to_stored(part)
 
     # --- values in ------------------------------------------------------------------------------------
 
     def fill(self, arrays: Mapping[str, np.ndarray], dtype: np.dtype) -> None:
         """Take the parameter's values from `arrays`, by name, for a model of `dtype`.
 
-        An int8 array stands for itself times its scales, which are under its name and "_scale", float32 (rows, 1). An
-        array of the right dtype is not copied.
+        An int8 array stands for itself times its scales, which are under its name and "_scale", float32 (rows, 1) or of
+        the layout's `scale_shape`. An array of the right dtype is not copied.
         """
         self.dtype = np.dtype(dtype)
         self._is_low = self.dtype.name in LOW_PRECISION  # a dtype's name is made anew each time it is asked for
@@ -104,8 +121,13 @@ class Parameter:
         parts, scales = ([arrays.get(name + end) for name in self.names] for end in ("", SCALE))
         if any(scale is None for scale in scales):
             parts = [part if scale is None else part * scale for part, scale in zip(parts, scales, strict=True)]
-            return _concatenated(parts), None
-        return _concatenated(parts), _concatenated(scales)[:, 0]
+            return self._concatenated(parts), None
+        return self._concatenated(parts), self._concatenated(scales)[:, 0]
+
+    def _concatenated(self, parts: list[np.ndarray]) -> np.ndarray:
+        if self.layout is not None:
+            parts = [self.layout.to_computing(part) for part in parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _as_array(self, array: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
         """The values in the dtype that the array form has in a model of this dtype."""
@@ -142,7 +164,7 @@ class Parameter:
     # --- values out -----------------------------------------------------------------------------------
 
     def array(self) -> np.ndarray:
-        """The values in host memory, in the checkpoint's layout: of an int8 weight, its integers times their scales."""
+        """The values in host memory, as computing has them: of an int8 weight, its integers times their scales."""
         array = self._array  # read once: another thread may let it go
         if array is None:
             array = self._any_weight().to_array()  # for which the array was let go; it comes back as it was
@@ -226,10 +248,6 @@ class Parameter:
             if self.uses == {"weight"}:
                 self._array = None
         return weight
-
-
-def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def bfloat16() -> np.dtype:

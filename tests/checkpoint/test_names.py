@@ -1,5 +1,7 @@
 from bertcore.checkpoint import NameRules
-from bertcore.models.bert import NAME_RULES as BERT
+from bertcore.models.bert import BERT as FAMILY
+
+BERT = FAMILY.name_rules
 
 
 def test_spellings_cover_prefix_and_old_endings():

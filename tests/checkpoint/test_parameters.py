@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 
 from bertcore.checkpoint import CheckpointError, load_parameters, open_checkpoint
-from bertcore.models.bert import NAME_RULES as BERT
+from bertcore.models.bert import BERT as FAMILY
 from tests.checkpoint.files import write_tensors
 
+BERT = FAMILY.name_rules
 WORDS, NORM = "embeddings.word_embeddings.weight", "embeddings.LayerNorm.weight"
 ENCODER = {WORDS: (7, 3), NORM: (3,), "encoder.layer.0.output.dense.bias": (3,)}
 POOLER = {"pooler.dense.weight": (3, 3)}

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from bertcore.checkpoint import load_parameters, open_checkpoint, read_config
-from bertcore.models.bert import NAME_RULES as BERT
+from bertcore.models.bert import BERT as FAMILY
 from tests.goldens import FOLDERS
 
+BERT = FAMILY.name_rules
 NAMES = [folder.name for folder in FOLDERS]
 
 

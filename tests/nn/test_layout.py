@@ -1,0 +1,99 @@
+"""Layouts: what a checkpoint stores otherwise than computing wants it."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bertcore import kernels
+from bertcore.checkpoint import NameRules, load_parameters, open_checkpoint, save_checkpoint
+from bertcore.nn.layout import Layout
+from bertcore.nn.parameter import Parameter
+from bertcore.tape import Tape
+
+RNG = np.random.default_rng(0)
+LAYOUTS = {
+    "transposed": Layout.transposed(7, 5),
+    "heads of an input map": Layout((5, 3, 2), axes=(1, 2, 0), row_axes=2),
+    "heads of an output map": Layout((5, 3, 2), axes=(0, 1, 2), row_axes=1),
+    "vectors of heads": Layout((3, 2), axes=(0, 1), row_axes=2),
+    "no rows": Layout.transposed(0, 5),
+    "no columns": Layout.transposed(7, 0),
+}
+MATRICES = [name for name, layout in LAYOUTS.items() if layout.row_axes < len(layout.axes) and 0 not in layout.shape]
+NAMES = ("query.weight", "key.weight")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_there_and_back(layout):
+    stored = RNG.normal(size=layout.shape)
+    array = layout.to_computing(stored)
+    assert array.shape == layout.computing_shape
+    np.testing.assert_array_equal(layout.to_stored(array), stored)
+
+
+def test_what_it_computes():
+    """XLNet's maps, as einsum has them: hidden (tokens, width) to (tokens, heads, head_dim), and back."""
+    hidden, stored = RNG.normal(size=(4, 5)), RNG.normal(size=(5, 3, 2))
+    heads = np.einsum("ih,hnd->ind", hidden, stored)
+    weight = LAYOUTS["heads of an input map"].to_computing(stored)
+    np.testing.assert_allclose(hidden @ weight.T, heads.reshape(4, 6))
+    weight = LAYOUTS["heads of an output map"].to_computing(stored)
+    np.testing.assert_allclose(heads.reshape(4, 6) @ weight.T, np.einsum("ind,hnd->ih", heads, stored))
+
+
+def filled(layout, arrays, dtype="float32"):
+    parameter = Parameter(*NAMES, use="weight", layout=layout)
+    parameter.fill(arrays, np.dtype(dtype))
+    return parameter
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", ml_dtypes.bfloat16])
+def test_users_see_the_checkpoints_names_and_shapes(cpu_backend, name, dtype):
+    layout = LAYOUTS[name]
+    arrays = {name: RNG.normal(size=layout.shape).astype(np.float32).astype(dtype) for name in NAMES}
+    parameter = filled(layout, arrays, dtype)
+    joined = np.concatenate([layout.to_computing(arrays[name]) for name in NAMES])
+    np.testing.assert_array_equal(parameter.array(), joined)
+    hidden = RNG.normal(size=(4, joined.shape[1])).astype("float64" if dtype == "float64" else "float32")
+    np.testing.assert_allclose(
+        kernels.linear(hidden, parameter.weight), hidden @ joined.astype(hidden.dtype).T, atol=0.1
+    )
+    assert parameter.expected == dict.fromkeys(NAMES, layout.shape)
+    for name, part in parameter.parts(parameter.array()):
+        np.testing.assert_array_equal(part, arrays[name])
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_int8_has_a_scale_for_each_output(cpu_backend, name, tmp_path):
+    layout = LAYOUTS[name]
+    floats = {name: RNG.normal(size=layout.shape).astype(np.float32) for name in NAMES}
+    parameter = filled(layout, floats, "int8")
+    tensors = dict(parameter.tensors())
+    for name, array in floats.items():
+        values, scale = kernels.quantize_weight(layout.to_computing(array))
+        np.testing.assert_array_equal(layout.to_computing(tensors[name]), values)
+        assert tensors[name + "_scale"].shape == layout.scale_shape == parameter.expected_scales[name]
+        np.testing.assert_array_equal(tensors[name + "_scale"].ravel(), scale)
+        assert np.abs(tensors[name] * tensors[name + "_scale"] - array).max() <= scale.max() / 2 * 1.001
+    save_checkpoint(tmp_path, {}, tensors)
+    rules, scales = NameRules("", anchor=NAMES[0]), parameter.expected_scales
+    again = load_parameters(open_checkpoint(tmp_path), parameter.expected, rules, scales=scales)
+    for name, array in filled(layout, again, "int8").tensors():
+        np.testing.assert_array_equal(array, tensors[name])
+    with pytest.raises(ValueError, match="expected"):
+        wrong = {name: (*shape, 1) for name, shape in scales.items()}
+        load_parameters(open_checkpoint(tmp_path), parameter.expected, rules, scales=wrong)
+
+
+def test_gradients_are_of_the_checkpoints_shape():
+    layout = LAYOUTS["heads of an input map"]
+    parameter = filled(layout, {name: RNG.normal(size=layout.shape) for name in NAMES}, "float64")
+    with Tape() as tape, kernels.use_backend("numpy"):
+        value = parameter.value
+    gradient = RNG.normal(size=parameter.shape)
+    parts = dict(parameter.parts(tape.gradients(value, gradient)[parameter]))
+    assert [part.shape for part in parts.values()] == [layout.shape] * 2
+    np.testing.assert_array_equal(parts["key.weight"][1, 2, 1], gradient[math.prod((3, 2)) + 2 * 2 + 1, 1])
