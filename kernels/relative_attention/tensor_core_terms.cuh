@@ -10,28 +10,33 @@ template <int D> using RelativeTiling = Tiling<D, 1, (D <= 64 ? 4 : 2), (D <= 64
 // score takes the one of its distance: column i - j + 15.
 template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
   static constexpr int N = S::KEYS / 8, PRODUCTS = 16 * 32;
-  using Fragments = float[2][4];  // 16 x 16
-  Fragments ahead;                // queries times the upper half of the rows: for the next 16 keys it is the lower half
+  using Half = float[2][4];  // 16 x 16: products with half of the rows
+  Half ahead;                // of the queries with the lower half, which for the next 16 keys is the upper half
   using RelativeTiles<T, S>::RelativeTiles;
 
-  // d = rows a_row.. of `a` times rows b_row.. of `b`, transposed.
-  static __device__ __forceinline__ void multiply(Fragments &d, const T *a, int a_row, const T *b, int b_row) {
+  // d = the 16 rows of `a` from a_row on times those of `b` from b_row on, transposed; 16 x 8 of it in each fragment.
+  template <int FRAGMENTS>
+  static __device__ __forceinline__ void multiply(float (&d)[FRAGMENTS][4], const T *a, int a_row, const T *b,
+                                                  int b_row) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) d[i / 4][i % 4] = 0.f;
+    for (int i = 0; i < FRAGMENTS * 4; ++i) d[i / 4][i % 4] = 0.f;
 #pragma unroll(S::D <= 64 ? S::D / 16 : 2)
     for (int step = 0; step < S::D / 16; ++step) {
       unsigned rows[4], left[2], right[2];
       load_a<S::PITCH>(rows, a, a_row, step * 2);
-      load_b<S::PITCH>(left, right, b, b_row, step * 2);
-      mma<T>(d[0], rows, left);
-      mma<T>(d[1], rows, right);
+#pragma unroll
+      for (int i = 0; i < FRAGMENTS; i += 2) {
+        load_b<S::PITCH>(left, right, b, b_row + i * 8, step * 2);
+        mma<T>(d[i], rows, left);
+        mma<T>(d[i + 1], rows, right);
+      }
     }
   }
 
   // The exclusive-or keeps the pairs that a warp writes at once on different banks.
   static __device__ __forceinline__ int position(int row, int column) { return row * 32 + (column ^ (row & 3) << 3); }
 
-  static __device__ __forceinline__ void put(float *products, const Fragments &d, int column) {
+  static __device__ __forceinline__ void put(float *products, const float (*d)[4], int column) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -43,8 +48,8 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
   // Adds to the scores of the 16 keys from fragment `n` on what `lower` and `upper`, the products of 16 queries or of
   // these keys, have for their distances.
   template <bool OF_KEYS>
-  static __device__ __forceinline__ void distribute(Scores<S> &scores, int n, float *products, const Fragments &lower,
-                                                    const Fragments &upper) {
+  static __device__ __forceinline__ void distribute(Scores<S> &scores, int n, float *products,
+                                                    const float (*lower)[4], const float (*upper)[4]) {
     const int lane = threadIdx.x % WARP;
     put(products, lower, 0);
     put(products, upper, 16);
@@ -63,8 +68,8 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       const int band = warp_row + S::KEYS - 16 - n * 8;
-      Fragments lower, upper;
       if (this->key_band) {
+        Half lower;
         if (column == 0 && n == 0) multiply(ahead, this->positions, warp_row, this->key_band, band + 16);
         multiply(lower, this->positions, warp_row, this->key_band, band);
         distribute<false>(scores, n, products, lower, ahead);
@@ -72,9 +77,9 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
         for (int i = 0; i < 8; ++i) ahead[i / 4][i % 4] = lower[i / 4][i % 4];
       }
       if (this->query_band) {
-        multiply(lower, keys, n * 8, this->query_band, band);
-        multiply(upper, keys, n * 8, this->query_band, band + 16);
-        distribute<true>(scores, n, products, lower, upper);
+        float both[4][4];
+        multiply(both, keys, n * 8, this->query_band, band);
+        distribute<true>(scores, n, products, both, both + 2);
       }
     }
     if (this->inputs.segment_scores) add_segments(scores, warp_row, column);

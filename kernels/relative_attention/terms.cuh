@@ -96,7 +96,7 @@ template <class T, class S> struct RelativeTiles {
     for (int row = row0; row < BAND; row += STEP) {
       const int index = row_of_distance(inputs.distance_rows, relative.distances, lowest + row);
       const bool known = (unsigned)index < (unsigned)relative.rows;
-      cp_async(chunk_of<S::PITCH>(band, row, chunk), table + (known ? index : 0) * stride, inside && known);
+      cp_async(chunk_of<S::PITCH>(band, row, chunk), table + index * stride, inside && known);
     }
   }
 };
