@@ -258,7 +258,8 @@ def test_empty_sides(where):
 
 
 @not_when_forced
-@pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.slow), "generic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_everything_again_on_a_lesser_cpu(isa):
     run_tests_under(isa, __file__)
 

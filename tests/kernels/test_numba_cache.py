@@ -54,6 +54,7 @@ def in_folder(folder):
     return {"BERTCORE_CACHE_DIR": str(folder)}
 
 
+@pytest.mark.slow
 def test_where_it_is(file, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -71,6 +72,7 @@ def test_compilation_is_announced_once_and_only_with_a_cold_cache(file, tmp_path
     assert call(file, "1", "1.5", **in_folder(tmp_path))[1:] == (0, "")
 
 
+@pytest.mark.slow
 def test_damaged_files_are_compiled_again(file, tmp_path):
     call(file, **in_folder(tmp_path))
     (stored,) = tmp_path.rglob("*.nbc")
