@@ -99,14 +99,16 @@ _SIZES = {
 }
 
 
-def standard_spec(config: Mapping[str, Any], **choices: Any) -> EncoderSpec:
+def standard_spec(
+    config: Mapping[str, Any], *, keys: Mapping[str, str] = MappingProxyType({}), **choices: Any
+) -> EncoderSpec:
     """The spec of a config that uses the keys BERT's does, with the family's own `choices` in place of any of them.
 
-    A choice is an attribute of the spec; `default_<key>` is what a key means where the config lacks it.
+    A choice is an attribute of the spec; `default_<key>` is what a key means where the config lacks it. `keys` are the
+    family's own names of BERT's keys, as for ConfigReader.
     """
-    read = ConfigReader(
-        config, {key.removeprefix("default_"): choices.pop(key) for key in list(choices) if key.startswith("default_")}
-    )
+    defaults = [key for key in choices if key.startswith("default_")]
+    read = ConfigReader(config, {key.removeprefix("default_"): choices.pop(key) for key in defaults}, keys)
     read.unsupported("position_embedding_type", "absolute", "absolute")
     read.unsupported("is_decoder", False, False)
     read.unsupported("add_cross_attention", False, False)
@@ -128,19 +130,25 @@ def standard_spec(config: Mapping[str, Any], **choices: Any) -> EncoderSpec:
 class ConfigReader:
     """Reads values of a config with checks; errors name the key, what stood there and what was expected.
 
-    `defaults` are what keys mean where the config lacks them, before what a caller says.
+    `defaults` are what keys mean where the config lacks them, before what a caller says. `keys` maps a key to the
+    family's own name of it; where the config lacks that, the key itself may stand there, as in transformers.
     """
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})):
-        self._config, self._defaults = config, defaults
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+        keys: Mapping[str, str] = MappingProxyType({}),
+    ):
+        self._config, self._defaults, self._keys = config, defaults, keys
 
     def size(self, key: str, default: int, *, most: int = 2**31 - 1) -> int:
         """A positive integer, at most `most`."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"config: {key} is {value!r}, expected a positive integer")
+            raise ValueError(f"config: {self._name(key)} is {value!r}, expected a positive integer")
         if value > most:
-            raise ValueError(f"config: {key} is {value}, expected at most {most}")
+            raise ValueError(f"config: {self._name(key)} is {value}, expected at most {most}")
         return value
 
     def count(self, key: str, default: int) -> int:
@@ -149,30 +157,32 @@ class ConfigReader:
 
     def index(self, key: str, default: int | None, size: int) -> int | None:
         """An integer in [0, size), or null."""
-        value = self._config.get(key, self._defaults.get(key, default))
+        value = self._config.get(self._name(key), self._defaults.get(key, default))
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
-            raise ValueError(f"config: {key} is {value!r}, expected an integer from 0 to {size - 1}, or null")
+            raise ValueError(
+                f"config: {self._name(key)} is {value!r}, expected an integer from 0 to {size - 1}, or null"
+            )
         return value
 
     def number(self, key: str, default: float) -> float:
         """A finite number, not negative."""
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
-            raise ValueError(f"config: {key} is {value!r}, expected a finite number of at least 0")
+            raise ValueError(f"config: {self._name(key)} is {value!r}, expected a finite number of at least 0")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise ValueError(f"config: {key} is {value!r}, expected true or false")
+            raise ValueError(f"config: {self._name(key)} is {value!r}, expected true or false")
         return value
 
     def activation(self, key: str, default: str) -> str:
         """The kernels' name of a published activation name."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise ValueError(f"config: {key} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
+            raise ValueError(f"config: {self._name(key)} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
 
     def choice(self, key: str, default: str, *allowed: str) -> str:
@@ -184,11 +194,16 @@ class ConfigReader:
         """Refuse a value that would need something this family does not have here."""
         value = self._get(key, default)
         if value not in allowed:
-            raise ValueError(f"config: {key} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
+            raise ValueError(f"config: {self._name(key)} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self._config.get(key)
+        value = self._config.get(self._name(key))
         return self._defaults.get(key, default) if value is None else value
+
+    def _name(self, key: str) -> str:
+        """What `key` is called in the config."""
+        own = self._keys.get(key, key)
+        return key if own not in self._config and key in self._config else own
 
     def num_labels(self) -> int:
         """How many classes a classifying head tells apart: of id2label, or num_labels, 2 by default."""
