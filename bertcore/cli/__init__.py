@@ -11,14 +11,16 @@ import traceback
 from collections.abc import Sequence
 
 import bertcore
-from bertcore.cli import demo, doctor, embed, fill_mask, precision, quantize, warmup
+from bertcore.cli import compare, demo, doctor, embed, fill_mask, info, precision, quantize, warmup
 from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 
 COMMANDS = {
+    "compare": compare,
     "demo": demo,
     "doctor": doctor,
     "embed": embed,
     "fill-mask": fill_mask,
+    "info": info,
     "precision": precision,
     "quantize": quantize,
     "warmup": warmup,

@@ -410,6 +410,20 @@ def class_for(config: Mapping[str, Any]) -> type[Model]:
     return AutoModel
 
 
+def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
+    """A model without values of every class that the family of `config` has, by the class's name; AutoModel first.
+
+    They tell names and shapes of what a checkpoint may hold. ValueError: what is wrong with the config.
+    """
+    models = {"AutoModel": AutoModel(config)}
+    specs = head_specs(config)
+    for kind in dict.fromkeys(ARCHITECTURES.values()):
+        own = kind._for(config)
+        if kind is not AutoModel and set(own._tasks) <= set(specs):
+            models[kind.__name__] = own(config)
+    return models
+
+
 def load_model(folder: str | os.PathLike, **options: Any) -> Model:
     """Load a checkpoint as what it is: the head is the one that its config's `architectures` names.
 

@@ -1,0 +1,150 @@
+"""Compare models side by side: parameters, FLOPs, memory, and what was published of them.
+
+NAMES are presets, folders of models or their ids on the Hugging Face hub, as for `bertcore info`; by default all
+presets that bertcore can run. GLUE is quoted from the literature, not measured here."""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertcore.cli.common import CommandError
+from bertcore.cli.figures import Figures, figures
+from bertcore.cli.info import add_length_argument, described
+from bertcore.cli.outputs import output_stream
+from bertcore.cli.tables import aligned
+
+HELP = "compare models side by side, as a table or a plot"
+EXAMPLES = """\
+examples:
+  bertcore compare
+  bertcore compare bert-base-uncased albert-base-v2 my-model/ --length 512
+  bertcore compare --csv > family.csv
+  bertcore compare --plot family.png"""
+
+
+class Column(NamedTuple):
+    """A column of the table: its title, how its value is written, and a factor for the unit of the title."""
+
+    title: str
+    form: str = ""
+    factor: float = 1
+
+    def text(self, value: Any) -> str:
+        if value is None:
+            return ""
+        return format(value * self.factor, self.form) if self.form else str(value)
+
+
+COLUMNS = {
+    "name": Column("model"),
+    "year": Column("year"),
+    "layers": Column("layers", "d"),
+    "hidden_size": Column("hidden", "d"),
+    "heads": Column("heads", "d"),
+    "vocabulary": Column("vocabulary", ",d"),
+    "parameters": Column("parameters, M", ",.1f", 1e-6),
+    "embeddings": Column("of them embeddings", ",.1f", 1e-6),
+    "flops_per_token": Column("MFLOPs/token", ",.1f", 1e-6),
+    "megabytes_float32": Column("MB", ",.1f"),
+    "megabytes_int8": Column("MB int8", ",.1f"),
+    "glue": Column("GLUE", ".1f"),
+    "objective": Column("objective"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("names", metavar="NAMES", nargs="*", help="presets, folders or ids (default: all presets)")
+    add_length_argument(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print comma-separated values, in units of one")
+    form.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument("--plot", metavar="FILE.png", help="plot parameters, FLOPs and GLUE (needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    if args.plot:
+        _check_plot(args.plot)
+    rows = [row(name, *described(name), length=args.length) for name in args.names or runnable_presets()]
+    if args.csv:
+        writer = csv.DictWriter(sys.stdout, list(COLUMNS), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    elif args.json:
+        print(json.dumps(rows, ensure_ascii=False))
+    else:
+        print(table(rows))
+        print(
+            f"\nFLOPs in a sequence of {args.length} tokens, or the model's longest; `bertcore info --help` tells how"
+        )
+    if args.plot:
+        plot(rows, args.plot)
+
+
+def runnable_presets() -> list[str]:
+    """The presets of families that are there."""
+    from bertcore.models.registry import known_families
+    from bertcore.presets import PRESETS
+
+    families = known_families()
+    return [name for name, preset in PRESETS.items() if preset.config["model_type"] in families]
+
+
+def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, length: int) -> dict[str, Any]:
+    """The values of COLUMNS for one model; None for what is not known of it."""
+    found: Figures = figures(config, length)
+    sizes = {f"megabytes_{dtype}": size for dtype, size in found.megabytes.items()}
+    known = {"name": name, **vars(found), **sizes, **facts}
+    return {key: known.get(key) for key in COLUMNS}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The models under each other."""
+    cells = [[column.text(each[key]) for key, column in COLUMNS.items()] for each in rows]
+    titles = [column.title for column in COLUMNS.values()]
+    return aligned(titles, cells, right=[bool(column.form) for column in COLUMNS.values()])
+
+
+def _check_plot(path: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CommandError("--plot needs matplotlib, which is not installed: pip install matplotlib")
+    if Path(path).suffix.lower() != ".png":
+        raise CommandError(f"--plot is {path}, expected a file named *.png")
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    """A line for each model: its parameters (embeddings apart), FLOPs per token, and GLUE where it is known."""
+    import importlib
+
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    size = (13, 1.5 + 0.24 * len(rows))
+    figure, (sizes, work, glue) = pyplot.subplots(1, 3, figsize=size, sharey=True, width_ratios=(2, 2, 1))
+    names = [f"{index}" for index in range(len(rows))]  # a model may be named twice
+    tables = [each["embeddings"] / 1e6 for each in rows]
+    others = [(each["parameters"] - each["embeddings"]) / 1e6 for each in rows]
+    sizes.barh(names, others, color="tab:blue", label="layers")
+    sizes.barh(names, tables, left=others, color="tab:cyan", label="embeddings")
+    sizes.set_xlabel("parameters, millions")
+    sizes.legend(frameon=False)
+    work.barh(names, [each["flops_per_token"] / 1e6 for each in rows], color="tab:orange")
+    work.set(xlabel="FLOPs per token, millions", xscale="log")
+    known = [(name, each["glue"]) for name, each in zip(names, rows, strict=True) if each["glue"] is not None]
+    glue.plot([value for _, value in known], [name for name, _ in known], "o", color="tab:green")
+    glue.set(xlabel="GLUE, as published", xlim=(80, 92))
+    sizes.set_yticks(range(len(rows)), [each["name"] for each in rows], fontsize=8)
+    sizes.invert_yaxis()
+    for panel in (sizes, work, glue):
+        panel.grid(visible=True, alpha=0.25)
+        panel.margins(y=0.01)
+    figure.tight_layout()
+    with output_stream(path, seekable=True) as stream:
+        figure.savefig(stream, format="png", dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,154 @@
+"""What follows from a config: parameters, FLOPs and memory of a model, found without making its arrays.
+
+FLOPs are those of the products of the encoder (poolers and heads, norms and activations are not counted), per token:
+
+    2 * W + layers * 2 * K * (A * (1 + R) + A)
+
+W: the numbers in the weights of the linear maps that a token passes, shared layers as often as it passes them;
+K: the tokens that it sees, all of a sequence of `length`, on average (length + 1) / 2 where attention is causal;
+A: the width of queries, keys and values; R: the terms of relative position beside the product of query and key (two in
+DeBERTa, one in XLNet).
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LENGTH = 128  # tokens of a sequence, where nobody says otherwise
+
+# Linear maps in the layers that no token passes (they project positions, once for a batch), or only tokens of
+# a kind that texts without entities have not.
+_NOT_OF_TOKENS = re.compile(r"\.(pos_\w*proj|rel_attn\.r|r_net|[we]2e_query|e2w_query)\b")
+
+_CAUSAL = ("gpt2", "transfo-xl")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A model in numbers.
+
+    Attributes:
+        family: its model_type.
+        layers, heads: of the encoder.
+        hidden_size, intermediate_size, embedding_size: widths, as `EncoderSpec` has them.
+        attention_size: the width of all heads' queries.
+        vocabulary, token_types: rows of the tables.
+        positions: how many tokens a sequence may have; None where there is no limit.
+        parameters: of the base model, with its pooler where the family has one.
+        embeddings: those of them that stand in tables and are looked up.
+        length: of the sequences that FLOPs are told for.
+        weights_passed: W above.
+        flops_per_token: see above.
+        megabytes: 10^6 bytes of the parameters by dtype: on a CPU bfloat16 and int8 leave vectors in float32, and int8
+            has the tables in bfloat16.
+        classes: the models of bertcore that the family has.
+    """
+
+    family: str
+    layers: int
+    heads: int
+    hidden_size: int
+    intermediate_size: int
+    embedding_size: int
+    attention_size: int
+    vocabulary: int
+    token_types: int
+    positions: int | None
+    parameters: int
+    embeddings: int
+    length: int
+    weights_passed: int
+    flops_per_token: int
+    megabytes: Mapping[str, float]
+    classes: tuple[str, ...]
+
+
+def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
+    """The figures of the model of a config; ValueError if it cannot be made.
+
+    A `length` beyond the model's longest sequence counts as that.
+    """
+    from bertcore.models.auto import models_of
+
+    models = models_of(config)
+    model = models["AutoModel"]
+    spec = model.spec
+    length = min(length, spec.longest_sequence or length)
+    return Figures(
+        family=config["model_type"],
+        layers=spec.num_layers,
+        heads=spec.num_heads,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        embedding_size=spec.embedding_size,
+        attention_size=_attention_size(model),
+        vocabulary=spec.vocab_size,
+        token_types=spec.type_vocab_size,
+        positions=spec.longest_sequence,
+        parameters=model.num_parameters(),
+        embeddings=sum(_size(parameter) for parameter in model.parameters() if parameter.uses == {"table"}),
+        length=length,
+        weights_passed=weights_passed(model),
+        flops_per_token=flops_per_token(model, length),
+        megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in ("float32", "float16", "bfloat16", "int8")},
+        classes=tuple(models),
+    )
+
+
+def weights_passed(model: Any) -> int:
+    """How many numbers there are in the weights of the linear maps that each token passes on its way up."""
+    encoder = model.encoder
+    blocks = [encoder.embeddings, *encoder.layers]
+    return sum(
+        _size(parameter)
+        for block in blocks
+        for parameter in block.parameters()
+        if "weight" in parameter.uses and not _NOT_OF_TOKENS.search(parameter.names[0])
+    )
+
+
+def flops_per_token(model: Any, length: int) -> int:
+    """The FLOPs of the encoder's products for one token of a sequence of `length`; see the top."""
+    keys = (length + 1) / 2 if model.family.model_type in _CAUSAL else length
+    products = 2 + _relative_terms(model.config)  # queries with keys and with positions; probabilities with values
+    return round(2 * weights_passed(model) + model.spec.num_layers * 2 * keys * _attention_size(model) * products)
+
+
+def _attention_size(model: Any) -> int:
+    """The width of queries: of the hidden states, but in XLNet's kind and in MobileBERT's bottleneck."""
+    config = model.config
+    if "d_head" in config:
+        return model.spec.num_heads * config["d_head"]
+    if model.family.model_type == "mobilebert" and config.get("use_bottleneck", True):
+        return config.get("intra_bottleneck_size", 128)
+    return model.spec.hidden_size
+
+
+def _relative_terms(config: Mapping[str, Any]) -> int:
+    if config["model_type"] in ("deberta", "deberta-v2"):
+        terms = config.get("pos_att_type") or ()
+        return len(terms.split("|") if isinstance(terms, str) else terms) if config.get("relative_attention") else 0
+    return 1 if config["model_type"] in ("xlnet", "transfo-xl") else 0
+
+
+def _size(parameter: Any) -> int:
+    return sum(math.prod(shape) for shape in parameter.expected.values())
+
+
+def _bytes(model: Any, dtype: str) -> int:
+    """The memory of the parameters of a model of that dtype."""
+    if dtype in ("float32", "float16"):
+        return model.num_parameters() * (4 if dtype == "float32" else 2)
+    return sum(_low_bytes(parameter, dtype) for parameter in model.parameters())
+
+
+def _low_bytes(parameter: Any, dtype: str) -> int:
+    """In low precision on a CPU: weights in it, tables in bfloat16, vectors in float32."""
+    size, found = _size(parameter), 0
+    if "weight" in parameter.uses:
+        found += 2 * size if dtype == "bfloat16" else size + 4 * parameter.shape[0]  # a scale for each row
+    if parameter.uses != {"weight"}:
+        found += 4 * size if parameter.uses == {"vector"} else 2 * size
+    return found

@@ -1,0 +1,131 @@
+"""Tell what a model is: its sizes, parameters, FLOPs, memory, and what was published of it.
+
+NAME is a preset, the folder of a model, or its id on the Hugging Face hub, of which only the config is read. Without
+NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model of one.
+
+FLOPs are those of the products in the encoder, for each token of a sequence of --length: twice the weights that it
+passes, and for each layer 4 x the tokens it sees x the width of attention (6 x in XLNet, 8 x in DeBERTa, whose scores
+have terms of position)."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bertcore.cli.common import model_folder, positive
+from bertcore.cli.figures import LENGTH, Figures, figures
+from bertcore.cli.tables import aligned
+
+HELP = "tell a model's sizes, or list the presets"
+EXAMPLES = """\
+examples:
+  bertcore info
+  bertcore info deberta-v3-base
+  bertcore info my-model/ --length 512 --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="a preset, a model's folder or id (default: list presets)"
+    )
+    add_length_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_length_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare --length for a command that tells FLOPs."""
+    parser.add_argument(
+        "--length",
+        type=positive,
+        default=LENGTH,
+        metavar="N",
+        help=f"tokens of a sequence, for FLOPs (default: {LENGTH})",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    if args.name is None:
+        print(json.dumps({"presets": _listed()}) if args.json else _list())
+        return
+    config, facts = described(args.name)
+    found = figures(config, args.length)
+    if args.json:
+        print(json.dumps({"name": args.name, **asdict(found), **facts}, ensure_ascii=False))
+    else:
+        print("\n".join([args.name, *(f"  {label:<12}{text}" for label, text in _rows(found, facts).items())]))
+
+
+def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The config of a preset, folder or id on the hub, and the published facts of a preset."""
+    from bertcore import checkpoint
+    from bertcore.presets import preset
+    from bertcore.sentence_encoder.settings import read_settings
+
+    folder: Path | None = model_folder(name) if name == "demo" or Path(name).is_dir() else None
+    if folder is None:
+        try:
+            known = asdict(preset(name))
+        except ValueError as error:
+            if "/" not in name:  # every preset's name, and few ids on the hub
+                raise ValueError(f"{name} is no folder here, and {error}") from None
+            folder = checkpoint.resolve(name, "tokenizer")  # all but the weights
+        else:
+            del known["name"]
+            return known.pop("config"), known
+    return checkpoint.read_config(read_settings(folder).model_folder), {}
+
+
+def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
+    """What is printed of a model, by label."""
+    widths = f"hidden {found.hidden_size:,}, feed-forward {found.intermediate_size:,}"
+    heads = f"{found.heads} of {found.attention_size // found.heads}"
+    types = f", {found.token_types} token types" if found.token_types > 1 else ""
+    kind = f" ({facts['tokenizer']})" if facts else ""
+    rows = {
+        "family": found.family,
+        "layers": str(found.layers),
+        "widths": f"{widths}, embeddings {found.embedding_size:,}",
+        "heads": heads,
+        "vocabulary": f"{found.vocabulary:,}{kind}{types}",
+        "positions": "no limit" if found.positions is None else f"{found.positions:,}",
+        "parameters": f"{found.parameters:,}, of them {found.embeddings:,} in embeddings",
+        "FLOPs": f"{found.flops_per_token / 1e6:,.1f} million per token at {found.length} tokens, "
+        f"{2 * found.weights_passed / 1e6:,.1f} of them in linear maps",
+        "memory": ", ".join(f"{dtype} {size:,.1f} MB" for dtype, size in found.megabytes.items()),
+        "classes": ", ".join(found.classes),
+    }
+    if facts:
+        rows |= {
+            "objective": facts["objective"],
+            "paper": f"{facts['paper']} ({facts['year']})",
+            "its own": facts["own"],
+        }
+        rows |= {"on the hub": facts["hub_id"]} if facts["hub_id"] else {}
+        rows |= {"GLUE": f"{facts['glue']} (quoted, not measured here)"} if facts["glue"] else {}
+    return rows
+
+
+def _listed() -> list[dict[str, Any]]:
+    """The presets, with whether their family is there."""
+    from bertcore.models.registry import known_families
+    from bertcore.presets import PRESETS
+
+    families = known_families()
+    keys = ("name", "hub_id", "year", "objective", "own")
+    return [
+        {key: getattr(each, key) for key in keys}
+        | {"family": each.config["model_type"], "available": each.config["model_type"] in families}
+        for each in PRESETS.values()
+    ]
+
+
+def _list() -> str:
+    listed = _listed()
+    rows = [[each["name"], str(each["year"]), each["family"], each["objective"], each["own"]] for each in listed]
+    table = aligned(["preset", "year", "family", "objective", "its own"], rows, right=[False] * 5)
+    absent = sorted({each["family"] for each in listed if not each["available"]})
+    return f"{table}\n\nfamilies that bertcore cannot run yet: {', '.join(absent)}" if absent else table

@@ -1,0 +1,72 @@
+"""bertcore compare: the family side by side."""
+
+import csv
+import importlib.util
+import io
+import json
+
+import pytest
+
+from bertcore.cli import compare, main
+from bertcore.presets import PRESETS
+
+NAMES = ["bert-base-uncased", "mini-bert"]
+
+
+def shown(capsys, *arguments):
+    assert main(["compare", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_table(capsys):
+    lines = shown(capsys, *NAMES).splitlines()
+    assert lines[0].split()[:3] == ["model", "year", "layers"]
+    assert lines[1].split() == [
+        *("bert-base-uncased", "2018", "12", "768", "12", "30,522", "109.5", "23.8", "174.6", "437.9", "134.0", "84.6"),
+        *("MLM", "+", "NSP"),
+    ]
+    assert lines[2].split()[0] == "mini-bert"
+    assert "a sequence of 128 tokens" in lines[-1]
+
+
+def test_all_presets_that_can_run_are_the_default(capsys):
+    rows = json.loads(shown(capsys, "--json"))
+    assert [row["name"] for row in rows] == compare.runnable_presets()
+    assert {"bert-base-uncased", "mini-bert"} <= {row["name"] for row in rows} <= set(PRESETS)
+
+
+def test_csv_and_json_hold_numbers_in_units_of_one(capsys, encoder_folder):
+    (line, folder) = csv.DictReader(io.StringIO(shown(capsys, "mini-bert", encoder_folder, "--csv", "--length", "32")))
+    assert list(line) == list(compare.COLUMNS)
+    assert (line["parameters"], line["glue"]) == ("2957568", "")
+    assert int(line["flops_per_token"]) == 2 * 1_327_104 + 3 * 4 * 32 * 192
+    assert (folder["name"], folder["year"]) == (str(encoder_folder), "")
+    (same,) = json.loads(shown(capsys, "mini-bert", "--json", "--length", "32"))
+    assert same["parameters"] == 2_957_568 and same["glue"] is None
+
+
+def test_an_unknown_name_prints_nothing(capsys):
+    assert main(["compare", "mini-bert", "no-such-bert"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and "no preset is named 'no-such-bert'" in captured.err
+
+
+def test_a_plot(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    shown(capsys, *NAMES, "--plot", tmp_path / "family.png")
+    assert (tmp_path / "family.png").read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in tmp_path.iterdir()] == ["family.png"]
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["compare", "mini-bert", "--plot", str(tmp_path / "family.png")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "bertcore compare: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
+
+
+def test_a_plot_of_another_kind(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["compare", "mini-bert", "--plot", str(tmp_path / "family.svg")]) == 1
+    assert "expected a file named *.png" in capsys.readouterr().err

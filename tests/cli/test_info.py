@@ -1,0 +1,109 @@
+"""bertcore info: sizes, parameters, FLOPs and memory of presets and folders."""
+
+import json
+
+import pytest
+
+from bertcore import AutoModel
+from bertcore.cli import figures, main
+from bertcore.models.registry import known_families
+from bertcore.presets import PRESETS, preset_config
+from tests.tiny_bert import CONFIG
+
+COUNTED = [name for name, preset in PRESETS.items() if preset.config["model_type"] != "transfo-xl"]
+
+
+def shown(capsys, *arguments):
+    assert main(["info", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_preset(capsys):
+    text = shown(capsys, "bert-base-uncased")
+    assert "parameters  109,482,240, of them 23,835,648 in embeddings" in text
+    assert "FLOPs       174.6 million per token at 128 tokens, 169.9 of them in linear maps" in text
+    assert "heads       12 of 64" in text
+    assert "paper       arXiv:1810.04805 (2018)" in text
+    assert "AutoModelForNextSentencePrediction" in text
+    assert "GLUE        84.6 (quoted, not measured here)" in text
+
+
+def test_json_has_the_same(capsys):
+    found = json.loads(shown(capsys, "google-bert/bert-base-uncased", "--json", "--length", 512))
+    assert (found["family"], found["layers"], found["positions"]) == ("bert", 12, 512)
+    assert found["parameters"] == 109_482_240
+    assert found["flops_per_token"] == 2 * 84_934_656 + 12 * 4 * 512 * 768
+    assert found["megabytes"]["float32"] == pytest.approx(437.93, abs=0.01)
+    assert found["objective"] == "MLM + NSP"
+
+
+def test_a_folder(encoder_folder, capsys):
+    found = json.loads(shown(capsys, encoder_folder, "--json"))
+    assert (found["hidden_size"], found["vocabulary"]) == (CONFIG["hidden_size"], CONFIG["vocab_size"])
+    assert found["length"] == 40  # all positions that it has
+    assert "year" not in found
+    assert "year" not in shown(capsys, encoder_folder)
+
+
+def test_without_a_name_the_presets_are_listed(capsys):
+    lines = shown(capsys).splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(PRESETS)]] == list(PRESETS)
+    listed = json.loads(shown(capsys, "--json"))["presets"]
+    assert {each["name"]: each["available"] for each in listed} == {
+        name: preset.config["model_type"] in known_families() for name, preset in PRESETS.items()
+    }
+
+
+def test_an_unknown_name(capsys):
+    assert main(["info", "bert-basis"]) == 1
+    told = capsys.readouterr().err
+    assert "bert-basis is no folder here, and no preset is named 'bert-basis'; close to it are" in told
+
+
+def test_an_id_on_the_hub_is_looked_for(monkeypatch, encoder_folder, capsys):
+    from bertcore import checkpoint
+
+    asked = []
+    monkeypatch.setattr(checkpoint, "resolve", lambda *given: asked.append(given) or encoder_folder)
+    assert "family      bert" in shown(capsys, "some/model")
+    assert asked == [("some/model", "tokenizer")]  # which leaves the weights where they are
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_memory_is_that_of_the_arrays_kept(dtype):
+    config = CONFIG | {"hidden_size": 48, "intermediate_size": 64}
+    model = AutoModel.from_config(config, dtype=dtype)
+    kept = sum(array.nbytes for parameter in model.parameters() for _, array in parameter.tensors())
+    assert figures.figures(config).megabytes[dtype] * 1e6 == kept
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", COUNTED)
+def test_flops_are_those_that_pytorch_counts(name):
+    """On the meta device nothing is computed; poolers are left out of both."""
+    import torch
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config, length = preset_config(name), 64
+    if config["model_type"] not in known_families():
+        pytest.skip(f"models of type {config['model_type']} are not there yet")
+    model = AutoModel(config)
+    ours = figures.flops_per_token(model, length)
+    with torch.device("meta"):
+        theirs = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(**config), attn_implementation="eager"
+        ).eval()
+        with FlopCounterMode(display=False) as counter:
+            theirs(input_ids=torch.zeros(1, length, dtype=torch.int64))
+    pooler = 0 if model.encoder.pooler is None else 2 * config["hidden_size"] ** 2
+    counted = (counter.get_total_flops() - pooler) / length
+    if config["model_type"] in EXACT:
+        assert ours == counted
+    else:
+        assert ours == pytest.approx(counted, rel=APART)
+
+
+# Theirs projects and multiplies all positions of the table in relative attention, and both halves of a causal square.
+EXACT = {"bert", "roberta", "camembert", "xlm-roberta", "albert", "distilbert", "electra"}
+APART = 0.1
