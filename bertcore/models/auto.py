@@ -256,7 +256,8 @@ class AutoModelForMultipleChoice(_SequenceModel):
                  *, labels: Any = None, **options: Any) -> LogitsOutput:  # fmt: skip
         """Score the texts; see the class, and `Model.__call__` for the arguments."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        inputs |= {"position_ids": position_ids} | {n: options.pop(n) for n in self.family.inputs if n in options}
+        own = [name for name in self.family.inputs if name in options and name not in self.family.batch_inputs]
+        inputs |= {"position_ids": position_ids} | {name: options.pop(name) for name in own}
         flat, choices = _flat_choices(inputs)
         return super().__call__(**flat, labels=labels, num_choices=choices, **options)
 

@@ -111,6 +111,18 @@ class Encoder(Block):
         """The family's own inputs of a call (`Family.inputs`, by keyword), checked and packed."""
         return {}
 
+    def real_tokens(self, input_ids: Any, attention_mask: Any, own_inputs: Mapping[str, Any]) -> Any:
+        """The attention_mask of a call, which an input of the family's own may stand for."""
+        return attention_mask
+
+    def keeps_padding(self, own_inputs: Mapping[str, Any]) -> bool:
+        """Whether the family's own inputs speak of columns of the batch, so that all padding stays."""
+        return False
+
+    def outputs(self, packed: PackedBatch, inputs: EncoderInput) -> tuple[PackedBatch, EncoderInput]:
+        """Where the tokens stand that the last hidden state is of: those of the input."""
+        return packed, inputs
+
     def __call__(self, inputs: EncoderInput, trace: Trace) -> Any:
         """The last hidden state, (tokens, hidden).
 

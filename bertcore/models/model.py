@@ -244,7 +244,8 @@ class Model(Block):
         tensors = self.state_dict()
         if self.dtype == "int8":
             tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
-        config = self.config | {"architectures": [self.family.architecture + self._architecture]}
+        ending = self.family.endings.get(self._architecture, self._architecture)
+        config = self.config | {"architectures": [self.family.architecture + ending]}
         tied = [copy.removesuffix(".weight") for copy, _ in self.family.name_rules.tied if copy.endswith(".weight")]
         checkpoint.save_checkpoint(folder, checkpoint.with_dtype(config, self.dtype, unquantized=tied), tensors)
 
@@ -279,13 +280,16 @@ class Model(Block):
         """
         own_inputs = {name: targets.pop(name) for name in self.family.inputs if name in targets}
         self._check_targets(targets)
+        attention_mask = self.encoder.real_tokens(input_ids, attention_mask, own_inputs)
         given = input_ids, attention_mask, token_type_ids, position_ids
-        packed, arrays = pack(self.spec, *given, keep_padding=self._keeps_padding(targets))
+        keeps = self._keeps_padding(targets) or self.encoder.keeps_padding(own_inputs)
+        packed, arrays = pack(self.spec, *given, keep_padding=keeps)
         arrays.extras = self.encoder.own_inputs(packed, **own_inputs)
         trace = Trace([] if output_hidden_states else None, [] if output_attentions else None)
         hidden = self.encoder(arrays, trace)
         traced = self.encoder.traced(packed, arrays, trace)
-        return self._output(Encoded(packed, arrays, hidden, traced, self.encoder.pooler, trace.extras), **targets)
+        outputs = self.encoder.outputs(packed, arrays)
+        return self._output(Encoded(*outputs, hidden, traced, self.encoder.pooler, trace.extras), **targets)
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         """Whether the loss reads outputs of padded positions, so that these have to be computed."""

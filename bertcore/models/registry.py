@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import bertcore.models
@@ -67,6 +67,8 @@ class Family:
         encoder: the class of its encoder, where that is its own; "bertcore.models.encoder:Encoder".
         pooler: of the base model, called with its name and the spec; None for a family that has none.
         inputs: names of the inputs of a call that are the family's own.
+        batch_inputs: those of them that are of a whole batch and have no axis of choices (XLNet's memories).
+        endings: how its classes' names end where transformers has another ending than the usual.
     """
 
     model_type: str
@@ -81,6 +83,8 @@ class Family:
     encoder: type[Block] | None = None
     pooler: Callable[[str, EncoderSpec], Block] | None = Pooler
     inputs: tuple[str, ...] = ()
+    batch_inputs: tuple[str, ...] = ()
+    endings: Mapping[str, str] = field(default_factory=dict)
 
 
 _families: dict[str, Family] = {}

@@ -164,6 +164,13 @@ class ConfigReader:
             )
         return value
 
+    def integer(self, key: str, default: int) -> int:
+        """An integer of either sign."""
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"config: {self._name(key)} is {value!r}, expected an integer")
+        return value
+
     def number(self, key: str, default: float) -> float:
         """A finite number, not negative."""
         value = self._get(key, default)

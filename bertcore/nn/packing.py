@@ -79,21 +79,30 @@ class PackedBatch:
         padded[xp.asarray(self.has_tokens)] = packed
         return padded
 
-    def pad_attention(self, probabilities: Any) -> Any:
-        """(sequences, heads, longest, longest) -> (sequences, heads, length, length), zero where there is padding."""
+    def pad_attention(self, probabilities: Any, memory: int = 0) -> Any:
+        """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length), zero where there
+        is padding; all queries see the columns of the memory, which come first."""
         xp = kernels.namespace(probabilities)
         sequences, length = self.shape
-        padded = xp.zeros((sequences, probabilities.shape[1], length, length), probabilities.dtype)
+        padded = xp.zeros((sequences, probabilities.shape[1], length, memory + length), probabilities.dtype)
+        before = np.arange(memory)
         for index, count in enumerate(self.lengths):
             columns = self._column[self.cu_seqlens[index] : self.cu_seqlens[index + 1]]
-            where = xp.ix_(xp.asarray([index]), xp.arange(padded.shape[1]), xp.asarray(columns), xp.asarray(columns))
-            padded[where] = probabilities[index : index + 1, :, :count, :count]
+            keys = np.concatenate([before, memory + columns])
+            where = xp.ix_(xp.asarray([index]), xp.arange(padded.shape[1]), xp.asarray(columns), xp.asarray(keys))
+            padded[where] = probabilities[index : index + 1, :, :count, : memory + count]
+        if self.keeps_padding:
+            padded *= xp.asarray(self.is_real[:, None, :, None])
         return padded
 
     def first_tokens(self) -> np.ndarray:
-        """The packed index of the first token of each sequence that has one."""
-        return self.cu_seqlens[:-1][self.has_tokens]
+        """The packed index of the first token of each sequence that has one; a real one if there is any."""
+        return (self.cu_seqlens[:-1] + self._padding_kept(self.is_real))[self.has_tokens]
 
     def last_tokens(self) -> np.ndarray:
-        """The packed index of the last token of each sequence that has one."""
-        return self.cu_seqlens[1:][self.has_tokens] - 1
+        """The packed index of the last token of each sequence that has one; a real one if there is any."""
+        return (self.cu_seqlens[1:] - 1 - self._padding_kept(self.is_real[:, ::-1]))[self.has_tokens]
+
+    def _padding_kept(self, is_real: np.ndarray) -> Any:
+        """How many tokens of each sequence stand before its first real one."""
+        return is_real.argmax(axis=1).astype(np.int32) if self.keeps_padding and is_real.size else 0
