@@ -116,7 +116,8 @@ def run_torch(model: Any, batch: dict, targets: dict, *, double: bool, traced: b
     grads = {}
     if targets:
         out.loss.backward()
-        grads = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+        first = model.all_tied_weights_keys  # tied parameters come under the name that stands first in the class
+        grads = {first.get(name, name): p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
     return _arrays(out, lambda tensor: tensor.detach().numpy()), grads
 
 

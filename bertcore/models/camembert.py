@@ -1,0 +1,8 @@
+"""CamemBERT (Martin et al. 2019, arXiv:1911.03894): RoBERTa for French; its checkpoints have RoBERTa's names."""
+
+from dataclasses import replace
+
+from bertcore.models.registry import register
+from bertcore.models.roberta import ROBERTA, spec
+
+CAMEMBERT = register(replace(ROBERTA, model_type="camembert", architecture="Camembert", spec_from_config=spec))

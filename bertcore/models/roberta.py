@@ -1,0 +1,44 @@
+"""RoBERTa (Liu et al. 2019, arXiv:1907.11692) and what has its shape: CodeBERT, and as families CamemBERT and XLM-R."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.bert import BERT
+from bertcore.models.registry import HeadSpec, pooled_heads, register
+from bertcore.models.spec import ConfigReader, standard_spec
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads, the same for every config: the language model's activation is the exact GELU, whatever hidden_act."""
+    dense = {"dense": "classifier.dense", "activation": "tanh"}
+    return pooled_heads() | {
+        "masked_lm": LanguageModelSpec(
+            "lm_head.decoder", "lm_head.bias", "lm_head.dense", "lm_head.layer_norm", activation="gelu"
+        ),
+        "sequence_classification": ClassifierSpec("classifier.out_proj", "first", **dense),
+    }
+
+
+spec = partial(standard_spec, positions_after_padding=True, default_pad_token_id=1)
+
+ROBERTA = register(
+    replace(
+        BERT,
+        model_type="roberta",
+        architecture="Roberta",
+        spec_from_config=partial(spec, default_vocab_size=50265),
+        heads=heads,
+        name_rules=NameRules(
+            prefix="roberta.",
+            heads=("pooler.", "lm_head.", "classifier.", "qa_outputs."),
+            tied=(
+                ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+                ("lm_head.decoder.bias", "lm_head.bias"),
+            ),
+        ),
+    )
+)

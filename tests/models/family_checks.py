@@ -1,0 +1,106 @@
+"""What every family is to pass without torch, in a second: backends and dtypes agree, files of other spellings load."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertcore import kernels, use_backend
+from bertcore.checkpoint import save_checkpoint
+from bertcore.kernels import _cuda
+from bertcore.models.model import Model
+from tests import cuda_emulator
+
+# Of the outputs' scale. Low precision rounds every weight and input, to 8 bits or 1 in 254 of a row's largest.
+TOLERANCE = {"numba": 5e-6, "cupy": 1e-5, "bfloat16": 4e-2, "int8": 0.12}
+
+
+def drawn_anew(model: Model, seed: int = 0) -> Model:
+    """`model` with every parameter drawn so that its layers tell: biases that are not 0, norms that are not 1."""
+    rng = np.random.default_rng(seed)
+
+    def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) > 1:
+            return rng.normal(0.0, 0.5 if "embeddings" in name else 1.2 / np.sqrt(shape[-1]), shape)
+        return rng.normal(float(name.endswith("weight")), 0.2, shape)
+
+    shapes = model.expected_tensors()
+    model.load_state_dict({name: values(name, shape).astype(np.float32) for name, shape in shapes.items()})
+    return model
+
+
+def check_backends(make: Callable[..., Model], lengths: tuple[int, ...] = (7, 1, 4), **inputs: Any) -> None:
+    """The logits of a small model on Numba and on the emulated GPU, and in low precision, are those of the reference.
+
+    `make` is the model's from_config, with the config, and takes a dtype.
+    """
+    model = drawn_anew(make())
+    rng = np.random.default_rng(1)
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(int)
+    inputs |= {"input_ids": rng.integers(2, model.spec.vocab_size, mask.shape), "attention_mask": mask}
+    with use_backend("numpy"):
+        truth = model(**inputs)[0]
+    with use_backend("numba"):
+        _assert_close("numba", model(**inputs)[0], truth)
+        for dtype in ("bfloat16", "int8"):
+            low = make(dtype=dtype)
+            low.load_state_dict(model.state_dict())
+            _assert_close(dtype, low(**inputs)[0], truth)
+    if cuda_emulator.unavailable_reason() is None:
+        emulator = cuda_emulator.Emulator(cuda_emulator.SCHEDULES[0])
+        with _cuda.use_runtime(emulator), use_backend("cupy"):
+            found = model(**inputs)[0]
+            assert emulator.launches
+        _assert_close("cupy", found, truth)
+
+
+def _assert_close(what: str, found: Any, truth: np.ndarray) -> None:
+    found = found if kernels.namespace(found) is np else found.get()
+    error = np.abs(found - truth).max() / np.abs(truth).max()
+    assert error <= TOLERANCE[what], f"{what} is off by {error:.3g} of the scale"
+
+
+def check_loads(model: Model, folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """A file of `tensors` loads to the parameters of `model`, without a warning."""
+    save_checkpoint(folder, model.config, tensors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = type(model).from_pretrained(folder)
+    expected = model.state_dict()
+    assert again.state_dict().keys() == expected.keys() and not again.newly_initialised
+    for name, array in again.state_dict().items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def check_spellings(model: Model, folder: Path, *, prefix: str, copies: Mapping[str, str]) -> None:
+    """Old and odd files load: `prefix` there or not, or another before it, gamma and beta, buffers of positions.
+
+    `copies` are tensors that published files hold besides, name -> the parameter they repeat.
+    """
+    tensors = dict(model.state_dict())
+    assert any(name.startswith(prefix) for name in tensors)
+    positions = {f"{prefix}embeddings.position_ids": np.arange(24)[None]}
+    repeated = {copy: tensors[original] for copy, original in copies.items()}
+    spellings = {
+        "as saved": lambda name: name,
+        "bare": lambda name: name.removeprefix(prefix),
+        "of DataParallel": lambda name: f"module.{name}",
+        "of TensorFlow": lambda name: name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"),
+    }
+    for kind, spelling in spellings.items():
+        renamed = {spelling(name): array for name, array in (tensors | positions | repeated).items()}
+        assert kind == "as saved" or renamed.keys() != (tensors | positions | repeated).keys()
+        check_loads(model, folder, renamed)
+    originals = set(copies.values())
+    instead = {name: array for name, array in tensors.items() if name not in originals} | repeated
+    check_loads(model, folder, instead)
+
+
+def check_refused(make: Callable[[Mapping[str, Any]], Any], config: Mapping[str, Any], refused: Mapping[str, Any]):
+    """Each of `refused`, key -> value, is an error that names the key."""
+    for key, value in refused.items():
+        with pytest.raises(ValueError, match=rf"config: {key} is"):
+            make({**config, key: value})
