@@ -41,6 +41,7 @@ from .._numba.simd import (
 )
 from .._numba.simd_math import exp
 from .._numba.tasks import take_task
+from .terms import add_terms_to_rows, backward_terms_size, begin_terms, differentiate_terms, finish_terms
 
 
 @kernel(parallel=True)
@@ -51,22 +52,25 @@ def backward(
     """A task is a group: the sequences and heads that add to one part of grad_bias, or a single one of each."""
     if threads == 1:
         inputs, gradients = (query, key, value, grad_output), (grad_query, grad_key, grad_value, grad_bias)
-        _run_backward(inputs, gradients, (mask, bias), lse, sequences, groups, (head_dim, is_causal, scale), counter)
+        options = head_dim, is_causal, scale
+        run_backward(inputs, gradients, (mask, bias), lse, sequences, groups, options, None, counter)
     else:
         for _ in prange(threads):
             inputs, gradients = (query, key, value, grad_output), (grad_query, grad_key, grad_value, grad_bias)
             options = head_dim, is_causal, scale
-            _run_backward(inputs, gradients, (mask, bias), lse, sequences, groups, options, counter)
+            run_backward(inputs, gradients, (mask, bias), lse, sequences, groups, options, None, counter)
 
 
 @helper
-def _run_backward(inputs, gradients, masks, lse, sequences, groups, options, counter):
+def run_backward(inputs, gradients, masks, lse, sequences, groups, options, terms, counter):
+    """Compute groups until the counter has handed out all; `terms` as in terms.py, the rest as in `backward`."""
     scratch = _backward_scratch(longest_sequence(sequences, 3), options[0], lse)
+    room = scratch_array(backward_terms_size(terms, sequences, options[0], lse), lse)
     task = take_task(counter)
     while task < groups[0] * groups[1]:
         for s in range(task // groups[1], len(sequences), groups[0]):
             for h in range(task % groups[1], lse.shape[1], groups[1]):
-                _differentiate(inputs, gradients, masks, lse, sequences, s, h, options, scratch)
+                _differentiate(inputs, gradients, masks, lse, sequences, s, h, options, scratch, terms, room)
         task = take_task(counter)
 
 
@@ -89,7 +93,7 @@ def _backward_scratch(keys, head_dim, like):
 
 
 @helper
-def _differentiate(inputs, gradients, masks, lse, sequences, s, h, options, scratch):
+def _differentiate(inputs, gradients, masks, lse, sequences, s, h, options, scratch, terms, room):
     """All gradients of sequence s and head h."""
     _, key, value, _ = inputs
     _, grad_key, grad_value, _ = gradients
@@ -103,15 +107,22 @@ def _differentiate(inputs, gradients, masks, lse, sequences, s, h, options, scra
     clear(grad_k, 0, keys * columns)
     clear(grad_v, 0, keys * columns)
     rows = rows_at_once(whole_panels(keys, lse))
+    begin_terms(terms, sequences, s, h, head_dim, aligned(room))
     for i in range(0, queries, rows):
-        _differentiate_rows(inputs, gradients, masks, lse, sequences, s, h, i, min(rows, queries - i), options, scratch)
+        count = min(rows, queries - i)
+        _differentiate_rows(
+            inputs, gradients, masks, lse, sequences, s, h, i, count, options, scratch, terms, aligned(room)
+        )
+    finish_terms(terms, sequences, s, h, head_dim, scale, aligned(room))
     for j in range(keys):
         copy_scaled(pointer(grad_k, j * columns), scale, head_dim, row_pointer(grad_key, s, h, start + j, lse))
         copy_scaled(pointer(grad_v, j * columns), 1, head_dim, row_pointer(grad_value, s, h, start + j, lse))
 
 
 @helper
-def _differentiate_rows(inputs, gradients, masks, lse, sequences, s, h, first, count, options, scratch):
+def _differentiate_rows(
+    inputs, gradients, masks, lse, sequences, s, h, first, count, options, scratch, terms, room
+):  # fmt: skip
     """Write the gradients of `count` queries, add their part to those of keys, values and bias."""
     query, _, _, grad_output = inputs
     grad_query, _, _, grad_bias = gradients
@@ -127,6 +138,8 @@ def _differentiate_rows(inputs, gradients, masks, lse, sequences, s, h, first, c
     q, g = row_pointer(query, s, h, start + first, lse), row_pointer(grad_output, s, h, start + first, lse)
     multiply_panels(q, query[3], 1, count, key_panels, head_dim, head_dim, seen, probs, row, False)
     multiply_panels(g, grad_output[3], 1, count, value_panels, head_dim, head_dim, seen, grad_scores, row, False)
+    block = s, h, first, count
+    add_terms_to_rows(terms, sequences, block, head_dim, room, probs, row)
     for r in range(count):
         i = first + r
         visible = min(keys, i + 1) if is_causal else keys
@@ -141,6 +154,7 @@ def _differentiate_rows(inputs, gradients, masks, lse, sequences, s, h, first, c
     multiply_panels(grad_scores, row, 1, count, key_columns, keys, seen, head_dim, grad_q, columns, False)
     multiply_panels(grad_scores, 1, row, seen, query_panels, count, count, head_dim, grad_k, columns, True)
     multiply_panels(probs, 1, row, seen, grad_panels, count, count, head_dim, grad_v, columns, True)
+    differentiate_terms(terms, sequences, block, head_dim, scale, room, grad_scores, row, grad_q, grad_k, columns)
     for r in range(count):
         target = row_pointer(grad_query, s, h, start + first + r, lse)
         copy_scaled(pointer(grad_q, r * columns), scale, head_dim, target)

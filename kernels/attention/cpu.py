@@ -93,11 +93,11 @@ def attention_backward(
     Rows of probabilities are whole here, so `output` is not needed (see reference.py for why that is better).
     """
     grad_output, query, key, value = (with_unit_columns(array) for array in (grad_output, query, key, value))
-    sequences = _sequences(query, key, cu_seqlens, cu_seqlens_k)
+    sequences = sequence_table(query, key, cu_seqlens, cu_seqlens_k)
     gradients = tuple(empty_like(array, cu_seqlens) for array in (query, key, value))
     grad_bias = None if bias is None else np.zeros((*_own(bias).shape[:3], bias.shape[3]), query.dtype)
     added = [added_mask(array, query.dtype) for array in (attn_mask, bias)]
-    views = [_address(array) for array in (query, key, value, grad_output, *gradients, *added, grad_bias)]
+    views = [view_address(array) for array in (query, key, value, grad_output, *gradients, *added, grad_bias)]
     groups = (len(sequences), query.shape[1]) if bias is None else grad_bias.shape[:2]
     counter = np.zeros(1, np.int64)
     if query.size or key.size:
@@ -134,7 +134,7 @@ def optional_view(array, dtype):
     return row, tuple(0 if size == 1 else stride for size, stride in zip(array.shape, strides, strict=True))
 
 
-def _address(array):
+def view_address(array):
     """(address, stride of axis 0, of axis 1, of axis 2), strides in elements, 0 where the axis has size 1."""
     if array is None:
         return 0, 0, 0, 0
@@ -157,7 +157,7 @@ def added_mask(mask, dtype):
     return np.ascontiguousarray(np.broadcast_to(own, (*own.shape[:3], mask.shape[3])))
 
 
-def _sequences(query, key, cu_seqlens, cu_seqlens_k):
+def sequence_table(query, key, cu_seqlens, cu_seqlens_k):
     """Per sequence: first query, queries, first key, keys."""
     batch, _, length, _ = query.shape
     if cu_seqlens is None:

@@ -1,8 +1,8 @@
-"""Attention with relative positions on the CPU: what the arrays are to the kernels (forward.py)."""
+"""Attention with relative positions on the CPU: what the arrays are to the kernels (forward.py, backward.py)."""
 
 import numpy as np
 
-from .._numba import as_kernel_array
+from .._numba import as_kernel_array, num_threads
 from .._numba.rows import task_count
 from .._numba.steps import RELATIVE_ATTENTION
 from ..attention.cpu import (
@@ -12,17 +12,20 @@ from ..attention.cpu import (
     added_mask,
     is_deferred_float32,
     optional_view,
+    sequence_table,
     step_fields,
     view,
+    view_address,
     with_unit_columns,
 )
 from ..program import Deferred
-from . import reference
+from .backward import backward
 from .forward import forward
 from .reference import score_components, scores_shape
 
 _NO_IDS = np.empty(0, np.int32)
 PRODUCTS = 5  # of queries and keys: two of attention, one and a half of each table
+LEAST_TASKS = 32  # of a backward, if there are as many sequences and heads
 
 
 def relative_attention(
@@ -110,7 +113,7 @@ def _row(array, dtype):
     """The first row of (tokens, heads, head_dim) as (1, heads, tokens, head_dim), and its strides; empty if absent."""
     if array is None:
         return optional_view(None, dtype)
-    return view(with_unit_columns(array.transpose(1, 0, 2)[None]))
+    return view(_heads_first(array))
 
 
 def _ids(segment_ids):
@@ -121,8 +124,45 @@ def relative_attention_backward(
     grad_output, query, key, value, output, lse, position_key, position_query, query_for_position, distance_rows,
     segment_ids, segment_ids_k, segment_scores, cu_seqlens, cu_seqlens_k, attn_mask, scale,
 ):  # fmt: skip
-    """The gradients of query, key, value, position_key, position_query, query_for_position and segment_scores."""
-    return reference.relative_attention_backward(
-        grad_output, query, key, value, output, lse, position_key, position_query, query_for_position, distance_rows,
-        segment_ids, segment_ids_k, segment_scores, cu_seqlens, cu_seqlens_k, attn_mask, scale,
-    )  # fmt: skip
+    """The gradients of query, key, value, position_key, position_query, query_for_position and segment_scores.
+
+    `output` is not needed, as in attention. The gradients of the tables are summed in parts, which depend on the number
+    of heads and sequences alone.
+    """
+    heads, head_dim = query.shape[1:]
+    sequences = len(cu_seqlens) - 1
+    parts = max(min(sequences, -(-LEAST_TASKS // max(heads, 1))), 1)
+    inputs = [None if array is None else _heads_first(array) for array in (query, key, value, grad_output)]
+    floats = query, key, value, query_for_position, segment_scores
+    gradients = [None if array is None else np.empty(array.shape, array.dtype) for array in floats]
+    grad_query, grad_key, grad_value, grad_p, grad_segments = map(_heads_first, gradients)
+    tables = [
+        None if table is None else np.zeros((parts, *table.shape), query.dtype)
+        for table in (position_key, position_query)
+    ]
+    if query_for_position is None and position_key is not None:
+        query_for_position = query
+    terms = map(_heads_first, (query_for_position, position_key, position_query, segment_scores))
+    grad_tables = (None if table is None else table.transpose(0, 2, 1, 3) for table in tables)
+    arrays = [
+        *inputs, grad_query, grad_key, grad_value, added_mask(attn_mask, query.dtype), *terms,
+        grad_p, *grad_tables, grad_segments,
+    ]  # fmt: skip
+    if query.size or key.size:
+        table = sequence_table(inputs[0], inputs[1], cu_seqlens, cu_seqlens_k)
+        backward(
+            *map(view_address, arrays), as_kernel_array(distance_rows), *map(_ids, (segment_ids, segment_ids_k)),
+            as_kernel_array(lse[None]), table, (parts, heads), head_dim, query.dtype.type(scale),
+            np.zeros(1, np.int64), num_threads(),
+        )  # fmt: skip
+    grad_tables = (None if table is None else _sum_parts(table) for table in tables)
+    return *gradients[:3], *grad_tables, *gradients[3:]
+
+
+def _heads_first(array):
+    """(tokens, heads, head_dim) as (1, heads, tokens, head_dim) with contiguous, aligned rows."""
+    return None if array is None else with_unit_columns(array.transpose(1, 0, 2)[None])
+
+
+def _sum_parts(parts):
+    return parts[0] if len(parts) == 1 else parts.sum(axis=0, dtype=np.float64).astype(parts.dtype)

@@ -15,17 +15,15 @@ of a whole sequence, and each result depends on its own query and the keys of it
 """
 
 import numpy as np
-from numba import prange, types
-from numba.extending import overload
+from numba import prange
 
 from .._numba import helper, inline_helper, kernel
 from .._numba.operands import as_words, elements_per_word, lay_rows, multiply, pointer_to_word
 from .._numba.panels import TILE_ROWS, pack_panel, pack_strip
 from .._numba.scores import row_pointer
 from .._numba.simd import broadcast, lanes, load, pointer, pointer_at, select, store
-from .._numba.steps import OPTIONS
 from ..attention.forward import MORE, kernel_view, row_size, run, step_arguments
-from ..attention.terms import add_terms, prepare_terms, terms_size
+from ..attention.terms import add_terms, prepare_terms, terms_size, with_terms
 
 KEY_ROWS = TILE_ROWS * 2 // 3  # of a tile of the keys' products, a power of two as the lanes are
 _INT32 = np.int32(0)
@@ -129,20 +127,14 @@ def _product_columns(keys, width, like):
     return _whole(max(keys, lanes(like)) + width - 1, like)
 
 
-@overload(terms_size, jit_options=OPTIONS)
+@with_terms(terms_size)
 def _terms_size(terms, queries, keys, head_dim, like):
-    if isinstance(terms, types.NoneType):
-        return None
-
-    def size(terms, queries, keys, head_dim, like):
-        width, row = 2 * lanes(like), row_size(head_dim, like)
-        rows = (width + TILE_ROWS) * row
-        tables = 2 * head_dim * _columns(queries, keys, like)
-        products = (width + TILE_ROWS) * _product_columns(keys, width, like)
-        shifted = (keys + 2 * _group(like)) * (width + _group(like))
-        return rows + tables + max(products, shifted) + 3 * width + TILE_ROWS * lanes(like)
-
-    return size
+    width, row = 2 * lanes(like), row_size(head_dim, like)
+    rows = (width + TILE_ROWS) * row
+    tables = 2 * head_dim * _columns(queries, keys, like)
+    products = (width + TILE_ROWS) * _product_columns(keys, width, like)
+    shifted = (keys + 2 * _group(like)) * (width + _group(like))
+    return rows + tables + max(products, shifted) + 3 * width + TILE_ROWS * lanes(like)
 
 
 @inline_helper
@@ -159,13 +151,7 @@ def _cut(scratch, block, head_dim):
 # --- what the panels of a block share ---------------------------------------------------------------
 
 
-@overload(prepare_terms, jit_options=OPTIONS)
-def _prepare_terms(terms, place, block, k_words, head_dim, word, scratch):
-    if isinstance(terms, types.NoneType):
-        return None
-    return _lay_tables
-
-
+@with_terms(prepare_terms)
 def _lay_tables(terms, place, block, k_words, head_dim, word, scratch):
     """The columns of both tables for all distances of the block."""
     (_, position_key), position_query, rows, _ = terms
@@ -202,13 +188,7 @@ def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, 
 # --- what each panel of queries adds ----------------------------------------------------------------
 
 
-@overload(add_terms, jit_options=OPTIONS)
-def _add_terms(terms, place, block, i, count, width, k_words, head_dim, word, scratch, scores, spare):
-    if isinstance(terms, types.NoneType):
-        return None
-    return _add_relative_terms
-
-
+@with_terms(add_terms)
 def _add_relative_terms(terms, place, block, i, count, width, k_words, head_dim, word, scratch, scores, spare):
     (_, position_key), position_query, _, segments = terms
     if position_key[0] != 0:

@@ -1,0 +1,337 @@
+"""The backward kernel: attention's (attention/backward.py), with the terms of relative position and their gradients.
+
+For one sequence and head the tables' rows are laid out by distance, those of A (position_key) descending, at
+key - query, and those of B (position_query) ascending, at query - key, both counted from 0; so are their gradients,
+which are then added to their rows. Of a block of rows of scores, (queries, keys):
+
+    content to position   p A^T, of which the score of query r and key j is column j - r: rows that are shifted. The
+                          gradients are products of the rows of dS, shifted back, with A and p.
+    position to content   for a panel of keys K B^T, in which column r - j of row j is the score: as a matrix with rows
+                          one element shorter it is a square block, transposed. The gradients are products of dS^T,
+                          laid out like that, with B and K.
+
+A part of the gradients of the tables, as of the sequences, is summed by one task in the order of its sequences: the
+same bits for any number of threads. The scratch of a task is 8 times as large as the keys and queries of a sequence and
+head.
+"""
+
+from numba import prange
+
+from .._numba import helper, inline_helper, kernel
+from .._numba.operands import lay_rows, multiply
+from .._numba.panels import BLOCK_DEPTH, TILE_ROWS, pack_panel, pack_strip
+from .._numba.scores import MOST_TILES, clear, copy_scaled, longest_sequence, row_pointer, whole_panels
+from .._numba.simd import (
+    broadcast,
+    first_lanes,
+    fma,
+    lanes,
+    load,
+    load_masked,
+    pointer,
+    reduce_add,
+    select,
+    store,
+    store_masked,
+)
+from ..attention.backward import run_backward
+from ..attention.forward import row_size
+from ..attention.terms import (
+    add_terms_to_rows,
+    backward_terms_size,
+    begin_terms,
+    differentiate_terms,
+    finish_terms,
+    with_terms,
+)
+
+ROWS = MOST_TILES * TILE_ROWS  # the most queries of a block
+
+
+@kernel(parallel=True)
+def backward(
+    query, key, value, grad_output, grad_query, grad_key, grad_value, mask,
+    query_for_position, position_key, position_query, segment_scores,
+    grad_query_for_position, grad_position_key, grad_position_query, grad_segment_scores,
+    distance_rows, segment_ids, segment_ids_k, lse, sequences, groups, head_dim, scale, counter, threads,
+):  # fmt: skip
+    """Views of arrays as in attention's; those of the gradients of the tables have the parts as their batch."""
+    if threads == 1:
+        nothing = 0, 0, 0, 0
+        inputs, gradients = (query, key, value, grad_output), (grad_query, grad_key, grad_value, nothing)
+        terms = (
+            (query_for_position, grad_query_for_position), (position_key, grad_position_key),
+            (position_query, grad_position_query, key), (segment_scores, grad_segment_scores),
+            (pointer(distance_rows, 0), len(distance_rows) // 2),
+            (pointer(segment_ids, 0), pointer(segment_ids_k, 0)), groups[0],
+        )  # fmt: skip
+        options = head_dim, False, scale
+        run_backward(inputs, gradients, (mask, nothing), lse, sequences, groups, options, terms, counter)
+    else:
+        for _ in prange(threads):
+            nothing = 0, 0, 0, 0
+            inputs, gradients = (query, key, value, grad_output), (grad_query, grad_key, grad_value, nothing)
+            terms = (
+                (query_for_position, grad_query_for_position), (position_key, grad_position_key),
+                (position_query, grad_position_query, key), (segment_scores, grad_segment_scores),
+                (pointer(distance_rows, 0), len(distance_rows) // 2),
+                (pointer(segment_ids, 0), pointer(segment_ids_k, 0)), groups[0],
+            )  # fmt: skip
+            options = head_dim, False, scale
+            run_backward(inputs, gradients, (mask, nothing), lse, sequences, groups, options, terms, counter)
+
+
+# --- the scratch of a sequence and head -------------------------------------------------------------
+
+
+@inline_helper
+def _distances(queries, keys, like):
+    """Room for all distances, and those that only fill up panels and tiles, at both ends."""
+    return row_size(queries + keys + 2 * TILE_ROWS, like) + 4 * lanes(like)
+
+
+@inline_helper
+def _shifted_row(keys, like):
+    """Elements of a row of all keys, shifted by up to ROWS."""
+    return row_size(keys + ROWS + TILE_ROWS, like) + lanes(like)
+
+
+@inline_helper
+def _turned_row(like):
+    """Elements of a key's row of the queries of a block, shifted by up to a panel."""
+    return row_size(ROWS + TILE_ROWS, like) + 4 * lanes(like)
+
+
+@with_terms(backward_terms_size)
+def _backward_terms_size(terms, sequences, head_dim, like):
+    queries, keys = longest_sequence(sequences, 1), longest_sequence(sequences, 3)
+    columns, width, distances = whole_panels(head_dim, like), 2 * lanes(like), _distances(queries, keys, like)
+    by_distance = 2 * (head_dim + 2 * columns) * distances
+    of_tokens = (keys + TILE_ROWS + 2 * (ROWS + TILE_ROWS)) * columns + row_size(keys, like)
+    shifted, turned = (ROWS + TILE_ROWS) * _shifted_row(keys, like), (width + TILE_ROWS) * _turned_row(like)
+    return by_distance + of_tokens + shifted + turned + (ROWS + 2 * lanes(like)) * width
+
+
+@inline_helper
+def _cut(scratch, queries, keys, head_dim):
+    """(table A, table B), (rows of keys, rows of p, gradient of p, segments of the keys), (shifted, turned, spare).
+
+    A table is (its columns, its rows, the gradients of the rows), by distance.
+    """
+    columns, width, distances = whole_panels(head_dim, scratch), 2 * lanes(scratch), _distances(queries, keys, scratch)
+    a_rows = pointer(scratch, head_dim * distances)
+    grad_a = pointer(a_rows, columns * distances)
+    b_columns = pointer(grad_a, columns * distances)
+    b_rows = pointer(b_columns, head_dim * distances)
+    grad_b = pointer(b_rows, columns * distances)
+    k_rows = pointer(grad_b, columns * distances)
+    p_rows = pointer(k_rows, (keys + TILE_ROWS) * columns)
+    grad_p = pointer(p_rows, (ROWS + TILE_ROWS) * columns)
+    segments = pointer(grad_p, (ROWS + TILE_ROWS) * columns)
+    shifted = pointer(segments, row_size(keys, scratch))
+    turned = pointer(shifted, (ROWS + TILE_ROWS) * _shifted_row(keys, scratch))
+    spare = pointer(turned, (width + TILE_ROWS) * _turned_row(scratch))
+    tables = (scratch, a_rows, grad_a), (b_columns, b_rows, grad_b)
+    return tables, (k_rows, p_rows, grad_p, segments), (shifted, turned, spare)
+
+
+@with_terms(begin_terms)
+def _begin_relative_terms(terms, sequences, s, h, head_dim, scratch):
+    _, position_key, position_query, segments, rows, ids, _ = terms
+    queries, start_k, keys = sequences[s, 1], sequences[s, 2], sequences[s, 3]
+    columns, distances = whole_panels(head_dim, scratch), _distances(queries, keys, scratch)
+    tables, (k_rows, _, _, own), _ = _cut(scratch, queries, keys, head_dim)
+    if position_key[0][0] != 0:
+        _lay_table(position_key[0], h, rows, keys - 1, -1, head_dim, distances, tables[0])
+    if position_query[0][0] != 0:
+        _lay_table(position_query[0], h, rows, 1 - queries - 2 * lanes(scratch), 1, head_dim, distances, tables[1])
+        key = position_query[2]
+        lay_rows(row_pointer(key, s, h, start_k, scratch), key[3], keys, head_dim, k_rows, columns, scratch[0])
+    if segments[0][0] != 0:
+        for j in range(keys):
+            own[j] = ids[1][start_k + j]
+
+
+@helper
+def _lay_table(table, h, rows, distance, step, head_dim, count, target):
+    """Rows and columns of a table for `count` distances from the first one on; zeros as their gradients."""
+    as_columns, as_rows, grad = target
+    row_of, last = rows
+    columns = whole_panels(head_dim, grad)
+    for u in range(count):
+        d = min(max(distance + step * u, -last), last)
+        source = row_pointer(table, 0, h, row_of[d + last], grad)
+        lay_rows(source, 0, 1, head_dim, pointer(as_rows, u * columns), columns, grad[0])
+    for u in range(0, count, lanes(grad)):
+        pack_strip(pointer(as_rows, u * columns), columns, 1, lanes(grad), head_dim, pointer(as_columns, u), count)
+    clear(grad, 0, count * columns)
+
+
+# --- rows of scores ---------------------------------------------------------------------------------
+
+
+@with_terms(add_terms_to_rows)
+def _add_relative_terms(terms, sequences, block, head_dim, scratch, products, row):
+    query_for_position, position_key, position_query, segments, _, ids, _ = terms
+    s, h, first, count = block
+    start, queries, keys = sequences[s, 0], sequences[s, 1], sequences[s, 3]
+    (table_a, table_b), (k_rows, p_rows, _, own), spare = _cut(scratch, queries, keys, head_dim)
+    if position_key[0][0] != 0:
+        p, columns = query_for_position[0], whole_panels(head_dim, scratch)
+        lay_rows(row_pointer(p, s, h, start + first, scratch), p[3], count, head_dim, p_rows, columns, scratch[0])
+        _add_content_to_position(p_rows, table_a[0], queries, keys, first, count, head_dim, spare[0], products, row)
+    if position_query[0][0] != 0:
+        _add_position_to_content(k_rows, table_b[0], queries, keys, first, count, head_dim, spare, products, row)
+    if segments[0][0] != 0:
+        for r in range(count):
+            scores = row_pointer(segments[0], s, h, start + first + r, scratch)
+            _add_segments(scores, ids[0][start + first + r], own, keys, pointer(products, r * row))
+
+
+@helper
+def _add_content_to_position(p_rows, table, queries, keys, first, count, head_dim, shifted, products, row):
+    columns, distances = whole_panels(head_dim, table), _distances(queries, keys, table)
+    used, at = _shifted_row(keys, table), queries - first - count
+    right = pointer(table, at)
+    multiply(p_rows, columns, 1, count, right, distances, head_dim, keys + count - 1, shifted, used, False)
+    for r in range(count):
+        source, target = pointer(shifted, r * used + count - 1 - r), pointer(products, r * row)
+        for j in range(0, keys, lanes(table)):
+            store(target, j, load(target, j) + load(source, j))
+
+
+@helper
+def _add_position_to_content(k_rows, table, queries, keys, first, count, head_dim, scratch, products, row):
+    _, turned, spare = scratch
+    columns, distances = whole_panels(head_dim, table), _distances(queries, keys, table)
+    width, used, depth = 2 * lanes(table), _turned_row(table), max(count, lanes(table))  # whole blocks are transposed
+    for j in range(0, keys, width):
+        part = min(width, keys - j)
+        left, right = pointer(k_rows, j * columns), pointer(table, first + keys - j)
+        multiply(left, columns, 1, part, right, distances, head_dim, depth + width - 1, turned, used, False)
+        pack_panel(pointer(turned, width - 1), used - 1, 1, part, depth, spare, width)
+        for r in range(count):
+            target = pointer(products, r * row + j)
+            for d in range(0, width, lanes(table)):
+                store(target, d, load(target, d) + load(spare, r * width + d))
+
+
+@helper
+def _add_segments(scores, segment, of_keys, keys, products):
+    for j in range(0, keys, lanes(products)):
+        is_same = load_masked(of_keys, j, first_lanes(products, keys - j), 0.0) == broadcast(products, segment)
+        chosen = select(is_same, broadcast(products, scores[0]), broadcast(products, scores[1]))
+        store(products, j, load(products, j) + chosen)
+
+
+# --- gradients --------------------------------------------------------------------------------------
+
+
+@with_terms(differentiate_terms)
+def _differentiate(terms, sequences, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k, columns):
+    query_for_position, position_key, position_query, segments, _, ids, _ = terms
+    s, h, first, count = block
+    start, queries, keys = sequences[s, 0], sequences[s, 1], sequences[s, 3]
+    tables, (k_rows, p_rows, grad_p, own), (shifted, turned, _) = _cut(scratch, queries, keys, head_dim)
+    size = queries, keys, first, count, head_dim
+    if position_key[0][0] != 0:
+        p = query_for_position[1]
+        target = grad_q if p[0] == 0 else grad_p
+        _differentiate_content_to_position(grad_scores, row, size, p_rows, tables[0], shifted, target, p[0] == 0)
+        for r in range(count if p[0] != 0 else 0):
+            of_query = row_pointer(p, s, h, start + first + r, scratch)
+            copy_scaled(pointer(grad_p, r * columns), scale, head_dim, of_query)
+    if position_query[0][0] != 0:
+        _differentiate_position_to_content(grad_scores, row, size, k_rows, tables[1], turned, grad_k)
+    if segments[0][0] != 0:
+        for r in range(count):
+            target = row_pointer(segments[1], s, h, start + first + r, scratch)
+            same, other = _sum_segments(pointer(grad_scores, r * row), keys, ids[0][start + first + r], own)
+            target[0], target[1] = scale * same, scale * other
+
+
+@helper
+def _differentiate_content_to_position(grad_scores, row, size, p_rows, table, shifted, grad_p, accumulate):
+    """The gradient of p, and what this block adds to that of A."""
+    queries, keys, first, count, head_dim = size
+    _, rows, grad_rows = table
+    columns, used, at = whole_panels(head_dim, rows), _shifted_row(keys, rows), queries - first - count
+    clear(shifted, 0, count * used)
+    for r in range(count):
+        source, target = pointer(grad_scores, r * row), pointer(shifted, r * used + count - 1 - r)
+        for j in range(0, keys, lanes(rows)):
+            store_masked(target, j, load(source, j), first_lanes(rows, keys - j))
+    distances = keys + count - 1
+    for k in range(0, distances, BLOCK_DEPTH):
+        left, right, part = pointer(shifted, k), pointer(rows, (at + k) * columns), min(BLOCK_DEPTH, distances - k)
+        multiply(left, used, 1, count, right, columns, part, head_dim, grad_p, columns, accumulate or k > 0)
+    whole = _whole_tiles(distances)
+    multiply(shifted, 1, used, whole, p_rows, columns, count, head_dim, pointer(grad_rows, at * columns), columns, True)
+
+
+@inline_helper
+def _whole_tiles(rows):
+    """A tile's spare rows would spoil sums of other rows; what is multiplied for these is zero."""
+    return (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+
+
+@helper
+def _differentiate_position_to_content(grad_scores, row, size, k_rows, table, turned, grad_k):
+    """What this block adds to the gradients of the keys and of B."""
+    _, keys, first, count, head_dim = size
+    _, rows, grad_rows = table
+    columns, used, width = whole_panels(head_dim, rows), _turned_row(rows), 2 * lanes(rows)
+    clear(turned, 0, width * used)
+    depth = count + width - 1
+    for j in range(0, keys, width):
+        part, at = min(width, keys - j), first + keys - j
+        for r in range(0, count, lanes(rows)):
+            source, target = pointer(grad_scores, r * row + j), pointer(turned, width - 1 + r)
+            pack_strip(source, row, 1, count - r, part, target, used - 1)
+        for c in range(part):  # what stood in for queries beyond the last
+            store(turned, c * (used - 1) + width - 1 + count, broadcast(rows, 0.0))
+        right = pointer(rows, at * columns)
+        multiply(turned, used, 1, part, right, columns, depth, head_dim, pointer(grad_k, j * columns), columns, True)
+        left, target = pointer(k_rows, j * columns), pointer(grad_rows, at * columns)
+        multiply(turned, 1, used, _whole_tiles(depth), left, columns, part, head_dim, target, columns, True)
+
+
+@helper
+def _sum_segments(grad_scores, keys, segment, of_keys):
+    """The sums of the gradients of a query's scores over keys of its segment, and over the others."""
+    same = other = broadcast(grad_scores, 0.0)
+    for j in range(0, keys, lanes(grad_scores)):
+        inside = first_lanes(grad_scores, keys - j)
+        grad = load_masked(grad_scores, j, inside, 0.0)
+        is_same = load_masked(of_keys, j, inside, 0.0) == broadcast(grad_scores, segment)
+        same += select(is_same, grad, 0.0)
+        other += select(is_same, 0.0, grad)
+    return reduce_add(same), reduce_add(other)
+
+
+@with_terms(finish_terms)
+def _finish(terms, sequences, s, h, head_dim, scale, scratch):
+    """Add the gradients of a sequence's distances to those of the tables' rows."""
+    _, position_key, position_query, _, rows, _, parts = terms
+    queries, keys = sequences[s, 1], sequences[s, 3]
+    if queries == 0 or keys == 0:
+        return
+    ((_, _, grad_a), (_, _, grad_b)), _, _ = _cut(scratch, queries, keys, head_dim)
+    columns, count = whole_panels(head_dim, scratch), queries + keys - 1
+    if position_key[0][0] != 0:
+        _add_rows(grad_a, columns, count, keys - 1, -1, rows, head_dim, scale, position_key[1], s % parts, h)
+    if position_query[0][0] != 0:
+        grad_b = pointer(grad_b, 2 * lanes(scratch) * columns)
+        _add_rows(grad_b, columns, count, 1 - queries, 1, rows, head_dim, scale, position_query[1], s % parts, h)
+
+
+@helper
+def _add_rows(source, columns, count, distance, step, rows, head_dim, scale, table, part, h):
+    row_of, last = rows
+    for u in range(count):
+        d = min(max(distance + step * u, -last), last)
+        target = row_pointer(table, part, h, row_of[d + last], source)
+        for c in range(0, head_dim, lanes(source)):
+            inside = first_lanes(source, head_dim - c)
+            total = fma(load(source, u * columns + c), scale, load_masked(target, c, inside, 0.0))
+            store_masked(target, c, total, inside)
