@@ -15,6 +15,9 @@ __version__ = "0.1.0"
 _LAZY = {
     "AutoModel": "bertcore.models.auto",
     "AutoModelForCausalLM": "bertcore.models.auto",
+    "AutoModelForEntityClassification": "bertcore.models.entities",
+    "AutoModelForEntityPairClassification": "bertcore.models.entities",
+    "AutoModelForEntitySpanClassification": "bertcore.models.entities",
     "AutoModelForMaskedLM": "bertcore.models.auto",
     "AutoModelForMultipleChoice": "bertcore.models.auto",
     "AutoModelForNextSentencePrediction": "bertcore.models.auto",
@@ -24,13 +27,16 @@ _LAZY = {
     "AutoModelForTokenClassification": "bertcore.models.auto",
     "AutoTokenizer": "bertcore.tokenization",
     "SentenceEncoder": "bertcore.sentence_encoder",
-    "load_model": "bertcore.models.auto",
+    "load_model": "bertcore.models.architectures",
     "value_and_grad": "bertcore.gradients",
 }
 
 __all__ = [
     "AutoModel",
     "AutoModelForCausalLM",
+    "AutoModelForEntityClassification",
+    "AutoModelForEntityPairClassification",
+    "AutoModelForEntitySpanClassification",
     "AutoModelForMaskedLM",
     "AutoModelForMultipleChoice",
     "AutoModelForNextSentencePrediction",

@@ -70,7 +70,7 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
 
     A `length` beyond the model's longest sequence counts as that.
     """
-    from bertcore.models.auto import models_of
+    from bertcore.models.architectures import models_of
 
     models = models_of(config)
     model = models["AutoModel"]

@@ -103,18 +103,16 @@ def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], dic
 
     from bertcore.checkpoint import CheckpointError
     from bertcore.checkpoint.parameters import find_parameters
-    from bertcore.models.auto import ARCHITECTURES, AutoModel, head_specs
+    from bertcore.models.architectures import models_of
 
     uses: dict[str, set[str]] = {}
     layouts: dict[str, Any] = {}
-    specs = head_specs(config)
-    kinds = dict.fromkeys(kind._for(config) for kind in ARCHITECTURES.values())
-    for model in (kind(config) for kind in kinds if specs.keys() >= set(getattr(kind, "_tasks", ()))):
+    for class_name, model in models_of(config).items():
         rules = model.family.name_rules
         try:
             sources = find_parameters(opened, model.expected_tensors(), rules, optional=rules.heads)
         except CheckpointError:
-            if type(model) is AutoModel:  # what all have; of a head that is not of this class nothing is changed
+            if class_name == "AutoModel":  # what all have; of a head that is not of this class nothing is changed
                 raise
             continue
         for parameter in model.parameters():

@@ -7,7 +7,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block
 
-SOURCES = ("pooler", "first", "last", "mean", "tokens")
+SOURCES = ("pooler", "first", "last", "mean", "tokens", "entities")
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ClassifierSpec:
     Attributes:
         output: the name of the last map, without ".weight" and ".bias".
         source: what it classifies: a sequence by the encoder's "pooler", by the hidden state of its "first" or "last"
-            token or their "mean", or each of its "tokens".
+            token or their "mean", or each of its "tokens"; or "entities" (`heads.entities`).
         dense: the name of a map before the last one, of the hidden size; None where there is none.
         activation: after `dense`, or on the source itself where there is none.
         bias: whether the last map has one.

@@ -14,8 +14,9 @@ class LanguageModelSpec:
 
     Attributes:
         decoder: of the map onto the vocabulary.
-        tied_bias: the full name of the decoder's bias where the decoder is tied to the word embeddings; an untied
-            decoder's is `decoder` and ".bias". None for a decoder without a bias.
+        tied_bias: the full name of the decoder's bias where the decoder is tied to the word embeddings. None for a
+            decoder without a bias.
+        untied_bias: the full name of an untied decoder's bias; `decoder` and ".bias" by default.
         transform, transform_norm: of the map before it and its layer norm; None where there are none.
         activation: of the transform.
     """
@@ -25,6 +26,7 @@ class LanguageModelSpec:
     transform: str | None = None
     transform_norm: str | None = None
     activation: str | None = None
+    untied_bias: str | None = None
 
 
 class LanguageModelHead(Block):
@@ -47,7 +49,7 @@ class LanguageModelHead(Block):
             self.decoder.uses.add("weight")
         else:
             self.decoder = Parameter(f"{names.decoder}.weight", shape=(vocabulary, width), use="weight")
-            bias_name = names.tied_bias and f"{names.decoder}.bias"
+            bias_name = names.tied_bias and (names.untied_bias or f"{names.decoder}.bias")
         self.bias = None if bias_name is None else Parameter(bias_name, shape=(vocabulary,), initial="zeros")
 
     def __call__(self, hidden: Any) -> Any:

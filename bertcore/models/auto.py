@@ -5,13 +5,12 @@ Names, arguments and outputs are those of transformers. A class's `from_pretrain
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bertcore import checkpoint, kernels
+from bertcore import kernels
 from bertcore.heads.classifier import Classifier
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
@@ -27,6 +26,13 @@ from bertcore.tape import value_of
 def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
     """The heads that the family of `config` has, by task."""
     return family_of(config).heads(ConfigReader(config))
+
+
+def _with_entities(name: str) -> type[Model]:
+    """The class of this name in `models.entities`, which derives its classes from those here."""
+    from bertcore.models import entities
+
+    return getattr(entities, name)
 
 
 def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, Any]:
@@ -50,13 +56,17 @@ class AutoModel(Model):
     def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool = True):
         super().__init__(config, add_pooling_layer=add_pooling_layer)
 
+    @classmethod
+    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
+        return _with_entities("WordAndEntityModel") if "masked_entities" in head_specs(config) else cls
+
     def _output(self, encoded: Encoded) -> EncoderOutput:
         pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(value_of(encoded.pooled))
         hidden = encoded.packed.pad(value_of(encoded.hidden))
         return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, **encoded.traced)
 
 
-class _ModelWithHeads(Model):
+class ModelWithHeads(Model):
     """A model with the heads of the tasks in `_tasks`."""
 
     _tasks: tuple[str, ...] = ()
@@ -83,7 +93,7 @@ class _ModelWithHeads(Model):
         return ConfigReader(self.config).num_labels()
 
 
-class AutoModelForMaskedLM(_ModelWithHeads):
+class AutoModelForMaskedLM(ModelWithHeads):
     """An encoder with the masked language model's head: a score for every word at every token.
 
     Calls take `labels`, the right words, (sequences, length), -100 where there is none, and return a LogitsOutput.
@@ -92,6 +102,10 @@ class AutoModelForMaskedLM(_ModelWithHeads):
     _architecture = "ForMaskedLM"
     _tasks = ("masked_lm",)
     _targets = ("labels",)
+
+    @classmethod
+    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
+        return _with_entities("WordAndEntityMaskedLM") if "masked_entities" in head_specs(config) else cls
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)
@@ -103,7 +117,7 @@ class AutoModelForMaskedLM(_ModelWithHeads):
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
 
 
-class AutoModelForPreTraining(_ModelWithHeads):
+class AutoModelForPreTraining(ModelWithHeads):
     """An encoder with the heads it was pretrained with; where that is a single language model, AutoModelForMaskedLM's
     or AutoModelForCausalLM's, and a model of that class.
 
@@ -125,7 +139,7 @@ class AutoModelForPreTraining(_ModelWithHeads):
             return _NextSentencePreTraining
         if "sentence_order" in specs:
             return _SentenceOrderPreTraining
-        return AutoModelForMaskedLM if "masked_lm" in specs else AutoModelForCausalLM
+        return (AutoModelForMaskedLM if "masked_lm" in specs else AutoModelForCausalLM)._for(config)
 
 
 class _PairPreTraining(AutoModelForPreTraining):
@@ -180,7 +194,7 @@ class _ReplacedTokens(AutoModelForPreTraining):
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
 
 
-class _SequenceModel(_ModelWithHeads):
+class _SequenceModel(ModelWithHeads):
     """A model that classifies whole sequences."""
 
     _targets = ("labels",)
@@ -271,7 +285,7 @@ class AutoModelForMultipleChoice(_SequenceModel):
         return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
 
 
-class AutoModelForTokenClassification(_ModelWithHeads):
+class AutoModelForTokenClassification(ModelWithHeads):
     """An encoder with a classifier of tokens: scores, (sequences, length, num_labels).
 
     The option `num_labels` replaces what the config says of it, to start a new task.
@@ -297,7 +311,7 @@ class AutoModelForTokenClassification(_ModelWithHeads):
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
 
 
-class AutoModelForQuestionAnswering(_ModelWithHeads):
+class AutoModelForQuestionAnswering(ModelWithHeads):
     """An encoder with scores for where an answer starts and ends.
 
     Calls take `start_positions` and `end_positions`, the columns of the answer's first and last token, (sequences,);
@@ -330,7 +344,7 @@ class AutoModelForQuestionAnswering(_ModelWithHeads):
         )
 
 
-class AutoModelForCausalLM(_ModelWithHeads):
+class AutoModelForCausalLM(ModelWithHeads):
     """A model with a score for the next word at every token, or at the predicted ones (XLNet's target_mapping).
 
     Calls take `labels` and return a LogitsOutput: for GPT-2 the words themselves, (sequences, length), which are
@@ -384,54 +398,3 @@ def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
             raise ValueError(f"{name} has shape {array.shape}, expected {first} questions and choices as input_ids has")
         flat[name] = array.reshape(-1, *array.shape[2:])
     return flat, first[1]
-
-
-# How the names of transformers' classes end -> the class here.
-ARCHITECTURES = {
-    **{
-        kind._architecture: kind
-        for kind in (
-            *(AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForNextSentencePrediction),
-            *(AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering),
-            *(AutoModelForMultipleChoice, AutoModelForCausalLM),
-        )
-    },
-    "ForQuestionAnsweringSimple": AutoModelForQuestionAnswering,  # XLNet's
-    "ForCausalLM": AutoModelForCausalLM,
-    "Model": AutoModel,
-}
-
-
-def class_for(config: Mapping[str, Any]) -> type[Model]:
-    """The class that the config's `architectures` names, AutoModel if it names none that is here."""
-    for name in config.get("architectures") or ():
-        for ending, kind in ARCHITECTURES.items():
-            if isinstance(name, str) and name.endswith(ending):
-                return kind
-    return AutoModel
-
-
-def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
-    """A model without values of every class that the family of `config` has, by the class's name; AutoModel first.
-
-    They tell names and shapes of what a checkpoint may hold. ValueError: what is wrong with the config.
-    """
-    models = {"AutoModel": AutoModel(config)}
-    specs = head_specs(config)
-    for kind in dict.fromkeys(ARCHITECTURES.values()):
-        own = kind._for(config)
-        if kind is not AutoModel and set(own._tasks) <= set(specs):
-            models[kind.__name__] = own(config)
-    return models
-
-
-def load_model(folder: str | os.PathLike, **options: Any) -> Model:
-    """Load a checkpoint as what it is: the head is the one that its config's `architectures` names.
-
-    Arguments and errors are those of `Model.from_pretrained`.
-    """
-    hub = {
-        name: options.pop(name) for name in ("revision", "token", "cache_dir", "local_files_only") if name in options
-    }
-    folder = checkpoint.resolve(folder, **hub)
-    return class_for(checkpoint.read_config(folder)).from_pretrained(folder, **options)

@@ -11,17 +11,17 @@ from bertcore.models.spec import EncoderSpec
 from bertcore.nn.packing import PackedBatch
 
 
-def integer_batch(name: str, values: Any) -> np.ndarray:
-    """`values` (lists, or a NumPy or CuPy array) as a (sequences, length) integer array in host memory."""
+def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", "length")) -> np.ndarray:
+    """`values` (lists, or a NumPy or CuPy array) as an integer array with these axes in host memory."""
     array = _host_array(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
     if isinstance(values, list | tuple):
         _check_no_flags(name, values)
-    if array.ndim == 1 and array.size == 0:
-        array = array.reshape(0, 0)
-    if array.ndim != 2:
-        raise ValueError(f"{name} has shape {array.shape}, expected (sequences, length)")
+    if array.ndim < len(axes) and array.size == 0:
+        array = array.reshape(*array.shape[:-1], *[0] * (len(axes) + 1 - array.ndim))
+    if array.ndim != len(axes):
+        raise ValueError(f"{name} has shape {array.shape}, expected ({', '.join(axes)})")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
@@ -79,20 +79,19 @@ def pack(
     sees; with `keep_padding` all padding does.
     """
     ids = integer_batch("input_ids", input_ids)
-    mask = np.ones(ids.shape, bool) if attention_mask is None else _mask(attention_mask, ids.shape)
+    mask, types = mask_and_types(ids, attention_mask, token_type_ids)
     kept = np.ones_like(mask) if keep_padding else _without_holes(mask) if spec.is_relative else mask
     packed = PackedBatch(kept, mask, keeps_padding=keep_padding)
-    types = np.zeros(ids.shape, np.int64) if token_type_ids is None else _like(ids, "token_type_ids", token_type_ids)
     if position_ids is not None:
-        positions = _like(ids, "position_ids", position_ids)
+        positions = like("input_ids", ids, "position_ids", position_ids)
         if spec.max_positions:
-            _check_range("position_ids", positions, kept, spec.max_positions, "positions")
+            check_range("position_ids", positions, kept, spec.max_positions, "positions")
         positions = packed.strip(positions)
     else:
         positions = _positions(spec, ids, packed)
-    _check_range("input_ids", ids, kept, spec.vocab_size, "words")
+    check_range("input_ids", ids, kept, spec.vocab_size, "words")
     if spec.type_vocab_size:
-        _check_range("token_type_ids", types, kept, spec.type_vocab_size, "token types")
+        check_range("token_type_ids", types, kept, spec.type_vocab_size, "token types")
     ends = packed.first_tokens(), packed.last_tokens()
     arrays = (packed.strip(ids), packed.strip(types), positions, packed.cu_seqlens, *ends)
     key_mask = packed.key_mask()
@@ -168,32 +167,48 @@ def _too_long(sequence: int, tokens: int, spec: EncoderSpec) -> ValueError:
     )
 
 
-def _like(ids: np.ndarray, name: str, values: Any) -> np.ndarray:
+def like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
+    """`values` as an integer array of the shape of `ids`."""
     array = integer_batch(name, values)
     if array.shape != ids.shape:
-        raise ValueError(f"{name} has shape {array.shape}, expected {ids.shape} as input_ids has")
+        raise ValueError(f"{name} has shape {array.shape}, expected {ids.shape} as {ids_name} has")
     return array
 
 
-def _mask(attention_mask: Any, shape: tuple[int, int]) -> np.ndarray:
-    mask = _host_array("attention_mask", attention_mask)
+def mask_and_types(
+    ids: np.ndarray, attention_mask: Any, token_type_ids: Any, *, kind: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the `ids` are real, Booleans, and their token types: all and 0 by default.
+
+    `kind` is "entity_" for entities: so the names of their inputs begin.
+    """
+    mask, types, ids_name = np.ones(ids.shape, bool), np.zeros(ids.shape, np.int64), f"{kind or 'input_'}ids"
+    if attention_mask is not None:
+        mask = mask_like(ids_name, ids, f"{kind}attention_mask", attention_mask)
+    if token_type_ids is not None:
+        types = like(ids_name, ids, f"{kind}token_type_ids", token_type_ids)
+    return mask, types
+
+
+def mask_like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
+    """`values`, integers, Booleans or floating-point numbers of 0 and 1, as Booleans of the shape of `ids`."""
+    mask = _host_array(name, values)
     if mask.dtype.kind == "b" or (mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all()):  # 0.0 and 1.0 are common
         mask = mask.astype(np.int64)
-    mask = integer_batch("attention_mask", mask)
-    if mask.shape != shape:
-        raise ValueError(f"attention_mask has shape {mask.shape}, expected {shape} as input_ids has")
+    mask = like(ids_name, ids, name, mask)
     wrong = np.argwhere((mask != 0) & (mask != 1))
     if len(wrong):
         where = tuple(wrong[0])
-        raise ValueError(f"attention_mask[{where[0]}, {where[1]}] is {mask[where]}, expected 0 or 1")
+        raise ValueError(f"{name}[{where[0]}, {where[1]}] is {mask[where]}, expected 0 or 1")
     return mask.astype(bool)
 
 
-def _check_range(name: str, values: np.ndarray, mask: np.ndarray, size: int, what: str) -> None:
+def check_range(name: str, values: np.ndarray, mask: np.ndarray, size: int, what: str) -> None:
     """Values of real tokens lie in [0, size); what stands under padding does not matter."""
     wrong = np.argwhere(mask & ((values < 0) | (values >= size)))
     if len(wrong):
         where = tuple(wrong[0])
         raise ValueError(
-            f"{name}[{where[0]}, {where[1]}] is {values[where]}, expected 0 to {size - 1}: the model has {size} {what}"
+            f"{name}[{', '.join(map(str, where))}] is {values[where]}, expected 0 to {size - 1}: "
+            f"the model has {size} {what}"
         )

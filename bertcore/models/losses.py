@@ -18,20 +18,25 @@ IGNORED = -100
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
-def token_loss(logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels") -> Any:
+def token_loss(
+    logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
+) -> Any:
     """The mean cross entropy over the tokens whose label, of (sequences, length), is not -100."""
-    return functional.cross_entropy(logits, labels=packed_labels(packed, labels, num_classes, name=name))
+    return functional.cross_entropy(logits, labels=packed_labels(packed, labels, num_classes, name=name, kind=kind))
 
 
-def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels") -> Any:
-    """Token labels, (sequences, length), stripped to (tokens,); -100 stands for none."""
+def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = "") -> Any:
+    """Token labels, (sequences, length), stripped to (tokens,); -100 stands for none.
+
+    `kind` is "entity_" for labels of entities: so the names of their inputs begin.
+    """
     array = integer_batch(name, labels)
     if array.shape != packed.shape:
-        raise ValueError(f"{name} has shape {array.shape}, expected {packed.shape} as input_ids has")
+        raise ValueError(f"{name} has shape {array.shape}, expected {packed.shape} as {kind or 'input_'}ids has")
     _check_classes(name, array, num_classes)
     kept = packed.strip(array)
     if np.count_nonzero(kept != IGNORED) != np.count_nonzero(array != IGNORED):
-        raise ValueError(f"{name} has a label at a padded position (attention_mask 0): set it to -100")
+        raise ValueError(f"{name} has a label at a padded position ({kind}attention_mask 0): set it to -100")
     return kernels.to_backend(kept)
 
 

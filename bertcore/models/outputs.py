@@ -2,7 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
+
+
+class AttentionComponents(NamedTuple):
+    """The terms that a layer's attention scores are the sum of (He et al. 2021, arXiv:2006.03654, equation 2).
+
+    Each is (sequences, heads, length, length), scaled as the scores are, with zeros where either token is padding; None
+    where the model has no such term.
+    """
+
+    content_to_content: Any
+    content_to_position: Any
+    position_to_content: Any
 
 
 @dataclass(eq=False, kw_only=True)  # arrays have no single truth value
@@ -12,12 +24,24 @@ class ModelOutput:
     Attributes:
         mems: XLNet's memory for the next segment, one array for each layer, (sequences, length, hidden).
         hidden_states: on request, the embeddings' and each layer's output, (sequences, length, hidden) each.
-        attentions: on request, each layer's probabilities, (sequences, heads, length, length) each.
+        entity_hidden_states: the same of LUKE's entities, (sequences, entities, hidden) each.
+        attentions: on request, each layer's probabilities, (sequences, heads, length, length) each; with entities these
+            follow the words, (sequences, heads, length + entities, length + entities).
+        attention_components: on request (output_attention_components, DeBERTa), the AttentionComponents of each layer.
     """
 
+    _last: ClassVar[tuple[str, ...]] = (
+        "mems",
+        "hidden_states",
+        "entity_hidden_states",
+        "attentions",
+        "attention_components",
+    )
     mems: tuple[Any, ...] | None = None
     hidden_states: tuple[Any, ...] | None = None
+    entity_hidden_states: tuple[Any, ...] | None = None
     attentions: tuple[Any, ...] | None = None
+    attention_components: tuple[AttentionComponents, ...] | None = None
 
     def __getitem__(self, key: str | int | slice) -> Any:
         return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]
@@ -34,9 +58,8 @@ class ModelOutput:
 
     def items(self) -> list[tuple[str, Any]]:
         """(name, value) of the fields that are there."""
-        common = [field.name for field in fields(ModelOutput)]
-        names = [field.name for field in fields(self) if field.name not in common] + common  # a class's own come first
-        return [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+        names = [field.name for field in fields(self) if field.name not in self._last]  # a class's own come first
+        return [(name, getattr(self, name)) for name in (*names, *self._last) if getattr(self, name) is not None]
 
     def values(self) -> tuple[Any, ...]:
         """As to_tuple: with keys and items this makes dict(out) work."""
@@ -59,6 +82,16 @@ class EncoderOutput(ModelOutput):
 
 
 @dataclass(eq=False, kw_only=True)
+class EntityEncoderOutput(EncoderOutput):
+    """Attributes:
+    entity_last_hidden_state: (sequences, entities, hidden); pads are zero.
+    """
+
+    _last = ("hidden_states", "attentions", "entity_last_hidden_state", "entity_hidden_states")
+    entity_last_hidden_state: Any = None
+
+
+@dataclass(eq=False, kw_only=True)
 class LogitsOutput(ModelOutput):
     """Attributes:
     loss: with labels, a scalar.
@@ -68,6 +101,22 @@ class LogitsOutput(ModelOutput):
 
     loss: Any = None
     logits: Any = None
+
+
+@dataclass(eq=False, kw_only=True)
+class EntityMaskedLMOutput(ModelOutput):
+    """Attributes:
+    loss: with labels, the sum of the losses that there are.
+    mlm_loss, mep_loss: of the words and of the entities, scalars.
+    logits: (sequences, length, vocabulary); pads are zero.
+    entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
+    """
+
+    loss: Any = None
+    mlm_loss: Any = None
+    mep_loss: Any = None
+    logits: Any = None
+    entity_logits: Any = None
 
 
 @dataclass(eq=False, kw_only=True)

@@ -17,7 +17,10 @@ from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import Pooler
 
 # Modules of this package that are not a family.
-_SHARED = {"auto", "encoder", "inputs", "losses", "model", "outputs", "registry", "spec"}
+_SHARED = {
+    *("architectures", "auto", "encoder", "entities", "inputs", "losses", "model", "outputs", "recurrent", "registry"),
+    *("spec", "two_stream"),
+}
 
 HeadSpec = ClassifierSpec | LanguageModelSpec
 

@@ -33,23 +33,30 @@ class SelfAttention(Block):
     def __init__(self, names: Mapping[str, str], spec: Any):
         width = spec.hidden_size
         self.num_heads = spec.num_heads
-        projections = (names["query"], names["key"], names["value"])
-        self.qkv = Linear(*projections, in_features=width, out_features=width)
+        self.qkv = self._make_qkv(names, width)
         self.output = Linear(names["attention_output"], in_features=width, out_features=width)
         self.norm = LayerNorm(names["attention_norm"], features=width, eps=spec.layer_norm_eps)
 
+    def _make_qkv(self, names: Mapping[str, str], width: int) -> Linear:
+        projections = (names["query"], names["key"], names["value"])
+        return Linear(*projections, in_features=width, out_features=width)
+
     def __call__(self, hidden: Any, context: LayerContext) -> Any:
         """(tokens, hidden) -> (tokens, hidden)."""
-        attended = functional.self_attention(
+        # Beside int8 maps float32 attention would take a third of the time; its sums and softmax are float32 still.
+        compute_dtype = "bfloat16" if self.qkv.weight.is_low_on_cpu else None
+        return self.norm(self.output(self._attend(hidden, context, compute_dtype), residual=hidden))
+
+    def _attend(self, hidden: Any, context: LayerContext, compute_dtype: str | None) -> Any:
+        """The attended values of all heads side by side, (tokens, hidden)."""
+        return functional.self_attention(
             self.qkv(hidden),
             num_heads=self.num_heads,
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
             attentions=context.attentions,
-            # Beside int8 maps float32 attention would take a third of the time; its sums and softmax are float32 still.
-            compute_dtype="bfloat16" if self.qkv.weight.is_low_on_cpu else None,
+            compute_dtype=compute_dtype,
         )
-        return self.norm(self.output(attended, residual=hidden))
 
 
 class FeedForward(Block):

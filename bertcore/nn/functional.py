@@ -76,7 +76,7 @@ def scale(array: Any, *, factor: float) -> Any:
     return _scaled(array, factor)
 
 
-def _split_heads(qkv: Any, num_heads: int) -> tuple[Any, Any, Any]:
+def split_heads(qkv: Any, num_heads: int) -> tuple[Any, Any, Any]:
     """(tokens, 3 * hidden) -> query, key and value, each a (tokens, heads, head_dim) view."""
     tokens, width = qkv.shape
     heads = qkv.reshape(tokens, 3, num_heads, width // (3 * num_heads))
@@ -87,7 +87,7 @@ def _self_attention_with_pullback(
     qkv, *, num_heads, cu_seqlens, attn_mask=None, is_causal=False, attentions=None, compute_dtype=None
 ):
     assert compute_dtype is None, "gradients need the arrays' own precision"
-    query, key, value = _split_heads(qkv, num_heads)
+    query, key, value = split_heads(qkv, num_heads)
     masks = {"cu_seqlens": cu_seqlens, "attn_mask": attn_mask, "is_causal": is_causal}
     options = {"return_lse": True, "return_probs": attentions is not None}
     output, lse, *probabilities = kernels.attention(query, key, value, **masks, **options)
@@ -97,7 +97,7 @@ def _self_attention_with_pullback(
     def pullback(grad):
         grads = kernels.attention_backward(grad.reshape(query.shape), query, key, value, output, lse, **masks)
         grad_qkv = qkv.copy()  # in the memory and dtype of qkv; every entry is overwritten
-        for target, part in zip(_split_heads(grad_qkv, num_heads), grads[:3], strict=True):
+        for target, part in zip(split_heads(grad_qkv, num_heads), grads[:3], strict=True):
             target[...] = part
         return (grad_qkv,)
 
@@ -128,7 +128,7 @@ def self_attention(
     Returns:
         (tokens, hidden).
     """
-    heads = _split_heads(qkv, num_heads)
+    heads = split_heads(qkv, num_heads)
     options = {"cu_seqlens": cu_seqlens, "attn_mask": attn_mask, "is_causal": is_causal, "compute_dtype": compute_dtype}
     if attentions is None:
         output = kernels.attention(*heads, **options)

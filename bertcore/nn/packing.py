@@ -95,6 +95,12 @@ class PackedBatch:
             padded *= xp.asarray(self.is_real[:, None, :, None])
         return padded
 
+    def rows(self) -> np.ndarray:
+        """The packed index of each column, (sequences, length), -1 where padding was stripped."""
+        rows = np.full(self.shape, -1, np.int64)
+        rows[self._sequence, self._column] = np.arange(self._sequence.size)
+        return rows
+
     def first_tokens(self) -> np.ndarray:
         """The packed index of the first token of each sequence that has one; a real one if there is any."""
         return (self.cu_seqlens[:-1] + self._padding_kept(self.is_real))[self.has_tokens]

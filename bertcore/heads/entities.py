@@ -1,0 +1,27 @@
+"""The heads that classify entities: by their hidden states, and those of the words they begin and end with."""
+
+from typing import Any
+
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.nn import entity_functional
+from bertcore.nn.layers import Linear
+from bertcore.nn.parameter import Block
+
+
+class EntityClassifier(Block):
+    """A linear map of several hidden states side by side (Yamada et al. 2020, arXiv:2010.01057, section 4).
+
+    Args:
+        names: the names of its parts.
+        spec: of the encoder.
+        num_labels: how many scores it gives.
+        parts: of how many hidden states.
+    """
+
+    def __init__(self, names: ClassifierSpec, spec: Any, num_labels: int, parts: int):
+        sizes = {"in_features": parts * spec.hidden_size, "out_features": num_labels}
+        self.output = Linear(names.output, **sizes, bias=names.bias)
+
+    def __call__(self, *parts: Any) -> Any:
+        """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""
+        return self.output(parts[0] if len(parts) == 1 else entity_functional.join_columns(*parts))

@@ -1,0 +1,201 @@
+"""Models that users load for families with entities (LUKE): the encoder, the masked language model of words and
+entities, and the classifiers of entities.
+
+Names, arguments and outputs are those of transformers' Luke classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.heads.entities import EntityClassifier
+from bertcore.heads.language_model import LanguageModelHead
+from bertcore.models import losses
+from bertcore.models.auto import AutoModel, AutoModelForMaskedLM, ModelWithHeads, with_labels
+from bertcore.models.inputs import like
+from bertcore.models.model import Encoded
+from bertcore.models.outputs import EntityEncoderOutput, EntityMaskedLMOutput, LogitsOutput
+from bertcore.models.registry import HeadSpec
+from bertcore.nn import functional
+from bertcore.nn.entities import EntityInput
+from bertcore.nn.parameter import Block
+from bertcore.tape import value_of
+
+
+class WordAndEntityModel(AutoModel):
+    """AutoModel of a family with entities; calls return an EntityEncoderOutput."""
+
+    def _output(self, encoded: Encoded) -> EntityEncoderOutput:
+        out, states = super()._output(encoded), None
+        if "entities" in encoded.extras:
+            states = encoded.inputs.extras["entities"].batch.pad(value_of(encoded.extras["entities"]))
+        return EntityEncoderOutput(**vars(out), entity_last_hidden_state=states)
+
+
+class WordAndEntityMaskedLM(AutoModelForMaskedLM):
+    """AutoModelForMaskedLM of a family with entities: a score for every word, and for every entity at every entity.
+
+    Calls take `labels`, as AutoModelForMaskedLM, and `entity_labels`, the right entities, (sequences, entities), -100
+    where there is none, and return an EntityMaskedLMOutput.
+    """
+
+    _tasks = ("masked_lm", "masked_entities")
+    _targets = ("labels", "entity_labels")
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        entities, table = self.spec.details, self.encoder.entity_embeddings.entities.table
+        if task == "masked_lm":  # whose decoder is its own
+            return LanguageModelHead(spec, replace(self.spec, tied_decoder=False), table)
+        sizes = {"vocab_size": entities.vocab_size, "embedding_size": entities.embedding_size}
+        return LanguageModelHead(spec, replace(self.spec, **sizes, pad_token_id=0), table)
+
+    def _output(self, encoded: Encoded, labels: Any = None, entity_labels: Any = None) -> EntityMaskedLMOutput:
+        of_words = super()._output(encoded, labels)
+        mlm_loss, mep_loss, logits = of_words.loss, None, None
+        if "entities" in encoded.extras or entity_labels is not None:
+            entities, hidden = _entities(encoded, self)
+            scores = self.heads[1](hidden)
+            logits = entities.batch.pad(value_of(scores))
+            if entity_labels is not None:
+                named = {"name": "entity_labels", "kind": "entity_"}
+                count = self.spec.details.vocab_size
+                mep_loss = losses.token_loss(scores, entity_labels, entities.batch, count, **named)
+        both = [loss for loss in (mlm_loss, mep_loss) if loss is not None]
+        return EntityMaskedLMOutput(
+            loss=functional.add(*both) if len(both) == 2 else both[0] if both else None,
+            mlm_loss=value_of(mlm_loss),
+            mep_loss=value_of(mep_loss),
+            logits=of_words.logits,
+            entity_logits=logits,
+            **encoded.traced,
+        )
+
+
+class _EntityModel(ModelWithHeads):
+    """A model that classifies entities; the option `num_labels` replaces the config's, to start a new task."""
+
+    _targets = ("labels",)
+    _parts = 1  # how many hidden states make up what is classified
+
+    def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None):
+        super().__init__(with_labels(config, num_labels))
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return EntityClassifier(spec, self.spec, self._num_labels(), self._parts)
+
+    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+        """Classify the first `_parts` entities of each sequence together."""
+        entities, hidden = _entities(encoded, self)
+        logits = self.heads[0](*(functional.take_rows(hidden, rows=rows) for rows in self._first(entities)))
+        loss = None
+        if labels is not None:
+            kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]
+            loss = losses.classification_loss(logits, labels, self._num_labels(), kind)
+        return LogitsOutput(loss=loss, logits=value_of(logits), **encoded.traced)
+
+    def _first(self, entities: EntityInput) -> list[Any]:
+        """The packed indices of the first, second, ... entity of each sequence."""
+        is_real = entities.batch.is_real[:, : self._parts]
+        if is_real.shape[1] < self._parts:
+            raise ValueError(f"entity_ids has shape {entities.batch.shape}, expected at least {self._parts} entities")
+        if not is_real.all():
+            where = ", ".join(map(str, np.argwhere(~is_real)[0]))
+            raise ValueError(
+                f"entity_attention_mask[{where}] is 0, expected 1: {type(self).__name__} classifies the first "
+                f"{self._parts} entities of a sequence"
+            )
+        return [kernels.to_backend(rows) for rows in entities.batch.rows()[:, : self._parts].T.copy()]
+
+
+class AutoModelForEntityClassification(_EntityModel):
+    """An encoder with a classifier of the first entity of each sequence: scores, (sequences, num_labels).
+
+    Calls take the entities (`family.inputs`), and `labels`: classes, (sequences,), -100 where there is none, for a mean
+    cross entropy; or 0 and 1 for each label, (sequences, num_labels), for a mean binary cross entropy. They return a
+    LogitsOutput.
+    """
+
+    _architecture = "ForEntityClassification"
+    _tasks = ("entity_classification",)
+
+
+class AutoModelForEntityPairClassification(_EntityModel):
+    """An encoder with a classifier of the first two entities of each sequence: scores, (sequences, num_labels).
+
+    Arguments and outputs are those of AutoModelForEntityClassification.
+    """
+
+    _architecture = "ForEntityPairClassification"
+    _tasks = ("entity_pair_classification",)
+    _parts = 2
+
+
+class AutoModelForEntitySpanClassification(_EntityModel):
+    """An encoder with a classifier of entities and of the words that they start and end with: scores, (sequences,
+    entities, num_labels).
+
+    Calls take the entities (`family.inputs`); `entity_start_positions` and `entity_end_positions`, the columns of their
+    first and last token, (sequences, entities); and `labels`: classes, (sequences, entities), -100 where there is none,
+    for a mean cross entropy; or 0 and 1 for each label, (sequences, entities, num_labels), for a mean binary cross
+    entropy, which as in transformers is over all columns, padding included. They return a LogitsOutput.
+    """
+
+    _architecture = "ForEntitySpanClassification"
+    _tasks = ("entity_span_classification",)
+    _targets = ("entity_start_positions", "entity_end_positions", "labels")
+    _parts = 3
+
+    def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
+        labels = targets.get("labels")
+        return labels is not None and losses.label_array("labels", labels).ndim == 3
+
+    def _output(
+        self,
+        encoded: Encoded,
+        labels: Any = None,
+        entity_start_positions: Any = None,
+        entity_end_positions: Any = None,
+    ) -> LogitsOutput:
+        entities, hidden = _entities(encoded, self)
+        ends = {"entity_start_positions": entity_start_positions, "entity_end_positions": entity_end_positions}
+        rows = [_word_rows(encoded, entities, name, columns) for name, columns in ends.items()]
+        logits, loss = self.heads[0](*(functional.take_rows(encoded.hidden, rows=row) for row in rows), hidden), None
+        if labels is not None:
+            loss = self._loss(logits, labels, entities)
+        return LogitsOutput(loss=loss, logits=entities.batch.pad(value_of(logits)), **encoded.traced)
+
+    def _loss(self, logits: Any, labels: Any, entities: EntityInput) -> Any:
+        flags, batch = losses.label_array("labels", labels), entities.batch
+        if flags.ndim != 3:
+            return losses.token_loss(logits, labels, batch, self._num_labels(), kind="entity_")
+        if flags.shape != (*batch.shape, self._num_labels()):
+            raise ValueError(f"labels has shape {flags.shape}, expected {(*batch.shape, self._num_labels())}")
+        flags = losses.floating_labels("labels", batch.strip(flags), logits)
+        return functional.binary_cross_entropy(logits, labels=flags)
+
+
+def _entities(encoded: Encoded, model: ModelWithHeads) -> tuple[EntityInput, Any]:
+    """The entities of a call and their last hidden state, (entities, hidden)."""
+    if "entities" not in encoded.extras:
+        raise ValueError(f"entity_ids is None; {type(model).__name__} needs them for what it is asked for")
+    return encoded.inputs.extras["entities"], encoded.extras["entities"]
+
+
+def _word_rows(encoded: Encoded, entities: EntityInput, name: str, columns: Any) -> Any:
+    """The packed index of the word in the column that each entity has in `columns`, (entities,)."""
+    if columns is None:
+        raise ValueError(f"{name} is None, expected the columns of the entities' tokens, {entities.batch.shape}")
+    columns = like("entity_ids", entities.batch.stays, name, columns)
+    rows = encoded.packed.rows()
+    inside = (columns >= 0) & (columns < rows.shape[1])
+    found = np.where(inside, np.take_along_axis(rows, np.where(inside, columns, 0), axis=1), -1)
+    wrong = np.argwhere(entities.batch.stays & (found < 0))
+    if len(wrong):
+        where = tuple(wrong[0])
+        raise ValueError(f"{name}[{where[0]}, {where[1]}] is {columns[where]}, expected the column of a real token")
+    return kernels.to_backend(entities.batch.strip(found))
