@@ -1,0 +1,75 @@
+"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without token types and pooler, with keys and names of its own.
+
+Its norms' epsilon is 1e-12, which no key changes. `sinusoidal_pos_embds` says how transformers draws the positions of a
+new model; from a checkpoint they come in any case.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.bert import BERT
+from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register
+from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
+
+_LAYER = {
+    "query": "attention.q_lin", "key": "attention.k_lin", "value": "attention.v_lin",
+    "attention_output": "attention.out_lin", "attention_norm": "sa_layer_norm",
+    "expand": "ffn.lin1", "contract": "ffn.lin2", "feed_forward_norm": "output_layer_norm",
+}  # fmt: skip
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a DistilBERT config; where its own keys are absent BERT's stand for them, as in transformers."""
+    read = ConfigReader(config)
+
+    def size(key: str, key_of_bert: str, default: int, **limits: int) -> int:
+        return read.size(key if key in config else key_of_bert, default, **limits)
+
+    return standard_spec(
+        config,
+        hidden_size=size("dim", "hidden_size", 768),
+        num_heads=size("n_heads", "num_attention_heads", 12),
+        num_layers=size("n_layers", "num_hidden_layers", 6, most=MOST_LAYERS),
+        intermediate_size=read.size("hidden_dim", 3072),
+        activation=read.activation("activation", "gelu"),
+        type_vocab_size=0,
+        layer_norm_eps=1e-12,
+    )
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a DistilBERT config; sequences are classified by their first token, with ReLU."""
+    classifier = ClassifierSpec("classifier", "first", dense="pre_classifier", activation="relu")
+    return TOKEN_HEADS | {
+        "masked_lm": LanguageModelSpec(
+            decoder="vocab_projector",
+            tied_bias="vocab_projector.bias",
+            transform="vocab_transform",
+            transform_norm="vocab_layer_norm",
+            activation=read.activation("activation", "gelu"),
+        ),
+        "sequence_classification": classifier,
+        "multiple_choice": classifier,
+    }
+
+
+DISTILBERT = register(
+    replace(
+        BERT,
+        model_type="distilbert",
+        architecture="DistilBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="distilbert.",
+            heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+            tied=(("vocab_projector.weight", "embeddings.word_embeddings.weight"),),
+        ),
+        layer_names={part: f"transformer.layer.{{layer}}.{name}" for part, name in _LAYER.items()},
+        pooler=None,
+    )
+)
