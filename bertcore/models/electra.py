@@ -1,0 +1,65 @@
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555), discriminator and generator: BERT of narrow embeddings, no pooler."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.bert import BERT
+from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, summary_head
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of an ELECTRA config; what it lacks is as in ELECTRA-small."""
+    return standard_spec(
+        config,
+        embedding_size=ConfigReader(config).size("embedding_size", 128),
+        default_hidden_size=256,
+        default_num_attention_heads=4,
+        default_intermediate_size=1024,
+    )
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """Heads of ELECTRA: the discriminator's finds replaced tokens, the generator's is a language model."""
+    discriminator = "discriminator_predictions"
+    return TOKEN_HEADS | {
+        "replaced_tokens": ClassifierSpec(
+            f"{discriminator}.dense_prediction",
+            "tokens",
+            dense=f"{discriminator}.dense",
+            activation=read.activation("hidden_act", "gelu"),
+        ),
+        "masked_lm": LanguageModelSpec(
+            decoder="generator_lm_head",
+            tied_bias="generator_lm_head.bias",
+            transform="generator_predictions.dense",
+            transform_norm="generator_predictions.LayerNorm",
+            activation="gelu",
+        ),
+        "sequence_classification": ClassifierSpec(
+            "classifier.out_proj", "first", dense="classifier.dense", activation="gelu"
+        ),
+        "multiple_choice": summary_head(read, "classifier", source="first", activation="gelu"),
+    }
+
+
+ELECTRA = register(
+    replace(
+        BERT,
+        model_type="electra",
+        architecture="Electra",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="electra.",
+            heads=("discriminator_", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
+            tied=(("generator_lm_head.weight", "embeddings.word_embeddings.weight"),),
+        ),
+        encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"},
+        pooler=None,
+    )
+)
