@@ -1,0 +1,88 @@
+"""ALBERT (Lan et al. 2019, arXiv:1909.11942): BERT with narrow embeddings and layers that share their parameters."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.bert import BERT
+from bertcore.models.registry import HeadSpec, pooled_heads, register
+from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
+
+_LAYER = {
+    "query": "attention.query", "key": "attention.key", "value": "attention.value",
+    "attention_output": "attention.dense", "attention_norm": "attention.LayerNorm",
+    "expand": "ffn", "contract": "ffn_output", "feed_forward_norm": "full_layer_layer_norm",
+}  # fmt: skip
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of an ALBERT config; what it lacks is as in ALBERT-xxlarge."""
+    read = ConfigReader(config)
+    shared = _shared_layers(read)
+    return standard_spec(
+        config,
+        embedding_size=read.size("embedding_size", 128),
+        projects_embeddings=True,
+        num_layers=len(shared),
+        shared_layers=shared,
+        inner_layers=read.size("inner_group_num", 1),
+        default_vocab_size=30000,
+        default_hidden_size=4096,
+        default_num_attention_heads=64,
+        default_intermediate_size=16384,
+        default_hidden_act="gelu_new",
+    )
+
+
+def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
+    """The parameters of each layer. num_hidden_layers times, one of num_hidden_groups groups is passed, each as often
+    as the others, or nearly; a group is inner_group_num layers with parameters of their own.
+    """
+    inner = read.size("inner_group_num", 1, most=MOST_LAYERS)
+    passes = read.size("num_hidden_layers", 12, most=MOST_LAYERS // inner)
+    groups = read.size("num_hidden_groups", 1, most=passes)
+    # In floating point, as in transformers: integers are off by one group where it rounds (18 layers in 14 groups).
+    group_of = [int(index / (passes / groups)) for index in range(passes)]
+    return tuple(group * inner + layer for group in group_of for layer in range(inner))
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of an ALBERT config."""
+    return pooled_heads() | {
+        "masked_lm": LanguageModelSpec(
+            decoder="predictions.decoder",
+            tied_bias="predictions.bias",
+            transform="predictions.dense",
+            transform_norm="predictions.LayerNorm",
+            activation=read.activation("hidden_act", "gelu_new"),
+        ),
+        "sentence_order": ClassifierSpec("sop_classifier.classifier", "pooler"),
+    }
+
+
+ALBERT = register(
+    replace(
+        BERT,
+        model_type="albert",
+        architecture="Albert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="albert.",
+            heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+            tied=(
+                ("predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+                ("predictions.decoder.bias", "predictions.bias"),
+            ),
+        ),
+        encoder_names=BERT.encoder_names
+        | {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"},
+        layer_names={
+            part: f"encoder.albert_layer_groups.{{layer}}.albert_layers.{{inner}}.{name}"
+            for part, name in _LAYER.items()
+        },
+    )
+)
