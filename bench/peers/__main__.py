@@ -25,14 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print, write the CSV and the plot; 1 if a library failed or was wrong, else 0."""
     options = _parse(arguments)
     machine.set_threads(options.threads)
-    described = _described(options.threads)
-    plan = Plan(options.threads, options.rounds, options.seconds, described["fma_limit_gflop_per_s"] * 1e9)
-    print("\n".join(f"{name}: {value}" for name, value in described.items() if value != ""), flush=True)
+    about = described(options.threads, VERSIONS)
+    plan = Plan(options.threads, options.rounds, options.seconds, about["fma_limit_gflop_per_s"] * 1e9)
+    print("\n".join(f"{name}: {value}" for name, value in about.items() if value != ""), flush=True)
     rows: list[dict[str, Any]] = []
-    with _workdir(options.workdir) as workdir:
-        for compared in _compare(options, workdir, plan):
+    with workdir(options.workdir) as folder:
+        for compared in _compare(options, folder, plan):
             if options.csv is not None:
-                append_csv(options.csv, compared, described)  # case by case: an interrupted run keeps what it has
+                append_csv(options.csv, compared, about)  # case by case: an interrupted run keeps what it has
             rows += compared
     print("", *summary.tables(rows), summary.LEGEND, "\n".join(summary.notes(rows)), sep="\n\n")
     if options.csv is not None:
@@ -66,14 +66,16 @@ def _remembered(truth: Callable[[Batch], np.ndarray]) -> Callable[[Case, Batch],
     return remember
 
 
-def _described(threads: int) -> dict[str, Any]:
-    versions = {name: machine.version(name) for name in VERSIONS}
+def described(threads: int, libraries: Sequence[str]) -> dict[str, Any]:
+    """The machine, what its vector units do at best, and the versions of these libraries."""
+    versions = {name: machine.version(name) for name in libraries}
     limit = machine.fma_limit(threads) / 1e9
     return {**machine.describe(), **versions, "fma_limit_gflop_per_s": round(limit, 1)}
 
 
 @contextlib.contextmanager
-def _workdir(chosen: Path | None) -> Iterator[Path]:
+def workdir(chosen: Path | None) -> Iterator[Path]:
+    """The chosen folder, or one that is gone afterwards."""
     if chosen is not None:
         yield chosen
         return

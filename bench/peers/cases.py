@@ -83,9 +83,9 @@ class Case:
         return random_batch(self.lengths, self.size.vocabulary, zlib.crc32(self.shape.encode()))
 
 
-def random_batch(lengths: tuple[int, ...], vocabulary: int, seed: int) -> Batch:
-    """Texts of random tokens with these lengths, padded to the longest."""
+def random_batch(lengths: tuple[int, ...], vocabulary: int, seed: int, padding: int = 0) -> Batch:
+    """Texts of random tokens with these lengths, padded to the longest; the padding's id stands nowhere else."""
     positions = np.arange(max(lengths))
     mask = (positions < np.array(lengths)[:, None]).astype(np.int64)
-    ids = np.random.default_rng(seed).integers(1, vocabulary, mask.shape)
-    return Batch(ids * mask, mask)
+    ids = np.random.default_rng(seed).integers(0, vocabulary - 1, mask.shape)
+    return Batch(np.where(mask, ids + (ids >= padding), padding), mask)

@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,11 @@ def make_checkpoint(workdir: Path, model: str, size: Size) -> Path:
     return cached(workdir / model / "transformers", functools.partial(_save, size))
 
 
+def random_checkpoint(workdir: Path, name: str, config: Mapping[str, Any]) -> Path:
+    """The folder of the checkpoint of a published config: config.json and model.safetensors."""
+    return cached(workdir / name / "transformers", functools.partial(_save_config, config))
+
+
 def load_torch(folder: Path, **options: Any) -> Any:
     """The checkpoint as a PyTorch module in inference mode."""
     transformers = importlib.import_module("transformers")
@@ -78,14 +83,22 @@ def hidden_states_alone(folder: Path) -> Callable[[Batch], np.ndarray]:
 
 
 def _save(size: Size, folder: Path) -> None:
-    torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
-        transformers.AutoModel.from_config(_config(transformers, size)).save_pretrained(folder)
+    _save_random(_config(importlib.import_module("transformers"), size), folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words += [f"word{index}" for index in range(len(words), size.vocabulary)]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}), encoding="utf-8")
+
+
+def _save_config(config: Mapping[str, Any], folder: Path) -> None:
+    _save_random(importlib.import_module("transformers").AutoConfig.for_model(**config), folder)
+
+
+def _save_random(config: Any, folder: Path) -> None:
+    torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        transformers.AutoModel.from_config(config).save_pretrained(folder)
 
 
 def _config(transformers: Any, size: Size) -> Any:

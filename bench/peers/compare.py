@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,8 +85,12 @@ def compare(
     failures: Mapping[str, Failure],
     truth: np.ndarray,
     plan: Plan,
+    beside: Mapping[str, Variant] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """One row per library; one that fails or is wrong on this batch has a row that says so and no times."""
+    """One row per library; one that fails or is wrong on this batch has a row that says so and no times.
+
+    What stands `beside` is timed in turns with them; rows have their ratio to it under time_vs_<its name>.
+    """
     calls, errors, failures = {}, {}, dict(failures)
     for name, session in sessions.items():
         try:
@@ -99,13 +104,16 @@ def compare(
         else:
             note = f"off by {errors[name]:.2g} of the hidden states' norm (allowed {TOLERANCES[precision]:g})"
             failures[name] = Failure(WRONG, note, errors[name])
-    times = measure(calls, plan.rounds, plan.seconds) if calls else {}
-    known = {name: _figures(case, name, times, plan) for name in times}
+    times = measure({**calls, **beside}, plan.rounds, plan.seconds) if calls else {}
+    own = {name: times[name] for name in times if name not in beside}
+    known = {name: _figures(case, name, own, plan) for name in own}
     rows = [
         _row(case, precision, name, OK, error=errors[name], note=sessions[name].note, **figures)
+        | {f"time_vs_{other}": times[name].ratio(times[other]) for other in beside}
         for name, figures in known.items()
     ]
-    return rows + [_row(case, precision, name, *failure) for name, failure in failures.items()]
+    absent = dict.fromkeys(f"time_vs_{other}" for other in beside)
+    return rows + [_row(case, precision, name, *failure) | absent for name, failure in failures.items()]
 
 
 def error_of(found: np.ndarray, batch: Batch, truth: np.ndarray) -> float:

@@ -1,0 +1,140 @@
+"""The command `python -m bench.models`."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from bench.measure import Variant
+from bench.models import plot
+from bench.models.cases import BERT, MEMBERS, Case, comparable, config_of
+from bench.peers.__main__ import described, workdir
+from bench.peers.cases import PRECISIONS, SHAPES
+from bench.peers.checkpoint import hidden_states_alone, random_checkpoint
+from bench.peers.clock import settled_clock
+from bench.peers.compare import FAILED, OK, WRONG, Plan, compare, open_sessions
+from bench.peers.libraries import OURS, Session, all_peers
+from bench.report import Column, append_csv, table
+
+LIBRARIES = (OURS, "torch")
+BESIDE = "our_bert"
+LEGEND = (
+    "ms: medians. torch/ours: how many times as long as ours transformers on PyTorch takes. ours/BERT: how many times\n"
+    "as long as our own BERT-base. Both are medians of ratios within a round; all take turns. GFLOP/s are ours."
+)
+TABLE = (
+    Column("model", "model"),
+    Column("shape", "shape"),
+    Column("precision", "precision"),
+    Column(OURS, "ours, ms", ".2f", 1e3),
+    Column("torch", "torch, ms", ".2f", 1e3),
+    Column("ratio", "torch/ours", ".2f"),
+    Column("beside", "ours/BERT", ".2f"),
+    Column("gflop_per_s", "GFLOP/s", ".0f"),
+    Column("note", "note"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print, write the CSV and the plot; 1 if a model failed or was wrong, else 0."""
+    options = _parse(arguments)
+    machine.set_threads(options.threads)
+    about = described(options.threads, ("torch", "transformers"))
+    plan = Plan(options.threads, options.rounds, options.seconds, about["fma_limit_gflop_per_s"] * 1e9)
+    print("\n".join(f"{name}: {value}" for name, value in about.items() if value != ""), flush=True)
+    rows: list[dict[str, Any]] = []
+    with workdir(options.workdir) as folder:
+        for compared in _compare(options, folder, plan):
+            if options.csv is not None:
+                append_csv(options.csv, compared, about)  # case by case: an interrupted run keeps what it has
+            rows += compared
+    print("", table(summarised(rows), TABLE), LEGEND, sep="\n\n")
+    if options.csv is not None:
+        print(f"\nadded to {options.csv}", plot.main([options.csv, options.csv.with_suffix(".png")]), sep="\n")
+    return 1 if any(row["status"] in (FAILED, WRONG) for row in rows) else 0
+
+
+def _compare(options: argparse.Namespace, workdir: Path, plan: Plan) -> Iterator[list[dict[str, Any]]]:
+    """The rows of one case after the other: ours and PyTorch, our BERT-base beside them."""
+    bert = random_checkpoint(workdir, BERT, config_of(BERT, options.quick))
+    for precision in options.precision:
+        sessions, failures = open_sessions([all_peers()[OURS]], precision, bert, plan.threads)
+        if failures:
+            raise RuntimeError(f"{BERT} in {precision}: {failures[OURS].note}")
+        for model in options.models:
+            print(f"{model} {precision}: loading", file=sys.stderr, flush=True)
+            cases = [Case(model, shape, options.quick) for shape in options.shapes]
+            yield from _compare_member(cases, precision, workdir, plan, sessions[OURS])
+
+
+def _compare_member(
+    cases: Sequence[Case], precision: str, workdir: Path, plan: Plan, bert: Session
+) -> Iterator[list[dict[str, Any]]]:
+    folder = random_checkpoint(workdir, cases[0].model, cases[0].config)
+    truth, peers = hidden_states_alone(folder), [all_peers()[name] for name in LIBRARIES]
+    sessions, failures = open_sessions(peers, precision, folder, plan.threads)
+    for case in cases:
+        batch = case.batch()
+        beside = {BESIDE: Variant(bert.bind(Case(BERT, case.shape, case.quick).batch()), settled_clock)}
+        yield compare(case, precision, batch, sessions, failures, truth(batch), plan, beside)
+        print(f"{case.model} {precision}: {case.shape} done", file=sys.stderr, flush=True)
+
+
+def summarised(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each model, batch and precision."""
+    groups: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["shape"], row["precision"]), {})[row["library"]] = row
+    return [
+        {"model": model, "shape": shape, "precision": precision, **_line(found)}
+        for (model, shape, precision), found in groups.items()
+    ]
+
+
+def _line(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    medians = {library: row["median_s"] for library, row in found.items()}
+    ours, torch = found.get(OURS, {}), found.get("torch", {})
+    notes = (f"{row['library']}{'' if row['status'] == OK else ' ' + row['status']}: {row['note']}" for row in
+             found.values() if row["note"])  # fmt: skip
+    return medians | {
+        "ratio": torch.get("time_vs_ours"),
+        "beside": ours.get(f"time_vs_{BESIDE}"),
+        "gflop_per_s": ours.get("gflop_per_s"),
+        "note": "; ".join(notes),
+    }
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.models", description="Compare the members of the family with transformers on PyTorch."
+    )
+    known = comparable()
+    members = [name for name in MEMBERS if name in known]
+    parser.add_argument(
+        "--models", nargs="+", choices=known, default=members, metavar="PRESET", help=f"default: {', '.join(members)}"
+    )
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help=f"of {', '.join(SHAPES)} (default: 8x128)")
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["float32"], help="default: float32")
+    parser.add_argument("--threads", type=int, default=2, help="of both libraries (default: 2)")
+    parser.add_argument("--rounds", type=int, help="samples of each, at most (default: 15)")
+    parser.add_argument("--seconds", type=float, help="after which a case ends with fewer, but 5 (default: 10)")
+    parser.add_argument("--workdir", type=Path, help="where checkpoints are kept (default: a temporary folder)")
+    parser.add_argument(
+        "--csv", type=Path, help="to append to; the plot goes beside it (default: bench/results/models.csv)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="see that all works: small models, 1x16 and ragged, 3 rounds, no CSV"
+    )
+    options = parser.parse_args(arguments)
+    full = {"rounds": 15, "seconds": 10.0, "csv": plot.CSV, "shapes": ["8x128"]}
+    quick = {"rounds": 3, "seconds": 0.5, "csv": None, "shapes": ["1x16", "ragged"]}
+    for name, default in (quick if options.quick else full).items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The last run in the CSV as a plot: python -m bench.models.plot [CSV] [PNG] (needs matplotlib)
+
+One panel per batch and precision: milliseconds of each member, ours and transformers on PyTorch.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.peers.plot import COLOURS, FOLDER, last_run, unavailable_reason
+
+CSV = FOLDER / "models.csv"
+LIBRARIES = ("bertcore", "torch")
+
+
+def draw(source: Path, target: Path) -> None:
+    """Plot the last run of the CSV `source` into the PNG `target`. Raises ValueError if nothing was timed in it."""
+    rows = last_run(source)
+    if not rows:
+        raise ValueError(f"{source}: the last run has no times to plot")
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    groups = list(dict.fromkeys((row["shape"], row["precision"]) for row in rows))
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    size = (6 * len(groups) + 2, 0.5 * len(models) + 1.5)
+    figure, panels = pyplot.subplots(1, len(groups), figsize=size, squeeze=False, sharey=True)
+    for panel, (shape, precision) in zip(panels[0], groups, strict=True):
+        chosen = [row for row in rows if (row["shape"], row["precision"]) == (shape, precision)]
+        _bars(panel, models, chosen)
+        panel.set(title=f"{shape} {precision}", xlabel="ms")
+    panels[0][0].invert_yaxis()
+    panels[0][0].legend(frameon=False)
+    figure.suptitle(f"{rows[0]['cpu']}, {rows[0]['threads']} threads, {rows[0]['date'][:10]}")
+    figure.tight_layout()
+    figure.savefig(target, dpi=120)
+    pyplot.close(figure)
+
+
+def _bars(panel: Any, models: Sequence[str], rows: Sequence[dict[str, str]]) -> None:
+    for offset, library in zip((-0.2, 0.2), LIBRARIES, strict=True):
+        medians = {row["model"]: 1e3 * float(row["median_s"]) for row in rows if row["library"] == library}
+        places = [index + offset for index, model in enumerate(models) if model in medians]
+        panel.barh(places, list(medians.values()), 0.4, color=COLOURS[library], label=library)
+    panel.set_yticks(range(len(models)), models)
+
+
+def main(arguments: Sequence[Any]) -> str:
+    """Draw; returns what to say at the end."""
+    reason = unavailable_reason()
+    if reason is not None:
+        return reason
+    source, target = (Path(given) for given in (*arguments, *(CSV, CSV.with_suffix(".png"))[len(arguments) :]))
+    draw(source, target)
+    return f"plotted to {target}"
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:3]))
