@@ -6,7 +6,10 @@ from pathlib import Path
 
 from bertcore.kernels import get_backend, resolve, use_backend
 
-MODEL_HELP = "folder of a model (config.json, *.safetensors, a tokenizer), or the word demo for all-MiniLM-L6-v2"
+MODEL_HELP = (
+    "folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or the word demo for "
+    "all-MiniLM-L6-v2"
+)
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")  # the models' own, which are not imported for --help
 
@@ -16,15 +19,18 @@ class CommandError(RuntimeError):
 
 
 def model_folder(name: str) -> Path:
-    """The folder that the argument MODEL names; CommandError if there is none."""
+    """The folder that the argument MODEL names, fetched from the hub for an id; CommandError if there is none."""
     if name == "demo":
         from bertcore.demo_model import demo_model_folder
 
         return demo_model_folder()
-    if not Path(name).is_dir():
-        what = "is a file" if Path(name).exists() else "does not exist"
-        raise CommandError(f"{name} {what}, expected the folder of a model, or demo")
-    return Path(name)
+    from bertcore import checkpoint
+
+    folder = checkpoint.resolve(name, "sentence_encoder")  # weights and tokenizer, and what sentence encoders have
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise CommandError(f"{name} {what}, expected the folder of a model, its id on the hub, or demo")
+    return folder
 
 
 def chosen_backend(args: argparse.Namespace) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Predict the words that belong in place of [MASK] in a text."""
+"""Predict the words that belong in place of the mask in a text: [MASK], or <mask> where a model spells it so."""
 
 import argparse
 import json
@@ -28,8 +28,8 @@ class Prediction:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="folder of a model with a masked language model's head")
-    parser.add_argument("text", metavar="TEXT", help="a text with one or several [MASK]")
+    parser.add_argument("model", metavar="MODEL", help="folder or id of a model with a masked LM's head")
+    parser.add_argument("text", metavar="TEXT", help="a text with one or several masks")
     parser.add_argument("--top-k", type=positive, default=5, metavar="N", help="words per mask (default: 5)")
     add_dtype_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -194,9 +194,12 @@ def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
 
 def _word_agreement(exact: Any, dtype: str, texts: list[str]) -> float | None:
     from bertcore import AutoModelForMaskedLM
+    from bertcore.models.auto import head_specs
     from bertcore.models.model import NewlyInitialisedWarning
 
     model_folder = exact.settings.model_folder
+    if "masked_lm" not in head_specs(exact.model.config):
+        return None
     with warnings.catch_warnings():  # that there is no head is an answer here
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
         models = [AutoModelForMaskedLM.from_pretrained(model_folder, dtype=each) for each in ("float32", dtype)]

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
         start = time.perf_counter()
         with compilations() as compiled:
             for model in _models(args.model, args.dtype, args.gradients):
-                warm_up(model, gradients=args.gradients and hasattr(model, "head"))
+                warm_up(model, gradients=args.gradients and type(model).__name__ != "AutoModel")
     seconds = time.perf_counter() - start
     print(f"compiled  {len(compiled)} kernels in {seconds:.1f} s{'' if compiled else ' (they were there already)'}")
     print(f"cache     {cache_folder()}")
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _models(name: str | None, dtype: str | None, gradients: bool) -> Iterator[Any]:
     """The model with its pooler, and with its head if it has one, which it must for gradients."""
-    from bertcore import AutoModel, AutoModelForMaskedLM
+    from bertcore import AutoModel, AutoModelForMaskedLM, checkpoint
+    from bertcore.models.architectures import class_for
 
     if name is None:
         for kind in (AutoModel, AutoModelForMaskedLM):
@@ -71,14 +72,25 @@ def _models(name: str | None, dtype: str | None, gradients: bool) -> Iterator[An
     from bertcore.sentence_encoder.settings import read_settings
 
     folder: Path = read_settings(model_folder(name)).model_folder
+    kind = class_for(checkpoint.read_config(folder))
     with warnings.catch_warnings():  # what the checkpoint lacks is compiled for all the same
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
-        yield AutoModel.from_pretrained(folder, dtype=dtype)
-        model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype)
-    if not model.newly_initialised:
-        yield model
-    elif gradients:
-        raise CommandError(f"{folder} has no head with a loss, so there are no gradients")
+        encoder = AutoModel.from_pretrained(folder, dtype=dtype)
+        yield encoder
+        if kind is not AutoModel:
+            yield _with_head(kind, folder, encoder)
+        elif gradients:
+            raise CommandError(f"{folder} has no head with a loss, so there are no gradients")
+
+
+def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
+    """The model with its own head where that takes a label for each token; with a classifier of tokens in place of
+    other heads: they run the same kernels."""
+    from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification
+
+    if kind in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification):
+        return kind.from_pretrained(folder, dtype=encoder.dtype)
+    return AutoModelForTokenClassification.from_config(encoder.config, dtype=encoder.dtype)
 
 
 def warm_up(model: Any, *, gradients: bool = False) -> None:
