@@ -91,7 +91,7 @@ class PackedBatch:
             keys = np.concatenate([before, memory + columns])
             where = xp.ix_(xp.asarray([index]), xp.arange(padded.shape[1]), xp.asarray(columns), xp.asarray(keys))
             padded[where] = probabilities[index : index + 1, :, :count, : memory + count]
-        if self.keeps_padding:
+        if self.is_real is not self.stays:
             padded *= xp.asarray(self.is_real[:, None, :, None])
         return padded
 
