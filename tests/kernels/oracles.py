@@ -114,3 +114,40 @@ def attention(query, key, value, lengths, lengths_k, attn_mask, bias, is_causal,
         for j, probability in enumerate(row):
             output[starts[s] + i, h] += probability * value[starts_k[s] + j, h]
     return output, lse, probs
+
+
+def relative_attention(arrays, distance_rows, segments, lengths, lengths_k, attn_mask, scale):
+    """(output, lse, probabilities, components) of packed arrays by the names of the arguments, some of them absent.
+
+    `segments` is (ids of queries, ids of keys, scores) or None; attn_mask in full, not to be broadcast.
+    """
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    tokens, heads, _ = query.shape
+    output, lse = np.zeros(query.shape), np.zeros((heads, tokens))
+    shape = (len(lengths), heads, max(lengths, default=0), max(lengths_k, default=0))
+    probs, components = np.zeros(shape), [np.zeros(shape) for _ in range(3)]
+    starts, starts_k, middle = np.cumsum([0, *lengths]), np.cumsum([0, *lengths_k]), len(distance_rows) // 2
+    for s, h, i in np.ndindex(shape[:3]):
+        if i >= lengths[s]:
+            continue
+        scores, q = [], starts[s] + i
+        for j in range(lengths_k[s]):
+            k, distance = starts_k[s] + j, i + lengths_k[s] - lengths[s] - j
+            row = distance_rows[min(max(distance, -middle), middle) + middle]
+            parts = [_dot(query[q, h], key[k, h]), 0.0, 0.0]
+            if "position_key" in arrays:
+                parts[1] = _dot(arrays.get("query_for_position", query)[q, h], arrays["position_key"][row, h])
+            if "position_query" in arrays:
+                parts[2] = _dot(key[k, h], arrays["position_query"][row, h])
+            for component, part in zip(components, parts, strict=True):
+                component[s, h, i, j] = scale * part
+            if segments is not None:
+                parts.append(segments[2][q, h, int(segments[0][q] != segments[1][k])])
+            added = 0.0 if attn_mask is None else _added(attn_mask[s, h, i, j])
+            scores.append(scale * math.fsum(parts) + added)
+        row = _softmax_line(scores)
+        probs[s, h, i, : len(row)] = row
+        lse[h, q] = _log_sum_exp(scores)
+        for j, probability in enumerate(row):
+            output[q, h] += probability * value[starts_k[s] + j, h]
+    return output, lse, probs, components

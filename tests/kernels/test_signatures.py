@@ -16,6 +16,10 @@ KERNELS = Path(kernels.__file__).parent
 OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/reference.py"))
 
 ATTENTION = "cu_seqlens=None, cu_seqlens_k=None, attn_mask=None, bias=None, is_causal=False, scale=None"
+RELATIVE = (
+    "distance_rows, position_key=None, position_query=None, query_for_position=None, segment_ids=None, "
+    "segment_ids_k=None, segment_scores=None, cu_seqlens=None, cu_seqlens_k=None, attn_mask=None, scale=None"
+)
 PUBLIC = {
     "softmax": "input, dim=-1, *, backend=None",
     "softmax_backward": "grad_output, output, dim=-1, *, backend=None",
@@ -33,6 +37,11 @@ PUBLIC = {
         f"query, key, value, *, {ATTENTION}, compute_dtype=None, return_lse=False, return_probs=False, backend=None"
     ),
     "attention_backward": f"grad_output, query, key, value, output, lse, *, {ATTENTION}, backend=None",
+    "relative_attention": (
+        f"query, key, value, *, {RELATIVE}, compute_dtype=None, return_lse=False, return_probs=False, "
+        "return_components=False, backend=None"
+    ),
+    "relative_attention_backward": f"grad_output, query, key, value, output, lse, *, {RELATIVE}, backend=None",
     "embedding": "input, weight, *, backend=None",
     "embedding_backward": "grad_output, input, num_embeddings, *, backend=None",
     "cross_entropy": "input, target, *, ignore_index=-100, reduction='mean', backend=None",

@@ -73,3 +73,18 @@ def attention(arguments, grad, backend):
     options = {name: value for name, value in arguments.items() if name not in inputs}
     gradients = kernels.attention_backward(grad(output), **inputs, output=output, lse=lse, **options, backend=backend)
     yield from zip(("grad_query", "grad_key", "grad_value", "grad_bias"), gradients, strict=True)
+
+
+def relative_attention(arguments, grad, backend):
+    yield "output alone", kernels.relative_attention(**arguments, backend=backend)
+    asked = {"return_lse": True, "return_probs": True, "return_components": backend != "cupy"}
+    output, lse, probs, *components = kernels.relative_attention(**arguments, **asked, backend=backend)
+    yield from (("output", output), ("lse", lse), ("probabilities", probs))
+    for given in components:
+        yield from zip(("content", "content to position", "position to content"), given, strict=True)
+    inputs = {name: arguments[name] for name in ("query", "key", "value")}
+    options = {name: value for name, value in arguments.items() if name not in inputs}
+    gradients = kernels.relative_attention_backward(
+        grad(output), **inputs, output=output, lse=lse, **options, backend=backend
+    )
+    yield from ((f"grad_{name}", gradient) for name, gradient in gradients._asdict().items())

@@ -18,6 +18,9 @@ from tests.tolerances import assert_close
 KERNELS = Path(kernels.__file__).parent
 DTYPES_OF = {"numpy": tuple(DTYPES), **BACKEND_DTYPES}
 
+# Half a minute of compiling for each direction.
+SLOW = {("relative_attention", "numba", "float64"): pytest.mark.slow}
+
 
 def on_disk(backend):
     """The operations that `backend` implements."""
@@ -28,9 +31,10 @@ def on_disk(backend):
 @pytest.mark.parametrize(
     "operation, backend, dtype, name",
     [
-        pytest.param(operation, backend, DTYPES[dtype], name, id=f"{operation}-{backend}-{dtype}-{name}")
+        pytest.param(operation, backend, DTYPES[dtype], name, id=f"{operation}-{backend}-{dtype}-{name}", marks=marks)
         for backend in ("numpy", "numba")
         for operation, dtype in product(on_disk(backend), DTYPES_OF[backend])
+        for marks in [SLOW.get((operation, backend, dtype), ())]
         for name in CASES[operation]
     ],
 )
