@@ -1,0 +1,38 @@
+"""Every family in small: the presets' configs, shrunk."""
+
+from typing import Any
+
+from bertcore.models.registry import known_families
+from bertcore.presets import PRESETS, preset_config
+
+# The keys of all families -> a small value: three heads of 16, widths that are no multiple of 64.
+SMALL = {
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), 2),
+    **dict.fromkeys(("hidden_size", "dim", "d_model", "n_embd", "d_embed"), 48),
+    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head"), 3),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_inner"), 80),
+    **dict.fromkeys(("d_head", "attention_head_size"), 16),
+    **dict.fromkeys(("intra_bottleneck_size", "entity_emb_size"), 24),
+    "vocab_size": 97,
+    "entity_vocab_size": 23,
+    "cutoffs": [20, 40, 70],
+    "mem_len": 16,
+}
+IDS = ("bos_token_id", "eos_token_id")
+
+
+def tiny_config(name: str) -> dict[str, Any]:
+    """The config of a preset with few layers, narrow, and with a vocabulary of 97 words."""
+    config = preset_config(name)
+    is_wide = config.get("embedding_size") == config.get("hidden_size")
+    small = {key: SMALL[key] for key in config if key in SMALL}
+    small |= {"embedding_size": 48 if is_wide else 24} if "embedding_size" in config else {}
+    small |= {key: min(config[key], 3) for key in IDS if key in config}
+    return config | small
+
+
+def runnable(*names: str) -> list[str]:
+    """Those of the presets (by default one for each family) whose family is there."""
+    first = {preset.config["model_type"]: name for name, preset in reversed(PRESETS.items())}
+    families = known_families()
+    return [name for name in names or first.values() if PRESETS[name].config["model_type"] in families]
