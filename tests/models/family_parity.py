@@ -97,9 +97,11 @@ def with_choices(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
               range(CHOICES)]  # fmt: skip
     fixed = {"attention_mask"}
     return {
-        name: np.stack([array if name in fixed else order(array) for order in orders], axis=1)
+        name: np.stack([array] * CHOICES if name in fixed else
+                       [np.roll(array, k, axis=0) for k in range(CHOICES)] if name.startswith("entity_") else
+                       [order(array) for order in orders], axis=1)
         for name, array in batch.items()
-    }
+    }  # fmt: skip
 
 
 def run_torch(model: Any, batch: dict, targets: dict, *, double: bool, traced: bool = True) -> tuple[dict, dict]:
@@ -129,8 +131,13 @@ def _arrays(out: Any, convert: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def _real(array: np.ndarray, name: str, mask: np.ndarray) -> np.ndarray:
+def _real(array: np.ndarray, name: str, batch: dict, of_entities: bool) -> np.ndarray:
     """`array` with what belongs to padding set to zero, as bertcore returns it."""
+    mask, entities = batch["attention_mask"], batch.get("entity_attention_mask")
+    if name.startswith("attentions") and entities is not None:
+        mask = np.concatenate([mask, entities], axis=-1)
+    elif name.startswith("entity_") or of_entities:
+        mask = entities
     mask = mask.reshape(-1, mask.shape[-1])
     if name.startswith("attentions"):
         return array * mask[:, None, :, None] if array.shape[-2] == mask.shape[1] else array
@@ -190,15 +197,17 @@ def check(
         )
         _check_saved(type(model), Path(folder) / "again", batch, truth, unwritten)
     for key, expected in truth.items():
-        if key == "loss" or key.startswith(skipped):
+        if key.endswith("loss") or key.startswith(skipped):
             continue
-        expected, rough = (_real(array, key, batch["attention_mask"]) for array in (expected, single[key]))
+        of_entities = key == "logits" and "EntitySpan" in name
+        expected, rough = (_real(array, key, batch, of_entities) for array in (expected, single[key]))
         assert_within(outputs[key], expected, rough, OUTPUT, key)
         if key in plain:
             assert_within(plain[key], expected, rough, OUTPUT, f"{key} alone")
-    assert set(outputs) == {key for key in truth if key != "loss" and not key.startswith(skipped)}
+    assert set(outputs) == {key for key in truth if not key.endswith("loss") and not key.startswith(skipped)}
     if targets:
-        assert_within(np.asarray(found.loss), truth["loss"], single["loss"], OUTPUT, "loss")
+        for loss in (key for key in truth if key.endswith("loss")):
+            assert_within(np.asarray(found[loss]), truth[loss], single[loss], OUTPUT, loss)
         _check_gradients(grads, true_grads, single_grads)
 
 

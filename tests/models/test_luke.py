@@ -1,0 +1,406 @@
+"""LUKE: words and entities, with every head, against transformers and by itself."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import bertcore
+from bertcore import AutoModel, use_backend, value_and_grad
+from bertcore.nn import entity_functional
+from bertcore.tape import Tape
+from tests.models.family_checks import check_backends, check_loads, check_refused, check_spellings, drawn_anew
+from tests.models.family_parity import check, random_batch
+
+TASKS = (
+    *(None, "MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification", "QuestionAnswering"),
+    "MultipleChoice",
+)
+ENTITY_TASKS = ("EntityClassification", "EntityPairClassification", "EntitySpanClassification")
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # transformers' heads have one that they do not use
+TINY = {
+    "model_type": "luke", "vocab_size": 40, "entity_vocab_size": 19, "hidden_size": 24, "entity_emb_size": 10,
+    "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32, "max_position_embeddings": 26,
+    "initializer_range": 0.3,
+}  # fmt: skip
+# Configurations, the lengths of a batch's sequences and how many entities each has.
+AWKWARD = {
+    "one head of 39": ({"num_attention_heads": 1}, [5, 3, 11], [1, 4, 2]),
+    "heads of 160": ({"hidden_size": 320, "num_attention_heads": 2, "num_hidden_layers": 1}, [7, 2], [3, 1]),
+    "entities as wide as the layers": ({"entity_emb_size": 39}, [6, 9], [2, 2]),
+    "queries unaware of entities": ({"use_entity_aware_attention": False}, [5, 1, 8], [2, 3, 0]),
+    "length 1": ({}, [1, 1, 1], [1, 1, 1]),
+    "prime lengths": ({}, [23, 17, 2, 13], [7, 0, 5, 11]),
+    "more entities than words": ({}, [2, 3], [13, 8]),
+    "lengths up to the longest": ({"max_position_embeddings": 13}, list(range(1, 12)), list(range(11))),
+    "no entity in any sequence": ({}, [4, 6], [0, 0]),
+    "decoders of their own": ({"tie_word_embeddings": False, "hidden_act": "gelu_new"}, [6, 9], [2, 4]),
+    "padding that is word 0": ({"pad_token_id": 0, "bos_token_id": 1}, [9, 4], [3, 3]),
+}
+
+
+def small_config(**changes):
+    import transformers
+
+    sizes = {"vocab_size": 61, "hidden_size": 39, "num_attention_heads": 3, "intermediate_size": 53}
+    sizes |= {"num_hidden_layers": 2, "max_position_embeddings": 26, "entity_vocab_size": 37, "entity_emb_size": 13}
+    return transformers.LukeConfig(**sizes | changes)
+
+
+def with_entities(batch, counts, rng, *, vocabulary=37, longest_mention=4, most=None):
+    """The batch with so many entities in each sequence, of mentions of 1 to `longest_mention` of its tokens."""
+    most = most or max(counts)
+    real = np.arange(most) < np.array(counts)[:, None]
+    positions = np.full((*real.shape, longest_mention), -1)
+    starts, ends = np.zeros(real.shape, int), np.zeros(real.shape, int)
+    for row, column in np.argwhere(real):
+        columns = np.flatnonzero(batch["attention_mask"][row])
+        first = rng.integers(0, columns.size)
+        mention = columns[first : first + rng.integers(1, longest_mention + 1)]
+        positions[row, column, : mention.size] = mention
+        starts[row, column], ends[row, column] = mention[0], mention[-1]
+    entities = {
+        "entity_ids": np.where(real, rng.integers(1, vocabulary, real.shape), 0),
+        "entity_attention_mask": real.astype(np.int64),
+        "entity_token_type_ids": np.where(real, rng.integers(0, 2, real.shape), 0),
+        "entity_position_ids": positions,
+    }
+    return batch | entities, {"entity_start_positions": starts, "entity_end_positions": ends}
+
+
+def check_on(config, task, lengths, counts, *, padding="right", targets=None, spans=False, most=None, **options):
+    rng = np.random.default_rng(3)
+    batch, ends = with_entities(random_batch(config, lengths, rng, padding=padding), counts, rng, most=most)
+    if task == "MaskedLM":
+        labels = {
+            "labels": np.where(rng.random(batch["input_ids"].shape) < 0.5, batch["input_ids"], -100),
+            "entity_labels": np.where(rng.random(batch["entity_ids"].shape) < 0.7, batch["entity_ids"], -100),
+        }
+        kinds = {"labels": "attention_mask", "entity_labels": "entity_attention_mask"}
+        targets = targets or {name: np.where(batch[kinds[name]] == 1, array, -100) for name, array in labels.items()}
+        targets["labels"][0, batch["attention_mask"][0].argmax()] = 5
+        options["unwritten"] = (*POOLER, "lm_head.bias")
+    check(config, task, batch | (ends if spans else {}), targets=targets, **options)
+
+
+def luke(task):
+    import transformers
+
+    return getattr(transformers, f"LukeFor{task}")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("task", TASKS)
+def test_heads(cpu_backend, task):
+    check_on(small_config(num_labels=3), task, [11, 1, 7], [3, 1, 0], unwritten=POOLER)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("task", TASKS)
+def test_heads_without_entities(cpu_backend, task):
+    config = small_config(num_labels=3)
+    unwritten = (*POOLER, "lm_head.bias")
+    check(config, task, random_batch(config, [11, 1, 7], np.random.default_rng(1)), unwritten=unwritten)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("task", ENTITY_TASKS)
+def test_entity_heads(cpu_backend, task, several):
+    rng, spans = np.random.default_rng(5), task == "EntitySpanClassification"
+    shape = (3, 4) if spans else (3,)
+    labels = rng.integers(0, 5, shape)
+    if spans:
+        labels[np.arange(4) >= np.array([4, 2, 3])[:, None]] = -100
+    if several:
+        labels = rng.integers(0, 2, (*shape, 5)).astype(np.float32)
+    config = small_config(num_labels=5)
+    options = {"targets": {"labels": labels}, "spans": spans, "unwritten": POOLER}
+    check_on(config, luke(task), [9, 2, 13], [4, 2, 3], **options)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_configurations(cpu_backend, name):
+    changes, lengths, counts = AWKWARD[name]
+    targets = None
+    if not any(counts):  # transformers' mean over no entity is NaN
+        targets = {"labels": np.random.default_rng(0).integers(2, 60, (len(lengths), max(lengths)))}
+        targets["labels"][np.arange(max(lengths)) >= np.array(lengths)[:, None]] = -100
+    check_on(small_config(**changes), "MaskedLM", lengths, counts, targets=targets, most=max(max(counts), 2))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("aware", [True, False])
+@pytest.mark.parametrize("task", ["MaskedLM", "QuestionAnswering", "TokenClassification"])
+def test_left_padding(cpu_backend, task, aware):  # not the poolers: transformers' is of the first column
+    config = small_config(use_entity_aware_attention=aware)
+    check_on(config, task, [11, 1, 7], [3, 1, 2], padding="left", unwritten=POOLER)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 16}])
+def test_parameters_are_counted_as_in_transformers(sizes):
+    import torch
+    import transformers
+
+    config = transformers.LukeConfig(vocab_size=99, entity_vocab_size=77, num_hidden_layers=1) if not sizes else None
+    config = config or transformers.LukeConfig(**sizes)
+    with torch.device("meta"):
+        expected = sum(parameter.numel() for parameter in transformers.LukeModel(config).parameters())
+    assert AutoModel(config.to_dict()).num_parameters() == expected
+
+
+@pytest.mark.parity
+def test_outputs_have_the_order_of_transformers():
+    import torch
+
+    rng = np.random.default_rng(0)
+    for task in ("Model", "ForMaskedLM", "ForEntityClassification"):
+        config = small_config()
+        batch, _ = with_entities(random_batch(config, [5, 3], rng), [2, 1], rng)
+        theirs = getattr(__import__("transformers"), f"Luke{task}")._from_config(config, attn_implementation="eager")
+        traced = {"output_hidden_states": True, "output_attentions": True}
+        with torch.no_grad():
+            expected = list(theirs(**{name: torch.from_numpy(array) for name, array in batch.items()}, **traced))
+        ours = getattr(bertcore, f"Auto{'Model' if task == 'Model' else 'Model' + task}").from_config(config.to_dict())
+        assert ours(**batch, **traced).keys() == expected
+
+
+# --- without torch ----------------------------------------------------------------------------------------
+
+
+def tiny_batch(rng=None, counts=(3, 1, 2)):
+    rng = rng or np.random.default_rng(2)
+    mask = (np.arange(7) < np.array([7, 4, 5])[:, None]).astype(int)
+    batch = {"input_ids": np.where(mask, rng.integers(2, 40, mask.shape), 1), "attention_mask": mask}
+    return with_entities(batch, counts, rng, vocabulary=19)
+
+
+def naive(qkv, word_queries, entity_queries, is_word, heads, offsets):
+    """Attention written out: every pair's score by the query for its key's kind."""
+    tokens, width = qkv.shape[0], qkv.shape[1] // 3
+    query, key, value = (part.reshape(tokens, heads, -1) for part in np.split(qkv, 3, axis=1))
+    of_kind = np.stack([query, query])  # by the key's kind: words, entities
+    of_kind[1, is_word] = word_queries.reshape(-1, heads, width // heads)
+    for kind in (0, 1):
+        of_kind[kind, ~is_word] = np.split(entity_queries, 2, axis=1)[kind].reshape(-1, heads, width // heads)
+    output = np.zeros_like(query)
+    for first, end in itertools.pairwise(offsets):
+        for i in range(first, end):
+            for head in range(heads):
+                kinds = (~is_word[first:end]).astype(int)
+                scores = (of_kind[kinds, i, head] * key[first:end, head]).sum(axis=1) / np.sqrt(width // heads)
+                chances = np.exp(scores - scores.max())
+                output[i, head] = chances / chances.sum() @ value[first:end, head]
+    return output.reshape(tokens, width)
+
+
+@pytest.fixture
+def attention_case():
+    rng, offsets = np.random.default_rng(0), np.array([0, 5, 5, 8, 9], np.int32)
+    is_word = np.array([1, 1, 1, 0, 0, 1, 0, 0, 0], bool)
+    rows = {"word_rows": np.flatnonzero(is_word), "entity_rows": np.flatnonzero(~is_word)}
+    arrays = [rng.normal(size=shape) for shape in ((9, 18), (4, 6), (5, 12))]
+    return arrays, is_word, {"num_heads": 2, "cu_seqlens": offsets, **rows}
+
+
+def test_entity_aware_attention_is_attention_with_a_query_for_each_kind(attention_case, cpu_backend):
+    arrays, is_word, options = attention_case
+    probabilities = []
+    found = entity_functional.entity_aware_attention(*arrays, **options, attentions=probabilities)
+    np.testing.assert_allclose(found, naive(*arrays, is_word, 2, options["cu_seqlens"]), atol=1e-12)
+    assert probabilities[0].shape == (4, 2, 5, 5)
+
+
+def gradients_of(operation, arrays, seed):
+    with Tape() as tape:
+        leaves = [tape.leaf(index, lambda array=array: array) for index, array in enumerate(arrays)]
+        output = operation(*leaves)
+    found = tape.gradients(output, seed)
+    return [found[index] for index in range(len(arrays))]
+
+
+def assert_gradients(operation, arrays):
+    """Gradients are the finite differences of the output's sum with random weights."""
+    rng = np.random.default_rng(1)
+    seed = rng.normal(size=operation(*arrays).shape)
+    for array, gradient in zip(arrays, gradients_of(operation, arrays, seed), strict=True):
+        assert gradient.shape == array.shape
+        expected = np.zeros_like(array)
+        for index in np.ndindex(array.shape):
+            kept = array[index]
+            sums = []
+            for step in (1e-6, -1e-6):
+                array[index] = kept + step
+                sums.append((operation(*arrays) * seed).sum())
+            array[index], expected[index] = kept, (sums[0] - sums[1]) / 2e-6
+        np.testing.assert_allclose(gradient, expected, atol=2e-8 * max(1, np.abs(expected).max()))
+
+
+def test_entity_aware_attention_has_its_gradients(attention_case, cpu_backend):
+    arrays, _, options = attention_case
+    assert_gradients(lambda *given: entity_functional.entity_aware_attention(*given, **options), arrays)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda table: entity_functional.mean_of_rows(table, rows=np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])),
+        lambda table: entity_functional.join_columns(table, table),
+        lambda table: entity_functional.merge_rows(
+            table, table, first_rows=np.array([0, 2, 3, 7]), second_rows=np.array([1, 4, 5, 6])
+        ),
+    ],
+)
+def test_operations_on_rows_have_their_gradients(operation, cpu_backend):
+    assert_gradients(operation, [np.random.default_rng(2).normal(size=(4, 3))])
+
+
+def test_mean_of_rows_leaves_out_what_is_not_there(cpu_backend):
+    table = np.arange(8.0).reshape(4, 2)
+    means = entity_functional.mean_of_rows(table, rows=np.array([[1, -1, 3], [2, -1, -1], [-1, -1, -1]]))
+    np.testing.assert_array_equal(means, [[4, 5], [4, 5], [0, 0]])
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_backends_and_precisions_agree(aware):
+    config = TINY | {"use_entity_aware_attention": aware}
+    kind = bertcore.AutoModelForEntityPairClassification if aware else bertcore.AutoModelForMaskedLM
+    batch, _ = tiny_batch(counts=(3, 2, 2))
+    entities = {name: array for name, array in batch.items() if name.startswith("entity_")}
+    entities["entity_position_ids"] = np.minimum(entities["entity_position_ids"], 3)
+    check_backends(lambda **options: kind.from_config(config, **options), (7, 4, 5), **entities)
+
+
+def test_entities_change_words_and_without_them_queries_for_them_do_not_matter(cpu_backend):
+    model = drawn_anew(AutoModel.from_config(TINY))
+    batch, _ = tiny_batch()
+    words = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    alone, with_them = model(**words), model(**batch)
+    assert alone.entity_last_hidden_state is None and list(alone) == ["last_hidden_state", "pooler_output"]
+    assert np.abs(alone.last_hidden_state - with_them.last_hidden_state).max() > 1e-2
+    arrays = dict(model.state_dict())
+    for name in [name for name in arrays if "w2e_" in name or "e2" in name]:
+        arrays[name] = arrays[name] + 1
+    model.load_state_dict(arrays)
+    np.testing.assert_array_equal(model(**words).last_hidden_state, alone.last_hidden_state)
+    assert np.abs(model(**batch).last_hidden_state - with_them.last_hidden_state).max() > 1e-2
+
+
+def test_padding_entities_change_nothing(cpu_backend):
+    model = drawn_anew(AutoModel.from_config(TINY))
+    batch, _ = tiny_batch()
+    wider = dict(batch)
+    for name in ("entity_ids", "entity_attention_mask", "entity_token_type_ids"):
+        wider[name] = np.pad(batch[name], ((0, 0), (1, 2)))
+    wider["entity_position_ids"] = np.pad(batch["entity_position_ids"], ((0, 0), (1, 2), (0, 3)), constant_values=-1)
+    narrow, wide = model(**batch), model(**wider)
+    np.testing.assert_array_equal(wide.last_hidden_state, narrow.last_hidden_state)
+    np.testing.assert_array_equal(wide.entity_last_hidden_state[:, 1:-2], narrow.entity_last_hidden_state)
+    assert not wide.entity_last_hidden_state[batch["entity_attention_mask"].shape[1] + 1 :].any()
+    lists = {name: array.tolist() for name, array in batch.items()}
+    np.testing.assert_array_equal(model(**lists).entity_last_hidden_state, narrow.entity_last_hidden_state)
+
+
+def test_a_batch_may_have_no_entities_at_all(cpu_backend):
+    model = drawn_anew(AutoModel.from_config(TINY))
+    batch, _ = tiny_batch()
+    words = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    none = {"entity_ids": [[]] * 3, "entity_position_ids": [[]] * 3}
+    out = model(**words, **none, output_attentions=True)
+    assert out.entity_last_hidden_state.shape == (3, 0, 24) and out.attentions[0].shape == (3, 2, 7, 7)
+    np.testing.assert_allclose(out.last_hidden_state, model(**words).last_hidden_state, atol=2e-6)
+
+
+def test_names_are_the_checkpoint_s():
+    model = bertcore.AutoModelForMaskedLM.from_config(TINY)
+    batch, _ = tiny_batch()
+    labels = {"entity_labels": np.where(batch["entity_attention_mask"], batch["entity_ids"], -100)}
+    with use_backend("numpy"):
+        out, grads = value_and_grad(model)(**batch, **labels)
+    assert grads.keys() == model.expected_tensors().keys()
+    assert out.mlm_loss is None and out.mep_loss == out.loss
+    without = [name for name, gradient in grads.items() if not gradient.any() and "key.bias" not in name]
+    last = "luke.encoder.layer.1.attention.self."  # in which words' queries are for words alone
+    of_words = ("lm_head.", f"{last}query", f"{last}w2e_query")
+    assert set(without) == {name for name in grads if name.startswith(of_words)}
+
+
+def test_published_spellings_load(tmp_path):
+    model = drawn_anew(bertcore.AutoModelForMaskedLM.from_config(TINY))
+    copies = {
+        "lm_head.bias": "lm_head.decoder.bias",
+        "entity_predictions.decoder.weight": "luke.entity_embeddings.entity_embeddings.weight",
+    }
+    check_spellings(model, tmp_path, prefix="luke.", copies=copies)
+    pooler = {f"luke.pooler.dense.{part}": np.zeros(shape) for part, shape in {"weight": (24, 24), "bias": 24}.items()}
+    check_loads(model, tmp_path, dict(model.state_dict()) | pooler)
+
+
+def test_wrong_configs_are_named():
+    wrong = {"entity_vocab_size": 0, "entity_emb_size": "wide", "use_entity_aware_attention": 1, "hidden_act": "no"}
+    check_refused(bertcore.AutoModelForMaskedLM.from_config, TINY, wrong)
+
+
+WRONG = {
+    "entity_position_ids": (None, "without entity_position_ids"),
+    "entity_ids": (None, "entity_attention_mask is given without entity_ids"),
+    "entity_attention_mask": ([[1, 1, 2], [1, 0, 0], [1, 1, 0]], r"entity_attention_mask\[0, 2\] is 2"),
+    "entity_token_type_ids": ([[0, 0, 2]] * 3, r"entity_token_type_ids\[0, 2\] is 2, expected 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_entities_are_named(name):
+    model, (batch, _) = AutoModel.from_config(TINY), tiny_batch()
+    value, message = WRONG[name]
+    with use_backend("numpy"), pytest.raises(ValueError, match=message):
+        model(**batch | {name: value})
+
+
+def test_wrong_shapes_and_values_of_entities_are_named():
+    model, (batch, _) = AutoModel.from_config(TINY), tiny_batch()
+    positions = batch["entity_position_ids"].copy()
+    positions[1, 0, 1] = 26
+    ids = batch["entity_ids"].copy()
+    ids[2, 1] = 19
+    with use_backend("numpy"):
+        with pytest.raises(ValueError, match=r"entity_position_ids\[1, 0, 1\] is 26, expected 0 to 25"):
+            model(**batch | {"entity_position_ids": positions})
+        with pytest.raises(ValueError, match=r"entity_ids\[2, 1\] is 19, expected 0 to 18: the model has 19 entities"):
+            model(**batch | {"entity_ids": ids})
+        with pytest.raises(ValueError, match=r"entity_position_ids has shape \(3, 2, 4\), expected \(3, 3, 'tokens'\)"):
+            model(**batch | {"entity_position_ids": positions[:, :2]})
+        with pytest.raises(ValueError, match="entity_ids has 2 sequences, expected 3 as input_ids has"):
+            model(**batch | {"entity_ids": ids[:2]})
+
+
+def test_heads_say_what_they_lack():
+    batch, ends = tiny_batch()
+    words = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    pair = bertcore.AutoModelForEntityPairClassification.from_config(TINY)
+    span = bertcore.AutoModelForEntitySpanClassification.from_config(TINY)
+    with use_backend("numpy"):
+        with pytest.raises(ValueError, match="entity_ids is None; AutoModelForEntityPairClassification needs them"):
+            pair(**words)
+        with pytest.raises(ValueError, match=r"entity_attention_mask\[1, 1\] is 0, expected 1: .* first 2"):
+            pair(**batch)
+        with pytest.raises(ValueError, match="entity_end_positions is None"):
+            span(**batch, entity_start_positions=ends["entity_start_positions"])
+        with pytest.raises(ValueError, match=r"entity_start_positions\[1, 0\] is 6, expected the column of a real"):
+            span(**batch, **ends | {"entity_start_positions": np.full((3, 3), 6)})
+        with pytest.raises(ValueError, match=r"a label at a padded position \(entity_attention_mask 0\)"):
+            span(**batch, **ends, labels=np.zeros((3, 3), int))
+        with pytest.raises(ValueError, match="have no head for entity_classification"):
+            bertcore.AutoModelForEntityClassification.from_config(TINY | {"model_type": "bert"})
+
+
+def test_load_model_knows_the_entity_classes(tmp_path):
+    for task in (*ENTITY_TASKS, "MaskedLM"):
+        model = getattr(bertcore, f"AutoModelFor{task}").from_config(TINY)
+        model.save_pretrained(tmp_path / task)
+        again = bertcore.load_model(tmp_path / task)
+        assert type(again) is type(model) and isinstance(again, getattr(bertcore, f"AutoModelFor{task}"))
+    labelled = bertcore.AutoModelForEntityClassification.from_config(TINY, num_labels=7)
+    assert labelled.config["id2label"]["6"] == "LABEL_6"
