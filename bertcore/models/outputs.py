@@ -22,7 +22,7 @@ class ModelOutput:
     """Fields by attribute, by name (`out["logits"]`) or, skipping absent ones, by position (`out[0]`).
 
     Attributes:
-        mems: XLNet's memory for the next segment, one array for each layer, (sequences, length, hidden).
+        mems: XLNet's and Transformer-XL's memory for the next segment, for each layer (memory, sequences, hidden).
         hidden_states: on request, the embeddings' and each layer's output, (sequences, length, hidden) each.
         entity_hidden_states: the same of LUKE's entities, (sequences, entities, hidden) each.
         attentions: on request, each layer's probabilities, (sequences, heads, length, length) each; with entities these

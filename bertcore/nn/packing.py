@@ -80,8 +80,8 @@ class PackedBatch:
         return padded
 
     def pad_attention(self, probabilities: Any, memory: int = 0) -> Any:
-        """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length), zero where there
-        is padding; all queries see the columns of the memory, which come first."""
+        """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length), zero where
+        there is padding; all queries see the columns of the memory, which come first."""
         xp = kernels.namespace(probabilities)
         sequences, length = self.shape
         padded = xp.zeros((sequences, probabilities.shape[1], length, memory + length), probabilities.dtype)

@@ -1,0 +1,104 @@
+"""XLNet (Yang et al. 2019, arXiv:1906.08237): two-stream attention, relative positions, a memory."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, register, summary_head
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.two_stream import TwoStreamDetails, TwoStreamEncoder
+from bertcore.nn.two_stream_attention import TwoStreamEmbeddings
+
+KEYS = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "d_inner",
+    "num_hidden_layers": "n_layer",
+    "hidden_act": "ff_activation",
+}
+LARGE = {
+    "default_vocab_size": 32000,
+    "default_hidden_size": 1024,
+    "default_num_attention_heads": 16,
+    "default_intermediate_size": 4096,
+    "default_num_hidden_layers": 24,
+}
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of an XLNet config; there is no limit to a sequence's length, and any number may be a token type.
+
+    untie_r, which transformers ignores, is ignored: every layer has biases of its own.
+    """
+    read = ConfigReader(config)
+    read.flag("untie_r", True)
+    numbers = standard_spec(
+        config, keys=KEYS, **LARGE, type_vocab_size=0, max_positions=0, is_relative=True, pad_token_id=None
+    )
+    if numbers.hidden_size % 2:
+        raise ValueError(f"config: d_model is {numbers.hidden_size}, expected an even number: of sines and cosines")
+    details = TwoStreamDetails(
+        head_dim=read.size("d_head", numbers.hidden_size // numbers.num_heads),
+        memory_length=read.index("mem_len", 512, 2**31) or None,
+        reuse_length=read.count("reuse_len", 0),
+        clamp_length=max(read.integer("clamp_len", -1), 0),
+        is_causal=read.choice("attn_type", "bi", "bi", "uni") == "uni",
+        same_length=read.flag("same_length", False),
+        returns_memory=read.flag("use_mems_eval", True),
+        trains_with_memory=read.flag("use_mems_train", False),
+        half_runs_backwards=read.flag("bi_data", False),
+    )
+    return replace(numbers, details=details)
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of an XLNet config."""
+    summary = summary_head(read, "logits_proj", source="last", activation="tanh")
+    return TOKEN_HEADS | {
+        "causal_lm": LanguageModelSpec(decoder="lm_loss", tied_bias="lm_loss.bias"),
+        "sequence_classification": summary,
+        "multiple_choice": summary,
+    }
+
+
+XLNET = register(
+    Family(
+        model_type="xlnet",
+        architecture="XLNet",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="transformer.",
+            heads=(
+                *("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
+                *("start_logits.", "end_logits.", "answer_class."),  # of the beam search over spans
+            ),
+            tied=(("lm_loss.weight", "word_embedding.weight"),),
+            anchor="word_embedding.weight",
+        ),
+        encoder_names={"word_embeddings": "word_embedding", "mask_embedding": "mask_emb"},
+        layer_names={
+            "query": "layer.{layer}.rel_attn.q",
+            "key": "layer.{layer}.rel_attn.k",
+            "value": "layer.{layer}.rel_attn.v",
+            "positions": "layer.{layer}.rel_attn.r",
+            "attention_output": "layer.{layer}.rel_attn.o",
+            "content_bias": "layer.{layer}.rel_attn.r_w_bias",
+            "position_bias": "layer.{layer}.rel_attn.r_r_bias",
+            "segment_bias": "layer.{layer}.rel_attn.r_s_bias",
+            "segments": "layer.{layer}.rel_attn.seg_embed",
+            "attention_norm": "layer.{layer}.rel_attn.layer_norm",
+            "expand": "layer.{layer}.ff.layer_1",
+            "contract": "layer.{layer}.ff.layer_2",
+            "feed_forward_norm": "layer.{layer}.ff.layer_norm",
+        },
+        embeddings=TwoStreamEmbeddings,
+        encoder=TwoStreamEncoder,
+        pooler=None,
+        inputs=("mems", "perm_mask", "target_mapping", "input_mask", "use_mems"),
+        batch_inputs=("mems", "perm_mask", "target_mapping", "use_mems"),
+        endings={"ForQuestionAnswering": "ForQuestionAnsweringSimple"},
+    )
+)

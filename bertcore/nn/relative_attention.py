@@ -1,0 +1,164 @@
+"""Self-attention with relative positions and a memory (Dai et al. 2019, arXiv:1901.02860, section 3)."""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.nn import functional, rows
+from bertcore.nn.encoder import LayerContext
+from bertcore.nn.layers import LayerNorm
+from bertcore.nn.parameter import Block, Parameter
+
+
+@dataclass
+class Relations:
+    """Where the queries and keys of one pass stand, for all its layers; arrays in the memory of the backend in force.
+
+    Attributes:
+        sinusoids: the encoding of each distance, (distances, hidden).
+        distance_rows: the row of `sinusoids` for each distance, as `kernels.relative_attention` has it.
+        cu_seqlens_k: offsets of the keys' sequences, int32 (sequences + 1,).
+        key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; None without one.
+        query_rows: with a memory, the rows of the keys that are queries, too.
+        segment_ids, segment_ids_k: of queries and keys, integers; None where segments do not matter.
+        halves: of a batch whose second half runs backwards, both halves on their own; None of others.
+    """
+
+    sinusoids: Any
+    distance_rows: Any
+    cu_seqlens_k: Any
+    key_rows: Any = None
+    query_rows: Any = None
+    segment_ids: Any = None
+    segment_ids_k: Any = None
+    halves: "tuple[Half, Half] | None" = None
+
+    def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
+        """Those of some sequences of a batch, all of one length, for which `distance_rows` stand."""
+        cut = replace(
+            self,
+            distance_rows=distance_rows,
+            cu_seqlens_k=_offsets(self.cu_seqlens_k, sequences),
+            segment_ids=None if self.segment_ids is None else self.segment_ids[tokens],
+            segment_ids_k=None if self.segment_ids_k is None else self.segment_ids_k[keys],
+        )
+        return Half(sequences, tokens, keys, cut)
+
+    def keys(self, hidden: Any, memory: Any) -> Any:
+        """What keys are made of: the memory (or None) and the hidden states, sequence by sequence."""
+        if memory is None:
+            return hidden
+        return functional.take_rows(rows.concatenate(memory, hidden), rows=self.key_rows)
+
+
+@dataclass
+class Half:
+    """Half the sequences of a batch."""
+
+    sequences: slice
+    tokens: slice
+    keys: slice
+    relations: Relations
+
+    def context(self, whole: LayerContext) -> LayerContext:
+        """The part of the batch's context."""
+        mask = whole.key_mask
+        if mask is not None and mask.shape[0] > 1:
+            mask = mask[self.sequences]
+        offsets = _offsets(whole.cu_seqlens, self.sequences)
+        return replace(whole, cu_seqlens=offsets, key_mask=mask, shared=self.relations)
+
+    def cut(self, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
+        """The parts of the arrays."""
+        queries = (None if array is None else _part(array, self.tokens) for array in (query, for_position, scores))
+        query, for_position, scores = queries
+        return query, for_position, _part(key, self.keys), _part(value, self.keys), scores
+
+
+def _part(array: Any, where: slice) -> Any:
+    return rows.part(array, first=where.start, last=where.stop)
+
+
+def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
+    offsets = cu_seqlens[sequences.start : sequences.stop + 1]
+    return offsets - offsets[:1]
+
+
+@functools.lru_cache(maxsize=8)
+def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
+    """The encodings of the distances from `first` to `last`, (distances, width): sines, then cosines, of the distance
+    over 10000^(2i / width)."""
+    frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
+    angles = np.arange(first, last + 1)[:, None] * frequencies
+    encodings = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(dtype)
+    encodings.flags.writeable = False
+    return encodings
+
+
+class RelativeAttention(Block):
+    """What every kind of it shares: scores with two biases, the output's map, residual and norm.
+
+    A kind has the attributes `output` (the parameter of the map, (hidden, heads * head_dim)), `content_bias` and
+    `position_bias` (r_w_bias and r_r_bias, (heads * head_dim,)), and `norm`.
+    """
+
+    output: Parameter
+    content_bias: Parameter
+    position_bias: Parameter
+    norm: LayerNorm
+
+    def __init__(self, spec: Any):
+        self.num_heads, self.head_dim = spec.num_heads, spec.details.head_dim
+
+    def _heads(self, array: Any) -> Any:
+        """(rows, heads * head_dim) -> (rows, heads, head_dim)."""
+        return functional.reshape(array, shape=(-1, self.num_heads, self.head_dim))
+
+    def _attend(
+        self, queries: tuple[Any, Any], keys: tuple[Any, Any, Any], context: LayerContext, segment_scores: Any = None
+    ) -> Any:
+        """Attention by the queries for content and for positions, (tokens, heads * head_dim) each, among the keys,
+        their values and those of positions -> (tokens, heads * head_dim)."""
+        key, value, positions = map(self._heads, keys)
+        arrays = (*map(self._heads, queries), key, value, segment_scores)
+        attended = self._attend_in(context, positions, *arrays)
+        return functional.reshape(attended, shape=(-1, self.num_heads * self.head_dim))
+
+    def _attend_in(self, context: LayerContext, positions: Any, *arrays: Any) -> Any:
+        """Attention of all sequences, or of those that run forwards and then of those that run backwards."""
+        halves = context.shared.halves
+        if halves is None:
+            return self._attended(context, positions, *arrays)
+        probabilities: list | None = None if context.attentions is None else []
+        parts = [
+            self._attended(replace(half.context(context), attentions=probabilities), positions, *half.cut(*arrays))
+            for half in halves
+        ]
+        if probabilities is not None:
+            context.attentions.append(kernels.namespace(probabilities[0]).concatenate(probabilities))
+        return rows.concatenate(*parts)
+
+    def _attended(
+        self, context: LayerContext, positions: Any, query: Any, for_position: Any, key: Any, value: Any, scores: Any
+    ) -> Any:
+        relations = context.shared
+        return functional.relative_attention(
+            query,
+            key,
+            value,
+            positions,
+            None,
+            for_position,
+            scores,
+            distance_rows=relations.distance_rows,
+            segment_ids=None if scores is None else relations.segment_ids,
+            segment_ids_k=None if scores is None else relations.segment_ids_k,
+            cu_seqlens=context.cu_seqlens,
+            cu_seqlens_k=relations.cu_seqlens_k,
+            attn_mask=context.key_mask,
+            attentions=context.attentions,
+            compute_dtype="bfloat16" if self.output.is_low_on_cpu else None,
+        )

@@ -1,0 +1,95 @@
+"""Small operations on the rows of arrays, each with its gradient rule, beside those of `functional`.
+
+They are plain array expressions, computed at once also where a program is recorded.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.kernels.program import computed
+from bertcore.tape import differentiable
+
+
+@differentiable(lambda array, vector: (array + vector, lambda grad: (grad, _column_sums(grad))))
+def add_to_rows(array: Any, vector: Any) -> Any:
+    """array + vector: (rows, features) and (features,)."""
+    return computed(array) + vector
+
+
+def _column_sums(grad):
+    wide = grad.dtype if grad.dtype.itemsize > 4 else "float64" if kernels.namespace(grad) is np else "float32"
+    return grad.sum(axis=0, dtype=wide).astype(grad.dtype)
+
+
+def _concatenate_with_pullback(first, second):
+    def pullback(grad):
+        return grad[: first.shape[0]], grad[first.shape[0] :]
+
+    return kernels.namespace(first).concatenate([first, second]), pullback
+
+
+@differentiable(_concatenate_with_pullback)
+def concatenate(first: Any, second: Any) -> Any:
+    """The rows of `first`, then those of `second`."""
+    return kernels.namespace(first).concatenate([first, second])
+
+
+def _part_with_pullback(array, *, first, last):
+    def pullback(grad):
+        whole = kernels.namespace(grad).zeros(array.shape, grad.dtype)
+        whole[first:last] = grad
+        return (whole,)
+
+    return array[first:last], pullback
+
+
+@differentiable(_part_with_pullback)
+def part(array: Any, *, first: int, last: int) -> Any:
+    """The rows from `first` up to `last`."""
+    return array[first:last]
+
+
+@differentiable(lambda array, *, factors: (array * factors, lambda grad: (grad * factors,)))
+def multiply(array: Any, *, factors: Any) -> Any:
+    """array * factors, which have no gradient and broadcast to its shape."""
+    return computed(array) * factors
+
+
+def _map_tokens(array, matrices):
+    mapped = kernels.namespace(array).matmul(matrices, array.reshape(len(matrices), -1, array.shape[1]))
+    return mapped.reshape(-1, array.shape[1])
+
+
+def _map_tokens_with_pullback(array, *, matrices):
+    return _map_tokens(array, matrices), lambda grad: (_map_tokens(grad, matrices.transpose(0, 2, 1)),)
+
+
+@differentiable(_map_tokens_with_pullback)
+def map_tokens(array: Any, *, matrices: Any) -> Any:
+    """Each sequence's tokens as sums of tokens: matrices (sequences, outputs, inputs) times (sequences * inputs,
+    features) -> (sequences * outputs, features). All sequences have one length."""
+    return _map_tokens(array, matrices)
+
+
+def _segment_scores(queries, bias, table):
+    xp = kernels.namespace(queries)
+    return xp.stack([(queries * row).sum(axis=-1) + (bias * row).sum(axis=-1) for row in table], axis=-1)
+
+
+def _segment_scores_with_pullback(queries, bias, table):
+    def pullback(grad):
+        parts = [grad[..., column, None] for column in range(2)]
+        grad_queries = sum(part * row for part, row in zip(parts, table, strict=True))
+        grad_table = [_column_sums(part * queries) + _column_sums(part) * bias for part in parts]
+        return grad_queries, _column_sums(grad_queries), kernels.namespace(grad).stack(grad_table)
+
+    return _segment_scores(queries, bias, table), pullback
+
+
+@differentiable(_segment_scores_with_pullback)
+def segment_scores(queries: Any, bias: Any, table: Any) -> Any:
+    """(queries + bias) times the two vectors of each head: (tokens, heads, head_dim), (heads, head_dim) and (2, heads,
+    head_dim) -> (tokens, heads, 2) (Yang et al. 2019, arXiv:1906.08237, section 2.5)."""
+    return _segment_scores(computed(queries), bias, table)
