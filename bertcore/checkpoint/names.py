@@ -26,6 +26,8 @@ class NameRules:
         unused.
     tied: pairs (copy, original) of parameters that are one array when config.json ties them; a file may hold either or
         both.
+    untied: pairs (name, original) of parameters that are arrays of their own, but were one array in files of earlier
+        versions, which may hold the original alone (LUKE's decoder of words before transformers 5).
     anchor: the end of a name every checkpoint of the family has; what precedes it in a file is the file's own prefix,
         as wrappers such as DataParallel leave it ("module.bert.").
     endings: pairs (ending of a name, how old files spell that ending).
@@ -35,6 +37,7 @@ class NameRules:
     prefix: str
     heads: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
+    untied: tuple[tuple[str, str], ...] = ()
     anchor: str = "embeddings.word_embeddings.weight"
     endings: tuple[tuple[str, str], ...] = LAYER_NORM_ENDINGS
     buffers: tuple[str, ...] = INDEX_BUFFERS

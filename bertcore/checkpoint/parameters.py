@@ -94,6 +94,7 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
     expected_heads = {rules.head_of(name) for name in expected}
     tied = [pair for pair in rules.tied if rules.head_of(pair[0]) in expected_heads]
     _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems)
+    _use_untied(by_spelling, rules, sources)
     for bare, file_name in left_over.items():
         head = rules.head_of(bare)
         if bare not in rules.buffers and (head is None or head in expected_heads):
@@ -122,6 +123,15 @@ def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> No
             elif wanted == original and not np.array_equal(checkpoint[sources[name]], checkpoint[stand_in]):
                 problems.untied.append(f"{stand_in} and {sources[name]}")
             # A spare original beside the copy is what transformers 5 saves, unused, for an untied decoder's bias.
+
+
+def _use_untied(by_spelling: Mapping[str, str], rules: NameRules, sources: dict[str, str]) -> None:
+    """Takes the original of `rules.untied` for a parameter that the file lacks, while it has others of the head."""
+    heads = {rules.head_of(name) for name in sources}
+    for bare, original in rules.untied:
+        name, origin = by_spelling.get(bare), by_spelling.get(original)
+        if name is not None and name not in sources and origin in sources and rules.head_of(bare) in heads:
+            sources[name] = sources[origin]
 
 
 @dataclass

@@ -197,6 +197,7 @@ LUKE = register(
                 ("lm_head.decoder.bias", "lm_head.bias"),
                 ("entity_predictions.decoder.weight", f"{ENTITIES}.entity_embeddings.weight"),
             ),
+            untied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
         ),
         encoder_names=roberta.ROBERTA.encoder_names
         | {

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 from bertcore import kernels
+from bertcore.kernels.precision import working_dtype
 from bertcore.nn.functional import split_heads
 from bertcore.tape import differentiable
 
@@ -103,8 +104,9 @@ def _mean_of_rows(table, rows):
     total = 0
     for column in rows.T:  # as long as the longest mention: a few
         row = kernels.embedding(xp.maximum(column, 0), table)
-        total = total + xp.where(column[:, None] >= 0, row, xp.zeros((), row.dtype))
-    return total / _counts(rows, total.dtype)
+        wide = row.astype(working_dtype(row.dtype), copy=False)
+        total = total + xp.where(column[:, None] >= 0, wide, xp.zeros((), wide.dtype))
+    return (total / _counts(rows, total.dtype)).astype(row.dtype, copy=False)
 
 
 def _counts(rows, dtype):
@@ -115,8 +117,9 @@ def _counts(rows, dtype):
 def _mean_of_rows_with_pullback(table, *, rows):
     def pullback(grad):
         means, places = kernels.namespace(rows).nonzero(rows >= 0)
-        shares = (grad / _counts(rows, grad.dtype))[means]
-        return (kernels.embedding_backward(shares, rows[means, places], table.shape[0]),)
+        wide = grad.astype(working_dtype(grad.dtype), copy=False)
+        shares = (wide / _counts(rows, wide.dtype)).astype(grad.dtype, copy=False)
+        return (kernels.embedding_backward(shares[means], rows[means, places], table.shape[0]),)
 
     return _mean_of_rows(table, rows), pullback
 

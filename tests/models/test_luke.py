@@ -1,16 +1,21 @@
 """LUKE: words and entities, with every head, against transformers and by itself."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 
 import bertcore
-from bertcore import AutoModel, use_backend, value_and_grad
+from bertcore import AutoModel, AutoTokenizer, use_backend, value_and_grad
+from bertcore.checkpoint import save_checkpoint
+from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.nn import entity_functional
+from bertcore.presets import preset_config
 from bertcore.tape import Tape
 from tests.models.family_checks import check_backends, check_loads, check_refused, check_spellings, drawn_anew
 from tests.models.family_parity import check, random_batch
+from tests.tokenization.family_folders import write_family
 
 TASKS = (
     *(None, "MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification", "QuestionAnswering"),
@@ -336,6 +341,46 @@ def test_published_spellings_load(tmp_path):
     check_spellings(model, tmp_path, prefix="luke.", copies=copies)
     pooler = {f"luke.pooler.dense.{part}": np.zeros(shape) for part, shape in {"weight": (24, 24), "bias": 24}.items()}
     check_loads(model, tmp_path, dict(model.state_dict()) | pooler)
+
+
+def test_the_decoder_of_words_was_tied_once(tmp_path):
+    """transformers 4 saved it as the word embeddings alone."""
+    model = drawn_anew(bertcore.AutoModelForMaskedLM.from_config(TINY))
+    tensors = dict(model.state_dict())
+    tensors["lm_head.decoder.weight"] = tensors["luke.embeddings.word_embeddings.weight"]
+    model.load_state_dict(tensors)
+    check_loads(model, tmp_path, {name: array for name, array in tensors.items() if name != "lm_head.decoder.weight"})
+    encoder = {name: array for name, array in tensors.items() if name.startswith("luke.")}
+    save_checkpoint(tmp_path, TINY, encoder)
+    with pytest.warns(NewlyInitialisedWarning, match="lm_head"):
+        again = bertcore.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert {name for name in again.newly_initialised if name.startswith("lm_head.")} == {
+        name for name in tensors if name.startswith("lm_head.")
+    }
+
+
+def test_sizes_of_the_published_models():
+    assert AutoModel(preset_config("luke-base")).num_parameters() == 274_502_144
+    assert AutoModel(preset_config("luke-large")).num_parameters() == 559_724_544
+
+
+def test_text_to_labels_of_its_entities(tmp_path):
+    """The tokenizer's entities are the model's: every key that it gives is an argument."""
+    write_family(tmp_path, "LukeTokenizer")
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 2, "[MASK2]": 3, "value": 4}
+    (tmp_path / "entity_vocab.json").write_text(json.dumps(vocabulary))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, task="entity_span_classification")
+    texts, spans = ["the value", "the value the value"], [[(0, 3), (4, 9)], [(4, 9)]]
+    batch = tokenizer(texts, entity_spans=spans, padding=True, return_token_type_ids=True)
+    sizes = {"vocab_size": len(tokenizer), "entity_vocab_size": 5}
+    model = drawn_anew(bertcore.AutoModelForEntitySpanClassification.from_config(TINY | sizes, num_labels=3))
+    with use_backend("numpy"):
+        both = model(**batch, labels=[[0, 2], [1, -100]])
+        alone = model(**tokenizer(texts[1:], entity_spans=spans[1:]))
+    assert both.logits.shape == (2, 2, 3) and both.logits[0].any(axis=1).all() and not both.logits[1, 1].any()
+    np.testing.assert_allclose(both.logits[1, :1], alone.logits[0], atol=1e-5)
+    chances = np.exp(both.logits) / np.exp(both.logits).sum(axis=2, keepdims=True)
+    np.testing.assert_allclose(both.loss, -np.log([chances[0, 0, 0], chances[0, 1, 2], chances[1, 0, 1]]).mean(), 1e-5)
 
 
 def test_wrong_configs_are_named():
