@@ -4,12 +4,12 @@ For container images: set BERTCORE_CACHE_DIR to a folder of the image, run this 
 variable set in it. The folder may be read-only when the container runs, and belong to another user. Compiled kernels
 are for one kind of CPU: on another they are compiled again, in each process where the folder is read-only.
 
-Without MODEL a small BERT with random weights is run: the same kernels serve BERTs of all sizes."""
+Without MODEL a small BERT with random weights is run: the same kernels serve models of all sizes. Those with relative
+positions (DeBERTa, XLNet) have some of their own: give such a MODEL."""
 
 import argparse
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,26 @@ def run(args: argparse.Namespace) -> None:
 
         start = time.perf_counter()
         with compilations() as compiled:
-            for model in _models(args.model, args.dtype, args.gradients):
-                warm_up(model, gradients=args.gradients and type(model).__name__ != "AutoModel")
+            encoder, with_head = _models(args.model, args.dtype)
+            if args.gradients and with_head is None:
+                raise CommandError(f"{args.model} has no head with a loss, so there are no gradients")
+            warm_up(encoder)
+            if with_head is not None:
+                warm_up(with_head, gradients=args.gradients)
     seconds = time.perf_counter() - start
     print(f"compiled  {len(compiled)} kernels in {seconds:.1f} s{'' if compiled else ' (they were there already)'}")
     print(f"cache     {cache_folder()}")
 
 
-def _models(name: str | None, dtype: str | None, gradients: bool) -> Iterator[Any]:
-    """The model with its pooler, and with its head if it has one, which it must for gradients."""
+def _models(name: str | None, dtype: str | None) -> tuple[Any, Any]:
+    """The model with its pooler, and with its head if it has one, else None."""
     from bertcore import AutoModel, AutoModelForMaskedLM, checkpoint
     from bertcore.models.architectures import class_for
 
     if name is None:
-        for kind in (AutoModel, AutoModelForMaskedLM):
-            yield kind.from_config(RANDOM_BERT, dtype=dtype or "float32")
-        return
+        return tuple(
+            kind.from_config(RANDOM_BERT, dtype=dtype or "float32") for kind in (AutoModel, AutoModelForMaskedLM)
+        )
     from bertcore.models.model import NewlyInitialisedWarning
     from bertcore.sentence_encoder.settings import read_settings
 
@@ -76,11 +80,7 @@ def _models(name: str | None, dtype: str | None, gradients: bool) -> Iterator[An
     with warnings.catch_warnings():  # what the checkpoint lacks is compiled for all the same
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
         encoder = AutoModel.from_pretrained(folder, dtype=dtype)
-        yield encoder
-        if kind is not AutoModel:
-            yield _with_head(kind, folder, encoder)
-        elif gradients:
-            raise CommandError(f"{folder} has no head with a loss, so there are no gradients")
+        return encoder, None if kind is AutoModel else _with_head(kind, folder, encoder)
 
 
 def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
