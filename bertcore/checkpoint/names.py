@@ -31,7 +31,7 @@ class NameRules:
     anchor: the end of a name every checkpoint of the family has; what precedes it in a file is the file's own prefix,
         as wrappers such as DataParallel leave it ("module.bert.").
     endings: pairs (ending of a name, how old files spell that ending).
-    buffers: tensors that are no parameters and are skipped.
+    buffers: ends of names (whole parts of them) of tensors that are no parameters and are skipped.
     """
 
     prefix: str
@@ -59,6 +59,10 @@ class NameRules:
         """
         before = {name.removesuffix(self.anchor) for name in names if name.endswith(self.anchor)}
         return sorted({prefix.removesuffix(self.prefix) for prefix in before})
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether the tensor `name` is no parameter."""
+        return any(f".{name}".endswith(f".{buffer}") for buffer in self.buffers)
 
     def head_of(self, name: str) -> str | None:
         """The head (an entry of `heads`) that the parameter `name` belongs to; None for one of the encoder itself."""

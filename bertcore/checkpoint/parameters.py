@@ -97,7 +97,7 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
     _use_untied(by_spelling, rules, sources)
     for bare, file_name in left_over.items():
         head = rules.head_of(bare)
-        if bare not in rules.buffers and (head is None or head in expected_heads):
+        if not rules.is_buffer(bare) and (head is None or head in expected_heads):
             problems.unknown.append(file_name)
     return sources
 

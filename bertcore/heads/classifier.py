@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+from bertcore import kernels
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block
 
-SOURCES = ("pooler", "first", "last", "mean", "tokens", "entities")
+SOURCES = ("pooler", "first", "last", "last_word", "mean", "tokens", "entities")
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class ClassifierSpec:
     Attributes:
         output: the name of the last map, without ".weight" and ".bias".
         source: what it classifies: a sequence by the encoder's "pooler", by the hidden state of its "first" or "last"
-            token or their "mean", or each of its "tokens"; or "entities" (`heads.entities`).
+            token, of the "last_word", which is not the word that pads, or by their "mean", or each of its "tokens"; or
+            "entities" (`heads.entities`).
         dense: the name of a map before the last one, of the hidden size; None where there is none.
         activation: after `dense`, or on the source itself where there is none.
         bias: whether the last map has one.
@@ -35,7 +37,7 @@ class Classifier(Block):
 
     def __init__(self, names: ClassifierSpec, spec: Any, num_labels: int):
         width = spec.hidden_size
-        self.source = names.source
+        self.source, self.padding = names.source, spec.pad_token_id
         self.activation = names.activation if names.dense is None else None
         self.dense = None
         if names.dense is not None:
@@ -58,6 +60,17 @@ class Classifier(Block):
             return functional.take_rows(encoded.hidden, rows=encoded.inputs.first_tokens)
         if self.source == "last":
             return functional.take_rows(encoded.hidden, rows=encoded.inputs.last_tokens)
+        if self.source == "last_word":
+            return functional.take_rows(encoded.hidden, rows=_last_words(encoded.inputs, self.padding))
         if self.source == "mean":
             return functional.sequence_mean(encoded.hidden, cu_seqlens=encoded.inputs.cu_seqlens)
         return encoded.hidden
+
+
+def _last_words(inputs: Any, padding: int | None) -> Any:
+    """The packed index of each sequence's last token that is another word than `padding`; its first if none is."""
+    if padding is None:
+        return inputs.last_tokens
+    counts = (inputs.input_ids != padding).cumsum()
+    xp = kernels.namespace(counts)
+    return xp.maximum(xp.searchsorted(counts, counts[inputs.last_tokens]), inputs.first_tokens)

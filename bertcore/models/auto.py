@@ -14,6 +14,7 @@ from bertcore import kernels
 from bertcore.heads.classifier import Classifier
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
+from bertcore.models.generation import generate
 from bertcore.models.model import Encoded, Model
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertcore.models.registry import HeadSpec, family_of
@@ -354,6 +355,7 @@ class AutoModelForCausalLM(ModelWithHeads):
     _architecture = "LMHeadModel"
     _tasks = ("causal_lm",)
     _targets = ("labels",)
+    generate = generate
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)

@@ -26,7 +26,7 @@ class EncoderInput:
     """The packed tokens of a batch, in the memory of the backend in force.
 
     Attributes:
-        input_ids, token_type_ids, position_ids: integers, (tokens,).
+        input_ids, token_type_ids, position_ids: integers, (tokens,); token_type_ids None if there are none to be added.
         cu_seqlens: int32 offsets, (sequences + 1,).
         first_tokens, last_tokens: the packed indices of the first and of the last token of each sequence that has one.
         key_mask: booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen; None if all are.
@@ -57,7 +57,8 @@ class EncoderInput:
     def _sequences(self, first: int, last: int) -> EncoderInput:
         offsets = self.cu_seqlens[first : last + 1]
         start, stop = offsets[0], offsets[-1]
-        tokens = (array[start:stop] for array in (self.input_ids, self.token_type_ids, self.position_ids))
+        arrays = self.input_ids, self.token_type_ids, self.position_ids
+        tokens = (None if array is None else array[start:stop] for array in arrays)
         inside = (self.first_tokens >= start) & (self.first_tokens < stop)
         ends = (array[inside] - start for array in (self.first_tokens, self.last_tokens))
         return EncoderInput(*tokens, offsets - start, *ends)

@@ -90,14 +90,13 @@ def pack(
     else:
         positions = _positions(spec, ids, packed)
     check_range("input_ids", ids, kept, spec.vocab_size, "words")
-    if spec.type_vocab_size:
-        check_range("token_type_ids", types, kept, spec.type_vocab_size, "token types")
+    rows, what = (spec.vocab_size, "words") if spec.words_as_types else (spec.type_vocab_size, "token types")
+    if rows:
+        check_range("token_type_ids", types, kept, rows, what)
     ends = packed.first_tokens(), packed.last_tokens()
-    arrays = (packed.strip(ids), packed.strip(types), positions, packed.cu_seqlens, *ends)
-    key_mask = packed.key_mask()
-    return packed, EncoderInput(
-        *map(kernels.to_backend, arrays), None if key_mask is None else kernels.to_backend(key_mask)
-    )
+    types = None if spec.words_as_types and token_type_ids is None else packed.strip(types)
+    arrays = (packed.strip(ids), types, positions, packed.cu_seqlens, *ends, packed.key_mask())
+    return packed, EncoderInput(*(None if array is None else kernels.to_backend(array) for array in arrays))
 
 
 def _without_holes(mask: np.ndarray) -> np.ndarray:
@@ -143,8 +142,9 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
         positions = before[1:] - np.repeat(before[cu_seqlens[:-1]], lengths) + spec.position_offset - 1
         positions = np.where(words, positions, spec.pad_token_id).astype(np.int32)
     first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
-    arrays = (ids, np.zeros_like(ids), positions, cu_seqlens, first_tokens, last_tokens)
-    return EncoderInput(*map(kernels.to_backend, arrays)), cu_seqlens
+    types = None if spec.words_as_types else np.zeros_like(ids)
+    arrays = (ids, types, positions, cu_seqlens, first_tokens, last_tokens)
+    return EncoderInput(*(None if array is None else kernels.to_backend(array) for array in arrays)), cu_seqlens
 
 
 def _ids(index: int, sequence: Any) -> np.ndarray:

@@ -44,6 +44,8 @@ class EncoderSpec:
         inner_layers: how many layers stand under one number in the checkpoint's names, with a number of their own
             within it (ALBERT's inner groups).
         projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
+        words_as_types: token types are looked up in the table of words, and none are added where a call gives none
+            (GPT-2).
         is_relative: attention depends on how far apart two columns of a batch are.
         details: what one family alone varies, a dataclass of its own.
     """
@@ -65,6 +67,7 @@ class EncoderSpec:
     shared_layers: tuple[int, ...] = ()
     inner_layers: int = 1
     projects_embeddings: bool = False
+    words_as_types: bool = False
     is_relative: bool = False
     details: Any = None
 

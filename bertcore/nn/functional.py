@@ -76,66 +76,71 @@ def scale(array: Any, *, factor: float) -> Any:
     return _scaled(array, factor)
 
 
-def split_heads(qkv: Any, num_heads: int) -> tuple[Any, Any, Any]:
-    """(tokens, 3 * hidden) -> query, key and value, each a (tokens, heads, head_dim) view."""
-    tokens, width = qkv.shape
-    heads = qkv.reshape(tokens, 3, num_heads, width // (3 * num_heads))
-    return heads[:, 0], heads[:, 1], heads[:, 2]
+def split_heads(joined: Any, num_heads: int, count: int = 3) -> tuple[Any, ...]:
+    """(tokens, count * hidden) -> `count` views (tokens, heads, head_dim): query, key and value."""
+    tokens, width = joined.shape
+    heads = joined.reshape(tokens, count, num_heads, width // (count * num_heads))
+    return tuple(heads[:, index] for index in range(count))
 
 
-def _self_attention_with_pullback(
-    qkv, *, num_heads, cu_seqlens, attn_mask=None, is_causal=False, attentions=None, compute_dtype=None
-):
+def _heads_of_all(projected: tuple[Any, ...], num_heads: int) -> list[Any]:
+    """Query, key and value, side by side in one array or in several, as views of those."""
+    hidden = sum(part.shape[1] for part in projected) // 3
+    return [view for part in projected for view in split_heads(part, num_heads, part.shape[1] // hidden)]
+
+
+def _self_attention_with_pullback(*projected, num_heads, attentions=None, compute_dtype=None, **where):
     assert compute_dtype is None, "gradients need the arrays' own precision"
-    query, key, value = split_heads(qkv, num_heads)
-    masks = {"cu_seqlens": cu_seqlens, "attn_mask": attn_mask, "is_causal": is_causal}
+    query, key, value = _heads_of_all(projected, num_heads)
     options = {"return_lse": True, "return_probs": attentions is not None}
-    output, lse, *probabilities = kernels.attention(query, key, value, **masks, **options)
+    output, lse, *probabilities = kernels.attention(query, key, value, **where, **options)
     if attentions is not None:
         attentions.extend(probabilities)
 
     def pullback(grad):
-        grads = kernels.attention_backward(grad.reshape(query.shape), query, key, value, output, lse, **masks)
-        grad_qkv = qkv.copy()  # in the memory and dtype of qkv; every entry is overwritten
-        for target, part in zip(split_heads(grad_qkv, num_heads), grads[:3], strict=True):
+        grads = kernels.attention_backward(grad.reshape(query.shape), query, key, value, output, lse, **where)
+        parts = tuple(part.copy() for part in projected)  # in their memory and dtype; every entry is overwritten
+        for target, part in zip(_heads_of_all(parts, num_heads), grads[:3], strict=True):
             target[...] = part
-        return (grad_qkv,)
+        return parts
 
-    return output.reshape(qkv.shape[0], qkv.shape[1] // 3), pullback
+    return output.reshape(query.shape[0], query.shape[1] * query.shape[2]), pullback
 
 
 @differentiable(_self_attention_with_pullback)
 def self_attention(
-    qkv: Any,
-    *,
+    *projected: Any,
     num_heads: int,
     cu_seqlens: Any,
     attn_mask: Any = None,
     is_causal: bool = False,
+    scale: float | None = None,
     attentions: list | None = None,
     compute_dtype: str | None = None,
 ) -> Any:
     """Scaled dot-product attention within each packed sequence.
 
     Args:
-        qkv: query, key and value side by side, (tokens, 3 * hidden).
+        projected: query, key and value side by side, (tokens, 3 * hidden), in one array or in several.
         num_heads: heads that divide the hidden size.
         cu_seqlens: int32 offsets, (sequences + 1,).
-        attn_mask, is_causal: as for `kernels.attention`.
+        attn_mask, is_causal, scale: as for `kernels.attention`.
         attentions: a list to which the probabilities are appended, (sequences, heads, longest, longest).
         compute_dtype: as for `kernels.attention`; not while a tape records.
 
     Returns:
         (tokens, hidden).
     """
-    heads = split_heads(qkv, num_heads)
-    options = {"cu_seqlens": cu_seqlens, "attn_mask": attn_mask, "is_causal": is_causal, "compute_dtype": compute_dtype}
+    heads = _heads_of_all(projected, num_heads)
+    options = {"cu_seqlens": cu_seqlens, "attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
+    options["compute_dtype"] = compute_dtype
     if attentions is None:
         output = kernels.attention(*heads, **options)
     else:
         output, probabilities = kernels.attention(*heads, **options, return_probs=True)
         attentions.append(probabilities)
-    return output.reshape(qkv.shape[0], qkv.shape[1] // 3)
+    tokens, num_heads, size = heads[0].shape
+    return output.reshape(tokens, num_heads * size)
 
 
 def _relative_attention_with_pullback(

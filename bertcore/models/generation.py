@@ -1,0 +1,127 @@
+"""Greedy generation: a causal model continues texts word by word."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.models.causal_encoder import CausalEncoder
+from bertcore.models.encoder import EncoderInput
+from bertcore.models.inputs import integer_batch, pack
+from bertcore.nn.key_value_cache import KeyValueCache
+from bertcore.nn.packing import PackedBatch
+
+
+def generate(
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    max_new_tokens: int = 20,
+    eos_token_id: int | Sequence[int] | None = None,
+) -> Any:
+    """Append to each sequence the word with the highest score, until all have ended; as transformers' generate does
+    with do_sample=False.
+
+    Keys and values of earlier tokens are kept, so that each step computes the new tokens alone.
+
+    Args:
+        model: an AutoModelForCausalLM.
+        input_ids: (sequences, length) integers, each with a real token; those of different lengths padded on the left.
+            (Padded on the right, a text goes on from its last real token, and the new words stand behind the padding.)
+        attention_mask: 1 for real tokens, 0 for padding. By default all are real but those that are the config's
+            pad_token_id, if that is not a word that ends texts.
+        max_new_tokens: how many words to append at most.
+        eos_token_id: the word, or the words, that end a text; by default the config's eos_token_id. With an empty list
+            none does.
+
+    Returns:
+        (sequences, length + new tokens), int64: the ids that were given, and the new ones. What follows the end of a
+        text is the config's pad_token_id, or if that is null, the first word that ends texts.
+
+    Raises:
+        TypeError: for a family that does not see its tokens one after another.
+        TypeError, ValueError: which argument is wrong, where, and what was expected; if the model has fewer positions
+            than the tokens need.
+    """
+    if not isinstance(model.encoder, CausalEncoder):
+        raise TypeError(f"models of type {model.family.model_type!r} cannot generate: their tokens see later ones")
+    ends = _ends(model, eos_token_id)
+    ids = integer_batch("input_ids", input_ids)
+    if attention_mask is None and model.spec.pad_token_id is not None and model.spec.pad_token_id not in ends:
+        attention_mask = ids != model.spec.pad_token_id
+    with kernels.use_backend(kernels.resolve(None, on_gpu=kernels.namespace(input_ids) is not np)):
+        new = _Greedy(model, ids, attention_mask, _count(max_new_tokens), ends).run()
+        return kernels.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
+
+
+def _ends(model: Any, eos_token_id: Any) -> list[int]:
+    if eos_token_id is None:
+        eos_token_id = model.config.get("eos_token_id", model.spec.vocab_size - 1)
+    ends = [] if eos_token_id is None else np.atleast_1d(eos_token_id).tolist()
+    wrong = [end for end in ends if not isinstance(end, int) or isinstance(end, bool)]
+    if wrong:
+        raise TypeError(f"eos_token_id holds {wrong[0]!r}, expected integers")
+    return ends
+
+
+def _count(max_new_tokens: Any) -> int:
+    if not isinstance(max_new_tokens, int | np.integer) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a positive integer")
+    return int(max_new_tokens)
+
+
+class _Greedy:
+    """One run of generation."""
+
+    def __init__(self, model: Any, ids: np.ndarray, attention_mask: Any, steps: int, ends: list[int]):
+        self._model, self._steps, self._ends = model, steps, np.array(ends, np.int64)
+        padding = model.spec.pad_token_id
+        self._padding = padding if padding is not None else ends[0] if ends else 0
+        self._packed, self._inputs = _prompts(model, ids, attention_mask, steps)
+        self._cache = KeyValueCache(len(ids), int(self._packed.lengths.max(initial=0)) + steps)
+
+    def run(self) -> np.ndarray:
+        """The new words, (sequences, steps or less)."""
+        going = np.ones(len(self._packed.lengths), bool)
+        inputs, counts, columns = self._inputs, self._packed.lengths, []
+        while len(columns) < self._steps and going.any():
+            words = self._words(inputs, counts)
+            column = np.full(len(going), self._padding, np.int64)
+            column[going] = words
+            columns.append(column)
+            going = going & ~np.isin(column, self._ends)
+            inputs, counts = self._one_each(column, going), going.astype(np.int64)
+        return np.stack(columns, axis=1) if columns else np.zeros((len(going), 0), np.int64)
+
+    def _words(self, inputs: EncoderInput, counts: np.ndarray) -> np.ndarray:
+        """The best word after the last of the `counts` new tokens of each sequence that has any."""
+        self._cache.begin(counts)
+        hidden = self._model.encoder.extend(inputs, self._cache)
+        words = self._model.heads[0](hidden[inputs.last_tokens]).argmax(axis=1)
+        return words if isinstance(words, np.ndarray) else words.get()
+
+    def _one_each(self, column: np.ndarray, going: np.ndarray) -> EncoderInput:
+        """The words of `column` as tokens of the sequences that are `going`."""
+        rows = np.arange(going.sum())
+        offsets = np.concatenate([[0], np.cumsum(going)]).astype(np.int32)
+        arrays = column[going], self._cache.lengths[going], offsets, rows, rows
+        ids, positions, *others = map(kernels.to_backend, arrays)
+        return EncoderInput(ids, None, positions, *others)
+
+
+def _prompts(model: Any, ids: np.ndarray, attention_mask: Any, steps: int) -> tuple[PackedBatch, EncoderInput]:
+    """The given tokens, packed; positions count real tokens alone, as transformers' do here."""
+    packed, inputs = pack(model.spec, ids, attention_mask, position_ids=np.zeros_like(ids))
+    if not packed.has_tokens.all():
+        raise ValueError(f"input_ids[{packed.has_tokens.argmin()}] has no real token to go on from")
+    needed = packed.lengths.max(initial=0) + steps - 1  # the last word is not read
+    if needed > model.spec.max_positions:
+        raise ValueError(
+            f"max_new_tokens is {steps} after {needed - steps + 1} tokens, the model has {model.spec.max_positions} "
+            "positions"
+        )
+    positions = np.arange(packed.lengths.sum()) - np.repeat(packed.cu_seqlens[:-1], packed.lengths)
+    inputs.position_ids = kernels.to_backend(positions)
+    return packed, inputs

@@ -1,0 +1,84 @@
+"""GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask learners"): the causal contrast to BERT."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.causal_encoder import CausalDetails, CausalEncoder
+from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, register
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.pre_norm import WordsAndPositions
+
+KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a GPT-2 config.
+
+    `reorder_and_upcast_attn` is about the order of operations in half precision and changes nothing here: scores and
+    softmax are float32 at least in any case.
+    """
+    read = ConfigReader(config, keys=KEYS)
+    read.flag("reorder_and_upcast_attn", False)
+    return standard_spec(
+        config,
+        keys=KEYS,
+        intermediate_size=read.size("n_inner", 4 * read.size("hidden_size", 768)),
+        type_vocab_size=0,
+        words_as_types=True,
+        details=CausalDetails(
+            scales_by_size=read.flag("scale_attn_weights", True),
+            scales_by_layer=read.flag("scale_attn_by_inverse_layer_idx", False),
+        ),
+        default_vocab_size=50257,
+        default_max_position_embeddings=1024,
+        default_hidden_act="gelu_new",
+        default_layer_norm_eps=1e-5,
+        default_pad_token_id=None,
+    )
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a GPT-2 config; a sequence is classified by its last word."""
+    return TOKEN_HEADS | {
+        "causal_lm": LanguageModelSpec("lm_head", tied_bias=None),
+        "sequence_classification": ClassifierSpec("score", "last_word", bias=False),
+    }
+
+
+GPT2 = register(
+    Family(
+        model_type="gpt2",
+        architecture="GPT2",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="transformer.",
+            heads=("lm_head.", "score.", "classifier.", "qa_outputs.", "multiple_choice_head."),
+            tied=(("lm_head.weight", "wte.weight"),),
+            anchor="wte.weight",
+            buffers=("attn.bias", "attn.masked_bias"),
+        ),
+        encoder_names={"word_embeddings": "wte", "position_embeddings": "wpe", "final_norm": "ln_f"},
+        layer_names={
+            "attention_norm": "h.{layer}.ln_1",
+            "qkv": "h.{layer}.attn.c_attn",
+            "attention_output": "h.{layer}.attn.c_proj",
+            "feed_forward_norm": "h.{layer}.ln_2",
+            "expand": "h.{layer}.mlp.c_fc",
+            "contract": "h.{layer}.mlp.c_proj",
+        },
+        embeddings=WordsAndPositions,
+        encoder=CausalEncoder,
+        pooler=None,
+    )
+)

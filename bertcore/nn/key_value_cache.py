@@ -1,0 +1,68 @@
+"""The keys and values of the tokens so far, so that a generated token costs that token alone."""
+
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.nn import functional
+
+
+class KeyValueCache:
+    """Keys and values of every layer, for `sequences` sequences of at most `capacity` tokens each.
+
+    Every sequence has its own rows, as many as it may need, so that a new token's key is written to its place and
+    nothing is moved. To attention the rows that are not used yet are sequences of keys that no query asks for.
+
+    Attributes:
+        lengths: how many tokens of each sequence have keys, (sequences,), in host memory.
+    """
+
+    def __init__(self, sequences: int, capacity: int):
+        self.lengths = np.zeros(sequences, np.int64)
+        self._capacity = capacity
+        self._layers: dict[int, tuple[Any, Any]] = {}
+
+    def begin(self, counts: np.ndarray) -> None:
+        """Make room for counts[s] new tokens of each sequence s; `attend` is then called once by each layer.
+
+        Raises:
+            ValueError: beyond the capacity, or if there are several for a sequence that already has keys.
+        """
+        if (self.lengths + counts > self._capacity).any() or (counts[self.lengths > 0] > 1).any():
+            raise ValueError(f"counts is {counts} after {self.lengths} tokens, expected 1 each up to {self._capacity}")
+        self._is_first = not self.lengths.any()
+        starts = np.arange(len(counts)) * self._capacity
+        order = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._rows = kernels.to_backend(np.repeat(starts + self.lengths, counts) + order)
+        self.lengths = self.lengths + counts
+        self._queries = _offsets(counts, np.zeros_like(counts))
+        self._keys = _offsets(self.lengths, self._capacity - self.lengths)
+        self._cu_seqlens = kernels.to_backend(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+
+    def attend(self, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None) -> Any:
+        """Keep the new tokens' keys and values, and let them attend to all keys of their sequences so far.
+
+        qkv: of the new tokens, sequence after sequence, query, key and value side by side, (tokens, 3 * hidden).
+        num_heads, scale, compute_dtype: as for `functional.self_attention`.
+
+        Returns (tokens, hidden).
+        """
+        query, key, value = functional.split_heads(qkv, num_heads)
+        if layer not in self._layers:
+            xp, shape = kernels.namespace(qkv), (len(self.lengths) * self._capacity, *key.shape[1:])
+            self._layers[layer] = xp.zeros(shape, qkv.dtype), xp.zeros(shape, qkv.dtype)
+        keys, values = self._layers[layer]
+        keys[self._rows], values[self._rows] = key, value
+        options = {"scale": scale, "compute_dtype": compute_dtype}
+        if self._is_first:
+            where = {"cu_seqlens": self._cu_seqlens, "is_causal": True}
+            return functional.self_attention(qkv, num_heads=num_heads, **where, **options)
+        where = {"cu_seqlens": self._queries, "cu_seqlens_k": self._keys}
+        return kernels.attention(query, keys, values, **where, **options).reshape(len(query), -1)
+
+
+def _offsets(counts: np.ndarray, gaps: np.ndarray) -> Any:
+    """Offsets of sequences of `counts` rows, each followed by one of `gaps` rows."""
+    both = np.stack([counts, gaps], axis=1).reshape(-1)
+    return kernels.to_backend(np.concatenate([[0], np.cumsum(both)]).astype(np.int32))

@@ -1,0 +1,246 @@
+"""GPT-2 with every head, and its generation."""
+
+import numpy as np
+import pytest
+
+from bertcore import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    kernels,
+    use_backend,
+    value_and_grad,
+)
+from bertcore.checkpoint import save_checkpoint
+from tests.models.family_parity import check, random_batch
+
+TASKS = (None, "CausalLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
+CONFIG = {"model_type": "gpt2", "vocab_size": 61, "n_embd": 39, "n_head": 3, "n_layer": 2, "n_positions": 24,
+          "pad_token_id": 60, "eos_token_id": 59}  # fmt: skip
+IDS = np.array([[4, 8, 15, 16, 23, 42, 7], [60, 60, 3, 1, 4, 1, 5], [60, 60, 60, 60, 60, 60, 9]])
+MASK = (IDS != 60).astype(np.int64)
+
+
+def small_config(**changes):
+    import transformers
+
+    sizes = {"vocab_size": 61, "n_embd": 39, "n_head": 3, "n_layer": 2, "n_positions": 24}
+    others = {"pad_token_id": 60, "bos_token_id": 59, "eos_token_id": 59, "num_labels": 3, "use_cache": False}
+    return transformers.GPT2Config(**sizes | others | changes)
+
+
+VARIANTS = {
+    "one head": {"n_embd": 13, "n_head": 1},
+    "head size 160": {"n_embd": 160, "n_head": 1, "n_layer": 1},
+    "inner width": {"n_inner": 53},
+    "relu": {"activation_function": "relu"},
+    "unscaled": {"scale_attn_weights": False, "n_embd": 12},
+    "by layer": {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3},
+    "epsilon": {"layer_norm_epsilon": 1e-2},
+    "untied": {"tie_word_embeddings": False},
+}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("task", TASKS)
+def test_heads(cpu_backend, task):
+    check(small_config(), task, random_batch(small_config(), [11, 1, 7], np.random.default_rng(1)))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_configs(cpu_backend, changes):
+    config = small_config(**changes)
+    check(config, "CausalLM", random_batch(config, [11, 2, 24, 1], np.random.default_rng(2)))
+
+
+@pytest.mark.parity
+def test_token_types_are_words(cpu_backend):
+    batch = random_batch(small_config(), [5, 3], np.random.default_rng(3))
+    types = np.random.default_rng(4).integers(0, 61, batch["input_ids"].shape)
+    check(small_config(), "CausalLM", batch | {"token_type_ids": types})
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("task", [None, "CausalLM", "SequenceClassification"])
+def test_left_padding_with_positions(cpu_backend, task):
+    """transformers counts positions from the first column unless it is told them."""
+    batch = random_batch(small_config(), [5, 3, 9], np.random.default_rng(3), padding="left")
+    batch["position_ids"] = np.maximum(batch["attention_mask"].cumsum(axis=1) - 1, 0)
+    targets = None
+    if task == "CausalLM":  # the first word: transformers compares it with what padding says
+        targets = {"labels": np.where(batch["position_ids"] > 0, batch["input_ids"], -100)}
+    check(small_config(), task, batch, targets=targets)
+
+
+@pytest.mark.parity
+def test_without_a_padding_word(cpu_backend):
+    config = small_config(pad_token_id=None)
+    batch = {"input_ids": np.array([[5, 3, 9]]), "attention_mask": np.ones((1, 3), np.int64)}
+    check(config, "SequenceClassification", batch)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("padding_word", [60, None])
+def test_generation(cpu_backend, tmp_path, padding_word):
+    import torch
+
+    from tests.models.family_parity import random_model
+
+    config = small_config(pad_token_id=padding_word, use_cache=True, tie_word_embeddings=False)
+    theirs = random_model(config, "CausalLM", np.random.default_rng(5)).float()
+    with torch.no_grad():  # else one word again and again
+        theirs.transformer.ln_f.bias.zero_()
+        for table in (theirs.transformer.wte, theirs.transformer.wpe):
+            table.weight.mul_(3)
+    theirs.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    given = {"input_ids": torch.tensor(IDS), "attention_mask": torch.tensor(MASK)}
+    free = model.generate(IDS, MASK, max_new_tokens=17, eos_token_id=[])
+    assert free.shape == (3, 24) and len(np.unique(free[:, 7:])) > 8
+    for ends in (59, int(free[1, 9]), free[[0, 1, 2], [9, 14, 11]].tolist()):
+        options = {"max_new_tokens": 17, "eos_token_id": ends}
+        expected = theirs.generate(**given, do_sample=False, **options).numpy()
+        np.testing.assert_array_equal(model.generate(IDS, MASK, **options), expected)
+        if padding_word is not None:
+            np.testing.assert_array_equal(model.generate(IDS, **options), expected)  # the mask is found
+    assert expected.shape[1] < 24  # all have ended
+
+
+def made(kind=AutoModelForCausalLM, dtype="float32", **changes):
+    """A model whose weights are large enough for what they do to be seen."""
+    return kind.from_config(CONFIG | {"initializer_range": 0.3} | changes, dtype=dtype)
+
+
+def test_parameters():
+    assert AutoModel({"model_type": "gpt2"}).num_parameters() == 124_439_808
+    shapes = AutoModelForCausalLM(CONFIG).expected_tensors()
+    assert shapes["transformer.h.1.attn.c_attn.weight"] == (39, 117)
+    assert shapes["transformer.h.1.mlp.c_fc.weight"] == (39, 156)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_embd": 40}, "hidden_size 40 is not a multiple of 3 heads"),
+        ({"n_inner": 0}, "n_inner is 0"),
+        ({"activation_function": "mish"}, "activation_function is 'mish'"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ({"scale_attn_weights": 1}, "scale_attn_weights is 1"),
+        ({"n_positions": -1}, "n_positions is -1"),
+    ],
+)
+def test_configs_that_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        made(**changes)
+
+
+def test_a_token_sees_only_those_before_it(cpu_backend):
+    model = made()
+    changed = IDS.copy()
+    changed[0, 4] = 1
+    before, after = model(IDS, MASK).logits, model(changed, MASK).logits
+    np.testing.assert_array_equal(before[0, :4], after[0, :4])
+    assert np.abs(before[0, 4:] - after[0, 4:]).max(axis=1).min() > 0.01
+    np.testing.assert_array_equal(before[1:], after[1:])
+
+
+def test_what_padding_or_scales_do_not_change(cpu_backend):
+    model, upcast = made(), made(reorder_and_upcast_attn=True)
+    logits = model(IDS, MASK).logits
+    np.testing.assert_array_equal(upcast(IDS, MASK).logits, logits)
+    np.testing.assert_allclose(logits[1, 2:], model(IDS[1:2, 2:]).logits[0], atol=1e-5 * np.abs(logits).max())
+
+
+def test_backends_agree():
+    found = {}
+    for backend in ("numpy", "numba"):
+        with use_backend(backend):
+            out, grads = value_and_grad(made())(IDS, MASK, labels=np.where(MASK, IDS, -100))
+            words = made().generate(IDS, MASK, max_new_tokens=4, eos_token_id=[])
+        found[backend] = {"logits": out.logits, "words": words} | grads
+    for name, array in found["numpy"].items():
+        np.testing.assert_allclose(found["numba"][name], array, atol=1e-5 * max(1, np.abs(array).max()), err_msg=name)
+    assert found["numpy"]["transformer.h.0.attn.c_attn.weight"].shape == (39, 117)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 3e-2), ("int8", 6e-2)])
+def test_low_precision(cpu_backend, dtype, tolerance, tmp_path):
+    truth, model = made()(IDS, MASK).logits, made(dtype=dtype)
+    found = model(IDS, MASK).logits
+    assert 1e-4 < np.abs(found - truth).max() / np.abs(truth).max() < tolerance
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.dtype == dtype
+    np.testing.assert_array_equal(again(IDS, MASK).logits, found)
+    np.testing.assert_array_equal(*(one.generate(IDS, MASK, max_new_tokens=5) for one in (again, model)))
+
+
+def test_generation_is_that_of_the_whole_text_each_time(cpu_backend):
+    model = made(tie_word_embeddings=False)
+    words = model.generate(IDS, MASK, max_new_tokens=10, eos_token_id=[])
+    assert words.shape == (3, 17) and len(np.unique(words[:, 7:])) > 6
+    for count in range(10):
+        so_far = np.concatenate([MASK, np.ones((3, count), np.int64)], axis=1)
+        logits = model(words[:, : 7 + count], so_far).logits
+        np.testing.assert_array_equal(logits[:, -1].argmax(axis=1), words[:, 7 + count])
+
+
+def test_generation_costs_the_new_tokens_alone(monkeypatch):
+    rows, linear = [], kernels.linear
+    monkeypatch.setattr(
+        kernels, "linear", lambda input, *args, **how: rows.append(len(input)) or linear(input, *args, **how)
+    )
+    with use_backend("numpy"):
+        made(n_layer=1).generate(IDS, MASK, max_new_tokens=3, eos_token_id=[])
+    assert rows == 4 * [13] + [3] + 2 * 5 * [3]
+
+
+def test_texts_end(cpu_backend):
+    model = made(tie_word_embeddings=False)
+    free = model.generate(IDS, MASK, max_new_tokens=10, eos_token_id=[])
+    end = int(free[1, 9])
+    found = model.generate(IDS, MASK, max_new_tokens=10, eos_token_id=end)
+    for row, expected in zip(found, free, strict=True):
+        new = expected[7:].tolist()
+        kept = new.index(end) + 1 if end in new else len(new)
+        np.testing.assert_array_equal(row[7:], (new[:kept] + [60] * 10)[: found.shape[1] - 7])
+    by_config = made(tie_word_embeddings=False, eos_token_id=end)
+    np.testing.assert_array_equal(by_config.generate(IDS, MASK, max_new_tokens=10), found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, expected a positive integer"),
+        ({"max_new_tokens": 19}, "max_new_tokens is 19 after 7 tokens, the model has 24 positions"),
+        ({"attention_mask": 0 * MASK}, r"input_ids\[0\] has no real token"),
+        ({"eos_token_id": [1.5]}, "eos_token_id holds 1.5"),
+    ],
+)
+def test_generation_that_is_refused(options, message):
+    with use_backend("numpy"), pytest.raises((TypeError, ValueError), match=message):
+        made().generate(IDS, **options)
+
+
+def test_old_checkpoints(tmp_path):
+    """Without prefix, with the buffers of causal masks, and with the head that is the table of words again."""
+    model = made()
+    tensors = {name.removeprefix("transformer."): array for name, array in model.state_dict().items()}
+    tensors |= {"h.0.attn.bias": np.tri(24, dtype=np.float32), "h.0.attn.masked_bias": np.array(-1e4, np.float32)}
+    for extra in ({}, {"lm_head.weight": tensors["wte.weight"]}):
+        save_checkpoint(tmp_path, model.config, tensors | extra)
+        for kind in (AutoModelForCausalLM, AutoModel):
+            found = kind.from_pretrained(tmp_path)
+            assert not found.newly_initialised and found.num_parameters() == model.num_parameters()
+        np.testing.assert_array_equal(found.state_dict()["wte.weight"], tensors["wte.weight"])
+
+
+def test_the_word_that_a_sequence_is_classified_by(cpu_backend):
+    model, encoder = made(AutoModelForSequenceClassification), made(AutoModel)
+    encoder.load_state_dict({name.removeprefix("transformer."): array for name, array in model.state_dict().items()
+                             if "score" not in name})  # fmt: skip
+    ids = np.array([[5, 6, 60, 60], [60, 7, 8, 60], [60, 60, 60, 60]])
+    hidden = encoder(ids, np.ones_like(ids)).last_hidden_state[[0, 1, 2], [1, 2, 0]]
+    expected = hidden @ model.state_dict()["score.weight"].T
+    np.testing.assert_allclose(model(ids, np.ones_like(ids)).logits, expected, atol=1e-5)
