@@ -16,6 +16,7 @@ SMALL = {
     "vocab_size": 97,
     "entity_vocab_size": 23,
     "cutoffs": [20, 40, 70],
+    "div_val": 2,
     "mem_len": 16,
 }
 IDS = ("bos_token_id", "eos_token_id")

@@ -18,9 +18,8 @@ from typing import Any
 
 LENGTH = 128  # tokens of a sequence, where nobody says otherwise
 
-# Linear maps in the layers that no token passes (they project positions, once for a batch), or only tokens of
-# a kind that texts without entities have not.
-_NOT_OF_TOKENS = re.compile(r"\.(pos_\w*proj|rel_attn\.r|r_net|[we]2e_query|e2w_query)\b")
+# Linear maps that no token passes (they project positions, once for a batch), or only entities, or rare words.
+_NOT_OF_TOKENS = re.compile(r"\.(pos_\w*proj|rel_attn\.r|r_net|[we]2e_query|e2w_query|emb_projs\.[1-9])\b")
 
 _CAUSAL = ("gpt2", "transfo-xl")
 
