@@ -1,0 +1,214 @@
+"""DeBERTa (He et al. 2021, arXiv:2006.03654): attention by content and by relative position."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.checkpoint.names import INDEX_BUFFERS, LAYER_NORM_ENDINGS
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models import bert
+from bertcore.models.encoder import Encoder, EncoderInput, Trace
+from bertcore.models.outputs import AttentionComponents
+from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, register
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.convolution import Convolution
+from bertcore.nn.disentangled_attention import (
+    DisentangledAttentionByHead,
+    DisentangledEmbeddings,
+    Disentanglement,
+    RelativeEmbeddings,
+    RelativePositions,
+    real_tokens,
+)
+from bertcore.nn.encoder import LayerContext
+from bertcore.nn.packing import PackedBatch
+from bertcore.nn.parameter import Block
+
+COMPONENTS = "output_attention_components"
+_TYPES = ("c2p", "p2c")
+
+
+class DisentangledEncoder(Encoder):
+    """The encoder of all DeBERTas: layers share the relative embeddings; a convolution may stand beside the first one.
+
+    Calls take `output_attention_components`: whether to return the terms of the scores, too.
+    """
+
+    def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
+        super().__init__(family, spec, prefix=prefix, pooler=pooler)
+        names = {part: prefix + name for part, name in family.encoder_names.items()}
+        self.relative = RelativeEmbeddings(names, spec)
+        if spec.details.convolution is not None:
+            self.layers[0] = _ConvolutedLayer(self.layers[0], Convolution(names, spec))
+
+    def forget_recordings(self) -> None:
+        super().forget_recordings()
+        for layer in self.layers:
+            layer.attention.forget_constants()
+
+    def own_inputs(self, packed: PackedBatch, *, output_attention_components: bool = False) -> Mapping[str, Any]:
+        return {COMPONENTS: []} if output_attention_components else {}
+
+    def _encode(self, inputs: EncoderInput, trace: Trace) -> Any:
+        hidden, components = self.embeddings(inputs), inputs.extras.get(COMPONENTS)
+        return self._through_layers(hidden, inputs.cu_seqlens, inputs.key_mask, trace, components)
+
+    def _context(self, context: LayerContext) -> LayerContext:
+        """With what the layers share; a token that is not to be seen sees nothing, either."""
+        is_real, mask = None, context.key_mask
+        if mask is not None:
+            is_real, mask = real_tokens(mask, context.cu_seqlens), mask & mask.transpose(0, 1, 3, 2)
+        return replace(context, key_mask=mask, shared=RelativePositions(self.relative, is_real, context.shared))
+
+    def traced(self, packed: PackedBatch, inputs: EncoderInput, trace: Trace) -> dict[str, tuple | None]:
+        outputs, components = super().traced(packed, inputs, trace), inputs.extras.get(COMPONENTS)
+        if components is None:
+            return outputs
+        seen = None if inputs.key_mask is None else inputs.key_mask & inputs.key_mask.transpose(0, 1, 3, 2)
+        padded = (
+            (None if term is None else packed.pad_attention(term if seen is None else term * seen) for term in layer)
+            for layer in components
+        )
+        return outputs | {"attention_components": tuple(AttentionComponents(*layer) for layer in padded)}
+
+
+class _ConvolutedLayer(Block):
+    """The first layer with a convolution beside it: both have the embeddings as their input."""
+
+    def __init__(self, layer: Any, convolution: Convolution):
+        self.layer, self.convolution = layer, convolution
+
+    @property
+    def attention(self) -> Block:
+        return self.layer.attention
+
+    def __call__(self, hidden: Any, context: LayerContext) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        encoded = self.layer(hidden, context)
+        return self.convolution(hidden, encoded, context.cu_seqlens, context.shared.is_real)
+
+
+def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, **choices: Any) -> EncoderSpec:
+    """The spec of a DeBERTa config of any version."""
+    read = ConfigReader(config)
+    hidden_size = read.size("hidden_size", choices.get("default_hidden_size", 768))
+    read.unsupported("pooler_hidden_size", hidden_size, hidden_size)
+    if not read.flag("position_biased_input", True):
+        choices["max_positions"] = 0
+    if not read.flag("legacy", True):  # that head has the word embeddings' weight, tied or not
+        choices["tied_decoder"] = True
+    return standard_spec(
+        config,
+        embedding_size=read.size("embedding_size", hidden_size),
+        is_relative=details.span > 0 or details.convolution is not None,
+        details=details,
+        default_type_vocab_size=0,
+        default_layer_norm_eps=1e-7,
+        **choices,
+    )
+
+
+def position_types(config: Mapping[str, Any]) -> list[str]:
+    """pos_att_type: "c2p", "p2c", both or none, as a list or a string with "|" between."""
+    value = config.get("pos_att_type")
+    types = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
+    if not isinstance(types, list | tuple) or not set(types) <= set(_TYPES):
+        raise ValueError(f"config: pos_att_type is {value!r}, expected some of {', '.join(_TYPES)}, or null")
+    return list(types)
+
+
+def max_distance(config: Mapping[str, Any]) -> int:
+    """How far apart tokens may be to be told apart; 0 without relative_attention."""
+    read, value = ConfigReader(config), config.get("max_relative_positions")
+    if not read.flag("relative_attention", False):
+        return 0
+    if value is None or (type(value) is int and value < 1):
+        return read.size("max_position_embeddings", 512)
+    return read.size("max_relative_positions", 1)
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a DeBERTa v1 config."""
+    types = position_types(config)
+    ConfigReader(config).unsupported("talking_head", False, False)
+    details = Disentanglement(
+        content_to_position="c2p" in types,
+        position_to_content="p2c" in types,
+        score_terms=1 + len(types),
+        max_distance=max_distance(config),
+    )
+    return disentangled_spec(config, details, default_vocab_size=50265)
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a DeBERTa config of any version; multiple choice is v2's alone."""
+    language_model = bert.heads(read)["masked_lm"]
+    if not read.flag("legacy", True):
+        language_model = LanguageModelSpec(
+            decoder="lm_predictions.lm_head.decoder",
+            tied_bias="lm_predictions.lm_head.bias",
+            transform="lm_predictions.lm_head.dense",
+            transform_norm="lm_predictions.lm_head.LayerNorm",
+            activation=language_model.activation,
+        )
+    pooled = {"dense": "pooler.dense", "activation": read.activation("pooler_hidden_act", "gelu")}
+    return TOKEN_HEADS | {
+        "masked_lm": language_model,
+        "sequence_classification": ClassifierSpec("classifier", "first", **pooled),
+    }
+
+
+def _head_spellings() -> tuple[tuple[str, str], ...]:
+    """The language model's head has two sets of names for the same; published files have the newer, and configs that
+    do not say so (transformers then starts with a new head)."""
+    parts = [
+        ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
+        *(
+            (f"cls.predictions.transform.{part}.{kind}", f"lm_predictions.lm_head.{part}.{kind}")
+            for part in ("dense", "LayerNorm")
+            for kind in ("weight", "bias")
+        ),
+    ]
+    return *parts, *((new, old) for old, new in parts)
+
+
+_MAPS = ("query", "key", "value")
+
+DEBERTA = register(
+    replace(
+        bert.BERT,
+        model_type="deberta",
+        architecture="Deberta",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="deberta.",
+            heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler.", "classifier.", "qa_outputs."),
+            tied=bert.BERT.name_rules.tied,
+            endings=LAYER_NORM_ENDINGS + _head_spellings(),
+            # Published files keep a table of positions that the model does not add.
+            buffers=(*INDEX_BUFFERS, "embeddings.position_embeddings.weight"),
+        ),
+        encoder_names=bert.BERT.encoder_names
+        | {
+            "embeddings_projection": "embeddings.embed_proj",
+            "relative_embeddings": "encoder.rel_embeddings",
+        },
+        layer_names={part: name for part, name in bert.BERT.layer_names.items() if part not in _MAPS}
+        | {
+            "qkv": "encoder.layer.{layer}.attention.self.in_proj",
+            "query_bias": "encoder.layer.{layer}.attention.self.q_bias",
+            "value_bias": "encoder.layer.{layer}.attention.self.v_bias",
+            "position_key": "encoder.layer.{layer}.attention.self.pos_proj",
+            "position_query": "encoder.layer.{layer}.attention.self.pos_q_proj",
+        },
+        embeddings=DisentangledEmbeddings,
+        attention=DisentangledAttentionByHead,
+        encoder=DisentangledEncoder,
+        pooler=None,
+        inputs=(COMPONENTS,),
+        batch_inputs=(COMPONENTS,),
+    )
+)

@@ -1,0 +1,106 @@
+"""DeBERTa v2 (He et al. 2021, arXiv:2006.03654) and v3 (He et al. 2023, arXiv:2111.09543): positions in buckets."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.models import deberta
+from bertcore.models.registry import HeadSpec, register
+from bertcore.models.spec import ConfigReader, EncoderSpec
+from bertcore.nn.convolution import ConvolutionSpec
+from bertcore.nn.disentangled_attention import DisentangledAttention, Disentanglement
+
+_DEFAULTS = {
+    "default_vocab_size": 128100,
+    "default_hidden_size": 1536,
+    "default_num_hidden_layers": 24,
+    "default_num_attention_heads": 24,
+    "default_intermediate_size": 6144,
+}
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a DeBERTa v2 or v3 config."""
+    read, types = ConfigReader(config), deberta.position_types(config)
+    distance = deberta.max_distance(config)
+    details = Disentanglement(
+        content_to_position="c2p" in types,
+        position_to_content="p2c" in types,
+        score_terms=1 + len(set(types)),
+        max_distance=distance,
+        buckets=_buckets(config, distance) if distance else 0,
+        shares_maps=read.flag("share_att_key", False),
+        has_norm=_has_norm(config),
+        convolution=_convolution(read),
+    )
+    found = deberta.disentangled_spec(config, details, **_DEFAULTS)
+    head_size = found.hidden_size // found.num_heads
+    read.unsupported("attention_head_size", head_size, head_size)
+    return found
+
+
+def _buckets(config: Mapping[str, Any], distance: int) -> int:
+    """position_buckets, 0 for none; half of them are for near distances, the others reach up to the furthest one."""
+    read, value = ConfigReader(config), config.get("position_buckets")
+    if value is None or (type(value) is int and value < 1):
+        return 0
+    buckets = read.size("position_buckets", 1)
+    is_short = read.flag("position_biased_input", True) and read.size("max_position_embeddings", 512) <= buckets // 2
+    if buckets < 2 or (distance <= buckets // 2 + 1 and not is_short):
+        raise ValueError(
+            f"config: position_buckets is {buckets}, expected 2 to {2 * distance - 3}, for distances up to {distance}, "
+            "or at most 0 for no buckets"
+        )
+    return buckets
+
+
+def _has_norm(config: Mapping[str, Any]) -> bool:
+    value = config.get("norm_rel_ebd", "none")
+    kinds = {part.strip() for part in value.lower().split("|")} if isinstance(value, str) else {value}
+    if not kinds <= {"none", "layer_norm"}:
+        raise ValueError(f"config: norm_rel_ebd is {value!r}, expected 'none' or 'layer_norm'")
+    return "layer_norm" in kinds
+
+
+def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
+    size = read.count("conv_kernel_size", 0)
+    if size == 0:
+        return None
+    groups, width = read.size("conv_groups", 1), read.size("hidden_size", _DEFAULTS["default_hidden_size"])
+    if size % 2 == 0:
+        raise ValueError(f"config: conv_kernel_size is {size}, expected an odd number")
+    if width % groups:
+        raise ValueError(f"config: conv_groups is {groups}, expected a divisor of hidden_size {width}")
+    return ConvolutionSpec(size, groups, read.activation("conv_act", "tanh"))
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a DeBERTa v2 or v3 config."""
+    common = deberta.heads(read)
+    return {**common, "multiple_choice": common["sequence_classification"]}
+
+
+DEBERTA_V2 = register(
+    replace(
+        deberta.DEBERTA,
+        model_type="deberta-v2",
+        architecture="DebertaV2",
+        spec_from_config=spec,
+        heads=heads,
+        encoder_names=deberta.DEBERTA.encoder_names
+        | {
+            "relative_norm": "encoder.LayerNorm",
+            "convolution": "encoder.conv.conv",
+            "convolution_norm": "encoder.conv.LayerNorm",
+        },
+        layer_names=deberta.DEBERTA.layer_names
+        | {
+            "query": "encoder.layer.{layer}.attention.self.query_proj",
+            "key": "encoder.layer.{layer}.attention.self.key_proj",
+            "value": "encoder.layer.{layer}.attention.self.value_proj",
+            "position_key": "encoder.layer.{layer}.attention.self.pos_key_proj",
+            "position_query": "encoder.layer.{layer}.attention.self.pos_query_proj",
+        },
+        attention=DisentangledAttention,
+    )
+)

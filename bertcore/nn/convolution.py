@@ -1,0 +1,116 @@
+"""The convolution beside DeBERTa v2's first layer (He et al. 2021, arXiv:2006.03654, its released models)."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bertcore import kernels
+from bertcore.kernels.program import computed
+from bertcore.nn import functional, rows
+from bertcore.nn.layers import LayerNorm
+from bertcore.nn.layout import Layout
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.tape import differentiable
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """Attributes:
+    size: how many neighbouring tokens it sees, an odd number.
+    groups: its channels are divided into so many groups that do not see each other.
+    activation: after it.
+    """
+
+    size: int
+    groups: int
+    activation: str
+
+
+class Convolution(Block):
+    """LayerNorm(residual + activation(convolution(hidden))) along each sequence, with zeros beyond its ends."""
+
+    def __init__(self, names: Mapping[str, str], spec: Any):
+        self.details, width = spec.details.convolution, spec.hidden_size
+        inputs = width // self.details.groups
+        layout = Layout((width, inputs, self.details.size), axes=(0, 2, 1), row_axes=1)
+        # One group is a linear map of neighbouring tokens side by side; several ones are no published model's.
+        use = "weight" if self.details.groups == 1 else "vector"
+        self.weight = Parameter(f"{names['convolution']}.weight", use=use, layout=layout)
+        self.bias = Parameter(f"{names['convolution']}.bias", shape=(width,), initial="zeros")
+        self.norm = LayerNorm(names["convolution_norm"], features=width, eps=spec.layer_norm_eps)
+
+    def __call__(self, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
+        """(tokens, hidden) twice -> (tokens, hidden), zero for tokens that are not `is_real`, (tokens,) booleans."""
+        size, groups = self.details.size, self.details.groups
+        near = neighbours(hidden, cu_seqlens=cu_seqlens, size=size)
+        weight = self.weight.weight if groups == 1 else block_diagonal(self.weight.value, size=size, groups=groups)
+        mixed = functional.linear(near, weight, self.bias.value, activation=self.details.activation)
+        if is_real is None:
+            return self.norm(mixed, residual)
+        # What the activations make of zero is zero.
+        mixed = rows.multiply(mixed, factors=is_real[:, None])
+        return rows.multiply(self.norm(mixed, residual), factors=is_real[:, None])
+
+
+def _shifts(cu_seqlens: Any, size: int) -> Iterator[tuple[int, slice, slice]]:
+    """(tap, tokens, their neighbours at that tap) for each sequence and each of `size` taps around a token."""
+    for first, end in itertools.pairwise(cu_seqlens.tolist()):
+        for tap in range(size):
+            distance = tap - size // 2
+            start, count = first + max(0, -distance), end - first - abs(distance)
+            if count > 0:
+                yield tap, slice(start, start + count), slice(start + distance, start + distance + count)
+
+
+def _neighbours(hidden, cu_seqlens, size):
+    hidden = computed(hidden)
+    near = kernels.namespace(hidden).zeros((hidden.shape[0], size, hidden.shape[1]), hidden.dtype)
+    for tap, tokens, others in _shifts(cu_seqlens, size):
+        near[tokens, tap] = hidden[others]
+    return near.reshape(hidden.shape[0], -1)
+
+
+def _neighbours_with_pullback(hidden, *, cu_seqlens, size):
+    def pullback(grad):
+        parts, total = grad.reshape(hidden.shape[0], size, -1), kernels.namespace(grad).zeros(hidden.shape, grad.dtype)
+        for tap, tokens, others in _shifts(cu_seqlens, size):
+            total[others] += parts[tokens, tap]
+        return (total,)
+
+    return _neighbours(hidden, cu_seqlens, size), pullback
+
+
+@differentiable(_neighbours_with_pullback)
+def neighbours(hidden: Any, *, cu_seqlens: Any, size: int) -> Any:
+    """The `size` tokens around each token of (tokens, features) side by side, (tokens, size * features), zero where the
+    sequence has none."""
+    return _neighbours(hidden, cu_seqlens, size)
+
+
+def _blocks(dense, size, groups):
+    """(rows, size * features) -> of each group its rows and features, (rows, size, features) views."""
+    by_tap = dense.reshape(dense.shape[0], size, -1)
+    count, features = by_tap.shape[0] // groups, by_tap.shape[2] // groups
+    for group in range(groups):
+        part = slice(group * count, (group + 1) * count)
+        yield part, by_tap[part, :, group * features : (group + 1) * features]
+
+
+def _block_diagonal_with_pullback(weight, *, size, groups):
+    def pullback(grad):
+        total = weight.copy()  # every entry is overwritten
+        for part, block in _blocks(grad, size, groups):
+            total[part] = block.reshape(block.shape[0], -1)
+        return (total,)
+
+    dense = kernels.namespace(weight).zeros((weight.shape[0], groups * weight.shape[1]), weight.dtype)
+    for part, block in _blocks(dense, size, groups):
+        block[...] = weight[part].reshape(block.shape)
+    return dense, pullback
+
+
+@differentiable(_block_diagonal_with_pullback)
+def block_diagonal(weight: Any, *, size: int, groups: int) -> Any:
+    """A convolution's weight (rows, size * features of a group) as one for all features, (rows, size * features)."""
+    return _block_diagonal_with_pullback(weight, size=size, groups=groups)[0]

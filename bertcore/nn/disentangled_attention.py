@@ -1,0 +1,248 @@
+"""Disentangled attention: by content and by relative position (He et al. 2021, arXiv:2006.03654, DeBERTa)."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.nn import disentangled_functional, functional, rows
+from bertcore.nn.convolution import ConvolutionSpec
+from bertcore.nn.embeddings import Embeddings
+from bertcore.nn.encoder import LayerContext, SelfAttention
+from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.tape import current_tape
+
+
+@dataclass(frozen=True)
+class Disentanglement:
+    """What DeBERTa's models vary.
+
+    Attributes:
+        content_to_position, position_to_content: which of the two scores are added to that of content to content.
+        score_terms: the scores are divided by sqrt(score_terms * head_dim).
+        max_distance: how far apart tokens may be to be told apart; 0 where positions are not relative.
+        buckets: how many distances (of one sign) have an embedding each, those from half of that number on in
+            buckets that grow with the distance; 0 if all up to max_distance have.
+        shares_maps: relative positions are mapped as content is, by a layer's own query and key maps.
+        has_norm: the relative embeddings are normalised.
+        convolution: beside the first layer, or None.
+    """
+
+    content_to_position: bool
+    position_to_content: bool
+    score_terms: int
+    max_distance: int
+    buckets: int = 0
+    shares_maps: bool = False
+    has_norm: bool = False
+    convolution: ConvolutionSpec | None = None
+
+    @property
+    def span(self) -> int:
+        """Half of the number of relative embeddings."""
+        return self.buckets or self.max_distance
+
+
+def distance_rows(details: Disentanglement) -> np.ndarray:
+    """The row of the relative embeddings for each distance, ascending, until they change no more, int32."""
+    furthest = details.max_distance
+    if details.buckets:
+        middle = details.buckets // 2
+        furthest = furthest if furthest > middle + 1 else middle
+        places = _log_buckets(np.arange(-furthest, furthest + 1), middle, details.max_distance)
+    else:
+        places = np.arange(-furthest, furthest + 1)
+    return np.clip(places + details.span, 0, 2 * details.span - 1).astype(np.int32)
+
+
+def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
+    """The distances themselves up to `middle`, from there on logarithms of them.
+
+    In float32 as PyTorch has them: the next integer of a logarithm depends on its last bit. (Compared with transformers
+    for 253 pairs of sizes: all equal; in float64 a distance of one of them falls into the next bucket.)
+    """
+    far = np.maximum(np.abs(distances), middle + 1)
+    logarithms = np.log((far / middle).astype(np.float32))
+    if max_distance > middle + 1:
+        logarithms = logarithms / np.log(np.float32((max_distance - 1) / middle))
+    buckets = np.ceil(logarithms * np.float32(middle - 1)) + middle
+    return np.where(np.abs(distances) <= middle, distances, np.sign(distances) * buckets)
+
+
+def real_tokens(key_mask: Any, cu_seqlens: Any) -> Any:
+    """Which tokens may be seen, (tokens,) booleans, from a mask (sequences, 1, 1, longest)."""
+    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+    columns = kernels.namespace(key_mask).arange(key_mask.shape[-1])
+    return key_mask[:, 0, 0][columns < lengths[:, None]]
+
+
+class DisentangledEmbeddings(Embeddings):
+    """LayerNorm(projection(word + position + token type)) where embeddings are narrower; padding is zero."""
+
+    def __init__(self, names: Mapping[str, str], spec: Any):
+        super().__init__(names, spec)
+        if self.projection is not None:
+            sizes = {"in_features": spec.embedding_size, "out_features": spec.hidden_size}
+            self.projection = Linear(names["embeddings_projection"], **sizes, bias=False)
+            self.norm = LayerNorm(names["embeddings_norm"], features=spec.hidden_size, eps=spec.layer_norm_eps)
+
+    def __call__(self, inputs: Any) -> Any:
+        """An `EncoderInput` -> (tokens, hidden)."""
+        words, marks = self.words(inputs.input_ids), self.marks(inputs)
+        if self.projection is None:
+            embedded = self.norm(words, marks)
+        else:
+            embedded = self.norm(self.projection(words if marks is None else functional.add(words, marks)))
+        if inputs.key_mask is None:
+            return embedded
+        return rows.multiply(embedded, factors=real_tokens(inputs.key_mask, inputs.cu_seqlens)[:, None])
+
+
+class RelativeEmbeddings(Block):
+    """The vectors of relative positions, for all layers."""
+
+    def __init__(self, names: Mapping[str, str], spec: Any):
+        details, width = spec.details, spec.hidden_size
+        self.table = self.norm = self.distance_rows = None
+        if details.span:
+            shape = 2 * details.span, width
+            self.table = Parameter(f"{names['relative_embeddings']}.weight", shape=shape, use="table")
+            self.distance_rows = distance_rows(details)
+        if details.has_norm:
+            self.norm = LayerNorm(names["relative_norm"], features=width, eps=spec.layer_norm_eps)
+
+    def __call__(self) -> Any:
+        """(2 * span, hidden)."""
+        table = functional.take_rows(self.table.value, rows=kernels.to_backend(np.arange(self.table.shape[0])))
+        return table if self.norm is None else self.norm(table)
+
+
+@dataclass
+class RelativePositions:
+    """What the layers of one pass share.
+
+    Attributes:
+        block: the relative embeddings.
+        is_real: which tokens are not padding, (tokens,) booleans; None if all are.
+        components: a list to which each layer appends the terms of its scores, or None.
+    """
+
+    block: RelativeEmbeddings
+    is_real: Any = None
+    components: list | None = None
+
+    @functools.cached_property
+    def embeddings(self) -> Any:
+        """(2 * span, hidden)."""
+        return self.block()
+
+    @functools.cached_property
+    def distance_rows(self) -> Any:
+        """In the memory of the backend in force; None where positions are not relative."""
+        rows = self.block.distance_rows
+        return None if rows is None else kernels.to_backend(rows)
+
+
+class DisentangledAttention(SelfAttention):
+    """Self-attention by content and relative position, as in DeBERTa v2 and v3: positions are mapped as content is, or
+    by maps of their own.
+
+    What positions are mapped to depends on no input: in inference it is computed once and kept, until
+    `forget_constants`.
+    """
+
+    is_by_head = False  # whether the map's outputs are query, key and value of each head in turn
+
+    def __init__(self, names: Mapping[str, str], spec: Any):
+        super().__init__(names, spec)
+        self.details, width = spec.details, spec.hidden_size
+        self.scale = (width // spec.num_heads * self.details.score_terms) ** -0.5
+        self.map_key = self.map_query = None
+        if self.details.span and not self.details.shares_maps:
+            self._make_position_maps(names, {"in_features": width, "out_features": width})
+        self.forget_constants()
+
+    def _make_position_maps(self, names: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+        if self.details.content_to_position:
+            self.map_key = Linear(names["position_key"], **sizes)
+        if self.details.position_to_content:
+            self.map_query = Linear(names["position_query"], **sizes)
+
+    def forget_constants(self) -> None:
+        """To be called when values of parameters were replaced."""
+        self._constants = {}
+
+    def _attend(self, hidden: Any, context: LayerContext, compute_dtype: str | None) -> Any:
+        positions, heads = context.shared, {"num_heads": self.num_heads, "is_by_head": self.is_by_head}
+        bias, position_key, position_query = self._bias_and_tables(positions)
+        qkv = functional.linear(hidden, self.qkv.weight.weight, bias)
+        attended = disentangled_functional.disentangled_attention(
+            qkv,
+            position_key,
+            position_query,
+            **heads,
+            distance_rows=positions.distance_rows,
+            cu_seqlens=context.cu_seqlens,
+            attn_mask=context.key_mask,
+            scale=self.scale,
+            attentions=context.attentions,
+            components=positions.components,
+            compute_dtype=compute_dtype,
+        )
+        if positions.is_real is None:
+            return attended
+        places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
+        return disentangled_functional.attend_to_all_alike(attended, qkv, **places)
+
+    def _bias_and_tables(self, positions: RelativePositions) -> tuple[Any, Any, Any]:
+        """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, hidden) or None."""
+        if current_tape() is not None:
+            return self._bias(), *self._tables(positions)
+        kept, backend = self._constants, kernels.get_backend()  # kept by a call that began before they were forgotten
+        if backend not in kept:
+            xp, arrays = kernels.namespace(self.norm.weight.value), (self._bias(), *self._tables(positions))
+            kept[backend] = tuple(None if array is None else xp.ascontiguousarray(array) for array in arrays)
+        return kept[backend]
+
+    def _bias(self) -> Any:
+        return self.qkv.bias.value
+
+    def _tables(self, positions: RelativePositions) -> tuple[Any, Any]:
+        """What the queries' content and the keys' content are compared with."""
+        details, embeddings = self.details, None if positions.block.table is None else positions.embeddings
+        if embeddings is None or not details.shares_maps:
+            return tuple(None if chosen is None else chosen(embeddings) for chosen in (self.map_key, self.map_query))
+        if not (details.content_to_position or details.position_to_content):
+            return None, None
+        width, mapped = self.output.weight.shape[0], self.qkv(embeddings)
+        wanted = (details.content_to_position, width), (details.position_to_content, 0)
+        return tuple(
+            functional.columns(mapped, first=first, last=first + width) if is_wanted else None
+            for is_wanted, first in wanted
+        )
+
+
+class DisentangledAttentionByHead(DisentangledAttention):
+    """The same as in DeBERTa v1: one map without a bias gives query, key and value of each head in turn, queries and
+    values have biases of their own, and positions always have maps of their own."""
+
+    is_by_head = True
+
+    def _make_qkv(self, names: Mapping[str, str], width: int) -> Linear:
+        self.query_bias, self.value_bias = (
+            Parameter(names[f"{part}_bias"], shape=(width,), initial="zeros") for part in ("query", "value")
+        )
+        return Linear(names["qkv"], in_features=width, out_features=3 * width, bias=False)
+
+    def _make_position_maps(self, names: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+        super()._make_position_maps(names, sizes)
+        if self.map_key is not None:
+            self.map_key = Linear(names["position_key"], **sizes, bias=False)
+
+    def _bias(self) -> Any:
+        biases = self.query_bias.value, self.value_bias.value
+        return disentangled_functional.bias_by_head(*biases, num_heads=self.num_heads)
