@@ -7,7 +7,8 @@ outside of what is timed; for the forward the weights are prepared there too (tr
 What a case moves is counted as the elements it cannot avoid to read or write: inputs once, outputs once. The backward
 reads the gradient of the output and what its contract takes, and writes the gradients. Integer ids and offsets are left
 out. FLOPs are given where arithmetic is the limit (linear, attention): 2 per multiply-add of the products, of which
-attention has two forward and five backward (one of them computes the scores again). All other cases are memory-bound.
+attention has two forward and five backward (one of them computes the scores again); relative attention has one more
+forward for each table, and three backward. All other cases are memory-bound.
 """
 
 import math
@@ -289,6 +290,45 @@ def _attention_training(a, backend):
     return output, *grads
 
 
+# relative attention: DeBERTa's, with both tables, of as many rows as DeBERTa-v3-base has
+
+
+TABLE_ROWS = 512
+
+
+def _relative_attention_cases(size: str, length: str) -> Iterator[Case]:
+    heads, hidden = SIZES[size].heads, SIZES[size].hidden
+    for name, lengths in SIZES[size].batches[length].items():
+        tokens, head_dim = sum(lengths), hidden // heads
+        table = (TABLE_ROWS, heads, head_dim)
+        inputs = {
+            "qkv": Normal((tokens, 3, heads, head_dim)), "position_key": Normal(table), "position_query": Normal(table),
+            "distance_rows": np.arange(TABLE_ROWS - 1), "cu_seqlens": np.cumsum((0, *lengths), dtype=np.int32),
+            "grad_output": Normal((tokens, heads, head_dim)),
+        }  # fmt: skip
+        product, tables = 2 * hidden * sum(own * own for own in lengths), 2 * math.prod(table)
+        costs = (
+            _Cost(4 * tokens * hidden + tables, 4 * product), _Cost(8 * tokens * hidden + 2 * tables, 11 * product),
+        )  # fmt: skip
+        functions = (_relative_attention, _relative_attention_training)
+        yield from _pair(("relative_attention", name, size, length), inputs, functions, *costs)
+
+
+RELATIVE = ("position_key", "position_query", "distance_rows", "cu_seqlens")
+
+
+def _relative_attention(a, backend):
+    options = {name: getattr(a, name) for name in RELATIVE}
+    return (kernels.relative_attention(*query_key_value(a), **options, backend=backend),)
+
+
+def _relative_attention_training(a, backend):
+    inputs, options = query_key_value(a), {name: getattr(a, name) for name in RELATIVE} | {"backend": backend}
+    output, lse = kernels.relative_attention(*inputs, **options, return_lse=True)
+    grads = kernels.relative_attention_backward(a.grad_output, *inputs, output, lse, **options)
+    return output, *(grad for grad in grads if grad is not None)
+
+
 # embedding and cross entropy: both ends of a masked language model
 
 
@@ -333,6 +373,7 @@ OPS = {
     "activation": _activation_cases,
     "linear": _linear_cases,
     "attention": _attention_cases,
+    "relative_attention": _relative_attention_cases,
     "embedding": _embedding_cases,
     "cross_entropy": _cross_entropy_cases,
 }

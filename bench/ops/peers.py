@@ -29,7 +29,7 @@ def bind_torch(case: Case, inputs: dict[str, Any]) -> Callable[[], tuple]:
     torch.set_num_threads(_numba.num_threads())
     tensors = {name: torch.from_numpy(it) if isinstance(it, np.ndarray) else it for name, it in inputs.items()}
     a = SimpleNamespace(**tensors)
-    if case.op == "attention":
+    if case.op in ("attention", "relative_attention"):
         a.query, a.key, a.value = query_key_value(a)
     function, differentiable = _PEERS[case.op]
     leaves = [getattr(a, name) for name in differentiable]
@@ -82,6 +82,21 @@ def _attention(functional, a):
     return functional.scaled_dot_product_attention(*arrays).transpose(1, 2).reshape(-1, heads, head_dim)
 
 
+def _relative_attention(functional, a):
+    texts, (tokens, heads, head_dim) = len(a.cu_seqlens) - 1, a.query.shape
+    query, key, value = (
+        array.reshape(texts, -1, heads, head_dim).transpose(1, 2) for array in (a.query, a.key, a.value)
+    )
+    position, last = a.cu_seqlens.new_ones(tokens // texts).cumsum(0), len(a.distance_rows) // 2
+    rows = a.distance_rows[(position[:, None] - position).clamp(-last, last) + last]
+    shape = (texts, heads, *rows.shape)
+    scores = query @ key.mT
+    scores = scores + (query @ a.position_key.permute(1, 2, 0)).gather(-1, rows.expand(shape))
+    scores = scores + (key @ a.position_query.permute(1, 2, 0)).gather(-1, rows.mT.expand(shape)).mT
+    output = functional.softmax(scores * head_dim**-0.5, -1) @ value
+    return output.transpose(1, 2).reshape(tokens, heads, head_dim)
+
+
 def _embedding(functional, a):
     return functional.embedding(a.input, a.weight)
 
@@ -97,6 +112,7 @@ _PEERS = {  # the function, and what has a gradient, in the order in which the c
     "activation": (_activation, ("input",)),
     "linear": (_linear, ("input", "weight", "bias")),
     "attention": (_attention, ("query", "key", "value")),
+    "relative_attention": (_relative_attention, ("query", "key", "value", "position_key", "position_query")),
     "embedding": (_embedding, ("weight",)),
     "cross_entropy": (_cross_entropy, ("input",)),
 }
