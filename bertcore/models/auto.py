@@ -5,14 +5,14 @@ Names, arguments and outputs are those of transformers. A class's `from_pretrain
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bertcore import kernels
 from bertcore.heads.classifier import Classifier
-from bertcore.heads.language_model import LanguageModelHead
+from bertcore.heads.language_model import LanguageModelHead, LanguageModelSpec
 from bertcore.models import losses
 from bertcore.models.generation import generate
 from bertcore.models.model import Encoded, Model
@@ -29,11 +29,9 @@ def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
     return family_of(config).heads(ConfigReader(config))
 
 
-def _with_entities(name: str) -> type[Model]:
-    """The class of this name in `models.entities`, which derives its classes from those here."""
-    from bertcore.models import entities
-
-    return getattr(entities, name)
+def _derived(module: str, name: str) -> type[Model]:
+    """A class of another module of this package, which derives its classes from those here."""
+    return getattr(importlib.import_module(f"bertcore.models.{module}"), name)
 
 
 def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, Any]:
@@ -59,7 +57,7 @@ class AutoModel(Model):
 
     @classmethod
     def _for(cls, config: Mapping[str, Any]) -> type[Model]:
-        return _with_entities("WordAndEntityModel") if "masked_entities" in head_specs(config) else cls
+        return _derived("entities", "WordAndEntityModel") if "masked_entities" in head_specs(config) else cls
 
     def _output(self, encoded: Encoded) -> EncoderOutput:
         pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(value_of(encoded.pooled))
@@ -106,7 +104,7 @@ class AutoModelForMaskedLM(ModelWithHeads):
 
     @classmethod
     def _for(cls, config: Mapping[str, Any]) -> type[Model]:
-        return _with_entities("WordAndEntityMaskedLM") if "masked_entities" in head_specs(config) else cls
+        return _derived("entities", "WordAndEntityMaskedLM") if "masked_entities" in head_specs(config) else cls
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)
@@ -335,7 +333,7 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
         if start_positions is not None and end_positions is not None:
             named = {"start_positions": start_positions, "end_positions": end_positions}
             start, end = (
-                _position_loss(logits, column, positions, name, encoded.packed.shape)
+                losses.position_loss(logits, column, positions, name, encoded.packed.shape)
                 for column, (name, positions) in enumerate(named.items())
             )
             loss = functional.scale(functional.add(start, end), factor=0.5)
@@ -357,6 +355,11 @@ class AutoModelForCausalLM(ModelWithHeads):
     _targets = ("labels",)
     generate = generate
 
+    @classmethod
+    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
+        is_usual = isinstance(head_specs(config).get("causal_lm"), LanguageModelSpec | None)
+        return cls if is_usual else _derived("adaptive", "AdaptiveCausalLM")
+
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)
 
@@ -365,19 +368,6 @@ class AutoModelForCausalLM(ModelWithHeads):
         if labels is not None:
             loss = self.encoder.causal_loss(logits, labels, encoded)
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
-
-
-def _position_loss(logits: Any, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Any:
-    """The mean cross entropy of a column among those of its sequence; `logits` are of every column, (columns, 2)."""
-    array = losses.label_array(name, positions)
-    if array.dtype.kind not in "iu" or array.size != shape[0]:
-        raise ValueError(f"{name} is {array.dtype} of shape {array.shape}, expected integers, ({shape[0]},)")
-    array = array.reshape(-1)
-    if (array < 0).any():
-        raise ValueError(f"{name}[{array.argmin()}] is {array.min()}, expected a column, from 0 on")
-    labels = kernels.to_backend(np.where(array < shape[1], array, losses.IGNORED))
-    scores = functional.reshape(functional.columns(logits, first=column, last=column + 1), shape=shape)
-    return functional.cross_entropy(scores, labels=labels)
 
 
 def _check_tokens(encoded: Encoded) -> None:

@@ -64,7 +64,5 @@ class CausalEncoder(Encoder):
 
         A label of a sequence's first token counts for nothing, and -100 stands for none.
         """
-        labels = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
-        following = kernels.namespace(labels).roll(labels, -1)
-        following[encoded.inputs.last_tokens] = losses.IGNORED
-        return functional.cross_entropy(logits, labels=following)
+        following = losses.next_words(encoded.packed, labels, self.spec.vocab_size)
+        return functional.cross_entropy(logits, labels=kernels.to_backend(following))

@@ -26,10 +26,23 @@ def token_loss(
 
 
 def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = "") -> Any:
-    """Token labels, (sequences, length), stripped to (tokens,); -100 stands for none.
+    """Token labels, (sequences, length), stripped to (tokens,), in the memory of the backend in force.
 
-    `kind` is "entity_" for labels of entities: so the names of their inputs begin.
+    -100 stands for none. `kind` is "entity_" for labels of entities: so the names of their inputs begin.
     """
+    return kernels.to_backend(_stripped(packed, labels, num_classes, name, kind))
+
+
+def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
+    """For each packed token the label of the one after it, which it predicts, in host memory; -100 for none."""
+    words = _stripped(packed, labels, num_classes, "labels", "")
+    following = np.full(words.shape, IGNORED, np.int64)
+    following[:-1] = words[1:]
+    following[packed.cu_seqlens[1:][packed.has_tokens] - 1] = IGNORED
+    return following
+
+
+def _stripped(packed: PackedBatch, labels: Any, num_classes: int, name: str, kind: str) -> np.ndarray:
     array = integer_batch(name, labels)
     if array.shape != packed.shape:
         raise ValueError(f"{name} has shape {array.shape}, expected {packed.shape} as {kind or 'input_'}ids has")
@@ -37,7 +50,7 @@ def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: s
     kept = packed.strip(array)
     if np.count_nonzero(kept != IGNORED) != np.count_nonzero(array != IGNORED):
         raise ValueError(f"{name} has a label at a padded position ({kind}attention_mask 0): set it to -100")
-    return kernels.to_backend(kept)
+    return kept
 
 
 def sequence_loss(logits: Any, labels: Any, num_classes: int, *, name: str = "labels") -> Any:
@@ -70,6 +83,19 @@ def classification_loss(logits: Any, labels: Any, num_labels: int, problem_type:
         loss = functional.mean_squared_error
         array = _one_each("labels", array, logits)[:, None] if num_labels == 1 else array
     return loss(logits, labels=floating_labels("labels", array, logits))
+
+
+def position_loss(logits: Any, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Any:
+    """The mean cross entropy of a column among those of its sequence; `logits` are of every column, (columns, 2)."""
+    array = label_array(name, positions)
+    if array.dtype.kind not in "iu" or array.size != shape[0]:
+        raise ValueError(f"{name} is {array.dtype} of shape {array.shape}, expected integers, ({shape[0]},)")
+    array = array.reshape(-1)
+    if (array < 0).any():
+        raise ValueError(f"{name}[{array.argmin()}] is {array.min()}, expected a column, from 0 on")
+    labels = kernels.to_backend(np.where(array < shape[1], array, IGNORED))
+    scores = functional.reshape(functional.columns(logits, first=column, last=column + 1), shape=shape)
+    return functional.cross_entropy(scores, labels=labels)
 
 
 def floating_labels(name: str, labels: np.ndarray, logits: Any) -> Any:

@@ -7,6 +7,8 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.models.encoder import Encoder, EncoderInput, Trace
+from bertcore.models.registry import Family
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.relative_attention import Relations, sinusoids
 from bertcore.tape import current_tape, value_of
@@ -22,6 +24,11 @@ class RecurrentEncoder(Encoder):
     The spec's details tell head_dim, memory_length (None for all), clamp_length (0 for no clamping), is_causal,
     same_length, and whether memories are returned (returns_memory, and trains_with_memory while a tape records).
     """
+
+    def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
+        if spec.hidden_size % 2:
+            raise ValueError(f"config: d_model is {spec.hidden_size}, expected an even number: of sines and cosines")
+        super().__init__(family, spec, prefix=prefix, pooler=pooler)
 
     def keeps_padding(self, own_inputs: Mapping[str, Any]) -> bool:
         """With a memory all padding stays, and where one is asked for by name, so that it has what padding becomes."""
@@ -112,13 +119,13 @@ class RecurrentEncoder(Encoder):
             ahead = np.arange(memory + longest) - np.arange(longest)[:, None]
             causal = ahead <= memory
             if self.spec.details.same_length:
-                causal &= self._within_length(ahead, longest, memory)
+                causal &= self._within_length(ahead, memory)
             visible = causal[None] if visible is None else visible & causal
         return visible
 
-    def _within_length(self, ahead: np.ndarray, longest: int, memory: int) -> np.ndarray:
+    def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
         """With same_length: which keys are not too far back. `ahead` is a key's place minus the query's number."""
-        return ahead >= 0
+        raise NotImplementedError
 
     # --- what comes out -------------------------------------------------------------------------------
 

@@ -182,6 +182,9 @@ class TwoStreamEncoder(RecurrentEncoder):
     def _lowest(self, longest: int, highest: int) -> int:
         return -highest if self.spec.details.half_runs_backwards else super()._lowest(longest, highest)
 
+    def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
+        return ahead >= 0
+
     def _remembered(self, state: Any) -> Any:
         return state[: self.spec.details.reuse_length] if self.spec.details.reuse_length else state
 

@@ -37,8 +37,6 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     numbers = standard_spec(
         config, keys=KEYS, **LARGE, type_vocab_size=0, max_positions=0, is_relative=True, pad_token_id=None
     )
-    if numbers.hidden_size % 2:
-        raise ValueError(f"config: d_model is {numbers.hidden_size}, expected an even number: of sines and cosines")
     details = TwoStreamDetails(
         head_dim=read.size("d_head", numbers.hidden_size // numbers.num_heads),
         memory_length=read.index("mem_len", 512, 2**31) or None,

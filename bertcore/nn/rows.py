@@ -23,17 +23,22 @@ def _column_sums(grad):
     return grad.sum(axis=0, dtype=wide).astype(grad.dtype)
 
 
-def _concatenate_with_pullback(first, second):
-    def pullback(grad):
-        return grad[: first.shape[0]], grad[first.shape[0] :]
-
-    return kernels.namespace(first).concatenate([first, second]), pullback
+def _concatenate_with_pullback(*arrays, axis=0):
+    ends = np.cumsum([array.shape[axis] for array in arrays[:-1]]).tolist()
+    joined = kernels.namespace(arrays[0]).concatenate(arrays, axis=axis)
+    return joined, lambda grad: kernels.namespace(grad).split(grad, ends, axis=axis)
 
 
 @differentiable(_concatenate_with_pullback)
-def concatenate(first: Any, second: Any) -> Any:
-    """The rows of `first`, then those of `second`."""
-    return kernels.namespace(first).concatenate([first, second])
+def concatenate(*arrays: Any, axis: int = 0) -> Any:
+    """The arrays one after the other, or with axis=1 side by side."""
+    return kernels.namespace(arrays[0]).concatenate(arrays, axis=axis)
+
+
+@differentiable(lambda matrix: (matrix.T, lambda grad: (grad.T,)))
+def transpose(matrix: Any) -> Any:
+    """(rows, columns) -> (columns, rows)."""
+    return matrix.T
 
 
 def _part_with_pullback(array, *, first, last):

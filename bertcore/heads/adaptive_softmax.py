@@ -1,0 +1,117 @@
+"""Transformer-XL's language model: the adaptive softmax (Grave et al. 2016, arXiv:1609.04309)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.nn import functional, rows
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.tape import value_of
+
+
+@dataclass(frozen=True)
+class AdaptiveSoftmaxSpec:
+    """A family's names of the head's parts, without ".weight" and ".bias"; "{group}" stands for the number of a group.
+
+    Attributes:
+        output: of the maps onto the words of each group.
+        projection: of the maps before them; the full name.
+        group: beginning of "_weight" and "_bias" of the map onto the groups but the first.
+        shares_projections: all projections but the first are those of the embeddings.
+    """
+
+    output: str
+    projection: str
+    group: str
+    shares_projections: bool
+
+
+class AdaptiveSoftmax(Block):
+    """Probabilities of the frequent words and of groups of others; within each group, of its words.
+
+    Widths, tables and where they are tied follow the embeddings (`AdaptiveEmbeddings`).
+    """
+
+    def __init__(self, names: AdaptiveSoftmaxSpec, spec: Any, embeddings: Any):
+        self.bounds = spec.details.groups
+        self.outputs, self.biases = [], []
+        for index, table in enumerate(embeddings.tables):
+            name, weight = names.output.format(group=index), table.table
+            if spec.tied_decoder:
+                weight.uses.add("weight")
+            else:
+                weight = Parameter(f"{name}.weight", shape=weight.part_shape, use="weight")
+            self.outputs.append(weight)
+            self.biases.append(Parameter(f"{name}.bias", shape=weight.part_shape[:1], initial="zeros"))
+        self.projections = [
+            self._projection(names, index, embeddings) for index in range(len(self.bounds)) if embeddings.projections
+        ]
+        self.group_weight = self.group_bias = None
+        count = len(self.bounds) - 1
+        if count:
+            self.group_weight = Parameter(f"{names.group}_weight", shape=(count, spec.embedding_size), use="weight")
+            self.group_bias = Parameter(f"{names.group}_bias", shape=(count,), initial="zeros")
+
+    def _projection(self, names: AdaptiveSoftmaxSpec, index: int, embeddings: Any) -> Parameter:
+        shared = embeddings.projections[index if len(embeddings.projections) > 1 else 0]
+        if index and names.shares_projections:
+            return shared
+        return Parameter(names.projection.format(group=index), shape=shared.part_shape)
+
+    def __call__(self, hidden: Any) -> Any:
+        """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
+        first, *others = (_log_softmax(value_of(self._scores(hidden, index))) for index in range(len(self.bounds)))
+        words = self.bounds[0][1]
+        parts = [first[:, :words]]
+        parts += [part + first[:, words + index, None] for index, part in enumerate(others)]
+        return kernels.namespace(first).concatenate(parts, axis=1)
+
+    def loss(self, hidden: Any, labels: np.ndarray) -> Any:
+        """The mean over tokens of -log(the probability of their label), (tokens,) in host memory, -100 for none; of a
+        group only the tokens that need it are computed."""
+        words, groups = labels.copy(), list(self._members(labels))
+        for index, where, _ in groups:
+            words[where] = self.bounds[0][1] + index - 1
+        loss = functional.cross_entropy(self._scores(hidden, 0), labels=kernels.to_backend(words))
+        for index, where, inside in groups:
+            chosen = functional.take_rows(hidden, rows=kernels.to_backend(where))
+            part = functional.cross_entropy(self._scores(chosen, index), labels=kernels.to_backend(inside))
+            loss = functional.add(loss, functional.scale(part, factor=len(where) / np.count_nonzero(labels >= 0)))
+        return loss
+
+    def _members(self, labels: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """For each group but the first that has labels: its number, whose they are, and their numbers within it."""
+        for index, (first, end) in enumerate(self.bounds[1:], start=1):
+            where = np.flatnonzero((labels >= first) & (labels < end))
+            if where.size:
+                yield index, where, labels[where] - first
+
+    def _scores(self, hidden: Any, index: int) -> Any:
+        """Before the softmax: of a group's words, and for the first, of the other groups behind them."""
+        if self.projections:
+            hidden = functional.linear(hidden, self._transposed(index, hidden), None)
+        own = index if len(self.outputs) > 1 else 0
+        scores = functional.linear(hidden, self.outputs[own].weight, self.biases[own].value)
+        first, end = self.bounds[index]
+        if len(self.outputs) == 1 < len(self.bounds):  # one map for all
+            scores = functional.columns(scores, first=first, last=end)
+        if index or self.group_weight is None:
+            return scores
+        groups = functional.linear(hidden, self.group_weight.weight, self.group_bias.value)
+        return rows.concatenate(scores, groups, axis=1)
+
+    def _transposed(self, index: int, hidden: Any) -> Any:
+        """The projection of a group in the direction opposite to the embeddings', and in the hidden states' dtype."""
+        matrix, dtype = self.projections[index].value, value_of(hidden).dtype
+        if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
+            matrix = matrix.astype(dtype)
+        return rows.transpose(matrix)
+
+
+def _log_softmax(scores: Any) -> Any:
+    xp = kernels.namespace(scores)
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))

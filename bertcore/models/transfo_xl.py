@@ -1,0 +1,135 @@
+"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860): a language model with a memory; XLNet's ancestor.
+
+Names in checkpoints are those of transformers up to version 4, which had it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.adaptive_softmax import AdaptiveSoftmaxSpec
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.models.adaptive import CausalRecurrentEncoder, RecurrentDetails
+from bertcore.models.registry import Family, HeadSpec, register
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.adaptive_embeddings import AdaptiveEmbeddings
+
+KEYS = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "d_inner",
+    "num_hidden_layers": "n_layer",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "initializer_range": "init_std",
+}
+WIKITEXT = {
+    "default_vocab_size": 267735,
+    "default_hidden_size": 1024,
+    "default_num_attention_heads": 16,
+    "default_intermediate_size": 4096,
+    "default_num_hidden_layers": 18,
+    "default_layer_norm_eps": 1e-5,
+}
+MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # that the rules for tied names go through
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a Transformer-XL config; there is no limit to a sequence's length."""
+    read = ConfigReader(config)
+    read.unsupported("attn_type", 0, 0)
+    read.unsupported("adaptive", True, True)
+    read.unsupported("sample_softmax", -1, -1)
+    fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None, "activation": "relu"}
+    numbers = standard_spec(config, keys=KEYS, **WIKITEXT, **fixed)
+    details = RecurrentDetails(
+        head_dim=read.size("d_head", 64),
+        memory_length=read.count("mem_len", 1600),
+        clamp_length=max(read.integer("clamp_len", 1000), 0),
+        same_length=read.flag("same_length", True),
+        groups=_groups(config.get("cutoffs", (20000, 40000, 200000)), numbers.vocab_size),
+        div_val=read.size("div_val", 4),
+        is_pre_norm=read.flag("pre_lnorm", False),
+        own_biases=read.flag("untie_r", True),
+    )
+    if details.same_length and not details.memory_length:
+        raise ValueError("config: same_length is true, which needs a mem_len, but mem_len is 0")
+    width = read.size("d_embed", 1024)
+    if width < details.div_val ** (len(details.groups) - 1):
+        raise ValueError(f"config: d_embed is {width}, too narrow for div_val {details.div_val} and these cutoffs")
+    return replace(numbers, embedding_size=width, details=details)
+
+
+def _groups(cutoffs: Any, vocab_size: int) -> tuple[tuple[int, int], ...]:
+    """(first word, end) of each group of words."""
+    is_list = isinstance(cutoffs, list | tuple) and all(type(cutoff) is int for cutoff in cutoffs)
+    ends = (0, *cutoffs, vocab_size) if is_list else ()
+    if not is_list or len(ends) - 1 > MOST_GROUPS or any(first >= end for first, end in pairwise(ends)):
+        raise ValueError(
+            f"config: cutoffs is {cutoffs!r}, expected ascending integers between 0 and vocab_size {vocab_size}, "
+            f"at most {MOST_GROUPS - 1}"
+        )
+    return tuple(pairwise(ends))
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a Transformer-XL config."""
+    language_model = AdaptiveSoftmaxSpec(
+        output="crit.out_layers.{group}",
+        projection="crit.out_projs.{group}",
+        group="crit.cluster",
+        shares_projections=read.flag("proj_share_all_but_first", True),
+    )
+    return {
+        "causal_lm": language_model,
+        "sequence_classification": ClassifierSpec("score", "last", bias=False),
+    }
+
+
+TRANSFORMER_XL = register(
+    Family(
+        model_type="transfo-xl",
+        architecture="TransfoXL",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="transformer.",
+            heads=("crit.", "score."),
+            tied=(
+                *((f"crit.out_layers.{k}.weight", f"word_emb.emb_layers.{k}.weight") for k in range(MOST_GROUPS)),
+                *((f"crit.out_projs.{k}", f"word_emb.emb_projs.{k}") for k in range(1, MOST_GROUPS)),
+                *((f"crit.out_projs.{k}", "word_emb.emb_projs.0") for k in range(1, MOST_GROUPS)),  # div_val 1
+                *(
+                    (f"layers.{layer}.dec_attn.{bias}", bias)
+                    for layer in range(MOST_NAMED_LAYERS)
+                    for bias in ("r_w_bias", "r_r_bias")
+                ),
+            ),
+            anchor="word_emb.emb_layers.0.weight",
+            buffers=("pos_emb.inv_freq",),
+        ),
+        encoder_names={
+            "word_embeddings": "word_emb.emb_layers.{group}",
+            "embeddings_projection": "word_emb.emb_projs.{group}",
+            "content_bias": "r_w_bias",
+            "position_bias": "r_r_bias",
+        },
+        layer_names={
+            "qkv": "layers.{layer}.dec_attn.qkv_net",
+            "positions": "layers.{layer}.dec_attn.r_net",
+            "attention_output": "layers.{layer}.dec_attn.o_net",
+            "content_bias": "layers.{layer}.dec_attn.r_w_bias",
+            "position_bias": "layers.{layer}.dec_attn.r_r_bias",
+            "attention_norm": "layers.{layer}.dec_attn.layer_norm",
+            "expand": "layers.{layer}.pos_ff.CoreNet.0",
+            "contract": "layers.{layer}.pos_ff.CoreNet.3",
+            "feed_forward_norm": "layers.{layer}.pos_ff.layer_norm",
+        },
+        embeddings=AdaptiveEmbeddings,
+        encoder=CausalRecurrentEncoder,
+        pooler=None,
+        inputs=("mems",),
+        batch_inputs=("mems",),
+    )
+)

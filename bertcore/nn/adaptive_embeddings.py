@@ -1,0 +1,54 @@
+"""Embeddings whose width shrinks with the words' rank (Baevski and Auli 2018, arXiv:1809.10853), Transformer-XL's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bertcore import kernels
+from bertcore.nn import functional, rows
+from bertcore.nn.layers import Embedding
+from bertcore.nn.parameter import Block, Parameter
+
+
+class AdaptiveEmbeddings(Block):
+    """sqrt(hidden size) times each word's embedding, projected to the hidden size.
+
+    Words are counted by frequency; the k-th group of them (spec.details.groups) has vectors of spec.embedding_size /
+    div_val^k. With div_val 1 there is one table, and no projection where it is as wide as the hidden size.
+    """
+
+    def __init__(self, names: Mapping[str, str], spec: Any):
+        details, table, projection = spec.details, names["word_embeddings"], names["embeddings_projection"]
+        self.factor = spec.hidden_size**0.5
+        self.groups = details.groups if details.div_val > 1 else ((0, spec.vocab_size),)
+        widths = [spec.embedding_size // details.div_val**index for index in range(len(self.groups))]
+        self.tables = [
+            Embedding(table.format(group=index), rows=end - first, features=width)
+            for index, ((first, end), width) in enumerate(zip(self.groups, widths, strict=True))
+        ]
+        self.projections: list[Parameter] = []
+        if details.div_val > 1 or spec.embedding_size != spec.hidden_size:
+            self.projections = [
+                Parameter(projection.format(group=index), shape=(spec.hidden_size, width), use="weight")
+                for index, width in enumerate(widths)
+            ]
+
+    def __call__(self, inputs: Any) -> Any:
+        """An `EncoderInput` -> (tokens, hidden)."""
+        ids = inputs.input_ids
+        if len(self.groups) == 1:
+            return functional.scale(self._embedded(0, ids), factor=self.factor)
+        xp = kernels.namespace(ids)
+        places = [xp.flatnonzero((ids >= first) & (ids < end)) for first, end in self.groups]
+        parts = [
+            self._embedded(index, ids[where] - first)
+            for index, (where, (first, _)) in enumerate(zip(places, self.groups, strict=True))
+        ]
+        order = xp.argsort(xp.concatenate(places))
+        joined = functional.take_rows(rows.concatenate(*parts), rows=order)
+        return functional.scale(joined, factor=self.factor)
+
+    def _embedded(self, group: int, ids: Any) -> Any:
+        embedded = self.tables[group](ids)
+        if not self.projections:
+            return embedded
+        return functional.linear(embedded, self.projections[group].weight, None)
