@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from bertcore import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    use_backend,
+)
 from tests.models.family_checks import check_backends, check_refused, check_spellings, drawn_anew
 from tests.models.family_parity import check, random_batch
 
@@ -62,6 +68,19 @@ def test_left_padding_and_holes(cpu_backend):
 
 def test_backends_and_dtypes_agree():
     check_backends(lambda **options: AutoModelForMaskedLM.from_config(TINY, **options))
+
+
+def test_targets_do_not_change_the_scores_of_left_padded_texts():
+    model = drawn_anew(AutoModelForQuestionAnswering.from_config(TINY))
+    words = np.random.default_rng(0).integers(1, 40, (2, 6))
+    padded = np.concatenate([np.zeros((2, 3), int), words], axis=1)
+    targets = {"start_positions": [4, 3], "end_positions": [5, 8]}
+    with use_backend("numpy"):
+        expected, found = model(words), model(padded, padded > 0)
+        compared = model(padded, padded > 0, **targets)  # padding stays: the loss is over all columns
+    for name in ("start_logits", "end_logits"):
+        np.testing.assert_allclose(found[name][:, 3:], expected[name], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(compared[name], found[name], rtol=0, atol=1e-6)
 
 
 def test_old_files_load(tmp_path):
