@@ -332,6 +332,15 @@ def test_names_are_the_checkpoint_s():
     assert set(without) == {name for name in grads if name.startswith(of_words)}
 
 
+def test_looking_up_entity_0_teaches_it_nothing():
+    model, (batch, _) = bertcore.AutoModelForEntityClassification.from_config(TINY), tiny_batch()
+    batch["entity_ids"][0, 0] = 0
+    with use_backend("numpy"):
+        _, grads = value_and_grad(model)(**batch, labels=[0, 1, 1])
+    gradient = grads["luke.entity_embeddings.entity_embeddings.weight"]
+    assert not gradient[0].any() and gradient[batch["entity_ids"][1, 0]].any()
+
+
 def test_published_spellings_load(tmp_path):
     model = drawn_anew(bertcore.AutoModelForMaskedLM.from_config(TINY))
     copies = {
