@@ -113,5 +113,6 @@ class AdaptiveSoftmax(Block):
 
 def _log_softmax(scores: Any) -> Any:
     xp = kernels.namespace(scores)
-    shifted = scores - scores.max(axis=1, keepdims=True)
-    return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
+    wide = rows.widened(scores)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    return (shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))).astype(scores.dtype, copy=False)

@@ -67,7 +67,8 @@ def add(left: Any, right: Any) -> Any:
 
 
 def _scaled(array, factor):
-    return kernels.namespace(array).asarray(array * factor)  # NumPy makes a scalar of an array without axes
+    # NumPy makes a scalar of an array without axes, and float32 of bfloat16.
+    return kernels.namespace(array).asarray(array * factor, array.dtype)
 
 
 @differentiable(lambda array, *, factor: (_scaled(array, factor), lambda grad: (_scaled(grad, factor),)))

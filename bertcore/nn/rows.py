@@ -62,9 +62,15 @@ def multiply(array: Any, *, factors: Any) -> Any:
     return computed(array) * factors
 
 
+def widened(array: Any) -> Any:
+    """`array` in float32 if it is of lower precision: what sums are taken in."""
+    return array.astype(np.float32) if array.dtype.itemsize < 4 else array
+
+
 def _map_tokens(array, matrices):
-    mapped = kernels.namespace(array).matmul(matrices, array.reshape(len(matrices), -1, array.shape[1]))
-    return mapped.reshape(-1, array.shape[1])
+    parts = widened(array).reshape(len(matrices), -1, array.shape[1])
+    mapped = kernels.namespace(array).matmul(widened(matrices), parts)
+    return mapped.reshape(-1, array.shape[1]).astype(array.dtype, copy=False)
 
 
 def _map_tokens_with_pullback(array, *, matrices):
@@ -79,8 +85,9 @@ def map_tokens(array: Any, *, matrices: Any) -> Any:
 
 
 def _segment_scores(queries, bias, table):
-    xp = kernels.namespace(queries)
-    return xp.stack([(queries * row).sum(axis=-1) + (bias * row).sum(axis=-1) for row in table], axis=-1)
+    wide, bias = widened(queries), widened(bias)
+    scores = [(wide * row).sum(axis=-1) + (bias * row).sum(axis=-1) for row in widened(table)]
+    return kernels.namespace(queries).stack(scores, axis=-1).astype(queries.dtype, copy=False)
 
 
 def _segment_scores_with_pullback(queries, bias, table):

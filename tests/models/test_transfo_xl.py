@@ -1,5 +1,6 @@
 """Transformer-XL against its definition in float64 (transformers 5 has it no more)."""
 
+import functools
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import bertcore
 from bertcore import use_backend, value_and_grad
 from tests.checkpoint.files import write_tensors
 from tests.models import transformer_xl_oracle as oracle
+from tests.models.family_checks import check_backends
 
 CONFIG = {
     "model_type": "transfo-xl", "vocab_size": 23, "cutoffs": [5, 11], "d_model": 12, "d_embed": 12, "n_head": 3,
@@ -155,12 +157,11 @@ def test_sequence_classification_reads_the_last_token():
         np.testing.assert_allclose(out.logits[index], parameters["score.weight"] @ last)
 
 
-def test_low_precision_is_close():
-    exact = bertcore.AutoModelForCausalLM.from_config(CONFIG)(IDS).logits
-    with use_backend("numpy"):
-        for dtype, most in (("bfloat16", 0.1), ("int8", 0.3)):
-            found = bertcore.AutoModelForCausalLM.from_config(CONFIG, dtype=dtype)(IDS).logits
-            assert 0 < np.abs(found - exact).max() < most
+@pytest.mark.parametrize("memory", [0, 5])
+def test_backends_and_dtypes_agree(memory):
+    config = CONFIG | {"d_model": 48, "d_embed": 48, "d_head": 16, "d_inner": 65}
+    mems = np.random.default_rng(0).normal(size=(2, memory, 3, 48)).astype(np.float32)
+    check_backends(functools.partial(bertcore.AutoModelForCausalLM.from_config, config), mems=mems)
 
 
 @pytest.mark.parametrize(("changes", "key"), [
