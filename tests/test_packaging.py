@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "tape": set(),
     "nn": {"checkpoint", "kernels", "tape"},
-    "heads": {"nn"},
+    "heads": {"kernels", "nn", "tape"},
     "checkpoint": set(),
     "models": {"checkpoint", "heads", "kernels", "nn", "presets", "tape"},
     "presets": set(),
