@@ -11,8 +11,10 @@ which are then added to their rows. Of a block of rows of scores, (queries, keys
                           laid out like that, with B and K.
 
 A part of the gradients of the tables, as of the sequences, is summed by one task in the order of its sequences: the
-same bits for any number of threads. The scratch of a task is 8 times as large as the keys and queries of a sequence and
-head.
+same bits for any number of threads. The scratch of a task is 6 times as large as the keys and queries of a sequence and
+head, and two blocks of scores, beside attention's.
+
+Measured (Zen 4, 1 thread, 12 heads of 64): about 3 times as long as attention's with both tables at 1x512 and 8x128.
 """
 
 from numba import prange

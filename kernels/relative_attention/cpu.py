@@ -95,7 +95,11 @@ def _is_readable(array):
     """Whether a step can read a Deferred or an array, or None."""
     if type(array) is Deferred:
         return is_deferred_float32(array)
-    return array is None or (array.dtype == np.float32 and array.flags.aligned and array.strides[-1] == array.itemsize)
+    if array is None:
+        return True
+    *strides, unit = array.strides
+    whole = unit == array.itemsize and not any(stride % array.itemsize for stride in strides)
+    return array.dtype == np.float32 and array.flags.aligned and whole
 
 
 def _fields(program, array):
