@@ -49,14 +49,17 @@ class Disentanglement:
 
 def distance_rows(details: Disentanglement) -> np.ndarray:
     """The row of the relative embeddings for each distance, ascending, until they change no more, int32."""
-    furthest = details.max_distance
+    furthest, span = details.max_distance, details.span
     if details.buckets:
-        middle = details.buckets // 2
-        furthest = furthest if furthest > middle + 1 else middle
+        middle = span // 2
+        if furthest > middle + 1:  # where the logarithm reaches the last bucket; an odd number has one more of them
+            furthest = int(middle * ((furthest - 1) / middle) ** ((span - middle - 1) / max(middle - 1, 1))) + 2
+        else:
+            furthest = middle
         places = _log_buckets(np.arange(-furthest, furthest + 1), middle, details.max_distance)
     else:
         places = np.arange(-furthest, furthest + 1)
-    return np.clip(places + details.span, 0, 2 * details.span - 1).astype(np.int32)
+    return np.clip(places + span, 0, 2 * span - 1).astype(np.int32)
 
 
 def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
