@@ -42,7 +42,7 @@ class RecurrentAttention(RelativeAttention):
         if memory is not None:
             query = functional.take_rows(query, rows=relations.query_rows)
         queries = tuple(rows.add_to_rows(query, bias.value) for bias in (self.biases.content, self.biases.position))
-        attended = self._attend(queries, (key, value, self.positions(relations.sinusoids)), context)
+        attended = self._attend(queries, (key, value, self._position_keys(relations, self.positions.weight)), context)
         attended = functional.linear(attended, self.output.weight, None, hidden)
         return attended if self.is_pre_norm else self.norm(attended)
 

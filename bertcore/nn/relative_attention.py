@@ -24,6 +24,7 @@ class Relations:
         key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; None without one.
         query_rows: with a memory, the rows of the keys that are queries, too.
         segment_ids, segment_ids_k: of queries and keys, integers; None where segments do not matter.
+        position_keys: what blocks made of `sinusoids` in earlier calls, and will in this; None while a tape records.
         halves: of a batch whose second half runs backwards, both halves on their own; None of others.
     """
 
@@ -35,6 +36,7 @@ class Relations:
     segment_ids: Any = None
     segment_ids_k: Any = None
     halves: "tuple[Half, Half] | None" = None
+    position_keys: dict | None = None
 
     def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
         """Those of some sequences of a batch, all of one length, for which `distance_rows` stand."""
@@ -112,6 +114,13 @@ class RelativeAttention(Block):
 
     def __init__(self, spec: Any):
         self.num_heads, self.head_dim = spec.num_heads, spec.details.head_dim
+
+    def _position_keys(self, relations: Relations, weight: Parameter) -> Any:
+        """The keys of positions, (distances, heads * head_dim)."""
+        kept = {} if relations.position_keys is None else relations.position_keys
+        if self not in kept:
+            kept[self] = functional.linear(relations.sinusoids, weight.weight, None)
+        return kept[self]
 
     def _heads(self, array: Any) -> Any:
         """(rows, heads * head_dim) -> (rows, heads, head_dim)."""

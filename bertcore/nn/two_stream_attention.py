@@ -86,7 +86,7 @@ class TwoStreamAttention(RelativeAttention):
         key_value = functional.linear(context.shared.keys(content, memory), self.key_value.weight, None)
         width = self.num_heads * self.head_dim
         key, value = (functional.columns(key_value, first=first, last=first + width) for first in (0, width))
-        return key, value, functional.linear(context.shared.sinusoids, self.positions.weight, None)
+        return key, value, self._position_keys(context.shared, self.positions)
 
     def __call__(self, stream: Any, keys: tuple[Any, Any, Any], context: LayerContext, places: Any = None) -> Any:
         """A stream and the content's `keys` -> what the stream becomes, (tokens, hidden).
