@@ -138,7 +138,9 @@ def relative_attention_backward(
     parts = max(min(sequences, -(-LEAST_TASKS // max(heads, 1))), 1)
     inputs = [None if array is None else _heads_first(array) for array in (query, key, value, grad_output)]
     floats = query, key, value, query_for_position, segment_scores
-    gradients = [None if array is None else np.empty(array.shape, array.dtype) for array in floats]
+    is_empty = not query.size and not key.size  # with a head_dim of 0 there may be segment scores nevertheless
+    make = np.zeros if is_empty else np.empty
+    gradients = [None if array is None else make(array.shape, array.dtype) for array in floats]
     grad_query, grad_key, grad_value, grad_p, grad_segments = map(_heads_first, gradients)
     tables = [
         None if table is None else np.zeros((parts, *table.shape), query.dtype)
@@ -152,7 +154,7 @@ def relative_attention_backward(
         *inputs, grad_query, grad_key, grad_value, added_mask(attn_mask, query.dtype), *terms,
         grad_p, *grad_tables, grad_segments,
     ]  # fmt: skip
-    if query.size or key.size:
+    if not is_empty:
         table = sequence_table(inputs[0], inputs[1], cu_seqlens, cu_seqlens_k)
         backward(
             *map(view_address, arrays), as_kernel_array(distance_rows), *map(_ids, (segment_ids, segment_ids_k)),

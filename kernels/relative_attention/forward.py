@@ -13,8 +13,8 @@ row is looked up per score and all is a product of matrices and a shift:
 The segment term is one of two vectors of queries, chosen lane by lane for each key. Nothing is as large as the scores
 of a whole sequence, and each result depends on its own query and the keys of its sequence alone.
 
-Measured (Zen 4, 1 thread, 12 heads of 64, 8x128 and 1x512): 2.2 to 2.5 times as long as attention with both tables, 1.5 to 1.8
-times with one of them, 1.6 to 1.7 times with one table and segments; bfloat16 the same.
+Measured (Zen 4, 1 thread, 12 heads of 64, 8x128 and 1x512): with both tables 2.2 to 2.5 times as long as attention,
+with one of them 1.5 to 1.8 times, with one and segments 1.6 to 1.7 times; bfloat16 the same.
 """
 
 import numpy as np
