@@ -8,8 +8,6 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block
 
-SOURCES = ("pooler", "first", "last", "last_word", "mean", "tokens", "entities")
-
 
 @dataclass(frozen=True)
 class ClassifierSpec:

@@ -358,7 +358,7 @@ class AutoModelForCausalLM(ModelWithHeads):
     @classmethod
     def _for(cls, config: Mapping[str, Any]) -> type[Model]:
         is_usual = isinstance(head_specs(config).get("causal_lm"), LanguageModelSpec | None)
-        return cls if is_usual else _derived("adaptive", "AdaptiveCausalLM")
+        return cls if is_usual else _derived("causal_recurrent_encoder", "AdaptiveCausalLM")
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)

@@ -13,7 +13,7 @@ from bertcore.nn import functional
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block
-from bertcore.nn.pre_norm import PreNormLayer
+from bertcore.nn.causal_attention import PreNormLayer
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Trace:
 class Encoder(Block):
     """Embeddings, layers and, if wanted, a pooler.
 
-    A family with another order of things derives from it and replaces `_layers`, `_context` or `_run_layers`.
+    A family with another order of things derives from it and replaces `_layer`, `_context`, `_encode` or `_run_layers`.
     """
 
     def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):

@@ -9,7 +9,7 @@ from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.causal_encoder import CausalDetails, CausalEncoder
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
-from bertcore.nn.pre_norm import WordsAndPositions
+from bertcore.nn.causal_attention import WordsAndPositions
 
 KEYS = {
     "hidden_size": "n_embd",

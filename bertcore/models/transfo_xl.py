@@ -11,7 +11,7 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.heads.adaptive_softmax import AdaptiveSoftmaxSpec
 from bertcore.heads.classifier import ClassifierSpec
-from bertcore.models.adaptive import CausalRecurrentEncoder, RecurrentDetails
+from bertcore.models.causal_recurrent_encoder import CausalRecurrentEncoder, RecurrentDetails
 from bertcore.models.registry import Family, HeadSpec, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 from bertcore.nn.adaptive_embeddings import AdaptiveEmbeddings
