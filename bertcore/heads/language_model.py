@@ -6,6 +6,7 @@ from typing import Any
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.tape import value_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class LanguageModelSpec:
         untied_bias: the full name of an untied decoder's bias; `decoder` and ".bias" by default.
         transform, transform_norm: of the map before it and its layer norm; None where there are none.
         activation: of the transform.
+        rest: of a second map onto the vocabulary, stored (features, vocabulary), where the word embeddings are narrower
+            than the transform: of its features beyond theirs (MobileBERT).
     """
 
     decoder: str
@@ -27,6 +30,7 @@ class LanguageModelSpec:
     transform_norm: str | None = None
     activation: str | None = None
     untied_bias: str | None = None
+    rest: str | None = None
 
 
 class LanguageModelHead(Block):
@@ -41,9 +45,10 @@ class LanguageModelHead(Block):
         self.transform = self.norm = None
         if names.transform is not None:
             width = spec.embedding_size
-            sizes = {"in_features": spec.hidden_size, "out_features": width}
+            transformed = width if names.rest is None else spec.hidden_size
+            sizes = {"in_features": spec.hidden_size, "out_features": transformed}
             self.transform = Linear(names.transform, **sizes, activation=names.activation)
-            self.norm = LayerNorm(names.transform_norm, features=width, eps=spec.layer_norm_eps)
+            self.norm = LayerNorm(names.transform_norm, features=transformed, eps=spec.layer_norm_eps)
         if spec.tied_decoder:
             self.decoder, bias_name = word_embeddings, names.tied_bias
             self.decoder.uses.add("weight")
@@ -51,9 +56,18 @@ class LanguageModelHead(Block):
             self.decoder = Parameter(f"{names.decoder}.weight", shape=(vocabulary, width), use="weight")
             bias_name = names.tied_bias and (names.untied_bias or f"{names.decoder}.bias")
         self.bias = None if bias_name is None else Parameter(bias_name, shape=(vocabulary,), initial="zeros")
+        self.width, self.rest = width, None
+        if names.rest is not None:
+            sizes = {"in_features": spec.hidden_size - width, "out_features": vocabulary}
+            self.rest = Linear(names.rest, **sizes, bias=False, is_transposed=True)
 
     def __call__(self, hidden: Any) -> Any:
         """(tokens, hidden) -> logits (tokens, vocabulary)."""
         if self.transform is not None:
             hidden = self.norm(self.transform(hidden))
-        return functional.linear(hidden, self.decoder.weight, None if self.bias is None else self.bias.value)
+        rest = None
+        if self.rest is not None:
+            beyond = value_of(hidden).shape[1]
+            rest = self.rest(functional.columns(hidden, first=self.width, last=beyond)) if beyond > self.width else None
+            hidden = functional.columns(hidden, first=0, last=self.width)
+        return functional.linear(hidden, self.decoder.weight, None if self.bias is None else self.bias.value, rest)

@@ -31,6 +31,7 @@ class EncoderSpec:
             has no such table.
         hidden_size, intermediate_size: widths of the activations and of the feed-forward.
         embedding_size: width of the embeddings; where it is not hidden_size, they are projected.
+        bottleneck_size: width of attention and feed-forward within a layer, where it is not hidden_size (MobileBERT).
         num_layers, num_heads: depth, and heads that divide hidden_size.
         activation: the feed-forward's, as `kernels.linear` names it.
         layer_norm_eps: added to the variance in every layer norm.
@@ -69,11 +70,13 @@ class EncoderSpec:
     projects_embeddings: bool = False
     words_as_types: bool = False
     is_relative: bool = False
+    bottleneck_size: int | None = None
     details: Any = None
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(f"config: hidden_size {self.hidden_size} is not a multiple of {self.num_heads} heads")
+        width, name = self.bottleneck_size or self.hidden_size, "bottleneck" if self.bottleneck_size else "hidden"
+        if width % self.num_heads:
+            raise ValueError(f"config: {name}_size {width} is not a multiple of {self.num_heads} heads")
         if self.positions_after_padding and self.pad_token_id is None:
             raise ValueError("config: pad_token_id is null, expected an integer: positions start after it")
         if self.positions_after_padding and self.position_offset >= self.max_positions:

@@ -7,6 +7,14 @@ from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block
 
 
+class FirstToken(Block):
+    """The hidden state of the first token as it is."""
+
+    def __call__(self, hidden: Any, first_tokens: Any) -> Any:
+        """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""
+        return functional.take_rows(hidden, rows=first_tokens)
+
+
 class Pooler(Block):
     """activation(linear(hidden state of the first token)); tanh in BERT (Devlin et al. 2018, section 3)."""
 

@@ -3,6 +3,8 @@
 They are plain array expressions, computed at once also where a program is recorded.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,62 @@ def add_to_rows(array: Any, vector: Any) -> Any:
 def _column_sums(grad):
     wide = grad.dtype if grad.dtype.itemsize > 4 else "float64" if kernels.namespace(grad) is np else "float32"
     return grad.sum(axis=0, dtype=wide).astype(grad.dtype)
+
+
+def _scaled_rows(array, weight, bias, residual):
+    array = computed(array)
+    return (array if residual is None else array + computed(residual)) * weight + bias
+
+
+def _scale_rows_with_pullback(array, weight, bias, residual=None):
+    total = array if residual is None else array + residual
+
+    def pullback(grad):
+        grad_array = grad * weight
+        return grad_array, _column_sums(grad * total), _column_sums(grad), None if residual is None else grad_array
+
+    return total * weight + bias, pullback
+
+
+@differentiable(_scale_rows_with_pullback)
+def scale_rows(array: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
+    """(array + residual) * weight + bias: (rows, features) twice, and (features,) twice."""
+    return _scaled_rows(array, weight, bias, residual)
+
+
+def _shifts(cu_seqlens, distances):
+    """(place in `distances`, tokens, their neighbours at that distance) for each sequence."""
+    for first, end in itertools.pairwise(cu_seqlens.tolist()):
+        for place, distance in enumerate(distances):
+            start, count = first + max(0, -distance), end - first - abs(distance)
+            if count > 0:
+                yield place, slice(start, start + count), slice(start + distance, start + distance + count)
+
+
+def _neighbours(array, cu_seqlens, distances):
+    array, count = computed(array), len(distances)
+    near = kernels.namespace(array).zeros((array.shape[0], count, array.shape[1]), array.dtype)
+    for place, tokens, others in _shifts(cu_seqlens, distances):
+        near[tokens, place] = array[others]
+    return near.reshape(array.shape[0], count * array.shape[1])
+
+
+def _neighbours_with_pullback(array, *, cu_seqlens, distances):
+    def pullback(grad):
+        parts = grad.reshape(array.shape[0], len(distances), array.shape[1])
+        total = kernels.namespace(grad).zeros(array.shape, grad.dtype)
+        for place, tokens, others in _shifts(cu_seqlens, distances):
+            total[others] += parts[tokens, place]
+        return (total,)
+
+    return _neighbours(array, cu_seqlens, distances), pullback
+
+
+@differentiable(_neighbours_with_pullback)
+def neighbours(array: Any, *, cu_seqlens: Any, distances: Sequence[int]) -> Any:
+    """For each token of (tokens, features) those at `distances` from it (1: the next one) side by side, (tokens,
+    distances * features), zero where its sequence has none."""
+    return _neighbours(array, cu_seqlens, distances)
 
 
 def _concatenate_with_pullback(*arrays, axis=0):

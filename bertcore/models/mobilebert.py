@@ -1,0 +1,120 @@
+"""MobileBERT (Sun et al. 2020, arXiv:2004.02984): BERT, thin and deep, each layer narrow within."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bertcore.models.bert import BERT
+from bertcore.models.encoder import Encoder
+from bertcore.models.registry import Family, HeadSpec, register
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.bottleneck import BottleneckLayer, TrigramEmbeddings
+from bertcore.nn.parameter import Block
+from bertcore.nn.pooler import FirstToken, Pooler
+
+
+@dataclass(frozen=True)
+class BottleneckDetails:
+    """What MobileBERT's configs vary.
+
+    Attributes:
+        has_bottleneck: whether layers are narrower within than hidden_size.
+        attends_in_bottleneck: whether query, key and value are all made of what comes out of one bottleneck.
+        shares_query_key: whether there is a bottleneck of query and key.
+        num_feed_forwards: in each layer.
+        has_layer_norms: layer norms, or weights and biases alone in their place.
+        has_trigrams: whether a word's embedding is that of its neighbours, too.
+        has_pooler_map: whether the pooler has a map and tanh, or gives the first token as it is.
+    """
+
+    has_bottleneck: bool
+    attends_in_bottleneck: bool
+    shares_query_key: bool
+    num_feed_forwards: int
+    has_layer_norms: bool
+    has_trigrams: bool
+    has_pooler_map: bool
+
+    @property
+    def has_own_values(self) -> bool:
+        """Whether query and key are made of their own bottleneck, the value of the whole hidden state."""
+        return self.has_bottleneck and self.shares_query_key and not self.attends_in_bottleneck
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a MobileBERT config; what it lacks is as in mobilebert-uncased."""
+    read = ConfigReader(config)
+    details = BottleneckDetails(
+        has_bottleneck=read.flag("use_bottleneck", True),
+        attends_in_bottleneck=read.flag("use_bottleneck_attention", False),
+        shares_query_key=read.flag("key_query_shared_bottleneck", True),
+        num_feed_forwards=read.size("num_feedforward_networks", 4),
+        has_layer_norms=read.choice("normalization_type", "no_norm", "no_norm", "layer_norm") == "layer_norm",
+        has_trigrams=read.flag("trigram_input", True),
+        has_pooler_map=read.flag("classifier_activation", True),
+    )
+    hidden = read.size("hidden_size", 512)
+    narrow = read.size("intra_bottleneck_size", 128) if details.has_bottleneck else hidden
+    embedding_size = read.size("embedding_size", 128)
+    if details.has_bottleneck and narrow != hidden and not (details.attends_in_bottleneck or details.shares_query_key):
+        raise ValueError(
+            f"config: intra_bottleneck_size is {narrow}, expected hidden_size {hidden}: "
+            "use_bottleneck_attention and key_query_shared_bottleneck are both false"
+        )
+    if embedding_size > hidden:
+        raise ValueError(f"config: embedding_size is {embedding_size}, expected at most hidden_size {hidden}")
+    return standard_spec(
+        config,
+        embedding_size=embedding_size,
+        bottleneck_size=narrow,
+        is_relative=details.has_trigrams,
+        details=details,
+        default_hidden_size=512,
+        default_num_hidden_layers=24,
+        default_num_attention_heads=4,
+        default_intermediate_size=512,
+        default_hidden_act="relu",
+    )
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a MobileBERT config: BERT's, but words narrower than the language model's transform."""
+    found = BERT.heads(read)
+    activation = read.activation("hidden_act", "relu")
+    return found | {"masked_lm": replace(found["masked_lm"], activation=activation, rest="cls.predictions.dense")}
+
+
+def pooler(name: str, spec: EncoderSpec) -> Block:
+    """The pooler of the base model."""
+    return Pooler(name, spec) if spec.details.has_pooler_map else FirstToken()
+
+
+class MobileBertEncoder(Encoder):
+    """An encoder of bottleneck layers."""
+
+    def _layer(self, family: Family, names: Mapping[str, str]) -> Block:
+        return BottleneckLayer(names, self.spec)
+
+
+MOBILEBERT = register(
+    replace(
+        BERT,
+        model_type="mobilebert",
+        architecture="MobileBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=replace(BERT.name_rules, prefix="mobilebert."),
+        encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings.embedding_transformation"},
+        layer_names=BERT.layer_names
+        | {
+            "attention_output": "encoder.layer.{layer}.attention.output",
+            "into": "encoder.layer.{layer}.bottleneck.input",
+            "into_attention": "encoder.layer.{layer}.bottleneck.attention",
+            "stacked": "encoder.layer.{layer}.ffn.{{index}}",
+            "out": "encoder.layer.{layer}.output.bottleneck",
+        },
+        embeddings=TrigramEmbeddings,
+        encoder=MobileBertEncoder,
+        pooler=pooler,
+    )
+)
