@@ -10,10 +10,10 @@ from bertcore.models.encoder import Encoder, EncoderInput, Trace
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
+from bertcore.nn.causal_attention import PreNormLayer
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block
-from bertcore.nn.causal_attention import PreNormLayer
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertcore.nn import functional
-from bertcore.nn.encoder import LayerContext
+from bertcore.nn.encoder import LayerContext, attention_dtype
 from bertcore.nn.layers import Embedding, LayerNorm, Linear
 from bertcore.nn.parameter import Block
 
@@ -46,8 +46,7 @@ class CausalSelfAttention(Block):
     def __call__(self, hidden: Any, context: LayerContext) -> Any:
         """(tokens, hidden) -> (tokens, hidden); context.shared is the KeyValueCache of a generation, or None."""
         qkv, cache = self.qkv(self.norm(hidden)), context.shared
-        options = {"num_heads": self.num_heads, "scale": self.scale}
-        options["compute_dtype"] = "bfloat16" if self.qkv.weight.is_low_on_cpu else None  # as in SelfAttention
+        options = {"num_heads": self.num_heads, "scale": self.scale, "compute_dtype": attention_dtype(self.qkv.weight)}
         if cache is not None:
             attended = cache.attend(self.index, qkv, **options)
         else:

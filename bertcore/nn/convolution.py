@@ -1,6 +1,5 @@
 """The convolution beside DeBERTa v2's first layer (He et al. 2021, arXiv:2006.03654, its released models)."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,16 +45,13 @@ class Convolution(Block):
         near = neighbours(hidden, cu_seqlens=cu_seqlens, size=size)
         weight = self.weight.weight if groups == 1 else block_diagonal(self.weight.value, size=size, groups=groups)
         mixed = functional.linear(near, weight, self.bias.value, activation=self.details.activation)
-        if is_real is None:
-            return self.norm(mixed, residual)
-        # What the activations make of zero is zero.
-        mixed = rows.multiply(mixed, factors=is_real[:, None])
-        return rows.multiply(self.norm(mixed, residual), factors=is_real[:, None])
+        normed = self.norm(mixed, residual)
+        return normed if is_real is None else rows.multiply(normed, factors=is_real[:, None])
 
 
 def _shifts(cu_seqlens: Any, size: int) -> Iterator[tuple[int, slice, slice]]:
     """(tap, tokens, their neighbours at that tap) for each sequence and each of `size` taps around a token."""
-    for first, end in itertools.pairwise(cu_seqlens.tolist()):
+    for first, end in functional.sequence_spans(cu_seqlens):
         for tap in range(size):
             distance = tap - size // 2
             start, count = first + max(0, -distance), end - first - abs(distance)

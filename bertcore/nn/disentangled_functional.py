@@ -1,23 +1,13 @@
 """The operations of disentangled attention (DeBERTa), each with its gradient rule, as in bertcore.nn.functional."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.nn.functional import sequence_spans, split_heads
 from bertcore.tape import differentiable
-
-
-def _split(qkv, num_heads, is_by_head):
-    """Query, key and value, (tokens, heads, head_dim) views."""
-    tokens, width = qkv.shape
-    if is_by_head:
-        heads = qkv.reshape(tokens, num_heads, 3, width // (3 * num_heads))
-        return heads[:, :, 0], heads[:, :, 1], heads[:, :, 2]
-    heads = qkv.reshape(tokens, 3, num_heads, width // (3 * num_heads))
-    return heads[:, 0], heads[:, 1], heads[:, 2]
 
 
 def _attention_of(
@@ -36,7 +26,7 @@ def _disentangled_attention_with_pullback(
     compute_dtype=None, **masks,
 ):  # fmt: skip
     assert compute_dtype is None, "gradients need the arrays' own precision"
-    heads = _split(qkv, num_heads, is_by_head)
+    heads = split_heads(qkv, num_heads, is_by_head=is_by_head)
     attend, attend_backward, positions = _attention_of(heads[0], position_key, position_query, distance_rows)
     options = positions | masks
     output, lse, *probabilities = attend(*heads, **options, return_lse=True, return_probs=attentions is not None)
@@ -47,7 +37,7 @@ def _disentangled_attention_with_pullback(
     def pullback(grad):
         grads = attend_backward(grad.reshape(heads[0].shape), *heads, output, lse, **options)
         grad_qkv = qkv.copy()  # in the memory and dtype of qkv; every entry is overwritten
-        for target, part in zip(_split(grad_qkv, num_heads, is_by_head), grads[:3], strict=True):
+        for target, part in zip(split_heads(grad_qkv, num_heads, is_by_head=is_by_head), grads[:3], strict=True):
             target[...] = part
         tables = (getattr(grads, name, None) for name in ("position_key", "position_query"))
         return grad_qkv, *(None if table is None else table.reshape(table.shape[0], -1) for table in tables)
@@ -85,7 +75,7 @@ def disentangled_attention(
     Returns:
         (tokens, hidden).
     """
-    heads = _split(qkv, num_heads, is_by_head)
+    heads = split_heads(qkv, num_heads, is_by_head=is_by_head)
     attend, _, positions = _attention_of(heads[0], position_key, position_query, distance_rows)
     options = positions | masks
     if attentions is None:
@@ -111,7 +101,7 @@ def _note_components(components, heads, options):
 
 def _blind_rows(is_real: Any, cu_seqlens: Any) -> list[tuple[slice, Any]]:
     """Of each sequence with tokens that see nothing: its tokens, and which of them those are."""
-    spans = [slice(first, end) for first, end in itertools.pairwise(cu_seqlens.tolist()) if end > first]
+    spans = [slice(first, end) for first, end in sequence_spans(cu_seqlens)]
     return [(span, ~is_real[span]) for span in spans if not is_real[span].all()]
 
 
@@ -119,15 +109,14 @@ def _attend_to_all_alike_with_pullback(attended, qkv, *, num_heads, is_by_head, 
     blind = _blind_rows(is_real, cu_seqlens)
 
     def pullback(grad):
-        grad_attended, grad_qkv = grad.copy(), kernels.namespace(grad).zeros(qkv.shape, grad.dtype)
-        grad_value = _split(grad_qkv, num_heads, is_by_head)[2]
+        grad_qkv = kernels.namespace(grad).zeros(qkv.shape, grad.dtype)
+        grad_value = split_heads(grad_qkv, num_heads, is_by_head=is_by_head)[2]
         for span, rows in blind:
             grad_value[span] += grad[span][rows].sum(axis=0).reshape(num_heads, -1) / len(rows)
-            grad_attended[span][rows] = 0
-        return grad_attended, grad_qkv
+        return grad, grad_qkv  # what sees nothing has no probabilities, and so no gradient in attention
 
     output = attended.copy()
-    value = _split(qkv, num_heads, is_by_head)[2]
+    value = split_heads(qkv, num_heads, is_by_head=is_by_head)[2]
     for span, rows in blind:
         output[span][rows] = value[span].mean(axis=0).reshape(-1)
     return output, pullback

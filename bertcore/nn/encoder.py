@@ -6,7 +6,7 @@ from typing import Any
 
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear
-from bertcore.nn.parameter import Block
+from bertcore.nn.parameter import Block, Parameter
 
 
 @dataclass
@@ -18,13 +18,22 @@ class LayerContext:
         key_mask: which tokens may be seen, booleans that broadcast to (sequences, heads, longest, longest); None where
             all may.
         attentions: a list to which each layer appends its probabilities, or None.
-        shared: what the family's encoder prepared for all layers (DeBERTa's relative positions), or None.
+        shared: what the family's encoder prepared for all layers, or None: DeBERTa's RelativePositions, LUKE's
+            TokenRows, XLNet's Relations, the KeyValueCache of a generation.
     """
 
     cu_seqlens: Any
     key_mask: Any = None
     attentions: list | None = None
     shared: Any = None
+
+
+def attention_dtype(weight: Parameter) -> str | None:
+    """The compute_dtype of attention beside maps of the precision of `weight`.
+
+    Beside int8 maps float32 attention would take a third of the time; its sums and softmax are float32 still.
+    """
+    return "bfloat16" if weight.is_low_on_cpu else None
 
 
 class SelfAttention(Block):
@@ -43,9 +52,8 @@ class SelfAttention(Block):
 
     def __call__(self, hidden: Any, context: LayerContext) -> Any:
         """(tokens, hidden) -> (tokens, hidden)."""
-        # Beside int8 maps float32 attention would take a third of the time; its sums and softmax are float32 still.
-        compute_dtype = "bfloat16" if self.qkv.weight.is_low_on_cpu else None
-        return self.norm(self.output(self._attend(hidden, context, compute_dtype), residual=hidden))
+        attended = self._attend(hidden, context, attention_dtype(self.qkv.weight))
+        return self.norm(self.output(attended, residual=hidden))
 
     def _attend(self, hidden: Any, context: LayerContext, compute_dtype: str | None) -> Any:
         """The attended values of all heads side by side, (tokens, hidden)."""

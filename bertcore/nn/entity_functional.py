@@ -1,6 +1,5 @@
 """The operations that entities need (LUKE), each with its gradient rule, as those of bertcore.nn.functional."""
 
-import itertools
 from typing import Any
 
 from bertcore import kernels
@@ -147,17 +146,3 @@ def _merge_rows_with_pullback(first, second, *, first_rows, second_rows):
 def merge_rows(first: Any, second: Any, *, first_rows: Any, second_rows: Any) -> Any:
     """The rows of both arrays in one, (rows of both, features), where `first_rows` and `second_rows` say."""
     return _merge_rows(first, second, first_rows, second_rows)
-
-
-def _join_columns_with_pullback(*parts):
-    def pullback(grad):
-        ends = list(itertools.accumulate(part.shape[1] for part in parts))
-        return tuple(grad[:, end - part.shape[1] : end] for part, end in zip(parts, ends, strict=True))
-
-    return kernels.namespace(parts[0]).concatenate(parts, axis=1), pullback
-
-
-@differentiable(_join_columns_with_pullback)
-def join_columns(*parts: Any) -> Any:
-    """Arrays of (rows, features) side by side."""
-    return kernels.namespace(parts[0]).concatenate(parts, axis=1)

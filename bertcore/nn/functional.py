@@ -77,10 +77,15 @@ def scale(array: Any, *, factor: float) -> Any:
     return _scaled(array, factor)
 
 
-def split_heads(joined: Any, num_heads: int, count: int = 3) -> tuple[Any, ...]:
-    """(tokens, count * hidden) -> `count` views (tokens, heads, head_dim): query, key and value."""
+def split_heads(joined: Any, num_heads: int, count: int = 3, *, is_by_head: bool = False) -> tuple[Any, ...]:
+    """(tokens, count * hidden) -> `count` views (tokens, heads, head_dim): query, key and value, which stand one after
+    the other for all heads, or with `is_by_head` for each head."""
     tokens, width = joined.shape
-    heads = joined.reshape(tokens, count, num_heads, width // (count * num_heads))
+    size = width // (count * num_heads)
+    if is_by_head:
+        heads = joined.reshape(tokens, num_heads, count, size)
+        return tuple(heads[:, :, index] for index in range(count))
+    heads = joined.reshape(tokens, count, num_heads, size)
     return tuple(heads[:, index] for index in range(count))
 
 
@@ -188,14 +193,14 @@ def relative_attention(
     return output
 
 
-def _spans(cu_seqlens: Any) -> list[tuple[int, int]]:
+def sequence_spans(cu_seqlens: Any) -> list[tuple[int, int]]:
     """(first token, end) of each sequence that has tokens."""
     return [(first, end) for first, end in itertools.pairwise(cu_seqlens.tolist()) if end > first]
 
 
 def _sequence_mean(hidden, cu_seqlens):
-    means = kernels.namespace(hidden).zeros((len(_spans(cu_seqlens)), hidden.shape[1]), hidden.dtype)
-    for mean, (first, end) in zip(means, _spans(cu_seqlens), strict=True):
+    means = kernels.namespace(hidden).zeros((len(sequence_spans(cu_seqlens)), hidden.shape[1]), hidden.dtype)
+    for mean, (first, end) in zip(means, sequence_spans(cu_seqlens), strict=True):
         mean[...] = hidden[first:end].mean(axis=0)
     return means
 
@@ -203,7 +208,7 @@ def _sequence_mean(hidden, cu_seqlens):
 def _sequence_mean_with_pullback(hidden, *, cu_seqlens):
     def pullback(grad):
         spread = kernels.namespace(grad).empty(hidden.shape, grad.dtype)
-        for row, (first, end) in zip(grad, _spans(cu_seqlens), strict=True):
+        for row, (first, end) in zip(grad, sequence_spans(cu_seqlens), strict=True):
             spread[first:end] = row / (end - first)
         return (spread,)
 

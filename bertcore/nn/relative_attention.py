@@ -8,7 +8,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.nn import functional, rows
-from bertcore.nn.encoder import LayerContext
+from bertcore.nn.encoder import LayerContext, attention_dtype
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block, Parameter
 
@@ -169,5 +169,5 @@ class RelativeAttention(Block):
             cu_seqlens_k=relations.cu_seqlens_k,
             attn_mask=context.key_mask,
             attentions=context.attentions,
-            compute_dtype="bfloat16" if self.output.is_low_on_cpu else None,
+            compute_dtype=attention_dtype(self.output),
         )

@@ -10,7 +10,7 @@ import bertcore
 from bertcore import AutoModel, AutoTokenizer, use_backend, value_and_grad
 from bertcore.checkpoint import save_checkpoint
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.nn import entity_functional
+from bertcore.nn import entity_functional, rows
 from bertcore.presets import preset_config
 from bertcore.tape import Tape
 from tests.models.family_checks import check_backends, check_loads, check_refused, check_spellings, drawn_anew
@@ -252,7 +252,7 @@ def test_entity_aware_attention_has_its_gradients(attention_case, cpu_backend):
     "operation",
     [
         lambda table: entity_functional.mean_of_rows(table, rows=np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])),
-        lambda table: entity_functional.join_columns(table, table),
+        lambda table: rows.concatenate(table, table, axis=1),
         lambda table: entity_functional.merge_rows(
             table, table, first_rows=np.array([0, 2, 3, 7]), second_rows=np.array([1, 4, 5, 6])
         ),
