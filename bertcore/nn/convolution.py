@@ -1,11 +1,10 @@
 """The convolution beside DeBERTa v2's first layer (He et al. 2021, arXiv:2006.03654, its released models)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bertcore import kernels
-from bertcore.kernels.program import computed
 from bertcore.nn import functional, rows
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.layout import Layout
@@ -42,46 +41,11 @@ class Convolution(Block):
     def __call__(self, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
         """(tokens, hidden) twice -> (tokens, hidden), zero for tokens that are not `is_real`, (tokens,) booleans."""
         size, groups = self.details.size, self.details.groups
-        near = neighbours(hidden, cu_seqlens=cu_seqlens, size=size)
+        near = rows.neighbours(hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1))
         weight = self.weight.weight if groups == 1 else block_diagonal(self.weight.value, size=size, groups=groups)
         mixed = functional.linear(near, weight, self.bias.value, activation=self.details.activation)
         normed = self.norm(mixed, residual)
         return normed if is_real is None else rows.multiply(normed, factors=is_real[:, None])
-
-
-def _shifts(cu_seqlens: Any, size: int) -> Iterator[tuple[int, slice, slice]]:
-    """(tap, tokens, their neighbours at that tap) for each sequence and each of `size` taps around a token."""
-    for first, end in functional.sequence_spans(cu_seqlens):
-        for tap in range(size):
-            distance = tap - size // 2
-            start, count = first + max(0, -distance), end - first - abs(distance)
-            if count > 0:
-                yield tap, slice(start, start + count), slice(start + distance, start + distance + count)
-
-
-def _neighbours(hidden, cu_seqlens, size):
-    hidden = computed(hidden)
-    near = kernels.namespace(hidden).zeros((hidden.shape[0], size, hidden.shape[1]), hidden.dtype)
-    for tap, tokens, others in _shifts(cu_seqlens, size):
-        near[tokens, tap] = hidden[others]
-    return near.reshape(hidden.shape[0], -1)
-
-
-def _neighbours_with_pullback(hidden, *, cu_seqlens, size):
-    def pullback(grad):
-        parts, total = grad.reshape(hidden.shape[0], size, -1), kernels.namespace(grad).zeros(hidden.shape, grad.dtype)
-        for tap, tokens, others in _shifts(cu_seqlens, size):
-            total[others] += parts[tokens, tap]
-        return (total,)
-
-    return _neighbours(hidden, cu_seqlens, size), pullback
-
-
-@differentiable(_neighbours_with_pullback)
-def neighbours(hidden: Any, *, cu_seqlens: Any, size: int) -> Any:
-    """The `size` tokens around each token of (tokens, features) side by side, (tokens, size * features), zero where the
-    sequence has none."""
-    return _neighbours(hidden, cu_seqlens, size)
 
 
 def _blocks(dense, size, groups):

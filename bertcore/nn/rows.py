@@ -3,7 +3,6 @@
 They are plain array expressions, computed at once also where a program is recorded.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.program import computed
+from bertcore.nn.functional import sequence_spans
 from bertcore.tape import differentiable
 
 
@@ -48,7 +48,7 @@ def scale_rows(array: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
 
 def _shifts(cu_seqlens, distances):
     """(place in `distances`, tokens, their neighbours at that distance) for each sequence."""
-    for first, end in itertools.pairwise(cu_seqlens.tolist()):
+    for first, end in sequence_spans(cu_seqlens):
         for place, distance in enumerate(distances):
             start, count = first + max(0, -distance), end - first - abs(distance)
             if count > 0:
