@@ -247,7 +247,8 @@ class AutoModelForSequenceClassification(_SequenceModel):
         super().__init__(with_labels(config, num_labels) | task)
 
     def _loss(self, logits: Any, labels: Any, name: str) -> Any:
-        return losses.classification_loss(logits, labels, self._num_labels(), self.config.get("problem_type"))
+        kind = {"problem_type": self.config.get("problem_type"), "soft_labels": self.family.soft_labels}
+        return losses.classification_loss(logits, labels, self._num_labels(), **kind)
 
 
 class AutoModelForMultipleChoice(_SequenceModel):

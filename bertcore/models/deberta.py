@@ -210,5 +210,6 @@ DEBERTA = register(
         pooler=None,
         inputs=(COMPONENTS,),
         batch_inputs=(COMPONENTS,),
+        soft_labels=True,
     )
 )

@@ -63,16 +63,21 @@ def sequence_loss(logits: Any, labels: Any, num_classes: int, *, name: str = "la
     return functional.cross_entropy(logits, labels=kernels.to_backend(array))
 
 
-def classification_loss(logits: Any, labels: Any, num_labels: int, problem_type: str | None) -> Any:
+def classification_loss(
+    logits: Any, labels: Any, num_labels: int, problem_type: str | None, *, soft_labels: bool = False
+) -> Any:
     """The loss of a sequence classifier, by the config's problem_type.
 
     "single_label_classification": mean cross entropy, labels are classes, (sequences,). "regression": mean squared
     error, labels are numbers, (sequences,) or (sequences, num_labels). "multi_label_classification": mean binary cross
     entropy, labels are numbers from 0 to 1, (sequences, num_labels). Without a problem_type, regression if there is one
-    label, else by the kind of the labels: classes if they are integers.
+    label, else by the kind of the labels: classes if they are integers. With `soft_labels` (`Family.soft_labels`) those
+    of (sequences, num_labels) are then the probabilities of classes, and the loss is the mean cross entropy.
     """
     array = label_array("labels", labels)
     if problem_type is None:
+        if soft_labels and num_labels > 1 and array.ndim == 2 and array.shape[1] > 1:
+            return functional.soft_cross_entropy(logits, labels=floating_labels("labels", array, logits))
         problem_type = PROBLEM_TYPES[0 if num_labels == 1 else 1 if array.dtype.kind in "iu" else 2]
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"config: problem_type is {problem_type!r}, known are {', '.join(PROBLEM_TYPES)}")

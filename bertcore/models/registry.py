@@ -72,6 +72,8 @@ class Family:
         inputs: names of the inputs of a call that are the family's own.
         batch_inputs: those of them that are of a whole batch and have no axis of choices (XLNet's memories).
         endings: how its classes' names end where transformers has another ending than the usual.
+        soft_labels: where the config has no problem_type, labels of (sequences, num_labels) are the probabilities of
+            one choice among classes (DeBERTa); elsewhere each class is chosen or not by itself.
     """
 
     model_type: str
@@ -88,6 +90,7 @@ class Family:
     inputs: tuple[str, ...] = ()
     batch_inputs: tuple[str, ...] = ()
     endings: Mapping[str, str] = field(default_factory=dict)
+    soft_labels: bool = False
 
 
 _families: dict[str, Family] = {}

@@ -299,3 +299,28 @@ def _binary_cross_entropy_with_pullback(logits, *, labels):
 def binary_cross_entropy(logits: Any, *, labels: Any) -> Any:
     """The mean cross entropy of labels in [0, 1] and the logistic function of `logits`, of one shape."""
     return _binary_cross_entropy(logits, labels)
+
+
+def _log_softmax(logits):
+    xp = kernels.namespace(logits)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _soft_cross_entropy(logits, labels):
+    return -(_log_softmax(logits) * labels).sum(axis=-1).mean()
+
+
+def _soft_cross_entropy_with_pullback(logits, *, labels):
+    def pullback(grad):
+        probabilities = kernels.namespace(logits).exp(_log_softmax(logits))
+        weights = labels.sum(axis=-1, keepdims=True)
+        return ((probabilities * weights - labels) * (grad / max(len(logits), 1)),)
+
+    return _soft_cross_entropy(logits, labels), pullback
+
+
+@differentiable(_soft_cross_entropy_with_pullback)
+def soft_cross_entropy(logits: Any, *, labels: Any) -> Any:
+    """The mean over rows of the cross entropy of the softmax of `logits` and probabilities `labels`, of one shape."""
+    return _soft_cross_entropy(logits, labels)

@@ -105,6 +105,40 @@ def test_padding(cpu_backend, task, kind, relative):
     check(config, task, padded_batch(config, [11, 1, 7], kind))
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    "problem_type, num_labels",
+    # None and one label: regression, of which transformers returns logits of another shape than without labels
+    [(None, 3), ("regression", 1), ("regression", 3), ("multi_label_classification", 3)],
+)
+def test_losses_of_sequence_classification(problem_type, num_labels):
+    config, rng = small_config(num_labels=num_labels, problem_type=problem_type), np.random.default_rng(3)
+    labels = rng.random((3, num_labels)).astype(np.float32)
+    if num_labels == 1:
+        labels = 10 * labels[:, 0]
+    with use_backend("numpy"):
+        batch = padded_batch(config, [4, 9, 2], "right")
+        check(config, "SequenceClassification", batch, targets={"labels": labels})
+
+
+def test_labels_may_be_probabilities():
+    """Rows of certainty are classes; the gradient is that of finite differences."""
+    model = AutoModelForSequenceClassification.from_config(TINY | {"num_labels": 3}, dtype="float64")
+    model, ids = drawn_anew(model), np.arange(8).reshape(2, 4)
+    with use_backend("numpy"):
+        certain = model(ids, labels=np.eye(3)[[2, 0]]).loss
+        np.testing.assert_allclose(certain, model(ids, labels=[2, 0]).loss, rtol=1e-12)
+        soft = np.array([[0.2, 0.5, 0.3], [0.9, 0.0, 0.3]])
+        grad = value_and_grad(model)(ids, labels=soft)[1]["classifier.bias"]
+        state = dict(model.state_dict())
+        for index in range(3):
+            ends = []
+            for step in (1e-6, -1e-6):
+                model.load_state_dict(state | {"classifier.bias": state["classifier.bias"] + step * np.eye(3)[index]})
+                ends.append(model(ids, labels=soft).loss)
+            np.testing.assert_allclose(grad[index], (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-9)
+
+
 def test_backends_and_dtypes_agree():
     check_backends(lambda **options: AutoModelForMaskedLM.from_config(TINY, **options))
 
