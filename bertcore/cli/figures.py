@@ -21,8 +21,6 @@ LENGTH = 128  # tokens of a sequence, where nobody says otherwise
 # Linear maps that no token passes (they project positions, once for a batch), or only entities, or rare words.
 _NOT_OF_TOKENS = re.compile(r"\.(pos_\w*proj|rel_attn\.r|r_net|[we]2e_query|e2w_query|emb_projs\.[1-9])\b")
 
-_CAUSAL = ("gpt2", "transfo-xl")
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -110,26 +108,37 @@ def weights_passed(model: Any) -> int:
 
 def flops_per_token(model: Any, length: int) -> int:
     """The FLOPs of the encoder's products for one token of a sequence of `length`; see the top."""
-    keys = (length + 1) / 2 if model.family.model_type in _CAUSAL else length
-    products = 2 + _relative_terms(model.config)  # queries with keys and with positions; probabilities with values
+    keys = (length + 1) / 2 if _is_causal(model) else length
+    products = 2 + _relative_terms(model)  # queries with keys and with positions; probabilities with values
     return round(2 * weights_passed(model) + model.spec.num_layers * 2 * keys * _attention_size(model) * products)
+
+
+def _is_causal(model: Any) -> bool:
+    from bertcore.models.causal_encoder import CausalEncoder
+    from bertcore.models.recurrent import RecurrentEncoder
+
+    is_recurrent = isinstance(model.encoder, RecurrentEncoder)
+    return model.spec.details.is_causal if is_recurrent else isinstance(model.encoder, CausalEncoder)
 
 
 def _attention_size(model: Any) -> int:
     """The width of queries: of the hidden states, but in XLNet's kind and in MobileBERT's bottleneck."""
-    config = model.config
-    if "d_head" in config:
-        return model.spec.num_heads * config["d_head"]
-    if model.family.model_type == "mobilebert" and config.get("use_bottleneck", True):
-        return config.get("intra_bottleneck_size", 128)
-    return model.spec.hidden_size
+    from bertcore.models.recurrent import RecurrentEncoder
+
+    if isinstance(model.encoder, RecurrentEncoder):
+        return model.spec.num_heads * model.spec.details.head_dim
+    return model.spec.bottleneck_size or model.spec.hidden_size
 
 
-def _relative_terms(config: Mapping[str, Any]) -> int:
-    if config["model_type"] in ("deberta", "deberta-v2"):
-        terms = config.get("pos_att_type") or ()
-        return len(terms.split("|") if isinstance(terms, str) else terms) if config.get("relative_attention") else 0
-    return 1 if config["model_type"] in ("xlnet", "transfo-xl") else 0
+def _relative_terms(model: Any) -> int:
+    """How many terms of relative position the scores have."""
+    from bertcore.models.recurrent import RecurrentEncoder
+    from bertcore.nn.disentangled_attention import Disentanglement
+
+    details = model.spec.details
+    if isinstance(details, Disentanglement):
+        return details.content_to_position + details.position_to_content if details.span else 0
+    return 1 if isinstance(model.encoder, RecurrentEncoder) else 0
 
 
 def _size(parameter: Any) -> int:

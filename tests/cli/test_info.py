@@ -11,6 +11,8 @@ from bertcore.presets import PRESETS
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import runnable, tiny_config
 
+TINY_XLNET = {"model_type": "xlnet", "d_model": 48, "n_head": 4, "n_layer": 3, "d_inner": 64, "vocab_size": 9}
+
 
 def shown(capsys, *arguments):
     assert main(["info", *map(str, arguments)]) == 0
@@ -74,6 +76,14 @@ def test_memory_is_that_of_the_arrays_kept(dtype):
     model = AutoModel.from_config(config, dtype=dtype)
     kept = sum(array.nbytes for parameter in model.parameters() for _, array in parameter.tensors())
     assert figures.figures(config).megabytes[dtype] * 1e6 == kept
+
+
+def test_what_a_config_leaves_out_counts_as_the_model_has_it():
+    config = {"model_type": "transfo-xl", "d_model": 48, "d_embed": 48, "n_head": 4, "vocab_size": 9, "cutoffs": []}
+    assert figures.figures(config).attention_size == 4 * 64  # d_head's default, whatever d_model is
+    two_ways, one_way = (figures.figures({**TINY_XLNET, "attn_type": kind}) for kind in ("bi", "uni"))
+    products = 2 * TINY_XLNET["n_layer"] * TINY_XLNET["d_model"] * 3
+    assert two_ways.flops_per_token - one_way.flops_per_token == products * (two_ways.length - 1) / 2
 
 
 @pytest.mark.parity
