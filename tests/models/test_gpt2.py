@@ -12,6 +12,9 @@ from bertcore import (
     value_and_grad,
 )
 from bertcore.checkpoint import save_checkpoint
+from bertcore.kernels import _cuda
+from tests import cuda_emulator
+from tests.models.family_checks import check_backends
 from tests.models.family_parity import check, random_batch
 
 TASKS = (None, "CausalLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
@@ -152,7 +155,22 @@ def test_what_padding_or_scales_do_not_change(cpu_backend):
     np.testing.assert_allclose(logits[1, 2:], model(IDS[1:2, 2:]).logits[0], atol=1e-5 * np.abs(logits).max())
 
 
-def test_backends_agree():
+def test_backends_and_dtypes_agree():
+    check_backends(lambda **how: AutoModelForCausalLM.from_config(CONFIG, **how))
+
+
+def test_generation_on_the_emulated_gpu():
+    if cuda_emulator.unavailable_reason() is not None:
+        pytest.skip("no emulator")
+    model = made(tie_word_embeddings=False, n_embd=24)
+    with use_backend("numpy"):
+        expected = model.generate(IDS, MASK, max_new_tokens=4, eos_token_id=[])
+    with _cuda.use_runtime(cuda_emulator.Emulator(cuda_emulator.SCHEDULES[0])), use_backend("cupy"):
+        found = model.generate(IDS, MASK, max_new_tokens=4, eos_token_id=[])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_gradients_agree():
     found = {}
     for backend in ("numpy", "numba"):
         with use_backend(backend):

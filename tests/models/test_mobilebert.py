@@ -96,6 +96,14 @@ def test_parameters():
     assert names["mobilebert.encoder.layer.1.ffn.0.output.LayerNorm.bias"] == (16,)
 
 
+def test_two_norms_have_the_published_codes_own_epsilon():
+    """What it makes of states of an ordinary size is below rounding."""
+    encoder = AutoModel(TINY | LAYER_NORM | {"layer_norm_eps": 0.25}).encoder
+    first, last = encoder.layers[0].feed_forwards
+    assert encoder.embeddings.norm.eps == last.norm.eps == 1e-5
+    assert first.norm.eps == encoder.layers[0].out.norm.eps == encoder.layers[0].attention.output.norm.eps == 0.25
+
+
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, LAYER_NORM | {"trigram_input": False}])
 def test_backends_and_dtypes_agree(changes):
     check_backends(lambda **how: AutoModelForMaskedLM.from_config(TINY | changes, **how))
