@@ -8,14 +8,8 @@ from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.bert import BERT
-from bertcore.models.registry import HeadSpec, pooled_heads, register
+from bertcore.models.registry import HeadSpec, in_each_layer, pooled_heads, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
-
-_LAYER = {
-    "query": "attention.query", "key": "attention.key", "value": "attention.value",
-    "attention_output": "attention.dense", "attention_norm": "attention.LayerNorm",
-    "expand": "ffn", "contract": "ffn_output", "feed_forward_norm": "full_layer_layer_norm",
-}  # fmt: skip
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -51,14 +45,9 @@ def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of an ALBERT config."""
+    parts = (f"predictions.{part}" for part in ("decoder", "bias", "dense", "LayerNorm"))
     return pooled_heads() | {
-        "masked_lm": LanguageModelSpec(
-            decoder="predictions.decoder",
-            tied_bias="predictions.bias",
-            transform="predictions.dense",
-            transform_norm="predictions.LayerNorm",
-            activation=read.activation("hidden_act", "gelu_new"),
-        ),
+        "masked_lm": LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu_new")),
         "sentence_order": ClassifierSpec("sop_classifier.classifier", "pooler"),
     }
 
@@ -80,9 +69,18 @@ ALBERT = register(
         ),
         encoder_names=BERT.encoder_names
         | {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"},
-        layer_names={
-            part: f"encoder.albert_layer_groups.{{layer}}.albert_layers.{{inner}}.{name}"
-            for part, name in _LAYER.items()
-        },
+        layer_names=in_each_layer(
+            "encoder.albert_layer_groups.{layer}.albert_layers.{inner}.",
+            {
+                "query": "attention.query",
+                "key": "attention.key",
+                "value": "attention.value",
+                "attention_output": "attention.dense",
+                "attention_norm": "attention.LayerNorm",
+                "expand": "ffn",
+                "contract": "ffn_output",
+                "feed_forward_norm": "full_layer_layer_norm",
+            },
+        ),
     )
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.registry import Family, HeadSpec, pooled_heads, register
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, pooled_heads, register
 from bertcore.models.spec import ConfigReader, standard_spec
 
 
@@ -45,15 +45,18 @@ BERT = register(
             "embeddings_norm": "embeddings.LayerNorm",
             "pooler": "pooler.dense",
         },
-        layer_names={
-            "query": "encoder.layer.{layer}.attention.self.query",
-            "key": "encoder.layer.{layer}.attention.self.key",
-            "value": "encoder.layer.{layer}.attention.self.value",
-            "attention_output": "encoder.layer.{layer}.attention.output.dense",
-            "attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
-            "expand": "encoder.layer.{layer}.intermediate.dense",
-            "contract": "encoder.layer.{layer}.output.dense",
-            "feed_forward_norm": "encoder.layer.{layer}.output.LayerNorm",
-        },
+        layer_names=in_each_layer(
+            "encoder.layer.{layer}.",
+            {
+                "query": "attention.self.query",
+                "key": "attention.self.key",
+                "value": "attention.self.value",
+                "attention_output": "attention.output.dense",
+                "attention_norm": "attention.output.LayerNorm",
+                "expand": "intermediate.dense",
+                "contract": "output.dense",
+                "feed_forward_norm": "output.LayerNorm",
+            },
+        ),
     )
 )

@@ -12,14 +12,8 @@ from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.bert import BERT
-from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register
+from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
-
-_LAYER = {
-    "query": "attention.q_lin", "key": "attention.k_lin", "value": "attention.v_lin",
-    "attention_output": "attention.out_lin", "attention_norm": "sa_layer_norm",
-    "expand": "ffn.lin1", "contract": "ffn.lin2", "feed_forward_norm": "output_layer_norm",
-}  # fmt: skip
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -69,7 +63,19 @@ DISTILBERT = register(
             heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
             tied=(("vocab_projector.weight", "embeddings.word_embeddings.weight"),),
         ),
-        layer_names={part: f"transformer.layer.{{layer}}.{name}" for part, name in _LAYER.items()},
+        layer_names=in_each_layer(
+            "transformer.layer.{layer}.",
+            {
+                "query": "attention.q_lin",
+                "key": "attention.k_lin",
+                "value": "attention.v_lin",
+                "attention_output": "attention.out_lin",
+                "attention_norm": "sa_layer_norm",
+                "expand": "ffn.lin1",
+                "contract": "ffn.lin2",
+                "feed_forward_norm": "output_layer_norm",
+            },
+        ),
         pooler=None,
     )
 )

@@ -7,7 +7,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.causal_encoder import CausalDetails, CausalEncoder
-from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, register
+from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 from bertcore.nn.causal_attention import WordsAndPositions
 
@@ -69,14 +69,17 @@ GPT2 = register(
             buffers=("attn.bias", "attn.masked_bias"),
         ),
         encoder_names={"word_embeddings": "wte", "position_embeddings": "wpe", "final_norm": "ln_f"},
-        layer_names={
-            "attention_norm": "h.{layer}.ln_1",
-            "qkv": "h.{layer}.attn.c_attn",
-            "attention_output": "h.{layer}.attn.c_proj",
-            "feed_forward_norm": "h.{layer}.ln_2",
-            "expand": "h.{layer}.mlp.c_fc",
-            "contract": "h.{layer}.mlp.c_proj",
-        },
+        layer_names=in_each_layer(
+            "h.{layer}.",
+            {
+                "attention_norm": "ln_1",
+                "qkv": "attn.c_attn",
+                "attention_output": "attn.c_proj",
+                "feed_forward_norm": "ln_2",
+                "expand": "mlp.c_fc",
+                "contract": "mlp.c_proj",
+            },
+        ),
         embeddings=WordsAndPositions,
         encoder=CausalEncoder,
         pooler=None,

@@ -100,8 +100,8 @@ class RecurrentEncoder(Encoder):
         return relations, longest, before
 
     def _distances(self, longest: int, memory: int) -> tuple[int, int, np.ndarray]:
-        """The lowest and the highest distance that are encoded, and the row of each from the least to the greatest there
-        is. More are encoded than there are, so that lengths that are nearly the same find the same ones."""
+        """The lowest and the highest distance that are encoded, and the row of each, from the least to the greatest
+        that there is. More are encoded, so that lengths that are nearly the same find the same ones."""
         details = self.spec.details
         highest = max(longest + memory - 1, 0)
         first, last = (distance // RANGE_STEP * RANGE_STEP for distance in (self._lowest(longest, highest), highest))

@@ -18,8 +18,8 @@ from bertcore.nn.pooler import Pooler
 
 # Modules of this package that are not a family.
 _SHARED = {
-    *("architectures", "auto", "causal_encoder", "causal_recurrent_encoder", "encoder", "entities"),
-    *("entity_encoder", "generation", "inputs", "losses", "model", "outputs", "recurrent", "registry", "spec", "two_stream"),
+    *("architectures", "auto", "causal_encoder", "causal_recurrent_encoder", "encoder", "entities", "entity_encoder"),
+    *("generation", "inputs", "losses", "model", "outputs", "recurrent", "registry", "spec", "two_stream"),
 }
 
 HeadSpec = ClassifierSpec | LanguageModelSpec
@@ -54,9 +54,17 @@ def summary_head(read: ConfigReader, output: str, *, source: str, activation: st
     )
 
 
+def in_each_layer(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
+    """`Family.layer_names` that all begin with `prefix`, which has the layer's number."""
+    return {part: prefix + name for part, name in names.items()}
+
+
 @dataclass(frozen=True)
 class Family:
     """A family is data: how to read its config, its names in a checkpoint, and which blocks it is made of.
+
+    Every family's module ends with such a record, so that those lines are alike in all of them; what a family has in
+    common with another one it takes from that one's record instead.
 
     Attributes:
         model_type: as in config.json.

@@ -12,7 +12,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.heads.adaptive_softmax import AdaptiveSoftmaxSpec
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.models.causal_recurrent_encoder import CausalRecurrentEncoder, RecurrentDetails
-from bertcore.models.registry import Family, HeadSpec, register
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 from bertcore.nn.adaptive_embeddings import AdaptiveEmbeddings
 
@@ -115,17 +115,20 @@ TRANSFORMER_XL = register(
             "content_bias": "r_w_bias",
             "position_bias": "r_r_bias",
         },
-        layer_names={
-            "qkv": "layers.{layer}.dec_attn.qkv_net",
-            "positions": "layers.{layer}.dec_attn.r_net",
-            "attention_output": "layers.{layer}.dec_attn.o_net",
-            "content_bias": "layers.{layer}.dec_attn.r_w_bias",
-            "position_bias": "layers.{layer}.dec_attn.r_r_bias",
-            "attention_norm": "layers.{layer}.dec_attn.layer_norm",
-            "expand": "layers.{layer}.pos_ff.CoreNet.0",
-            "contract": "layers.{layer}.pos_ff.CoreNet.3",
-            "feed_forward_norm": "layers.{layer}.pos_ff.layer_norm",
-        },
+        layer_names=in_each_layer(
+            "layers.{layer}.",
+            {
+                "qkv": "dec_attn.qkv_net",
+                "positions": "dec_attn.r_net",
+                "attention_output": "dec_attn.o_net",
+                "content_bias": "dec_attn.r_w_bias",
+                "position_bias": "dec_attn.r_r_bias",
+                "attention_norm": "dec_attn.layer_norm",
+                "expand": "pos_ff.CoreNet.0",
+                "contract": "pos_ff.CoreNet.3",
+                "feed_forward_norm": "pos_ff.layer_norm",
+            },
+        ),
         embeddings=AdaptiveEmbeddings,
         encoder=CausalRecurrentEncoder,
         pooler=None,

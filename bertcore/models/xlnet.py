@@ -6,7 +6,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, register, summary_head
+from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 from bertcore.models.two_stream import TwoStreamDetails, TwoStreamEncoder
 from bertcore.nn.two_stream_attention import TwoStreamEmbeddings
@@ -77,21 +77,24 @@ XLNET = register(
             anchor="word_embedding.weight",
         ),
         encoder_names={"word_embeddings": "word_embedding", "mask_embedding": "mask_emb"},
-        layer_names={
-            "query": "layer.{layer}.rel_attn.q",
-            "key": "layer.{layer}.rel_attn.k",
-            "value": "layer.{layer}.rel_attn.v",
-            "positions": "layer.{layer}.rel_attn.r",
-            "attention_output": "layer.{layer}.rel_attn.o",
-            "content_bias": "layer.{layer}.rel_attn.r_w_bias",
-            "position_bias": "layer.{layer}.rel_attn.r_r_bias",
-            "segment_bias": "layer.{layer}.rel_attn.r_s_bias",
-            "segments": "layer.{layer}.rel_attn.seg_embed",
-            "attention_norm": "layer.{layer}.rel_attn.layer_norm",
-            "expand": "layer.{layer}.ff.layer_1",
-            "contract": "layer.{layer}.ff.layer_2",
-            "feed_forward_norm": "layer.{layer}.ff.layer_norm",
-        },
+        layer_names=in_each_layer(
+            "layer.{layer}.",
+            {
+                "query": "rel_attn.q",
+                "key": "rel_attn.k",
+                "value": "rel_attn.v",
+                "positions": "rel_attn.r",
+                "attention_output": "rel_attn.o",
+                "content_bias": "rel_attn.r_w_bias",
+                "position_bias": "rel_attn.r_r_bias",
+                "segment_bias": "rel_attn.r_s_bias",
+                "segments": "rel_attn.seg_embed",
+                "attention_norm": "rel_attn.layer_norm",
+                "expand": "ff.layer_1",
+                "contract": "ff.layer_2",
+                "feed_forward_norm": "ff.layer_norm",
+            },
+        ),
         embeddings=TwoStreamEmbeddings,
         encoder=TwoStreamEncoder,
         pooler=None,
