@@ -1,7 +1,7 @@
 """Compare models side by side: parameters, FLOPs, memory, and what was published of them.
 
 NAMES are presets, folders of models or their ids on the Hugging Face hub, as for `bertcore info`; by default all
-presets that bertcore can run. GLUE is quoted from the literature, not measured here."""
+presets. GLUE is quoted from the literature, not measured here."""
 
 import argparse
 import csv
@@ -68,9 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    from bertcore.presets import PRESETS
+
     if args.plot:
         _check_plot(args.plot)
-    rows = [row(name, *described(name), length=args.length) for name in args.names or runnable_presets()]
+    rows = [row(name, *described(name), length=args.length) for name in args.names or PRESETS]
     if args.csv:
         writer = csv.DictWriter(sys.stdout, list(COLUMNS), lineterminator="\n")
         writer.writeheader()
@@ -84,15 +86,6 @@ def run(args: argparse.Namespace) -> None:
         )
     if args.plot:
         plot(rows, args.plot)
-
-
-def runnable_presets() -> list[str]:
-    """The presets of families that are there."""
-    from bertcore.models.registry import known_families
-    from bertcore.presets import PRESETS
-
-    families = known_families()
-    return [name for name, preset in PRESETS.items() if preset.config["model_type"] in families]
 
 
 def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, length: int) -> dict[str, Any]:

@@ -110,22 +110,15 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _listed() -> list[dict[str, Any]]:
-    """The presets, with whether their family is there."""
-    from bertcore.models.registry import known_families
+    """The presets."""
     from bertcore.presets import PRESETS
 
-    families = known_families()
     keys = ("name", "hub_id", "year", "objective", "own")
     return [
-        {key: getattr(each, key) for key in keys}
-        | {"family": each.config["model_type"], "available": each.config["model_type"] in families}
-        for each in PRESETS.values()
+        {key: getattr(each, key) for key in keys} | {"family": each.config["model_type"]} for each in PRESETS.values()
     ]
 
 
 def _list() -> str:
-    listed = _listed()
-    rows = [[each["name"], str(each["year"]), each["family"], each["objective"], each["own"]] for each in listed]
-    table = aligned(["preset", "year", "family", "objective", "its own"], rows, right=[False] * 5)
-    absent = sorted({each["family"] for each in listed if not each["available"]})
-    return f"{table}\n\nfamilies that bertcore cannot run yet: {', '.join(absent)}" if absent else table
+    rows = [[each["name"], str(each["year"]), each["family"], each["objective"], each["own"]] for each in _listed()]
+    return aligned(["preset", "year", "family", "objective", "its own"], rows, right=[False] * 5)

@@ -6,7 +6,6 @@ import pytest
 
 from bertcore import AutoModel
 from bertcore.cli import figures, main
-from bertcore.models.registry import known_families
 from bertcore.presets import PRESETS
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import runnable, tiny_config
@@ -50,8 +49,8 @@ def test_without_a_name_the_presets_are_listed(capsys):
     lines = shown(capsys).splitlines()
     assert [line.split()[0] for line in lines[1 : 1 + len(PRESETS)]] == list(PRESETS)
     listed = json.loads(shown(capsys, "--json"))["presets"]
-    assert {each["name"]: each["available"] for each in listed} == {
-        name: preset.config["model_type"] in known_families() for name, preset in PRESETS.items()
+    assert {each["name"]: each["family"] for each in listed} == {
+        name: preset.config["model_type"] for name, preset in PRESETS.items()
     }
 
 
