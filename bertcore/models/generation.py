@@ -12,6 +12,8 @@ from bertcore.models.inputs import integer_batch, pack
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.packing import PackedBatch
 
+END_OF_TEXT = 50256  # GPT-2's, which a config without an eos_token_id means
+
 
 def generate(
     model: Any,
@@ -58,7 +60,7 @@ def generate(
 
 def _ends(model: Any, eos_token_id: Any) -> list[int]:
     if eos_token_id is None:
-        eos_token_id = model.config.get("eos_token_id", model.spec.vocab_size - 1)
+        eos_token_id = model.config.get("eos_token_id", END_OF_TEXT)
     ends = [] if eos_token_id is None else np.atleast_1d(eos_token_id).tolist()
     wrong = [end for end in ends if not isinstance(end, int) or isinstance(end, bool)]
     if wrong:

@@ -13,6 +13,7 @@ from bertcore import (
 )
 from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
+from bertcore.models import generation
 from tests import cuda_emulator
 from tests.models.family_checks import check_backends
 from tests.models.family_parity import check, random_batch
@@ -225,6 +226,13 @@ def test_texts_end(cpu_backend):
         np.testing.assert_array_equal(row[7:], (new[:kept] + [60] * 10)[: found.shape[1] - 7])
     by_config = made(tie_word_embeddings=False, eos_token_id=end)
     np.testing.assert_array_equal(by_config.generate(IDS, MASK, max_new_tokens=10), found)
+
+
+def test_a_config_that_names_no_end_means_gpt2s():
+    """As in transformers; the last word of a vocabulary with added tokens is one of these."""
+    config = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
+    assert generation._ends(AutoModelForCausalLM(config), None) == [50256]
+    assert generation._ends(AutoModelForCausalLM(config | {"eos_token_id": None}), None) == []
 
 
 @pytest.mark.parametrize(
