@@ -22,6 +22,8 @@ def generate(
     *,
     max_new_tokens: int = 20,
     eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    do_sample: bool = False,
 ) -> Any:
     """Append to each sequence the word with the highest score, until all have ended; as transformers' generate does
     with do_sample=False.
@@ -33,14 +35,16 @@ def generate(
         input_ids: (sequences, length) integers, each with a real token; those of different lengths padded on the left.
             (Padded on the right, a text goes on from its last real token, and the new words stand behind the padding.)
         attention_mask: 1 for real tokens, 0 for padding. By default all are real but those that are the config's
-            pad_token_id, if that is not a word that ends texts.
+            or the call's pad_token_id, if that is not a word that ends texts.
         max_new_tokens: how many words to append at most.
         eos_token_id: the word, or the words, that end a text; by default the config's eos_token_id. With an empty list
             none does.
+        pad_token_id: the word for padding; by default the config's pad_token_id.
+        do_sample: only False: words are not drawn.
 
     Returns:
         (sequences, length + new tokens), int64: the ids that were given, and the new ones. What follows the end of a
-        text is the config's pad_token_id, or if that is null, the first word that ends texts.
+        text is pad_token_id, or if there is none, the first word that ends texts.
 
     Raises:
         TypeError: for a family that does not see its tokens one after another.
@@ -49,12 +53,16 @@ def generate(
     """
     if not isinstance(model.encoder, CausalEncoder):
         raise TypeError(f"models of type {model.family.model_type!r} cannot generate: their tokens see later ones")
-    ends = _ends(model, eos_token_id)
+    if do_sample:
+        raise ValueError(f"do_sample is {do_sample!r}, expected False: generation is greedy")
+    ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
     ids = integer_batch("input_ids", input_ids)
-    if attention_mask is None and model.spec.pad_token_id is not None and model.spec.pad_token_id not in ends:
-        attention_mask = ids != model.spec.pad_token_id
+    if attention_mask is None and padding is not None and padding not in ends:
+        attention_mask = ids != padding
+    if padding is None:
+        padding = ends[0] if ends else 0
     with kernels.use_backend(kernels.resolve(None, on_gpu=kernels.namespace(input_ids) is not np)):
-        new = _Greedy(model, ids, attention_mask, _count(max_new_tokens), ends).run()
+        new = _Greedy(model, ids, attention_mask, _count(max_new_tokens), ends, padding).run()
         return kernels.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
 
 
@@ -68,6 +76,14 @@ def _ends(model: Any, eos_token_id: Any) -> list[int]:
     return ends
 
 
+def _padding(model: Any, pad_token_id: Any) -> int | None:
+    if pad_token_id is None:
+        return model.spec.pad_token_id
+    if not isinstance(pad_token_id, int | np.integer) or isinstance(pad_token_id, bool):
+        raise TypeError(f"pad_token_id is {pad_token_id!r}, expected an integer")
+    return int(pad_token_id)
+
+
 def _count(max_new_tokens: Any) -> int:
     if not isinstance(max_new_tokens, int | np.integer) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a positive integer")
@@ -77,10 +93,9 @@ def _count(max_new_tokens: Any) -> int:
 class _Greedy:
     """One run of generation."""
 
-    def __init__(self, model: Any, ids: np.ndarray, attention_mask: Any, steps: int, ends: list[int]):
-        self._model, self._steps, self._ends = model, steps, np.array(ends, np.int64)
-        padding = model.spec.pad_token_id
-        self._padding = padding if padding is not None else ends[0] if ends else 0
+    def __init__(self, model: Any, ids: np.ndarray, attention_mask: Any, steps: int, ends: list[int], padding: int):
+        self._model, self._steps = model, steps
+        self._ends, self._padding = np.array(ends, np.int64), padding
         self._packed, self._inputs = _prompts(model, ids, attention_mask, steps)
         self._cache = KeyValueCache(len(ids), int(self._packed.lengths.max(initial=0)) + steps)
 

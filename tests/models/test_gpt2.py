@@ -108,6 +108,8 @@ def test_generation(cpu_backend, tmp_path, padding_word):
         np.testing.assert_array_equal(model.generate(IDS, MASK, **options), expected)
         if padding_word is not None:
             np.testing.assert_array_equal(model.generate(IDS, **options), expected)  # the mask is found
+        options |= {"pad_token_id": 7, "do_sample": False}
+        np.testing.assert_array_equal(model.generate(IDS, MASK, **options), theirs.generate(**given, **options))
     assert expected.shape[1] < 24  # all have ended
 
 
@@ -242,6 +244,8 @@ def test_a_config_that_names_no_end_means_gpt2s():
         ({"max_new_tokens": 19}, "max_new_tokens is 19 after 7 tokens, the model has 24 positions"),
         ({"attention_mask": 0 * MASK}, r"input_ids\[0\] has no real token"),
         ({"eos_token_id": [1.5]}, "eos_token_id holds 1.5"),
+        ({"pad_token_id": "x"}, "pad_token_id is 'x', expected an integer"),
+        ({"do_sample": True}, "do_sample is True, expected False"),
     ],
 )
 def test_generation_that_is_refused(options, message):
