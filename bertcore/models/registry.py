@@ -18,8 +18,9 @@ from bertcore.nn.pooler import Pooler
 
 # Modules of this package that are not a family.
 _SHARED = {
-    *("architectures", "auto", "causal_encoder", "causal_recurrent_encoder", "encoder", "entities", "entity_encoder"),
-    *("generation", "inputs", "losses", "model", "outputs", "recurrent", "registry", "spec", "two_stream"),
+    *("architectures", "auto", "causal_encoder", "causal_recurrent_encoder", "disentangled_encoder", "encoder"),
+    *("entities", "entity_encoder", "generation", "inputs", "losses", "model", "outputs", "recurrent", "registry"),
+    *("spec", "two_stream"),
 }
 
 HeadSpec = ClassifierSpec | LanguageModelSpec
