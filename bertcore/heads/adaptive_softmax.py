@@ -63,11 +63,15 @@ class AdaptiveSoftmax(Block):
 
     def __call__(self, hidden: Any) -> Any:
         """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
-        first, *others = (_log_softmax(value_of(self._scores(hidden, index))) for index in range(len(self.bounds)))
+        first, *others = (self._log_probabilities(hidden, index) for index in range(len(self.bounds)))
         words = self.bounds[0][1]
         parts = [first[:, :words]]
         parts += [part + first[:, words + index, None] for index, part in enumerate(others)]
         return kernels.namespace(first).concatenate(parts, axis=1)
+
+    def _log_probabilities(self, hidden: Any, index: int) -> Any:
+        scores = value_of(self._scores(hidden, index))
+        return functional.log_softmax(scores).astype(scores.dtype, copy=False)
 
     def loss(self, hidden: Any, labels: np.ndarray) -> Any:
         """The mean over tokens of -log(the probability of their label), (tokens,) in host memory, -100 for none; of a
@@ -109,10 +113,3 @@ class AdaptiveSoftmax(Block):
         if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
             matrix = matrix.astype(dtype)
         return rows.transpose(matrix)
-
-
-def _log_softmax(scores: Any) -> Any:
-    xp = kernels.namespace(scores)
-    wide = rows.widened(scores)
-    shifted = wide - wide.max(axis=1, keepdims=True)
-    return (shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))).astype(scores.dtype, copy=False)

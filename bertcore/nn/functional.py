@@ -301,21 +301,28 @@ def binary_cross_entropy(logits: Any, *, labels: Any) -> Any:
     return _binary_cross_entropy(logits, labels)
 
 
-def _log_softmax(logits):
-    xp = kernels.namespace(logits)
-    shifted = logits - logits.max(axis=-1, keepdims=True)
+def widened(array: Any) -> Any:
+    """`array` in float32 if it is of lower precision: what sums are taken in."""
+    return array.astype("float32") if array.dtype.itemsize < 4 else array
+
+
+def log_softmax(scores: Any) -> Any:
+    """The logarithm of the softmax over the last axis of a plain array, in float32 if that is of lower precision."""
+    wide = widened(scores)
+    xp, shifted = kernels.namespace(wide), wide - wide.max(axis=-1, keepdims=True)
     return shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def _soft_cross_entropy(logits, labels):
-    return -(_log_softmax(logits) * labels).sum(axis=-1).mean()
+    return -(log_softmax(logits) * labels).sum(axis=-1).mean().astype(logits.dtype, copy=False)
 
 
 def _soft_cross_entropy_with_pullback(logits, *, labels):
     def pullback(grad):
-        probabilities = kernels.namespace(logits).exp(_log_softmax(logits))
-        weights = labels.sum(axis=-1, keepdims=True)
-        return ((probabilities * weights - labels) * (grad / max(len(logits), 1)),)
+        probabilities = kernels.namespace(logits).exp(log_softmax(logits))
+        weights = widened(labels).sum(axis=-1, keepdims=True)
+        grad_logits = (probabilities * weights - labels) * (grad / max(len(logits), 1))
+        return (grad_logits.astype(logits.dtype, copy=False),)
 
     return _soft_cross_entropy(logits, labels), pullback
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.program import computed
-from bertcore.nn.functional import sequence_spans
+from bertcore.nn.functional import sequence_spans, widened
 from bertcore.tape import differentiable
 
 
@@ -118,11 +118,6 @@ def part(array: Any, *, first: int, last: int) -> Any:
 def multiply(array: Any, *, factors: Any) -> Any:
     """array * factors, which have no gradient and broadcast to its shape."""
     return computed(array) * factors
-
-
-def widened(array: Any) -> Any:
-    """`array` in float32 if it is of lower precision: what sums are taken in."""
-    return array.astype(np.float32) if array.dtype.itemsize < 4 else array
 
 
 def _map_tokens(array, matrices):

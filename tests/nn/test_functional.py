@@ -5,6 +5,7 @@ import pytest
 
 from bertcore import use_backend
 from bertcore.nn import functional, rows
+from bertcore.nn.parameter import bfloat16
 from bertcore.tape import Tape, value_of
 
 RNG = np.random.default_rng(5)
@@ -72,3 +73,13 @@ def test_neighbours():
     found = rows.neighbours(array, cu_seqlens=OFFSETS, distances=(1, 0, -2))
     following, preceding = [2, 3, 0, 0, 6, 7, 8, 9, 0], [0, 0, 1, 0, 0, 0, 5, 6, 7]
     np.testing.assert_array_equal(found, np.stack([following, array[:, 0], preceding], axis=1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", bfloat16()])
+def test_soft_cross_entropy_sums_low_precision_in_float32(dtype):
+    logits = np.zeros((2, 70_000), dtype)  # 70,000 is infinite in float16, and beyond 256 bfloat16 counts no ones
+    labels = np.zeros_like(logits)
+    labels[:, 3] = 1
+    loss = functional.soft_cross_entropy(logits, labels=labels)
+    assert loss.dtype == logits.dtype
+    assert float(loss) == pytest.approx(np.log(70_000), rel=2**-8)
