@@ -13,7 +13,7 @@ from bertcore import kernels
 from bertcore.kernels.program import Recordings
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
-from bertcore.nn.encoder import EncoderLayer, LayerContext
+from bertcore.nn.encoder import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.tape import current_tape, value_of
@@ -106,7 +106,7 @@ class Encoder(Block):
         self.forget_recordings()
 
     def _layer(self, family: Family, names: Mapping[str, str]) -> Block:
-        return EncoderLayer(names, self.spec, family.attention)
+        return family.layer(names, self.spec, family.attention)
 
     def own_inputs(self, packed: PackedBatch) -> Mapping[str, Any]:
         """The family's own inputs of a call (`Family.inputs`, by keyword), checked and packed."""

@@ -1,44 +1,15 @@
 """MobileBERT (Sun et al. 2020, arXiv:2004.02984): BERT, thin and deep, each layer narrow within."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from bertcore.models.bert import BERT
-from bertcore.models.encoder import Encoder
-from bertcore.models.registry import Family, HeadSpec, register
+from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
-from bertcore.nn.bottleneck import BottleneckLayer, TrigramEmbeddings
+from bertcore.nn.bottleneck import BottleneckAttention, BottleneckDetails, BottleneckLayer, TrigramEmbeddings
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import FirstToken, Pooler
-
-
-@dataclass(frozen=True)
-class BottleneckDetails:
-    """What MobileBERT's configs vary.
-
-    Attributes:
-        has_bottleneck: whether layers are narrower within than hidden_size.
-        attends_in_bottleneck: whether query, key and value are all made of what comes out of one bottleneck.
-        shares_query_key: whether there is a bottleneck of query and key.
-        num_feed_forwards: in each layer.
-        has_layer_norms: layer norms, or weights and biases alone in their place.
-        has_trigrams: whether a word's embedding is that of its neighbours, too.
-        has_pooler_map: whether the pooler has a map and tanh, or gives the first token as it is.
-    """
-
-    has_bottleneck: bool
-    attends_in_bottleneck: bool
-    shares_query_key: bool
-    num_feed_forwards: int
-    has_layer_norms: bool
-    has_trigrams: bool
-    has_pooler_map: bool
-
-    @property
-    def has_own_values(self) -> bool:
-        """Whether query and key are made of their own bottleneck, the value of the whole hidden state."""
-        return self.has_bottleneck and self.shares_query_key and not self.attends_in_bottleneck
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -89,13 +60,6 @@ def pooler(name: str, spec: EncoderSpec) -> Block:
     return Pooler(name, spec) if spec.details.has_pooler_map else FirstToken()
 
 
-class MobileBertEncoder(Encoder):
-    """An encoder of bottleneck layers."""
-
-    def _layer(self, family: Family, names: Mapping[str, str]) -> Block:
-        return BottleneckLayer(names, self.spec)
-
-
 MOBILEBERT = register(
     replace(
         BERT,
@@ -114,7 +78,8 @@ MOBILEBERT = register(
             "out": "encoder.layer.{layer}.output.bottleneck",
         },
         embeddings=TrigramEmbeddings,
-        encoder=MobileBertEncoder,
+        attention=BottleneckAttention,
+        layer=BottleneckLayer,
         pooler=pooler,
     )
 )

@@ -12,15 +12,15 @@ from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.spec import ConfigReader, EncoderSpec
 from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.encoder import SelfAttention
+from bertcore.nn.encoder import EncoderLayer, SelfAttention
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import Pooler
 
 # Modules of this package that are not a family.
 _SHARED = {
     *("architectures", "auto", "causal_encoder", "causal_recurrent_encoder", "disentangled_encoder", "encoder"),
-    *("entities", "entity_encoder", "generation", "inputs", "losses", "model", "outputs", "recurrent", "registry"),
-    *("spec", "two_stream"),
+    *("entities", "entity_encoder", "generation", "inputs", "losses", "model", "outputs", "pretraining", "recurrent"),
+    *("registry", "spec", "two_stream", "with_heads"),
 }
 
 HeadSpec = ClassifierSpec | LanguageModelSpec
@@ -76,6 +76,7 @@ class Family:
         encoder_names, layer_names: the part of the blocks -> the checkpoint's name of it without the prefix, where
             "{layer}" stands for the layer's number (and "{inner}" for that within it, of spec.inner_layers).
         embeddings, attention: the blocks at the bottom and in each layer, where they are the family's own.
+        layer: the block of a layer, where that is the family's own; made and called as EncoderLayer is.
         encoder: the class of its encoder, where that is its own; "bertcore.models.encoder:Encoder".
         pooler: of the base model, called with its name and the spec; None for a family that has none.
         inputs: names of the inputs of a call that are the family's own.
@@ -94,6 +95,7 @@ class Family:
     layer_names: Mapping[str, str]
     embeddings: type[Block] = Embeddings
     attention: type[Block] = SelfAttention
+    layer: type[Block] = EncoderLayer
     encoder: type[Block] | None = None
     pooler: Callable[[str, EncoderSpec], Block] | None = Pooler
     inputs: tuple[str, ...] = ()

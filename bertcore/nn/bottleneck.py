@@ -5,16 +5,45 @@ neighbouring words.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bertcore.nn import functional, rows
 from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.encoder import LayerContext
+from bertcore.nn.encoder import LayerContext, attention_dtype
 from bertcore.nn.layers import Embedding, LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
 
 # Of layer norms that the published code gives no epsilon of the config's, but PyTorch's own.
 DEFAULT_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class BottleneckDetails:
+    """What MobileBERT's configs vary.
+
+    Attributes:
+        has_bottleneck: whether layers are narrower within than hidden_size.
+        attends_in_bottleneck: whether query, key and value are all made of what comes out of one bottleneck.
+        shares_query_key: whether there is a bottleneck of query and key.
+        num_feed_forwards: in each layer.
+        has_layer_norms: layer norms, or weights and biases alone in their place.
+        has_trigrams: whether a word's embedding is that of its neighbours, too.
+        has_pooler_map: whether the pooler has a map and tanh, or gives the first token as it is.
+    """
+
+    has_bottleneck: bool
+    attends_in_bottleneck: bool
+    shares_query_key: bool
+    num_feed_forwards: int
+    has_layer_norms: bool
+    has_trigrams: bool
+    has_pooler_map: bool
+
+    @property
+    def has_own_values(self) -> bool:
+        """Whether query and key are made of their own bottleneck, the value of the whole hidden state."""
+        return self.has_bottleneck and self.shares_query_key and not self.attends_in_bottleneck
 
 
 class NoNorm(Block):
@@ -114,7 +143,7 @@ class BottleneckAttention(Block):
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
             attentions=context.attentions,
-            compute_dtype="bfloat16" if self.maps[0].weight.is_low_on_cpu else None,  # as in SelfAttention
+            compute_dtype=attention_dtype(self.maps[0].weight),
         )
         return self.output(attended, residual)
 
@@ -122,15 +151,16 @@ class BottleneckAttention(Block):
 class BottleneckLayer(Block):
     """Into the bottleneck, self-attention, the feed-forwards, and out of it again (section 3.1)."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: Any, attention: type[Block]):
         width, narrow, details = spec.hidden_size, spec.bottleneck_size, spec.details
         self.details = details
-        self.attention = BottleneckAttention(names, spec)
+        self.attention = attention(names, spec)
         stacked = [names["stacked"].format(index=index) for index in range(details.num_feed_forwards - 1)]
         parts = [(f"{name}.intermediate.dense", f"{name}.output.dense", f"{name}.output.LayerNorm") for name in stacked]
         self.feed_forwards = [NarrowFeedForward(*part, spec) for part in parts]
         last = names["expand"], names["contract"], names["feed_forward_norm"]
         self.feed_forwards.append(NarrowFeedForward(*last, spec, eps=DEFAULT_EPS))
+        self.into = self.into_attention = self.out = None
         if details.has_bottleneck:
             self.into = Projection(names["into"], spec, width, narrow)
             if details.shares_query_key:
@@ -140,7 +170,7 @@ class BottleneckLayer(Block):
     def __call__(self, hidden: Any, context: LayerContext) -> Any:
         """(tokens, hidden) -> (tokens, hidden)."""
         details = self.details
-        state = self.into(hidden) if details.has_bottleneck else hidden
+        state = hidden if self.into is None else self.into(hidden)
         if details.has_own_values:
             state = self.attention(self.into_attention(hidden), hidden, state, context)
         else:
@@ -148,4 +178,4 @@ class BottleneckLayer(Block):
             state = self.attention(source, source, state, context)
         for feed_forward in self.feed_forwards:
             state = feed_forward(state)
-        return self.out(state, hidden) if details.has_bottleneck else state
+        return state if self.out is None else self.out(state, hidden)
