@@ -83,6 +83,11 @@ def real_tokens(key_mask: Any, cu_seqlens: Any) -> Any:
     return key_mask[:, 0, 0][columns < lengths[:, None]]
 
 
+def _contiguous(array: Any) -> Any:
+    """A NumPy or CuPy array, or the values of a Deferred, in rows one after another."""
+    return kernels.namespace(array).ascontiguousarray(array)
+
+
 class DisentangledEmbeddings(Embeddings):
     """LayerNorm(projection(word + position + token type)) where embeddings are narrower; padding is zero."""
 
@@ -207,8 +212,8 @@ class DisentangledAttention(SelfAttention):
             return self._bias(), *self._tables(positions)
         kept, backend = self._constants, kernels.get_backend()  # kept by a call that began before they were forgotten
         if backend not in kept:
-            xp, arrays = kernels.namespace(self.norm.weight.value), (self._bias(), *self._tables(positions))
-            kept[backend] = tuple(None if array is None else xp.ascontiguousarray(array) for array in arrays)
+            arrays = self._bias(), *self._tables(positions)
+            kept[backend] = tuple(None if array is None else _contiguous(array) for array in arrays)
         return kept[backend]
 
     def _bias(self) -> Any:
