@@ -21,7 +21,7 @@ _LAZY = {
     "AutoModelForMaskedLM": "bertcore.models.auto",
     "AutoModelForMultipleChoice": "bertcore.models.auto",
     "AutoModelForNextSentencePrediction": "bertcore.models.auto",
-    "AutoModelForPreTraining": "bertcore.models.auto",
+    "AutoModelForPreTraining": "bertcore.models.pretraining",
     "AutoModelForQuestionAnswering": "bertcore.models.auto",
     "AutoModelForSequenceClassification": "bertcore.models.auto",
     "AutoModelForTokenClassification": "bertcore.models.auto",

@@ -194,8 +194,8 @@ def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
 
 def _word_agreement(exact: Any, dtype: str, texts: list[str]) -> float | None:
     from bertcore import AutoModelForMaskedLM
-    from bertcore.models.auto import head_specs
     from bertcore.models.model import NewlyInitialisedWarning
+    from bertcore.models.with_heads import head_specs
 
     model_folder = exact.settings.model_folder
     if "masked_lm" not in head_specs(exact.model.config):

@@ -7,13 +7,15 @@ from typing import Any
 from bertcore import checkpoint
 from bertcore.models import auto, entities
 from bertcore.models.model import Model
+from bertcore.models.pretraining import AutoModelForPreTraining
+from bertcore.models.with_heads import head_specs
 
 # How the names of transformers' classes end -> the class here.
 ARCHITECTURES = {
     **{
         kind._architecture: kind
         for kind in (
-            *(auto.AutoModelForMaskedLM, auto.AutoModelForPreTraining, auto.AutoModelForNextSentencePrediction),
+            *(auto.AutoModelForMaskedLM, AutoModelForPreTraining, auto.AutoModelForNextSentencePrediction),
             *(auto.AutoModelForSequenceClassification, auto.AutoModelForTokenClassification),
             *(auto.AutoModelForQuestionAnswering, auto.AutoModelForMultipleChoice, auto.AutoModelForCausalLM),
             *(entities.AutoModelForEntityClassification, entities.AutoModelForEntityPairClassification),
@@ -41,7 +43,7 @@ def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
     They tell names and shapes of what a checkpoint may hold. ValueError: what is wrong with the config.
     """
     models = {"AutoModel": auto.AutoModel(config)}
-    specs = auto.head_specs(config)
+    specs = head_specs(config)
     for kind in dict.fromkeys(ARCHITECTURES.values()):
         own = kind._for(config)
         if kind is not auto.AutoModel and set(own._tasks) <= set(specs):

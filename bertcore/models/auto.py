@@ -12,35 +12,21 @@ from typing import Any
 import numpy as np
 
 from bertcore.heads.classifier import Classifier
-from bertcore.heads.language_model import LanguageModelHead, LanguageModelSpec
+from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models import losses
 from bertcore.models.generation import generate
 from bertcore.models.model import Encoded, Model
-from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, PreTrainingOutput, QuestionAnsweringOutput
-from bertcore.models.registry import HeadSpec, family_of
-from bertcore.models.spec import ConfigReader
+from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
+from bertcore.models.registry import HeadSpec
+from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.tape import value_of
 
 
-def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
-    """The heads that the family of `config` has, by task."""
-    return family_of(config).heads(ConfigReader(config))
-
-
 def _derived(module: str, name: str) -> type[Model]:
     """A class of another module of this package, which derives its classes from those here."""
     return getattr(importlib.import_module(f"bertcore.models.{module}"), name)
-
-
-def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, Any]:
-    """The config with this number of labels, named as transformers names new ones; None leaves it as it is."""
-    if num_labels is None:
-        return dict(config)
-    count = ConfigReader({"num_labels": num_labels}).num_labels()
-    names = {str(index): f"LABEL_{index}" for index in range(count)}
-    return {**config, "id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
 
 
 class AutoModel(Model):
@@ -65,33 +51,6 @@ class AutoModel(Model):
         return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, **encoded.traced)
 
 
-class ModelWithHeads(Model):
-    """A model with the heads of the tasks in `_tasks`."""
-
-    _tasks: tuple[str, ...] = ()
-
-    def __init__(self, config: Mapping[str, Any]):
-        specs = head_specs(config)
-        missing = [task for task in self._tasks if task not in specs]
-        if missing:
-            raise ValueError(
-                f"config: models of type {config.get('model_type')!r} have no head for {missing[0]}; "
-                f"they have {', '.join(specs)}"
-            )
-        wanted = [specs[task] for task in self._tasks]
-        super().__init__(config, add_pooling_layer=any(getattr(spec, "source", None) == "pooler" for spec in wanted))
-        self.heads = [self._head(task, spec) for task, spec in zip(self._tasks, wanted, strict=True)]
-
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        raise NotImplementedError
-
-    def _language_model(self, spec: HeadSpec) -> LanguageModelHead:
-        return LanguageModelHead(spec, self.spec, self.encoder.embeddings.words.table)
-
-    def _num_labels(self) -> int:
-        return ConfigReader(self.config).num_labels()
-
-
 class AutoModelForMaskedLM(ModelWithHeads):
     """An encoder with the masked language model's head: a score for every word at every token.
 
@@ -113,83 +72,6 @@ class AutoModelForMaskedLM(ModelWithHeads):
         logits, loss = self.heads[0](encoded.hidden), None
         if labels is not None:
             loss = losses.token_loss(logits, labels, encoded.packed, self.spec.vocab_size)
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
-
-
-class AutoModelForPreTraining(ModelWithHeads):
-    """An encoder with the heads it was pretrained with; where that is a single language model, AutoModelForMaskedLM's
-    or AutoModelForCausalLM's, and a model of that class.
-
-    BERT and MobileBERT: the masked language model and next sentence prediction; calls take `labels` and
-    `next_sentence_label`, (sequences,) of 0 (it is the next one) or 1. ALBERT: the masked language model and sentence
-    order; `labels` and `sentence_order_label`. Both return a PreTrainingOutput, with a loss if both labels are given.
-    ELECTRA: the discriminator, which tells replaced tokens; `labels` is 1 for those and 0 for others, (sequences,
-    length), and a LogitsOutput is returned.
-    """
-
-    _architecture = "ForPreTraining"
-
-    @classmethod
-    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
-        specs = head_specs(config)
-        if "replaced_tokens" in specs:
-            return _ReplacedTokens
-        if "next_sentence" in specs:
-            return _NextSentencePreTraining
-        if "sentence_order" in specs:
-            return _SentenceOrderPreTraining
-        return (AutoModelForMaskedLM if "masked_lm" in specs else AutoModelForCausalLM)._for(config)
-
-
-class _PairPreTraining(AutoModelForPreTraining):
-    """The masked language model beside a classifier of pairs."""
-
-    _label, _logits = "", ""
-
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        return self._language_model(spec) if task == "masked_lm" else Classifier(spec, self.spec, 2)
-
-    def _output(self, encoded: Encoded, labels: Any = None, **pair_labels: Any) -> PreTrainingOutput:
-        predictions, pairs = (head(part) for head, part in zip(self.heads, (encoded.hidden, encoded), strict=True))
-        loss, pair_label = None, pair_labels.get(self._label)
-        if labels is not None and pair_label is not None:
-            loss = functional.add(
-                losses.token_loss(predictions, labels, encoded.packed, self.spec.vocab_size),
-                losses.sequence_loss(pairs, pair_label, 2, name=self._label),
-            )
-        logits = {self._logits: encoded.packed.pad_sequences(value_of(pairs))}
-        predictions = encoded.packed.pad(value_of(predictions))
-        return PreTrainingOutput(loss=loss, prediction_logits=predictions, **logits, **encoded.traced)
-
-
-class _NextSentencePreTraining(_PairPreTraining):
-    _tasks = ("masked_lm", "next_sentence")
-    _targets = ("labels", "next_sentence_label")
-    _label, _logits = "next_sentence_label", "seq_relationship_logits"
-
-
-class _SentenceOrderPreTraining(_PairPreTraining):
-    _tasks = ("masked_lm", "sentence_order")
-    _targets = ("labels", "sentence_order_label")
-    _label, _logits = "sentence_order_label", "sop_logits"
-
-
-class _ReplacedTokens(AutoModelForPreTraining):
-    _tasks = ("replaced_tokens",)
-    _targets = ("labels",)
-
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        return Classifier(spec, self.spec, 1)
-
-    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
-        logits, loss = self.heads[0](encoded), None
-        logits = functional.reshape(logits, shape=(-1,))
-        if labels is not None:
-            flags = losses.label_array("labels", labels)
-            if flags.shape != encoded.packed.shape:
-                raise ValueError(f"labels has shape {flags.shape}, expected {encoded.packed.shape} as input_ids has")
-            flags = losses.floating_labels("labels", encoded.packed.strip(flags), logits)
-            loss = functional.binary_cross_entropy(logits, labels=flags)
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
 
 

@@ -16,11 +16,12 @@ from bertcore import kernels
 from bertcore.heads.entities import EntityClassifier
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
-from bertcore.models.auto import AutoModel, AutoModelForMaskedLM, ModelWithHeads, with_labels
+from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.models.inputs import like
 from bertcore.models.model import Encoded
 from bertcore.models.outputs import EntityEncoderOutput, EntityMaskedLMOutput, LogitsOutput
 from bertcore.models.registry import HeadSpec
+from bertcore.models.with_heads import ModelWithHeads, with_labels
 from bertcore.nn import functional
 from bertcore.nn.entities import EntityInput
 from bertcore.nn.parameter import Block

@@ -1,0 +1,53 @@
+"""Models with heads: what the classes of all tasks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bertcore.heads.language_model import LanguageModelHead
+from bertcore.models.model import Model
+from bertcore.models.registry import HeadSpec, family_of
+from bertcore.models.spec import ConfigReader
+from bertcore.nn.parameter import Block
+
+
+def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
+    """The heads that the family of `config` has, by task."""
+    return family_of(config).heads(ConfigReader(config))
+
+
+def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, Any]:
+    """The config with this number of labels, named as transformers names new ones; None leaves it as it is."""
+    if num_labels is None:
+        return dict(config)
+    count = ConfigReader({"num_labels": num_labels}).num_labels()
+    names = {str(index): f"LABEL_{index}" for index in range(count)}
+    return {**config, "id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
+
+
+class ModelWithHeads(Model):
+    """A model with the heads of the tasks in `_tasks`."""
+
+    _tasks: tuple[str, ...] = ()
+
+    def __init__(self, config: Mapping[str, Any]):
+        specs = head_specs(config)
+        missing = [task for task in self._tasks if task not in specs]
+        if missing:
+            raise ValueError(
+                f"config: models of type {config.get('model_type')!r} have no head for {missing[0]}; "
+                f"they have {', '.join(specs)}"
+            )
+        wanted = [specs[task] for task in self._tasks]
+        super().__init__(config, add_pooling_layer=any(getattr(spec, "source", None) == "pooler" for spec in wanted))
+        self.heads = [self._head(task, spec) for task, spec in zip(self._tasks, wanted, strict=True)]
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        raise NotImplementedError
+
+    def _language_model(self, spec: HeadSpec) -> LanguageModelHead:
+        return LanguageModelHead(spec, self.spec, self.encoder.embeddings.words.table)
+
+    def _num_labels(self) -> int:
+        return ConfigReader(self.config).num_labels()
