@@ -85,19 +85,28 @@ def _models(name: str | None, dtype: str | None) -> tuple[Any, Any]:
 
 def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
     """The model with its own head where that takes a label for each token; with a classifier of tokens in place of
-    other heads: they run the same kernels."""
-    from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification
+    other heads, or of sequences where the family has none of tokens (Transformer-XL): they run the same kernels."""
+    from bertcore import (
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
+    from bertcore.models.with_heads import head_specs
 
     if kind in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification):
         return kind.from_pretrained(folder, dtype=encoder.dtype)
-    return AutoModelForTokenClassification.from_config(encoder.config, dtype=encoder.dtype)
+    if "token_classification" in head_specs(encoder.config):
+        return AutoModelForTokenClassification.from_config(encoder.config, dtype=encoder.dtype)
+    classes = {"num_labels": 2, "problem_type": "single_label_classification"}
+    return AutoModelForSequenceClassification.from_config(encoder.config, dtype=encoder.dtype, **classes)
 
 
 def warm_up(model: Any, *, gradients: bool = False) -> None:
     """Run `model` on batches that reach every kernel of its forward pass, and of its backward pass if asked for."""
     import numpy as np
 
-    from bertcore import value_and_grad
+    from bertcore import AutoModelForSequenceClassification, value_and_grad
 
     longest = min(model.spec.longest_sequence or LONGEST, LONGEST)
     ragged = np.arange(longest) < np.array([[longest], [1], [longest // 2]])
@@ -107,4 +116,6 @@ def warm_up(model: Any, *, gradients: bool = False) -> None:
     model.encode_packed([np.ones(longest, np.int32), np.ones(3, np.int32)])
     if gradients:
         labels = np.where(ragged, 1, -100)
+        if isinstance(model, AutoModelForSequenceClassification):
+            labels = labels[:, 0]
         value_and_grad(model)(np.ones(ragged.shape, np.int64), attention_mask=ragged.astype(np.int64), labels=labels)
