@@ -14,7 +14,10 @@ from bertcore.nn.relative_attention import Relations, sinusoids
 from bertcore.tape import current_tape, value_of
 
 RANGE_STEP = 32  # distances come in multiples of it
-MOST_KEPT = 2048  # distances whose keys are kept: 75 MB for XLNet-base; making those of 128 takes a sixth of its time
+# Bytes of the position keys that are kept, since making those of 128 distances takes a sixth of XLNet-base's time.
+# They are those of 1820 of its distances, 36 KB each, and of fewer for a deeper or wider model. What the last call used
+# is kept even if it is more by itself: that call had the memory, and the next one is likely to be of its lengths.
+MOST_KEPT = 64 << 20
 
 
 class RecurrentEncoder(Encoder):
@@ -87,7 +90,9 @@ class RecurrentEncoder(Encoder):
         table = kernels.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
         relations = Relations(table, kernels.to_backend(distance_rows), inputs.cu_seqlens)
         if current_tape() is None:
-            relations.position_keys = self._kept_position_keys((first, last, dtype, kernels.get_backend()))
+            width = self.spec.num_layers * self.spec.num_heads * self.spec.details.head_dim
+            nbytes = len(table) * width * table.dtype.itemsize
+            relations.position_keys = self._kept_position_keys((first, last, dtype, kernels.get_backend(), nbytes))
         if before:
             keys = np.arange(sequences * (before + longest)).reshape(sequences, -1)
             order = np.empty_like(keys)
@@ -112,11 +117,12 @@ class RecurrentEncoder(Encoder):
         return first, last, rows.astype(np.int32)
 
     def _kept_position_keys(self, distances: tuple) -> dict:
-        """What the layers made of the encodings of these distances when they last were the same."""
+        """What the layers made of the encodings of these distances when they last were the same; the last entry of
+        `distances` is the number of bytes of that."""
         kept = self._position_keys
         if distances not in kept:
-            most = MOST_KEPT - (distances[1] - distances[0])
-            while kept and sum(last - first for first, last, *_ in list(kept)) > most:
+            most = MOST_KEPT - distances[-1]
+            while kept and sum(nbytes for *_, nbytes in list(kept)) > most:
                 kept.pop(next(iter(list(kept))), None)
             kept[distances] = {}
         return kept.get(distances, {})

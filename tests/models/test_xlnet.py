@@ -8,6 +8,7 @@ import pytest
 
 import bertcore
 from bertcore import use_backend, value_and_grad
+from bertcore.models import recurrent
 from tests.checkpoint.files import write_tensors
 from tests.models.family_checks import check_backends
 from tests.models.family_parity import assert_within, check, random_batch, random_model, run_torch
@@ -232,6 +233,24 @@ def test_a_memory_stands_for_the_tokens_it_was_made_of():
     np.testing.assert_allclose(second.last_hidden_state, whole.last_hidden_state[:, 2:], atol=1e-6)
     assert [memory.shape for memory in second.mems] == [(4, 2, 8)] * 2
     np.testing.assert_allclose(second.mems[1], whole.mems[1], atol=1e-6)
+
+
+def test_kept_position_keys_have_a_bound_in_bytes(monkeypatch):
+    model, ids = tiny(), np.ones((1, 90), int)
+
+    def kept_with(most):
+        monkeypatch.setattr(recurrent, "MOST_KEPT", most)
+        model.encoder.forget_recordings()
+        for length in (90, 40, 20):
+            model(ids[:, :length])
+        return [sum(keys.nbytes for keys in made.values()) for made in model.encoder._position_keys.values()]
+
+    with use_backend("numpy"):
+        sizes = kept_with(1 << 20)
+        assert len(sizes) == 3
+        assert kept_with(sum(sizes)) == sizes
+        assert kept_with(sum(sizes) - 1) == sizes[1:]
+        assert kept_with(0) == sizes[2:]  # the last one stays
 
 
 def test_gradients_are_those_of_finite_differences():
