@@ -16,6 +16,7 @@ from bench.peers.checkpoint import hidden_states_alone, random_checkpoint
 from bench.peers.clock import settled_clock
 from bench.peers.compare import FAILED, OK, WRONG, Plan, compare, open_sessions
 from bench.peers.libraries import OURS, Session, all_peers
+from bench.peers.options import add_common, parse
 from bench.report import Column, append_csv, table
 
 LIBRARIES = (OURS, "torch")
@@ -117,23 +118,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help=f"of {', '.join(SHAPES)} (default: 8x128)")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["float32"], help="default: float32")
-    parser.add_argument("--threads", type=int, default=2, help="of both libraries (default: 2)")
-    parser.add_argument("--rounds", type=int, help="samples of each, at most (default: 15)")
-    parser.add_argument("--seconds", type=float, help="after which a case ends with fewer, but 5 (default: 10)")
-    parser.add_argument("--workdir", type=Path, help="where checkpoints are kept (default: a temporary folder)")
-    parser.add_argument(
-        "--csv", type=Path, help="to append to; the plot goes beside it (default: bench/results/models.csv)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="see that all works: small models, 1x16 and ragged, 3 rounds, no CSV"
-    )
-    options = parser.parse_args(arguments)
     full = {"rounds": 15, "seconds": 10.0, "csv": plot.CSV, "shapes": ["8x128"]}
     quick = {"rounds": 3, "seconds": 0.5, "csv": None, "shapes": ["1x16", "ragged"]}
-    for name, default in (quick if options.quick else full).items():
-        if getattr(options, name) is None:
-            setattr(options, name, default)
-    return options
+    add_common(parser, full, "small models, 1x16 and ragged, 3 rounds")
+    return parse(parser, arguments, full, quick)
 
 
 if __name__ == "__main__":

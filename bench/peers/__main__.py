@@ -16,6 +16,7 @@ from bench.peers.cases import MEASURED_MODELS, MODELS, PRECISIONS, SHAPES, Batch
 from bench.peers.checkpoint import hidden_states_alone, make_checkpoint
 from bench.peers.compare import FAILED, WRONG, Plan, compare_model
 from bench.peers.libraries import all_peers
+from bench.peers.options import add_common, parse
 from bench.report import append_csv
 
 VERSIONS = ("torch", "transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
@@ -92,36 +93,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     _add_choice(parser, "--shape", tuple(SHAPES), tuple(SHAPES))
     _add_choice(parser, "--precision", PRECISIONS, PRECISIONS)
     _add_choice(parser, "--peers", names, names)
-    parser.add_argument("--threads", type=int, default=2, help="of every library (default 2)")
-    parser.add_argument("--rounds", type=int, help="samples of each library, at most (default 15)")
-    parser.add_argument("--seconds", type=float, help="after which a case ends with fewer, but 5 (default 4)")
-    parser.add_argument("--workdir", type=Path, help="where converted models are kept (default: a temporary folder)")
-    parser.add_argument(
-        "--csv", type=Path, help="file to append to; the plot goes beside it (default bench/results/peers.csv)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="see that all works: MiniLM, 3 batches, 3 rounds, no default CSV"
-    )
-    options = parser.parse_args(arguments)
-    defaults = {
+    full = {
         "rounds": 15,
         "seconds": 4.0,
         "csv": plot.FOLDER / "peers.csv",
         "model": MEASURED_MODELS,
         "shape": tuple(SHAPES),
     }
-    if options.quick:
-        defaults = {
-            "rounds": 3,
-            "seconds": 1.0,
-            "csv": None,
-            "model": ("minilm-l6",),
-            "shape": ("1x16", "1x128", "ragged"),
-        }
-    for name, default in defaults.items():
-        if getattr(options, name) is None:
-            setattr(options, name, default)
-    return options
+    quick = {
+        "rounds": 3,
+        "seconds": 1.0,
+        "csv": None,
+        "model": ("minilm-l6",),
+        "shape": ("1x16", "1x128", "ragged"),
+    }
+    add_common(parser, full, "MiniLM, 3 batches, 3 rounds")
+    return parse(parser, arguments, full, quick)
 
 
 def _add_choice(parser: argparse.ArgumentParser, name: str, choices: Sequence[str], default: Sequence[str]) -> None:
