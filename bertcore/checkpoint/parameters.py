@@ -95,9 +95,10 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
     tied = [pair for pair in rules.tied if rules.head_of(pair[0]) in expected_heads]
     _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems)
     _use_untied(by_spelling, rules, sources)
+    read_heads = {rules.head_of(name) for name in sources}  # of others, names that begin alike are another head's
     for bare, file_name in left_over.items():
         head = rules.head_of(bare)
-        if not rules.is_buffer(bare) and (head is None or head in expected_heads):
+        if not rules.is_buffer(bare) and (head is None or head in read_heads):
             problems.unknown.append(file_name)
     return sources
 

@@ -29,11 +29,20 @@ ARCHITECTURES = {
 
 
 def class_for(config: Mapping[str, Any]) -> type[Model]:
-    """The class that the config's `architectures` names, AutoModel if it names none that is here."""
-    for name in config.get("architectures") or ():
+    """The class that the config's `architectures` names; AutoModel if there are none.
+
+    ValueError: what names no class that is here.
+    """
+    names = config.get("architectures") or []
+    for name in names if isinstance(names, list) else []:
         for ending, kind in ARCHITECTURES.items():
             if isinstance(name, str) and name.endswith(ending):
                 return kind
+    if names:
+        raise ValueError(
+            f"config: architectures is {names!r}, expected one that ends in {', '.join(ARCHITECTURES)}; "
+            "AutoModel.from_pretrained loads the encoder without a head"
+        )
     return auto.AutoModel
 
 

@@ -265,11 +265,20 @@ def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     for name, value in inputs.items():
         if value is None:
             continue
-        array = value if hasattr(value, "shape") else np.asarray(value)
+        array = value if hasattr(value, "shape") else _table(name, value)
         if array.ndim < 3:
             raise ValueError(f"{name} has shape {array.shape}, expected (questions, choices, length)")
         first = array.shape[:2] if first is None else first
         if array.shape[:2] != first:
             raise ValueError(f"{name} has shape {array.shape}, expected {first} questions and choices as input_ids has")
-        flat[name] = array.reshape(-1, *array.shape[2:])
+        flat[name] = array.reshape(first[0] * first[1], *array.shape[2:])
+    if first is None:
+        raise TypeError("input_ids is None, expected (questions, choices, length): lists or an array")
     return flat, first[1]
+
+
+def _table(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{name} is no (questions, choices, length) table of integers: {error}") from error

@@ -41,7 +41,7 @@ def position_types(config: Mapping[str, Any]) -> list[str]:
     """pos_att_type: "c2p", "p2c", both or none, as a list or a string with "|" between."""
     value = config.get("pos_att_type")
     types = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
-    if not isinstance(types, list | tuple) or not set(types) <= set(_TYPES):
+    if not isinstance(types, list | tuple) or any(kind not in _TYPES for kind in types):
         raise ValueError(f"config: pos_att_type is {value!r}, expected some of {', '.join(_TYPES)}, or null")
     return list(types)
 

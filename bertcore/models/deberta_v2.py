@@ -56,8 +56,8 @@ def _buckets(config: Mapping[str, Any], distance: int) -> int:
 
 def _has_norm(config: Mapping[str, Any]) -> bool:
     value = config.get("norm_rel_ebd", "none")
-    kinds = {part.strip() for part in value.lower().split("|")} if isinstance(value, str) else {value}
-    if not kinds <= {"none", "layer_norm"}:
+    kinds = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else [value]
+    if any(kind not in ("none", "layer_norm") for kind in kinds):
         raise ValueError(f"config: norm_rel_ebd is {value!r}, expected 'none' or 'layer_norm'")
     return "layer_norm" in kinds
 

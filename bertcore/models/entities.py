@@ -176,8 +176,7 @@ class AutoModelForEntitySpanClassification(_EntityModel):
             return losses.token_loss(logits, labels, batch, self._num_labels(), kind="entity_")
         if flags.shape != (*batch.shape, self._num_labels()):
             raise ValueError(f"labels has shape {flags.shape}, expected {(*batch.shape, self._num_labels())}")
-        flags = losses.floating_labels("labels", batch.strip(flags), logits)
-        return functional.binary_cross_entropy(logits, labels=flags)
+        return losses.binary_loss(logits, batch.strip(flags))
 
 
 def _entities(encoded: Encoded, model: ModelWithHeads) -> tuple[EntityInput, Any]:

@@ -69,10 +69,14 @@ def generate(
 def _ends(model: Any, eos_token_id: Any) -> list[int]:
     if eos_token_id is None:
         eos_token_id = model.config.get("eos_token_id", END_OF_TEXT)
-    ends = [] if eos_token_id is None else np.atleast_1d(eos_token_id).tolist()
-    wrong = [end for end in ends if not isinstance(end, int) or isinstance(end, bool)]
+    ends = [] if eos_token_id is None else eos_token_id
+    ends = list(ends) if isinstance(ends, Sequence | np.ndarray) else [ends]
+    wrong = [end for end in ends if not isinstance(end, int | np.integer) or isinstance(end, bool)]
     if wrong:
         raise TypeError(f"eos_token_id holds {wrong[0]!r}, expected integers")
+    wrong = [end for end in ends if not -(2**63) <= end < 2**63]
+    if wrong:
+        raise ValueError(f"eos_token_id holds {wrong[0]}, expected words")
     return ends
 
 

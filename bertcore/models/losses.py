@@ -3,7 +3,6 @@
 Losses and the names of labels are those of transformers. A loss over no label at all is NaN, as there.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,11 +82,20 @@ def classification_loss(
         raise ValueError(f"config: problem_type is {problem_type!r}, known are {', '.join(PROBLEM_TYPES)}")
     if problem_type == "single_label_classification":
         return sequence_loss(logits, array, num_labels)
-    loss: Callable = functional.binary_cross_entropy
-    if problem_type == "regression":
-        loss = functional.mean_squared_error
-        array = _one_each("labels", array, logits)[:, None] if num_labels == 1 else array
-    return loss(logits, labels=floating_labels("labels", array, logits))
+    if problem_type == "multi_label_classification":
+        return binary_loss(logits, array)
+    array = _one_each("labels", array, logits)[:, None] if num_labels == 1 else array
+    return functional.mean_squared_error(logits, labels=floating_labels("labels", array, logits))
+
+
+def binary_loss(logits: Any, labels: np.ndarray) -> Any:
+    """The mean binary cross entropy of labels from 0 to 1, of the shape of `logits`."""
+    array = floating_labels("labels", labels, logits)
+    wrong = np.argwhere(~((labels >= 0) & (labels <= 1)))
+    if len(wrong):
+        index = ", ".join(map(str, wrong[0]))
+        raise ValueError(f"labels[{index}] is {labels[tuple(wrong[0])]}, expected 0 to 1")
+    return functional.binary_cross_entropy(logits, labels=array)
 
 
 def position_loss(logits: Any, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Any:
@@ -108,12 +116,17 @@ def floating_labels(name: str, labels: np.ndarray, logits: Any) -> Any:
     plain = value_of(logits)
     if labels.shape != plain.shape:
         raise ValueError(f"{name} has shape {labels.shape}, expected {plain.shape}")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise ValueError(f"{name} holds {labels[~np.isfinite(labels)][0]}, expected finite numbers")
     return kernels.to_backend(labels.astype(plain.dtype))
 
 
 def label_array(name: str, labels: Any) -> np.ndarray:
     """Labels of any shape as an array of numbers in host memory."""
-    array = labels.get() if kernels.namespace(labels) is not np else np.asarray(labels)
+    try:
+        array = labels.get() if kernels.namespace(labels) is not np else np.asarray(labels)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{name} is no table of numbers: {error}") from error
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} holds {array.dtype}, expected numbers")
     return array

@@ -48,7 +48,10 @@ class _PairPreTraining(AutoModelForPreTraining):
     _label, _logits = "", ""
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        return self._language_model(spec) if task == "masked_lm" else Classifier(spec, self.spec, 2)
+        return self._language_model(spec) if task == "masked_lm" else Classifier(spec, self.spec, self._pair_labels())
+
+    def _pair_labels(self) -> int:
+        return 2
 
     def _output(self, encoded: Encoded, labels: Any = None, **pair_labels: Any) -> PreTrainingOutput:
         predictions, pairs = (head(part) for head, part in zip(self.heads, (encoded.hidden, encoded), strict=True))
@@ -56,7 +59,7 @@ class _PairPreTraining(AutoModelForPreTraining):
         if labels is not None and pair_label is not None:
             loss = functional.add(
                 losses.token_loss(predictions, labels, encoded.packed, self.spec.vocab_size),
-                losses.sequence_loss(pairs, pair_label, 2, name=self._label),
+                losses.sequence_loss(pairs, pair_label, self._pair_labels(), name=self._label),
             )
         logits = {self._logits: encoded.packed.pad_sequences(value_of(pairs))}
         predictions = encoded.packed.pad(value_of(predictions))
@@ -74,6 +77,9 @@ class _SentenceOrderPreTraining(_PairPreTraining):
     _targets = ("labels", "sentence_order_label")
     _label, _logits = "sentence_order_label", "sop_logits"
 
+    def _pair_labels(self) -> int:
+        return self._num_labels()  # as transformers has it, though there are two orders
+
 
 class _ReplacedTokens(AutoModelForPreTraining):
     _tasks = ("replaced_tokens",)
@@ -89,6 +95,5 @@ class _ReplacedTokens(AutoModelForPreTraining):
             flags = losses.label_array("labels", labels)
             if flags.shape != encoded.packed.shape:
                 raise ValueError(f"labels has shape {flags.shape}, expected {encoded.packed.shape} as input_ids has")
-            flags = losses.floating_labels("labels", encoded.packed.strip(flags), logits)
-            loss = functional.binary_cross_entropy(logits, labels=flags)
+            loss = losses.binary_loss(logits, encoded.packed.strip(flags))
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)

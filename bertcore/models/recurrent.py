@@ -178,7 +178,7 @@ class RecurrentEncoder(Encoder):
     def _next_memory(self, state: Any, before: Any, packed: PackedBatch) -> Any:
         """(memory, sequences, hidden) of a layer, from what it was given in this call and the memory before it."""
         plain, sequences = value_of(state), packed.shape[0]
-        state = plain.reshape(*packed.shape, -1) if packed.is_full else packed.pad(plain)
+        state = plain.reshape(*packed.shape, plain.shape[1]) if packed.is_full else packed.pad(plain)
         state = self._remembered(state.transpose(1, 0, 2))
         xp = kernels.namespace(state)
         if before is not None and sequences:

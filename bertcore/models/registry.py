@@ -123,6 +123,8 @@ def known_families() -> list[str]:
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config; ValueError names the known ones."""
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config is {type(config).__name__}, expected a mapping as in config.json, or a preset's name")
     model_type, known = config.get("model_type"), known_families()
     if model_type not in known:
         raise ValueError(f"config: model_type is {model_type!r}, known are: {', '.join(known)}")

@@ -210,7 +210,8 @@ def _attend(views, lse, place, first, last, options, terms, scratch):
     per_word = elements_per_word(word)
     depth = (head_dim + per_word - 1) // per_word
     seen = min(keys, last) if is_causal else keys
-    stored = is_causal or probs[0] != 0 or mask[0] != 0 or bias[0] != 0
+    # What fills up a vector is -inf, which a scale that is not positive would turn into something else afterwards.
+    stored = is_causal or probs[0] != 0 or mask[0] != 0 or bias[0] != 0 or not scale > 0
     factor = 1.0 if stored else float(scale)  # scores that are stored are scaled before they are
     begin_softmax(state, count)
     prefetch_rows(row_pointer(query, s, h, start + first, like), query[3], 0, min(width, count), head_dim)

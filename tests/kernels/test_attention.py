@@ -264,3 +264,11 @@ def test_torch(lengths, is_causal):
     )
     for one, other in zip(gradients, expected, strict=True):
         assert_close(one, other, at_least=1)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7])
+@pytest.mark.parametrize("keys", [5, 16, 37])
+def test_scales_that_are_not_positive(scale, keys):
+    query, key, value = np.random.default_rng(6).normal(size=(3, 1, 2, keys, 8)).astype(np.float32)
+    expected = attention(query, key, value, scale=scale, backend="numpy")
+    assert_close(attention(query, key, value, scale=scale, backend="numba"), expected)

@@ -110,6 +110,8 @@ def test_pretraining_has_both_heads_and_both_losses():
          r"start_positions\[1\] is -1, expected a column"),
         ("QuestionAnswering", {"start_positions": [0], "end_positions": [0, 0]}, ValueError, r"integers, \(2,\)"),
         ("NextSentencePrediction", {"labels": [0.5, 1]}, TypeError, "labels holds float64, expected integers"),
+        ("SequenceClassification", {"labels": [[1.0, 0.0, -100.0]] * 2}, ValueError, r"labels\[0, 2\] is -100.0"),
+        ("SequenceClassification", {"labels": [[1], [2, 3]]}, ValueError, "labels is no table of numbers"),
         ("MaskedLM", {"next_sentence_label": [0, 1]}, TypeError, "unexpected argument 'next_sentence_label'"),
     ],
 )  # fmt: skip
@@ -133,6 +135,17 @@ def test_multiple_choice_wants_a_third_axis():
         model("MultipleChoice")(IDS)
 
 
+@pytest.mark.parametrize("ids", [None, [[1, 2], [3]]])
+def test_multiple_choice_wants_a_table(ids):
+    with pytest.raises((TypeError, ValueError), match=r"input_ids is (None|no \(questions)"):
+        model("MultipleChoice")(ids)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 3, 0)])
+def test_multiple_choice_of_nothing(shape):
+    assert model("MultipleChoice")(np.zeros(shape, int)).logits.shape == shape[:2]
+
+
 def test_a_family_without_the_head_is_named():
     with pytest.raises(ValueError, match="type 'bert' have no head for causal_lm; they have"):
         model("CausalLM")
@@ -145,7 +158,6 @@ def test_a_family_without_the_head_is_named():
         ("BertForMaskedLM", "AutoModelForMaskedLM"),
         ("BertForQuestionAnswering", "AutoModelForQuestionAnswering"),
         ("BertForSequenceClassification", "AutoModelForSequenceClassification"),
-        ("BertForSomethingElse", "AutoModel"),
     ],
 )
 def test_a_checkpoint_is_loaded_as_what_it_is(tmp_path, architecture, name):
@@ -168,3 +180,34 @@ def test_a_new_task_has_its_own_number_of_labels(task, tmp_path):
     assert bertcore.load_model(tmp_path)(IDS).logits.shape[-1] == 5
     with pytest.raises(ValueError, match="num_labels is 0, expected a positive integer"):
         getattr(bertcore, f"AutoModelFor{task}").from_config(CONFIG, num_labels=0)
+
+
+def test_an_unknown_architecture_is_named(tmp_path):
+    bertcore.AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for names in (["BertForSomethingElse"], 5):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
+        with pytest.raises(ValueError, match=r"architectures is .* expected one that ends in ForMaskedLM"):
+            bertcore.load_model(tmp_path)
+
+
+def test_a_head_of_another_task_under_the_same_name_is_left(tmp_path):
+    """RoBERTa's classifier of tokens is one map, that of sequences two, all called classifier."""
+    config = CONFIG | {"model_type": "roberta", "max_position_embeddings": 12}
+    bertcore.AutoModelForTokenClassification.from_config(config).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="does not hold classifier.dense.weight"):
+        found = bertcore.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
+    assert found(IDS).logits.shape == (2, 5)
+
+
+@pytest.mark.parametrize("config", [5, None, ["a"]])
+def test_no_config_at_all(config):
+    with pytest.raises(TypeError, match=r"config is .*, expected a mapping"):
+        bertcore.AutoModel.from_config(config)
+
+
+def test_electra_labels_are_flags():
+    config = CONFIG | {"model_type": "electra", "embedding_size": 4}
+    electra = bertcore.AutoModelForPreTraining.from_config(config)
+    with pytest.raises(ValueError, match=r"labels\[2\] is -100, expected 0 to 1"):
+        electra(IDS, labels=[[0, 1, -100, 1]] * 2)
