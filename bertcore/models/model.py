@@ -18,6 +18,7 @@ from bertcore.models.encoder import Encoder, EncoderInput, Trace
 from bertcore.models.inputs import pack, pack_sequences
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
+from bertcore.nn.once import computed_once
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import LOW_PRECISION, Block, bfloat16
 from bertcore.tape import value_of
@@ -52,7 +53,7 @@ class Encoded:
     pooler: Block | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)  # what the encoder returned beside, Trace.extras
 
-    @functools.cached_property
+    @computed_once
     def pooled(self) -> Any:
         """The pooler's output, (sequences that have tokens, hidden)."""
         return self.pooler(self.hidden, self.inputs.first_tokens)

@@ -1,6 +1,5 @@
 """Disentangled attention: by content and by relative position (He et al. 2021, arXiv:2006.03654, DeBERTa)."""
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from bertcore.nn.convolution import ConvolutionSpec
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder import LayerContext, SelfAttention
 from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.once import computed_once
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import current_tape
 
@@ -143,12 +143,12 @@ class RelativePositions:
     is_real: Any = None
     components: list | None = None
 
-    @functools.cached_property
+    @computed_once
     def embeddings(self) -> Any:
         """(2 * span, hidden)."""
         return self.block()
 
-    @functools.cached_property
+    @computed_once
     def distance_rows(self) -> Any:
         """In the memory of the backend in force; None where positions are not relative."""
         rows = self.block.distance_rows
