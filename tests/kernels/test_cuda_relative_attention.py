@@ -97,7 +97,9 @@ def test_terms(cuda, dtype, form):
     check(cuda, inputs(dtype, form))
 
 
-@pytest.mark.parametrize("head_dim", [1, 32, 40, 64, 100, 128])
+@pytest.mark.parametrize(
+    "head_dim", [1, 40, 64, *(pytest.param(size, marks=pytest.mark.slow) for size in (32, 100, 128))]
+)
 def test_head_dims(cuda, dtype, head_dim):
     arrays = inputs(dtype, lengths=(19,), lengths_k=(35,), heads=1, head_dim=head_dim)
     check(cuda, arrays)
@@ -110,7 +112,10 @@ def test_head_dims(cuda, dtype, head_dim):
         ]
 
 
-@pytest.mark.parametrize("length, length_k", [(0, 0), (0, 5), (5, 0), (1, 1), (1, 67), (67, 1), (131, 67)])
+@pytest.mark.parametrize(
+    "length, length_k",
+    [(0, 0), (0, 5), (5, 0), (1, 1), (1, 67), (67, 1), pytest.param(131, 67, marks=pytest.mark.slow)],
+)
 def test_lengths(cuda, dtype, length, length_k):
     """More than one tile of queries, and of keys; distances beyond those that have a row, on both sides."""
     check(cuda, inputs(dtype, "deberta", (length,), (length_k,), heads=1))

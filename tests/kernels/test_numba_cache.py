@@ -101,6 +101,7 @@ def test_a_changed_helper_in_the_shared_folder_is_noticed(tmp_path):
 OTHER_CPUS = [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": ""}, {"BERTCORE_ISA": "generic"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHER_CPUS, ids=lambda other: next(iter(other)))
 def test_another_cpu_does_not_load_this_ones(file, tmp_path, other):
     assert call(file, **in_folder(tmp_path))[1] == 1

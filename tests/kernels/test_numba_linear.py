@@ -224,14 +224,16 @@ def test_nan_and_infinity_spoil_their_own_row_in_low_precision(dtype):
     assert len(spoiled) == 2 + (dtype == "int8")
 
 
+@pytest.mark.slow
 @not_when_forced
 @pytest.mark.parametrize("isa", ["avx512", "avx2_vnni"])
 def test_low_precision_without_some_instructions(isa):
     run_tests_under(isa, __file__, "-k", "low_precision or int8 or forced")
 
 
+@pytest.mark.slow
 @not_when_forced
-@pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.slow), "generic"])
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_everything_again_on_a_lesser_cpu(isa):
     run_tests_under(isa, __file__)
 

@@ -228,6 +228,7 @@ def test_vectors_have_the_width_of_the_forced_isa():
     assert codegen.Vec(codegen.types.float32, 16).suffix == "v16f32"
 
 
+@pytest.mark.slow
 @not_when_forced
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_everything_again_on_a_lesser_cpu(isa):
