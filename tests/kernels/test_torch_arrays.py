@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 X, Y, ROW = (normal(seed, shape, np.float32) for seed, shape in enumerate([(5, 7), (5, 7), (7,)]))
 IDS, OFFSETS = np.array([0, 3, 3, 1, 4]), np.array([0, 2, 2, 5])
 HEADS = normal(4, (5, 2, 4), np.float32)
+ROWS = np.array([0, 2, 4], np.int32)
 MASK = np.array([[True, False, True]])
 LSE = np.zeros((2, 5), np.float32)
 
@@ -33,6 +34,20 @@ CALLS = {
     ),
     "attention_backward": lambda t: kernels.attention_backward(
         t(HEADS), t(HEADS), t(HEADS), t(HEADS), t(HEADS), t(LSE), cu_seqlens=t(OFFSETS), bias=t(X[:2, :1, None])
+    ),
+    "relative_attention": lambda t: kernels.relative_attention(
+        t(HEADS),
+        t(HEADS),
+        t(HEADS),
+        distance_rows=t(ROWS),
+        position_key=t(HEADS),
+        cu_seqlens=t(OFFSETS),
+        return_lse=True,
+    ),
+    "relative_attention_backward": lambda t: tuple(
+        kernels.relative_attention_backward(
+            *[t(HEADS)] * 5, t(LSE), distance_rows=t(ROWS), position_key=t(HEADS), cu_seqlens=t(OFFSETS)
+        )
     ),
     "embedding": lambda t: kernels.embedding(t(IDS), t(X)),
     "embedding_backward": lambda t: kernels.embedding_backward(t(X), t(IDS), 6),
