@@ -6,11 +6,10 @@ bertcore has no class for stay as they are. The tokenizer and the settings of a 
 
 import argparse
 import contextlib
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,12 @@ def quantize(source: Path, target: Path, dtype: str) -> tuple[int, int]:
     A `target` that is there is empty; all is written beside it first.
     """
     from bertcore import checkpoint
+    from bertcore.checkpoint.config import CONFIG_NAME
     from bertcore.sentence_encoder.settings import read_settings
 
-    model = read_settings(source).model_folder
+    settings = read_settings(source)
+    model = settings.model_folder
+    _check_links(source, settings.folders)
     _check_target(target, (source, model))
     config, stored_dtype = checkpoint.split_dtype(model, checkpoint.read_config(model))
     if stored_dtype is not None:
@@ -57,7 +59,7 @@ def quantize(source: Path, target: Path, dtype: str) -> tuple[int, int]:
     tensors, unquantized = converted(opened, config, dtype)
     config = checkpoint.with_dtype(config, dtype, unquantized)
     with _written_beside(target) as beside:
-        _copy_files(source, beside, model)
+        _copy_files(source, beside, settings.folders, model / CONFIG_NAME)
         checkpoint.save_checkpoint(beside / model.relative_to(source), config, tensors)
     return sum(opened[name].nbytes for name in opened), sum(array.nbytes for array in tensors.values())
 
@@ -129,6 +131,23 @@ def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], dic
     return uses, layouts, {name for name, other in pairs if np.array_equal(opened[name], opened[other])}
 
 
+def _check_links(source: Path, folders: Iterable[Path]) -> None:
+    """CommandError for a link out of the model's folder: a model from elsewhere could copy any file of the user's.
+
+    Links into the blobs of the Hugging Face cache that the folder is a snapshot of are what snapshots consist of.
+    """
+    allowed = [source.resolve()]
+    if allowed[0].parent.name == "snapshots":
+        allowed.append(allowed[0].parent.parent / "blobs")
+    for folder in filter(Path.is_dir, folders):
+        for path in (folder, *folder.iterdir()):
+            if not any(path.resolve().is_relative_to(root) for root in allowed):
+                raise CommandError(
+                    f"{path} is a link out of the model's folder, to {path.resolve()}: "
+                    "if that is meant, copy the model with what its links point to (cp -rL)"
+                )
+
+
 def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
     if not target.exists():
         return
@@ -156,15 +175,12 @@ def _written_beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _copy_files(source: Path, target: Path, model: Path) -> None:
-    """Copy what is neither weights nor config from the folder of a model, and from those of its modules."""
-    folders = [source, model]
-    if (source / "modules.json").is_file():
-        folders += [source / module["path"] for module in json.loads((source / "modules.json").read_text())]
-    for folder in dict.fromkeys(folder for folder in folders if folder.is_dir()):
+def _copy_files(source: Path, target: Path, folders: Iterable[Path], config: Path) -> None:
+    """Copy what is neither weights nor the file `config` from the folders of a model, which lie in `source`."""
+    for folder in filter(Path.is_dir, folders):
         place = target / folder.relative_to(source)
         place.mkdir(parents=True, exist_ok=True)
         for file in folder.iterdir():
-            is_weights = file.name.endswith(".index.json") or file == model / "config.json"
+            is_weights = file.name.endswith(".index.json") or file == config
             if file.is_file() and file.suffix in COPIED and not is_weights:
                 shutil.copyfile(file, place / file.name)

@@ -36,6 +36,7 @@ class Settings:
 
     Attributes:
         model_folder: where config.json, the weights and the tokenizer are.
+        folders: the folder that was read and those of its modules.
         pooling_file: where the pooling stands; None for a plain model.
         word_embedding_dimension: the width of the hidden states that are pooled; None if the folder does not say.
         pooling: modes of `pooling.POOLING`; the vectors of several are joined.
@@ -47,6 +48,7 @@ class Settings:
     """
 
     model_folder: Path
+    folders: tuple[Path, ...] = ()
     pooling_file: Path | None = None
     word_embedding_dimension: int | None = None
     pooling: tuple[str, ...] = ("mean",)
@@ -67,12 +69,13 @@ def read_settings(folder) -> Settings:
     if Path(folder).is_file():  # the weights are found by the settings: one file cannot be chosen
         raise CheckpointError(f"{folder} is a file; expected the folder of a sentence encoder, or of a plain model")
     folder = checkpoint_folder(folder)
-    model_folder, pooling, normalize = folder, {}, False
+    model_folder, modules, pooling, normalize = folder, [], {}, False
     if (folder / MODULES_NAME).is_file():
-        (model_folder, pooling_folder), normalize = _read_modules(folder / MODULES_NAME)
-        pooling = _read_pooling(pooling_folder / "config.json")
+        modules, normalize = _read_modules(folder / MODULES_NAME)
+        model_folder, pooling = modules[0], _read_pooling(modules[1] / "config.json")
     return Settings(
         model_folder=model_folder,
+        folders=tuple(dict.fromkeys([folder, *modules])),
         normalize=normalize,
         **pooling,
         **_read_transformer_settings(model_folder),
@@ -81,7 +84,7 @@ def read_settings(folder) -> Settings:
 
 
 def _read_modules(file: Path) -> tuple[list[Path], bool]:
-    """The folders of the Transformer and the Pooling module, and whether Normalize follows them."""
+    """The folders of the modules, Transformer and Pooling first, and whether Normalize follows them."""
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
         listed = [(str(module["type"]), str(module["path"])) for module in modules]
@@ -100,7 +103,7 @@ def _read_modules(file: Path) -> tuple[list[Path], bool]:
             f"{file} has the modules {', '.join(kinds) or 'none'}; "
             "expected Transformer, Pooling and, if wanted, Normalize"
         )
-    return [_inside(file, path) for _, path in listed[:2]], kinds[-1] == "Normalize"
+    return [_inside(file, path) for _, path in listed], kinds[-1] == "Normalize"
 
 
 def _inside(file: Path, path: str) -> Path:

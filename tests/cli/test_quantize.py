@@ -9,7 +9,7 @@ from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder, kernels, 
 from bertcore.checkpoint import open_checkpoint, read_config
 from bertcore.cli import main, quantize
 from tests.checkpoint.files import write_tensors
-from tests.tiny_bert import random_texts
+from tests.tiny_bert import random_texts, write_modules
 
 TEXTS = random_texts(12)
 
@@ -107,6 +107,42 @@ def test_what_is_of_low_precision_already(encoder_folder, tmp_path, capsys):
     assert run(tmp_path / "low", tmp_path / "again", "--dtype", "bfloat16") == 1
     assert "is in int8 already: quantize the model it was made from" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("path", ["../victim", "/etc", "a/../../victim"])
+def test_no_module_may_lie_outside(encoder_folder, tmp_path, capsys, path):
+    source = shutil.copytree(encoder_folder, tmp_path / "source")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "secret.txt").write_text("secret")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", path: "Normalize"}
+    write_modules(source, {path: f"sentence_transformers.models.{kind}" for path, kind in kinds.items()})
+    assert run(source, tmp_path / "new" / "low") == 1
+    assert f"names the path '{path}'; expected a folder inside" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("place", ["notes.txt", "model.safetensors", "1_Pooling"])
+def test_links_out_of_the_folder_are_refused(encoder_folder, tmp_path, capsys, place):
+    source = shutil.copytree(encoder_folder, tmp_path / "source")
+    if (source / place).exists():
+        shutil.move(source / place, tmp_path / "elsewhere")
+    else:
+        (tmp_path / "elsewhere").write_text("secret")
+    (source / place).symlink_to(tmp_path / "elsewhere")
+    assert run(source, tmp_path / "low") == 1
+    assert f"{source / place} is a link out of the model's folder" in capsys.readouterr().err
+    assert not (tmp_path / "low").exists()
+
+
+def test_a_snapshot_of_the_hub_s_cache_consists_of_links(encoder_folder, tmp_path):
+    snapshot = shutil.copytree(encoder_folder, tmp_path / "models--a--b" / "snapshots" / "abc")
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(file for file in snapshot.rglob("*") if file.is_file()):
+        shutil.move(file, blobs / str(number))
+        file.symlink_to(blobs / str(number))
+    assert run(snapshot, tmp_path / "low") == 0
+    assert files(tmp_path / "low") == files(encoder_folder)
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "empty"])
