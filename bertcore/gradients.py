@@ -28,7 +28,7 @@ def value_and_grad(model: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
         if variable is None:
             raise ValueError("value_and_grad needs a loss: call a model that has a head, with labels")
         out.loss = variable.value
-        xp = kernels.namespace(out.loss)
+        xp = kernels.array_module(out.loss)
         found = tape.gradients(variable, xp.ones((), out.loss.dtype))
         grads = {}
         for parameter in model.parameters():

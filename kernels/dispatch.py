@@ -81,7 +81,7 @@ def _missing(name: str) -> str | None:
     return None
 
 
-def namespace(array: Any) -> ModuleType:
+def array_module(array: Any) -> ModuleType:
     """The array module of a NumPy or CuPy array: numpy or cupy."""
     if type(array).__module__.partition(".")[0] == "cupy":
         return importlib.import_module("cupy")
@@ -126,7 +126,7 @@ def _usable(name: str, argument: str = "backend") -> str:
     return name
 
 
-def resolve(backend: str | None, on_gpu: bool) -> str:
+def resolve_backend(backend: str | None, on_gpu: bool) -> str:
     """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice."""
     chosen = backend or _block_backend.get()
     if chosen is None:
@@ -152,7 +152,7 @@ class Call:
         self._tensor_module = self.program = None
         if _are_plain(arrays, optional):  # by far the most calls: nothing to convert, one home
             self.arrays = tuple(arrays.values())
-            self.backend = resolve(backend, on_gpu=False)
+            self.backend = resolve_backend(backend, on_gpu=False)
             if self.backend == "numba":
                 self.program = next((array.program for array in self.arrays if type(array) is Deferred), None)
             if self.backend != "cupy":
@@ -162,7 +162,7 @@ class Call:
             absent = array is None and name in optional
             natives[name], homes[name] = (None, None) if absent else self._native(name, array)
         self.arrays = tuple(natives.values())
-        self.backend = resolve(backend, on_gpu=self._one_home(homes) == "GPU")
+        self.backend = resolve_backend(backend, on_gpu=self._one_home(homes) == "GPU")
         self._check_reach(homes)
 
     def run(self, function: str, *args: Any) -> Any:
@@ -253,6 +253,6 @@ def _are_plain(arrays: dict[str, Any], optional: Collection[str]) -> bool:
     return True
 
 
-def enter(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:
+def open_call(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:
     """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None."""
     return Call(package, backend, arrays, optional)

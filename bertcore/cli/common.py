@@ -4,7 +4,7 @@ import argparse
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from bertcore.kernels import get_backend, resolve, use_backend
+from bertcore.kernels import get_backend, resolve_backend, use_backend
 
 MODEL_HELP = (
     "folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or the word demo for "
@@ -37,7 +37,7 @@ def chosen_backend(args: argparse.Namespace) -> AbstractContextManager[None]:
     """A block in which the backend of --backend is in force; BackendUnavailable if that cannot run here."""
     name = args.backend or get_backend()
     # The models get their input as lists in host memory: for them, auto is decided already.
-    return use_backend(resolve(name, on_gpu=False))
+    return use_backend(resolve_backend(name, on_gpu=False))
 
 
 def add_dtype_argument(parser: argparse.ArgumentParser) -> None:

@@ -67,7 +67,7 @@ class AdaptiveSoftmax(Block):
         words = self.bounds[0][1]
         parts = [first[:, :words]]
         parts += [part + first[:, words + index, None] for index, part in enumerate(others)]
-        return kernels.namespace(first).concatenate(parts, axis=1)
+        return kernels.array_module(first).concatenate(parts, axis=1)
 
     def _log_probabilities(self, hidden: Any, index: int) -> Any:
         scores = value_of(self._scores(hidden, index))

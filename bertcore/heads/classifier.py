@@ -70,5 +70,5 @@ def _last_words(inputs: Any, padding: int | None) -> Any:
     if padding is None:
         return inputs.last_tokens
     counts = (inputs.input_ids != padding).cumsum()
-    xp = kernels.namespace(counts)
+    xp = kernels.array_module(counts)
     return xp.maximum(xp.searchsorted(counts, counts[inputs.last_tokens]), inputs.first_tokens)

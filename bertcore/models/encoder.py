@@ -178,7 +178,7 @@ class Encoder(Block):
 def _can_be_recorded(hidden: Any) -> bool:
     """Programs compute in float32 on Numba."""
     is_float32 = isinstance(hidden, np.ndarray) and hidden.dtype == np.float32
-    return is_float32 and kernels.resolve(None, on_gpu=False) == "numba"
+    return is_float32 and kernels.resolve_backend(None, on_gpu=False) == "numba"
 
 
 def _with_prefix(prefix: str, names: Mapping[str, str]) -> dict[str, str]:

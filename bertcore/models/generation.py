@@ -61,7 +61,7 @@ def generate(
         attention_mask = ids != padding
     if padding is None:
         padding = ends[0] if ends else 0
-    with kernels.use_backend(kernels.resolve(None, on_gpu=kernels.namespace(input_ids) is not np)):
+    with kernels.use_backend(kernels.resolve_backend(None, on_gpu=kernels.array_module(input_ids) is not np)):
         new = _Greedy(model, ids, attention_mask, _count(max_new_tokens), ends, padding).run()
         return kernels.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
 

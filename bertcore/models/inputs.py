@@ -32,7 +32,7 @@ def _host_array(name: str, values: Any) -> np.ndarray:
             return np.array(values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
         except ValueError as error:  # lists of different lengths further in
             raise ValueError(f"{name} is no (sequences, length) table of integers: {error}") from error
-    if kernels.namespace(values) is not np:
+    if kernels.array_module(values) is not np:
         return values.get()
     array = np.asarray(values)
     if array.dtype == object and not isinstance(values, np.ndarray):  # None, a generator, a set: NumPy takes anything

@@ -35,8 +35,8 @@ def _on_one_backend(forward: Callable) -> Callable:
 
     @functools.wraps(forward)
     def call(self: Any, input_ids: Any, *args: Any, **options: Any) -> Any:
-        on_gpu = kernels.namespace(input_ids) is not np
-        with kernels.use_backend(kernels.resolve(None, on_gpu=on_gpu)):
+        on_gpu = kernels.array_module(input_ids) is not np
+        with kernels.use_backend(kernels.resolve_backend(None, on_gpu=on_gpu)):
             return forward(self, input_ids, *args, **options)
 
     return call
@@ -188,7 +188,7 @@ class Model(Block):
         """A block in which the backend is decided that low precision is prepared for; others need none yet."""
         if self.dtype not in LOW_PRECISION:
             return nullcontext()
-        backend = kernels.resolve(None, on_gpu=False)
+        backend = kernels.resolve_backend(None, on_gpu=False)
         if self.dtype == "int8" and backend == "cupy":
             raise ValueError("dtype is 'int8', which runs on the CPU alone (backends numpy and numba), not on 'cupy'")
         return kernels.use_backend(backend)

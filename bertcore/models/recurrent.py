@@ -180,7 +180,7 @@ class RecurrentEncoder(Encoder):
         plain, sequences = value_of(state), packed.shape[0]
         state = plain.reshape(*packed.shape, plain.shape[1]) if packed.is_full else packed.pad(plain)
         state = self._remembered(state.transpose(1, 0, 2))
-        xp = kernels.namespace(state)
+        xp = kernels.array_module(state)
         if before is not None and sequences:
             before = before.reshape(sequences, -1, state.shape[2]).transpose(1, 0, 2).astype(state.dtype, copy=False)
             state = xp.concatenate([before, state])

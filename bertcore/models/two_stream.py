@@ -153,10 +153,10 @@ class TwoStreamEncoder(RecurrentEncoder):
     def _streams(self, inputs: EncoderInput, hidden: Any, memory: Any, trace: Trace) -> Streams:
         relations, longest, before = self._relations(inputs, hidden, memory)
         types = inputs.token_type_ids
-        if kernels.namespace(types) is not np or types.any():  # where all are one segment, it does not matter
+        if kernels.array_module(types) is not np or types.any():  # where all are one segment, it does not matter
             relations.segment_ids = relations.segment_ids_k = types
             if before:
-                xp = kernels.namespace(types)
+                xp = kernels.array_module(types)
                 padded = xp.zeros((len(inputs.cu_seqlens) - 1, before + longest), types.dtype)  # a memory's are 0
                 padded[:, before:] = types.reshape(-1, longest)
                 relations.segment_ids_k = padded.reshape(-1)
@@ -213,7 +213,7 @@ def _halves(relations: Relations, sequences: int, longest: int, memory: int) -> 
         pairwise(ends), (relations.distance_rows, relations.distance_rows[::-1]), strict=True
     ):
         tokens, keys = (slice(first * length, last * length) for length in (longest, memory + longest))
-        xp = kernels.namespace(rows)
+        xp = kernels.array_module(rows)
         halves.append(relations.half(slice(first, last), tokens, keys, xp.ascontiguousarray(rows)))
     return tuple(halves)
 
@@ -234,7 +234,7 @@ def _mask(visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
 
 def _numbers(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:
     """`values` as an array of numbers of this shape, in host memory; None stands for any size."""
-    array = np.asarray(values) if kernels.namespace(values) is np else values.get()
+    array = np.asarray(values) if kernels.array_module(values) is np else values.get()
     if array.dtype.kind not in "buif":
         raise TypeError(f"{name} holds {array.dtype}, expected numbers")
     expected = tuple(shape)

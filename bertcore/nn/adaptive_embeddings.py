@@ -37,7 +37,7 @@ class AdaptiveEmbeddings(Block):
         ids = inputs.input_ids
         if len(self.groups) == 1:
             return functional.scale(self._embedded(0, ids), factor=self.factor)
-        xp = kernels.namespace(ids)
+        xp = kernels.array_module(ids)
         places = [xp.flatnonzero((ids >= first) & (ids < end)) for first, end in self.groups]
         parts = [
             self._embedded(index, ids[where] - first)

@@ -64,7 +64,7 @@ def _block_diagonal_with_pullback(weight, *, size, groups):
             total[part] = block.reshape(block.shape[0], -1)
         return (total,)
 
-    dense = kernels.namespace(weight).zeros((weight.shape[0], groups * weight.shape[1]), weight.dtype)
+    dense = kernels.array_module(weight).zeros((weight.shape[0], groups * weight.shape[1]), weight.dtype)
     for part, block in _blocks(dense, size, groups):
         block[...] = weight[part].reshape(block.shape)
     return dense, pullback

@@ -79,13 +79,13 @@ def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.nd
 def real_tokens(key_mask: Any, cu_seqlens: Any) -> Any:
     """Which tokens may be seen, (tokens,) booleans, from a mask (sequences, 1, 1, longest)."""
     lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-    columns = kernels.namespace(key_mask).arange(key_mask.shape[-1])
+    columns = kernels.array_module(key_mask).arange(key_mask.shape[-1])
     return key_mask[:, 0, 0][columns < lengths[:, None]]
 
 
 def _contiguous(array: Any) -> Any:
     """A NumPy or CuPy array, or the values of a Deferred, in rows one after another."""
-    return kernels.namespace(array).ascontiguousarray(array)
+    return kernels.array_module(array).ascontiguousarray(array)
 
 
 class DisentangledEmbeddings(Embeddings):

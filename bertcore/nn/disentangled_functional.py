@@ -93,7 +93,7 @@ def _note_components(components, heads, options):
     has_positions = "distance_rows" in options
     if not has_positions:  # of which the kernel wants at least one table
         query = heads[0]
-        nothing = kernels.namespace(query).zeros((1, *query.shape[1:]), query.dtype)
+        nothing = kernels.array_module(query).zeros((1, *query.shape[1:]), query.dtype)
         options = options | {"position_key": nothing, "distance_rows": kernels.to_backend(np.zeros(1, np.int32))}
     _, parts = kernels.relative_attention(*heads, **options, return_components=True)
     components.append(parts if has_positions else (parts[0], None, None))
@@ -109,7 +109,7 @@ def _attend_to_all_alike_with_pullback(attended, qkv, *, num_heads, is_by_head, 
     blind = _blind_rows(is_real, cu_seqlens)
 
     def pullback(grad):
-        grad_qkv = kernels.namespace(grad).zeros(qkv.shape, grad.dtype)
+        grad_qkv = kernels.array_module(grad).zeros(qkv.shape, grad.dtype)
         grad_value = split_heads(grad_qkv, num_heads, is_by_head=is_by_head)[2]
         for span, rows in blind:
             grad_value[span] += grad[span][rows].sum(axis=0).reshape(num_heads, -1) / len(rows)
@@ -136,8 +136,8 @@ def attend_to_all_alike(
 
 
 def _bias_by_head(query_bias, value_bias, num_heads):
-    parts = query_bias, kernels.namespace(query_bias).zeros_like(query_bias), value_bias
-    return kernels.namespace(query_bias).stack([part.reshape(num_heads, -1) for part in parts], axis=1).reshape(-1)
+    parts = query_bias, kernels.array_module(query_bias).zeros_like(query_bias), value_bias
+    return kernels.array_module(query_bias).stack([part.reshape(num_heads, -1) for part in parts], axis=1).reshape(-1)
 
 
 def _bias_by_head_with_pullback(query_bias, value_bias, *, num_heads):

@@ -12,7 +12,7 @@ def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entit
     """Query, key and value of `entity_aware_attention`, (tokens, heads, 2 * head_dim) each."""
     query, key, value = split_heads(qkv, num_heads)
     tokens, heads, size = query.shape
-    xp = kernels.namespace(qkv)
+    xp = kernels.array_module(qkv)
     double_query, double_key, double_value = (xp.zeros((tokens, heads, 2 * size), qkv.dtype) for _ in range(3))
     double_query[:, :, :size], double_value[:, :, :size] = query, value
     double_query[word_rows, :, size:] = word_queries.reshape(-1, heads, size)
@@ -38,7 +38,7 @@ def _entity_aware_attention_with_pullback(
         attentions.extend(probabilities)
 
     def pullback(grad):
-        xp = kernels.namespace(grad)
+        xp = kernels.array_module(grad)
         grad_output = xp.zeros(output.shape, grad.dtype)
         grad_output[:, :, :size] = grad.reshape(-1, heads, size)
         query, key, value, _ = kernels.attention_backward(grad_output, *doubled, output, lse, **options)
@@ -99,7 +99,7 @@ def entity_aware_attention(
 
 
 def _mean_of_rows(table, rows):
-    xp = kernels.namespace(rows)
+    xp = kernels.array_module(rows)
     total = 0
     for column in rows.T:  # as long as the longest mention: a few
         row = kernels.embedding(xp.maximum(column, 0), table)
@@ -110,12 +110,12 @@ def _mean_of_rows(table, rows):
 
 def _counts(rows, dtype):
     """How many rows there are to be averaged, (means, 1), at least 1."""
-    return kernels.namespace(rows).maximum((rows >= 0).sum(axis=1), 1).astype(dtype)[:, None]
+    return kernels.array_module(rows).maximum((rows >= 0).sum(axis=1), 1).astype(dtype)[:, None]
 
 
 def _mean_of_rows_with_pullback(table, *, rows):
     def pullback(grad):
-        means, places = kernels.namespace(rows).nonzero(rows >= 0)
+        means, places = kernels.array_module(rows).nonzero(rows >= 0)
         wide = grad.astype(working_dtype(grad.dtype), copy=False)
         shares = (wide / _counts(rows, wide.dtype)).astype(grad.dtype, copy=False)
         return (kernels.embedding_backward(shares[means], rows[means, places], table.shape[0]),)
@@ -133,7 +133,7 @@ def mean_of_rows(table: Any, *, rows: Any) -> Any:
 
 
 def _merge_rows(first, second, first_rows, second_rows):
-    merged = kernels.namespace(first).empty((first.shape[0] + second.shape[0], first.shape[1]), first.dtype)
+    merged = kernels.array_module(first).empty((first.shape[0] + second.shape[0], first.shape[1]), first.dtype)
     merged[first_rows], merged[second_rows] = first, second
     return merged
 

@@ -68,7 +68,7 @@ def add(left: Any, right: Any) -> Any:
 
 def _scaled(array, factor):
     # NumPy makes a scalar of an array without axes, and float32 of bfloat16.
-    return kernels.namespace(array).asarray(array * factor, array.dtype)
+    return kernels.array_module(array).asarray(array * factor, array.dtype)
 
 
 @differentiable(lambda array, *, factor: (_scaled(array, factor), lambda grad: (_scaled(grad, factor),)))
@@ -199,7 +199,7 @@ def sequence_spans(cu_seqlens: Any) -> list[tuple[int, int]]:
 
 
 def _sequence_mean(hidden, cu_seqlens):
-    means = kernels.namespace(hidden).zeros((len(sequence_spans(cu_seqlens)), hidden.shape[1]), hidden.dtype)
+    means = kernels.array_module(hidden).zeros((len(sequence_spans(cu_seqlens)), hidden.shape[1]), hidden.dtype)
     for mean, (first, end) in zip(means, sequence_spans(cu_seqlens), strict=True):
         mean[...] = hidden[first:end].mean(axis=0)
     return means
@@ -207,7 +207,7 @@ def _sequence_mean(hidden, cu_seqlens):
 
 def _sequence_mean_with_pullback(hidden, *, cu_seqlens):
     def pullback(grad):
-        spread = kernels.namespace(grad).empty(hidden.shape, grad.dtype)
+        spread = kernels.array_module(grad).empty(hidden.shape, grad.dtype)
         for row, (first, end) in zip(grad, sequence_spans(cu_seqlens), strict=True):
             spread[first:end] = row / (end - first)
         return (spread,)
@@ -239,7 +239,7 @@ def reshape(array: Any, *, shape: tuple[int, ...]) -> Any:
 
 def _columns_with_pullback(array, *, first, last):
     def pullback(grad):
-        full = kernels.namespace(grad).zeros(array.shape, grad.dtype)
+        full = kernels.array_module(grad).zeros(array.shape, grad.dtype)
         full[:, first:last] = grad
         return (full,)
 
@@ -281,14 +281,14 @@ def mean_squared_error(predictions: Any, *, labels: Any) -> Any:
 
 
 def _binary_cross_entropy(logits, labels):
-    xp = kernels.namespace(logits)
+    xp = kernels.array_module(logits)
     # log(1 + exp(x)) without overflow
     return (xp.maximum(logits, 0) - logits * labels + xp.log1p(xp.exp(-xp.abs(logits)))).mean()
 
 
 def _binary_cross_entropy_with_pullback(logits, *, labels):
     def pullback(grad):
-        xp = kernels.namespace(logits)
+        xp = kernels.array_module(logits)
         probability = xp.exp(xp.minimum(logits, 0)) / (1 + xp.exp(-xp.abs(logits)))
         return ((probability - labels) * (grad / max(logits.size, 1)),)
 
@@ -309,7 +309,7 @@ def widened(array: Any) -> Any:
 def log_softmax(scores: Any) -> Any:
     """The logarithm of the softmax over the last axis of a plain array, in float32 if that is of lower precision."""
     wide = widened(scores)
-    xp, shifted = kernels.namespace(wide), wide - wide.max(axis=-1, keepdims=True)
+    xp, shifted = kernels.array_module(wide), wide - wide.max(axis=-1, keepdims=True)
     return shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
 
 
@@ -319,7 +319,7 @@ def _soft_cross_entropy(logits, labels):
 
 def _soft_cross_entropy_with_pullback(logits, *, labels):
     def pullback(grad):
-        probabilities = kernels.namespace(logits).exp(log_softmax(logits))
+        probabilities = kernels.array_module(logits).exp(log_softmax(logits))
         weights = widened(labels).sum(axis=-1, keepdims=True)
         grad_logits = (probabilities * weights - labels) * (grad / max(len(logits), 1))
         return (grad_logits.astype(logits.dtype, copy=False),)

@@ -50,7 +50,7 @@ class KeyValueCache:
         """
         query, key, value = functional.split_heads(qkv, num_heads)
         if layer not in self._layers:
-            xp, shape = kernels.namespace(qkv), (len(self.lengths) * self._capacity, *key.shape[1:])
+            xp, shape = kernels.array_module(qkv), (len(self.lengths) * self._capacity, *key.shape[1:])
             self._layers[layer] = xp.zeros(shape, qkv.dtype), xp.zeros(shape, qkv.dtype)
         keys, values = self._layers[layer]
         keys[self._rows], values[self._rows] = key, value

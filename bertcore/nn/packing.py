@@ -65,7 +65,7 @@ class PackedBatch:
         """(tokens, ...) -> (sequences, length, ...), zero where there is padding."""
         if self.is_full and self.is_real.all():
             return packed.reshape(*self.shape, *packed.shape[1:])
-        xp = kernels.namespace(packed)
+        xp = kernels.array_module(packed)
         padded = xp.zeros((*self.shape, *packed.shape[1:]), packed.dtype)
         padded[xp.asarray(self._sequence), xp.asarray(self._column)] = packed
         padded[xp.asarray(~self.is_real)] = 0
@@ -75,7 +75,7 @@ class PackedBatch:
         """(sequences that have tokens, ...) -> (sequences, ...), zero for those that have none."""
         if self.has_tokens.all():
             return packed
-        xp = kernels.namespace(packed)
+        xp = kernels.array_module(packed)
         padded = xp.zeros((self.shape[0], *packed.shape[1:]), packed.dtype)
         padded[xp.asarray(self.has_tokens)] = packed
         return padded
@@ -83,7 +83,7 @@ class PackedBatch:
     def pad_attention(self, probabilities: Any, memory: int = 0) -> Any:
         """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length), zero where
         there is padding; all queries see the columns of the memory, which come first."""
-        xp = kernels.namespace(probabilities)
+        xp = kernels.array_module(probabilities)
         sequences, length = self.shape
         padded = xp.zeros((sequences, probabilities.shape[1], length, memory + length), probabilities.dtype)
         before = np.arange(memory)

@@ -147,7 +147,7 @@ class RelativeAttention(Block):
             for half in halves
         ]
         if probabilities is not None:
-            context.attentions.append(kernels.namespace(probabilities[0]).concatenate(probabilities))
+            context.attentions.append(kernels.array_module(probabilities[0]).concatenate(probabilities))
         return rows.concatenate(*parts)
 
     def _attended(

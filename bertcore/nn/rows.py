@@ -21,7 +21,7 @@ def add_to_rows(array: Any, vector: Any) -> Any:
 
 
 def _column_sums(grad):
-    wide = grad.dtype if grad.dtype.itemsize > 4 else "float64" if kernels.namespace(grad) is np else "float32"
+    wide = grad.dtype if grad.dtype.itemsize > 4 else "float64" if kernels.array_module(grad) is np else "float32"
     return grad.sum(axis=0, dtype=wide).astype(grad.dtype)
 
 
@@ -57,7 +57,7 @@ def _shifts(cu_seqlens, distances):
 
 def _neighbours(array, cu_seqlens, distances):
     array, count = computed(array), len(distances)
-    near = kernels.namespace(array).zeros((array.shape[0], count, array.shape[1]), array.dtype)
+    near = kernels.array_module(array).zeros((array.shape[0], count, array.shape[1]), array.dtype)
     for place, tokens, others in _shifts(cu_seqlens, distances):
         near[tokens, place] = array[others]
     return near.reshape(array.shape[0], count * array.shape[1])
@@ -66,7 +66,7 @@ def _neighbours(array, cu_seqlens, distances):
 def _neighbours_with_pullback(array, *, cu_seqlens, distances):
     def pullback(grad):
         parts = grad.reshape(array.shape[0], len(distances), array.shape[1])
-        total = kernels.namespace(grad).zeros(array.shape, grad.dtype)
+        total = kernels.array_module(grad).zeros(array.shape, grad.dtype)
         for place, tokens, others in _shifts(cu_seqlens, distances):
             total[others] += parts[tokens, place]
         return (total,)
@@ -83,14 +83,14 @@ def neighbours(array: Any, *, cu_seqlens: Any, distances: Sequence[int]) -> Any:
 
 def _concatenate_with_pullback(*arrays, axis=0):
     ends = np.cumsum([array.shape[axis] for array in arrays[:-1]]).tolist()
-    joined = kernels.namespace(arrays[0]).concatenate(arrays, axis=axis)
-    return joined, lambda grad: kernels.namespace(grad).split(grad, ends, axis=axis)
+    joined = kernels.array_module(arrays[0]).concatenate(arrays, axis=axis)
+    return joined, lambda grad: kernels.array_module(grad).split(grad, ends, axis=axis)
 
 
 @differentiable(_concatenate_with_pullback)
 def concatenate(*arrays: Any, axis: int = 0) -> Any:
     """The arrays one after the other, or with axis=1 side by side."""
-    return kernels.namespace(arrays[0]).concatenate(arrays, axis=axis)
+    return kernels.array_module(arrays[0]).concatenate(arrays, axis=axis)
 
 
 @differentiable(lambda matrix: (matrix.T, lambda grad: (grad.T,)))
@@ -101,7 +101,7 @@ def transpose(matrix: Any) -> Any:
 
 def _part_with_pullback(array, *, first, last):
     def pullback(grad):
-        whole = kernels.namespace(grad).zeros(array.shape, grad.dtype)
+        whole = kernels.array_module(grad).zeros(array.shape, grad.dtype)
         whole[first:last] = grad
         return (whole,)
 
@@ -122,7 +122,7 @@ def multiply(array: Any, *, factors: Any) -> Any:
 
 def _map_tokens(array, matrices):
     parts = widened(array).reshape(len(matrices), -1, array.shape[1])
-    mapped = kernels.namespace(array).matmul(widened(matrices), parts)
+    mapped = kernels.array_module(array).matmul(widened(matrices), parts)
     return mapped.reshape(-1, array.shape[1]).astype(array.dtype, copy=False)
 
 
@@ -140,7 +140,7 @@ def map_tokens(array: Any, *, matrices: Any) -> Any:
 def _segment_scores(queries, bias, table):
     wide, bias = widened(queries), widened(bias)
     scores = [(wide * row).sum(axis=-1) + (bias * row).sum(axis=-1) for row in widened(table)]
-    return kernels.namespace(queries).stack(scores, axis=-1).astype(queries.dtype, copy=False)
+    return kernels.array_module(queries).stack(scores, axis=-1).astype(queries.dtype, copy=False)
 
 
 def _segment_scores_with_pullback(queries, bias, table):
@@ -148,7 +148,7 @@ def _segment_scores_with_pullback(queries, bias, table):
         parts = [grad[..., column, None] for column in range(2)]
         grad_queries = sum(part * row for part, row in zip(parts, table, strict=True))
         grad_table = [_column_sums(part * queries) + _column_sums(part) * bias for part in parts]
-        return grad_queries, _column_sums(grad_queries), kernels.namespace(grad).stack(grad_table)
+        return grad_queries, _column_sums(grad_queries), kernels.array_module(grad).stack(grad_table)
 
     return _segment_scores(queries, bias, table), pullback
 

@@ -39,7 +39,7 @@ def pool(hidden: Any, cu_seqlens: np.ndarray, modes: Sequence[str]) -> np.ndarra
     Returns:
         (texts, hidden * modes) in host memory, float32 or float64.
     """
-    xp = kernels.namespace(hidden)
+    xp = kernels.array_module(hidden)
     if hidden.dtype.itemsize < 4:
         hidden = hidden.astype(xp.float32)
     texts, width = len(cu_seqlens) - 1, hidden.shape[1]

@@ -6,7 +6,7 @@
     KERNELS = _cuda.Module(__file__, "softmax.cu", instantiations=INSTANTIATIONS)
 
     def softmax(input, dim):
-        xp = _cuda.namespace(input)              # cupy; numpy while the tests' CPU emulator is the runtime
+        xp = _cuda.array_module(input)              # cupy; numpy while the tests' CPU emulator is the runtime
         ...
         KERNELS.launch("softmax_rows<float, 32, 8>", grid, block, (input, output, np.int64(rows)), shared_bytes=0)
 
@@ -128,7 +128,7 @@ class CuPyRuntime:
 
         return cupy
 
-    def namespace(self, array):
+    def array_module(self, array):
         return self.cupy
 
     def address(self, array):
@@ -203,9 +203,9 @@ def is_emulated():
     return runtime() is not _CUPY
 
 
-def namespace(array):
+def array_module(array):
     """The array module (cupy) that the launcher of `array` allocates with."""
-    return runtime().namespace(array)
+    return runtime().array_module(array)
 
 
 def device():
@@ -228,4 +228,4 @@ def is_aligned(array, alignment=16):
 
 def vector_rows(array):
     """`array` itself if its rows (last axis) are whole, aligned 16-byte vectors, else a copy padded with zeros."""
-    return array if has_vector_rows(array, runtime().address(array)) else pad_rows(namespace(array), array)
+    return array if has_vector_rows(array, runtime().address(array)) else pad_rows(array_module(array), array)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from . import C_TYPES, c_type, namespace
+from . import C_TYPES, array_module, c_type
 
 THREADS, VECTORS, VECTOR_BYTES = 256, 2, 16  # as in pointwise.cuh
 
@@ -14,7 +14,7 @@ def instantiations(functors):
 
 def launch(module, functor, input, bias=None):
     """functor(input + bias) of every element; bias, along the last axis, may be None."""
-    xp = namespace(input)
+    xp = array_module(input)
     output = xp.empty(input.shape, input.dtype)
     input = xp.ascontiguousarray(input)  # NumPy gives an array without axes one
     if output.size == 0:

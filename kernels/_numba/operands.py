@@ -1,8 +1,8 @@
 """How attention lays out the operands of its products: floats as they are, or rounded to bfloat16, two to a word.
 
-`word` is a typed scalar that says which: float32 or float64, the arrays' own dtype, or uint16 for bfloat16 (of float32
-arrays). The left operand of a tile holds words along its rows; the right one is a panel, (depth in words, columns), so
-that a word has two neighbours of one column. Depths are filled up with zeros to whole words.
+`storage` is a typed scalar that says which: float32 or float64, the arrays' own dtype, or uint16 for bfloat16 (of
+float32 arrays). The left operand of a tile holds words along its rows; the right one is a panel, (depth in words,
+columns), so that a word has two neighbours of one column. Depths are filled up with zeros to whole words.
 """
 
 from llvmlite import ir
@@ -28,14 +28,14 @@ _tile_3x1, _tile_2x1, _tile_1x1 = (make_tile(rows, 1) for rows in (TILE_ROWS, _T
 
 
 @intrinsic
-def as_words(typingctx, source, word):
+def as_words(typingctx, source, storage):
     """A pointer to the same memory, for words."""
-    result = types.CPointer(word)
+    result = types.CPointer(storage)
 
     def codegen(context, builder, sig, args):
         return builder.bitcast(args[0], context.get_value_type(result))
 
-    return result(source, word), codegen
+    return result(source, storage), codegen
 
 
 @intrinsic
@@ -97,30 +97,30 @@ def _register(typingctx, value, index):
     return part(value, index), codegen  # the literal is part of the signature: one implementation for each
 
 
-def elements_per_word(word):
+def elements_per_word(storage):
     """1, or 2 of bfloat16."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(elements_per_word, jit_options=_OPTIONS)
-def _elements_per_word(word):
-    return (lambda word: 2) if word == types.uint16 else (lambda word: 1)
+def _elements_per_word(storage):
+    return (lambda storage: 2) if storage == types.uint16 else (lambda storage: 1)
 
 
 # --- the left operand: rows -------------------------------------------------------------------------
 
 
-def lay_rows(source, source_row, count, depth, target, target_row, word):
+def lay_rows(source, source_row, count, depth, target, target_row, storage):
     """(count, depth) floats at a pointer as rows of words at `target`, `target_row` words apart."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(lay_rows, jit_options=_OPTIONS)
-def _lay_rows(source, source_row, count, depth, target, target_row, word):
-    return _round_rows if word == types.uint16 else _copy_rows
+def _lay_rows(source, source_row, count, depth, target, target_row, storage):
+    return _round_rows if storage == types.uint16 else _copy_rows
 
 
-def _copy_rows(source, source_row, count, depth, target, target_row, word):
+def _copy_rows(source, source_row, count, depth, target, target_row, storage):
     full = depth - depth % lanes(source)
     for i in range(count):
         prefetch_rows(source, source_row, i + AHEAD, i + AHEAD + 1, depth)
@@ -131,7 +131,7 @@ def _copy_rows(source, source_row, count, depth, target, target_row, word):
             store(y, full, load_masked(x, full, first_lanes(source, depth - full), 0.0))
 
 
-def _round_rows(source, source_row, count, depth, target, target_row, word):
+def _round_rows(source, source_row, count, depth, target, target_row, storage):
     for i in range(count):
         prefetch_rows(source, source_row, i + AHEAD, i + AHEAD + 1, depth)
         round_row(pointer(source, i * source_row), depth, pointer(target, 2 * i * target_row), (depth + 1) // 2 * 2)
@@ -140,41 +140,41 @@ def _round_rows(source, source_row, count, depth, target, target_row, word):
 # --- the right operand: panels ----------------------------------------------------------------------
 
 
-def lay_columns(source, source_row, count, depth, panel, width, spare, word):
+def lay_columns(source, source_row, count, depth, panel, width, spare, storage):
     """(count, depth) floats at a pointer as a panel with a column for each row; `spare` has room for count * depth."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(lay_columns, jit_options=_OPTIONS)
-def _lay_columns(source, source_row, count, depth, panel, width, spare, word):
-    return _round_columns if word == types.uint16 else _transpose_columns
+def _lay_columns(source, source_row, count, depth, panel, width, spare, storage):
+    return _round_columns if storage == types.uint16 else _transpose_columns
 
 
-def _transpose_columns(source, source_row, count, depth, panel, width, spare, word):
+def _transpose_columns(source, source_row, count, depth, panel, width, spare, storage):
     pack_panel(source, source_row, 1, count, depth, panel, width)
 
 
-def _round_columns(source, source_row, count, depth, panel, width, spare, word):
+def _round_columns(source, source_row, count, depth, panel, width, spare, storage):
     words = (depth + 1) // 2
-    lay_rows(source, source_row, count, depth, as_words(spare, word), words, word)
+    lay_rows(source, source_row, count, depth, as_words(spare, storage), words, storage)
     pack_panel(spare, words, 1, count, words, panel, width)
 
 
-def lay_depth(source, source_row, depth, columns, panel, width, word):
+def lay_depth(source, source_row, depth, columns, panel, width, storage):
     """(depth, columns) floats at a pointer as a panel."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(lay_depth, jit_options=_OPTIONS)
-def _lay_depth(source, source_row, depth, columns, panel, width, word):
-    return _round_depth if word == types.uint16 else _copy_depth
+def _lay_depth(source, source_row, depth, columns, panel, width, storage):
+    return _round_depth if storage == types.uint16 else _copy_depth
 
 
-def _copy_depth(source, source_row, depth, columns, panel, width, word):
-    lay_rows(source, source_row, depth, columns, panel, width, word)
+def _copy_depth(source, source_row, depth, columns, panel, width, storage):
+    lay_rows(source, source_row, depth, columns, panel, width, storage)
 
 
-def _round_depth(source, source_row, depth, columns, panel, width, word):
+def _round_depth(source, source_row, depth, columns, panel, width, storage):
     for k in range(0, depth, 2):
         prefetch_rows(source, source_row, k + AHEAD, k + AHEAD + 2, columns)
         for j in range(0, columns, lanes(source)):
@@ -185,7 +185,7 @@ def _round_depth(source, source_row, depth, columns, panel, width, word):
             store(panel, k // 2 * width + j, join_bfloat16(even, odd))
 
 
-def store_depth(matrix, index, value, width, word):
+def store_depth(matrix, index, value, width, storage):
     """Write the wide vector `value`, several rows of a (depth, width) matrix from element `index` on, as words.
 
     Words are written to half of the index.
@@ -194,15 +194,15 @@ def store_depth(matrix, index, value, width, word):
 
 
 @overload(store_depth, jit_options=_INLINE)
-def _store_depth(matrix, index, value, width, word):
-    return _store_pairs if word == types.uint16 else _store_floats
+def _store_depth(matrix, index, value, width, storage):
+    return _store_pairs if storage == types.uint16 else _store_floats
 
 
-def _store_floats(matrix, index, value, width, word):
+def _store_floats(matrix, index, value, width, storage):
     store(wide_pointer(matrix, 0), index, value)
 
 
-def _store_pairs(matrix, index, value, width, word):
+def _store_pairs(matrix, index, value, width, storage):
     at, step = index // 2, lanes(matrix)
     if width == step:
         store(matrix, at, join_bfloat16(_register(value, 0), _register(value, 1)))

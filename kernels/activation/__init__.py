@@ -24,7 +24,7 @@ def activation(input: Any, activation: str, *, backend: str | None = None) -> An
         TypeError, ValueError: for a wrong kind of array, dtype or name.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(__package__, backend, input=input)
+    call = dispatch.open_call(__package__, backend, input=input)
     (input,) = call.arrays
     checks.floating(call.backend, input=input)
     checks.choice("activation", activation, ACTIVATIONS)
@@ -44,7 +44,7 @@ def activation_backward(grad_output: Any, input: Any, activation: str, *, backen
     Raises:
         As `activation`.
     """
-    call = dispatch.enter(__package__, backend, grad_output=grad_output, input=input)
+    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input)
     grad_output, input = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output)
     checks.choice("activation", activation, ACTIVATIONS)

@@ -62,7 +62,7 @@ def attention(
         TypeError, ValueError: for a wrong kind of array, dtype, shape, offset, scale or compute_dtype.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(
+    call = dispatch.open_call(
         __package__, backend, optional=OPTIONAL, query=query, key=key, value=value,
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
     )  # fmt: skip
@@ -106,7 +106,7 @@ def attention_backward(
     Raises:
         As `attention`.
     """
-    call = dispatch.enter(
+    call = dispatch.open_call(
         __package__, backend, optional=OPTIONAL, query=query, key=key, value=value,
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
         grad_output=grad_output, output=output, lse=lse,

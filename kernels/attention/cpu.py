@@ -11,8 +11,8 @@ from .forward import forward
 from .reference import empty_like, scores_shape
 
 GRAIN = 300_000  # multiply-adds: see task_count
-WORDS = {"bfloat16": np.uint16(0), np.dtype(np.float32): np.float32(0), np.dtype(np.float64): np.float64(0)}
-ATTENTION_WORDS = {np.float32: np.float32, np.uint16: np.uint16, np.int8: np.uint16}  # beside weights of these words
+STORAGE = {"bfloat16": np.uint16(0), np.dtype(np.float32): np.float32(0), np.dtype(np.float64): np.float64(0)}
+ATTENTION_STORAGE = {np.float32: np.float32, np.uint16: np.uint16, np.int8: np.uint16}  # beside weights of these words
 _NO_OFFSETS = np.empty(0, np.int32)
 
 
@@ -41,7 +41,7 @@ def attention(
             *view(query), *view(key), *view(value), *view(output),
             *optional_view(probs, dtype), *optional_view(attn_mask, dtype), *optional_view(bias, dtype),
             lse, cu_seqlens, cu_seqlens_k, (sequences, heads, length, length_k, head_dim), is_causal, dtype.type(scale),
-            WORDS[compute_dtype or dtype], np.zeros(1, np.int64),
+            STORAGE[compute_dtype or dtype], np.zeros(1, np.int64),
             task_count(2 * batch * heads * length * keys * head_dim, GRAIN),
         )  # fmt: skip
     return output, lse, probs
@@ -52,10 +52,10 @@ def deferred_attention(
 ):
     """Note the step of packed attention in float32, or in bfloat16 beside weights of low precision; None for others."""
     arrays = query, key, value
-    word = WORDS[compute_dtype or query.dtype]
+    storage = STORAGE[compute_dtype or query.dtype]
     if cu_seqlens is None or return_probs or attn_mask is not None or bias is not None or not query.size:
         return None
-    if ATTENTION_WORDS.get(type(program.word)) is not type(word) or not all(map(is_deferred_float32, arrays)):
+    if ATTENTION_STORAGE.get(type(program.storage)) is not type(storage) or not all(map(is_deferred_float32, arrays)):
         return None
     _, heads, tokens, head_dim = query.shape
     output = program.empty((tokens, heads, head_dim), np.float32).transpose(1, 0, 2)[None]

@@ -44,7 +44,7 @@ def attention(
     query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs, compute_dtype
 ):
     """(output, lse, probabilities or None); compute_dtype must be None."""
-    xp = _cuda.namespace(query)
+    xp = _cuda.array_module(query)
     batch, heads, length, head_dim = query.shape
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"query has head_dim {head_dim}, the CUDA kernels take at most {MAX_HEAD_DIM}")
@@ -102,7 +102,7 @@ def _probs(lse, query, key, offsets_and_masks, problem):
 
 def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
     """The probabilities that launch(blocks, probabilities, (longest query sequence, longest key sequence)) writes."""
-    xp = _cuda.namespace(query)
+    xp = _cuda.array_module(query)
     longest_q, longest_k = _longest(query, key, cu_seqlens, cu_seqlens_k)
     heads = query.shape[1]
     probs = xp.empty((sequences, heads, longest_q, longest_k), dtype=query.dtype)

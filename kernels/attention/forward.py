@@ -42,31 +42,31 @@ _SPARE_ROWS = TILE_ROWS + 4  # of scores: a tile's last rows, and what fills up 
 @kernel(parallel=True)
 def forward(
     query, query_strides, key, key_strides, value, value_strides, output, output_strides, probs, probs_strides,
-    mask, mask_strides, bias, bias_strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word,
+    mask, mask_strides, bias, bias_strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, storage,
     counter, tasks,
 ):  # fmt: skip
     """Of each array its first row and its strides in bytes; probs, mask and bias may be absent: empty.
 
     `sizes`: sequences, heads, length of queries, length of keys (of all together when packed: then the offsets are not
-    empty), head_dim. `word`: see _numba/operands.py. `counter` hands out the tasks.
+    empty), head_dim. `storage`: see _numba/operands.py. `counter` hands out the tasks.
     """
     if tasks == 1:
         arrays = query, key, value, output, probs, mask, bias
         strides = (
             query_strides, key_strides, value_strides, output_strides, probs_strides, mask_strides, bias_strides,
         )  # fmt: skip
-        run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter, None)
+        run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, storage, counter, None)
     else:
         for _ in prange(tasks):
             arrays = query, key, value, output, probs, mask, bias
             strides = (
                 query_strides, key_strides, value_strides, output_strides, probs_strides, mask_strides, bias_strides,
             )  # fmt: skip
-            run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter, None)
+            run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, storage, counter, None)
 
 
 @helper
-def run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, word, counter, terms):
+def run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale, storage, counter, terms):
     """Compute tasks until the counter has handed out all; the arguments as in `forward`, `terms` as in terms.py."""
     query, key, value, output, probs, mask, bias = arrays
     views = (
@@ -89,7 +89,7 @@ def run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale,
             first, last = share(panels, block, blocks) * width, min(share(panels, block + 1, blocks) * width, queries)
             start_k, keys = _span(cu_seqlens_k, s, length_k)
             place = s, h, start, queries, start_k, keys
-            _attend(views, lse, place, first, last, (head_dim, is_causal, scale, word), terms, scratch)
+            _attend(views, lse, place, first, last, (head_dim, is_causal, scale, storage), terms, scratch)
             task = take_task(counter)
         else:
             before += heads * blocks
@@ -105,10 +105,10 @@ _FLOAT, _INT32 = np.float32(0), np.int32(0)
 
 
 @helper
-def run_step(step, counter, word):
+def run_step(step, counter, storage):
     """Take tasks of a program's step until there are none left."""
     arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, scale = step_arguments(step)
-    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, step[IS_CAUSAL] != 0, scale, word, counter, None)
+    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, step[IS_CAUSAL] != 0, scale, storage, counter, None)
 
 
 @inline_helper
@@ -163,7 +163,7 @@ def row_size(columns, like):
 
 @helper
 def _scratch_size(queries, keys, head_dim, like):
-    """Elements of what `_cut` cuts a scratch into, and of one cache line, for `aligned`."""
+    """Elements of what `_carve_scratch` cuts a scratch into, and of one cache line, for `aligned`."""
     row, width, whole = row_size(head_dim, like), 2 * lanes(like), panel_count(queries, like) * 2 * lanes(like)
     state, panel, sums = 5 * width + 2 * whole, width * row, (whole + TILE_ROWS) * row
     scores, spare = (keys + _SPARE_ROWS) * width, _spare_rows(keys, row, like) * width
@@ -177,7 +177,7 @@ def _spare_rows(keys, row, like):
 
 
 @inline_helper
-def _cut(scratch, count, keys, row):
+def _carve_scratch(scratch, count, keys, row):
     """(state, panel of queries, sums, scores, spare scores, rows of keys, rows of values, what is left).
 
     `state` is room for two wide vectors, then for each query the highest score and the sum of exponentials so far, and
@@ -203,11 +203,11 @@ def _attend(views, lse, place, first, last, options, terms, scratch):
     """The outputs of the queries from first to last of one sequence and head."""
     query, key, value, _, probs, mask, bias = views
     s, h, start, _, start_k, keys = place
-    head_dim, is_causal, scale, word = options
+    head_dim, is_causal, scale, storage = options
     count, row, width = last - first, row_size(head_dim, scratch), 2 * lanes(scratch)
-    state, panel, sums, scores, spare, k_rows, v_rows, rest = _cut(scratch, count, min(keys, KEY_BLOCK), row)
+    state, panel, sums, scores, spare, k_rows, v_rows, rest = _carve_scratch(scratch, count, min(keys, KEY_BLOCK), row)
     like = sums
-    per_word = elements_per_word(word)
+    per_word = elements_per_word(storage)
     depth = (head_dim + per_word - 1) // per_word
     seen = min(keys, last) if is_causal else keys
     # What fills up a vector is -inf, which a scale that is not positive would turn into something else afterwards.
@@ -215,33 +215,33 @@ def _attend(views, lse, place, first, last, options, terms, scratch):
     factor = 1.0 if stored else float(scale)  # scores that are stored are scaled before they are
     begin_softmax(state, count)
     prefetch_rows(row_pointer(query, s, h, start + first, like), query[3], 0, min(width, count), head_dim)
-    k_words, v_words = as_words(k_rows, word), as_words(v_rows, word)
+    k_words, v_words = as_words(k_rows, storage), as_words(v_rows, storage)
     for begin in range(0, max(seen, 1), KEY_BLOCK):
         part = min(KEY_BLOCK, seen - begin)
         k, v = row_pointer(key, s, h, start_k + begin, like), row_pointer(value, s, h, start_k + begin, like)
         # Left where they lie, rows of a joined query, key and value fall into few sets of the first-level cache: 10 to
         # 15 % slower within BERT-base.
-        lay_rows(k, key[3], part, head_dim, k_words, row, word)
-        lay_depth(v, value[3], part, head_dim, v_rows, row, word)
+        lay_rows(k, key[3], part, head_dim, k_words, row, storage)
+        lay_depth(v, value[3], part, head_dim, v_rows, row, storage)
         block = first, last, begin, part
-        prepare_terms(terms, place, block, k_words, head_dim, word, rest)
+        prepare_terms(terms, place, block, k_words, head_dim, storage, rest)
         for i in range(first, last, width):
             n = min(width, last - i)
             visible = min(part, i + n - begin) if is_causal else part
             if visible <= 0 and begin > 0:
                 continue
             w = lanes(like) if n <= lanes(like) else width
-            lay_columns(row_pointer(query, s, h, start + i, like), query[3], n, head_dim, panel, w, spare, word)
-            multiply(k_words, row, 1, visible, as_words(panel, word), w, depth, w, scores, w, False)
-            add_terms(terms, place, block, i, n, w, k_words, head_dim, word, rest, scores, spare)
+            lay_columns(row_pointer(query, s, h, start + i, like), query[3], n, head_dim, panel, w, spare, storage)
+            multiply(k_words, row, 1, visible, as_words(panel, storage), w, depth, w, scores, w, False)
+            add_terms(terms, place, block, i, n, w, k_words, head_dim, storage, rest, scores, spare)
             if stored:
                 _add_masks(views, s, h, i, n, begin, visible, is_causal, scale, scores, w, spare)
-            continue_softmax(scores, visible, w, factor, state, i - first, word)
+            continue_softmax(scores, visible, w, factor, state, i - first, storage)
             target = pointer(sums, (i - first) * row)
             if begin > 0:
                 rescale(target, n, row, state[3])
             deep = (visible + per_word - 1) // per_word
-            multiply(as_words(scores, word), 1, w, n, v_words, row, deep, head_dim, target, row, begin > 0)
+            multiply(as_words(scores, storage), 1, w, n, v_words, row, deep, head_dim, target, row, begin > 0)
     finish_softmax(views, lse, place, first, count, head_dim, is_causal, sums, row, state)
 
 

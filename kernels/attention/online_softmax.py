@@ -37,7 +37,7 @@ def begin_softmax(state, count):
 
 
 @helper
-def continue_softmax(scores, keys, width, scale, state, first, word):
+def continue_softmax(scores, keys, width, scale, state, first, storage):
     """Turn products (keys, width) into exp(score - highest); update highest, sum, and the factor of the sums so far.
 
     A wide vector holds the scores of several keys. Sums are made of every fourth key and then added up, whatever the
@@ -67,11 +67,11 @@ def continue_softmax(scores, keys, width, scale, state, first, word):
     shift, total, second = load(wide, 0), broadcast(x, 0.0), broadcast(x, 0.0)
     for j in range(0, end, step):
         value = exp2((load(x, j) * scale - shift) * LOG2_E)
-        store_depth(scores, j, value, width, word)
+        store_depth(scores, j, value, width, storage)
         total += value
         if half < step:
             value = exp2((load(x, j + half) * scale - shift) * LOG2_E)
-            store_depth(scores, j + half, value, width, word)
+            store_depth(scores, j + half, value, width, storage)
             second += value
     store(wide, 0, total)
     store(wide, half, second)

@@ -19,12 +19,12 @@ def terms_size(terms, queries, keys, head_dim, like):
     raise NotImplementedError("for compiled code")
 
 
-def prepare_terms(terms, place, block, k_words, head_dim, word, scratch):
+def prepare_terms(terms, place, block, k_words, head_dim, storage, scratch):
     """What all panels of a block share; `k_words` are the rows of its keys, whole vectors apart."""
     raise NotImplementedError("for compiled code")
 
 
-def add_terms(terms, place, block, i, count, width, k_words, head_dim, word, scratch, scores, spare):
+def add_terms(terms, place, block, i, count, width, k_words, head_dim, storage, scratch, scores, spare):
     """Add to the products (keys, width) of the queries from i on; `spare` is a scratch of the size of the scores."""
     raise NotImplementedError("for compiled code")
 
@@ -81,12 +81,12 @@ def _no_size(terms, queries, keys, head_dim, like):
 
 
 @without_terms(prepare_terms)
-def _prepare_nothing(terms, place, block, k_words, head_dim, word, scratch):
+def _prepare_nothing(terms, place, block, k_words, head_dim, storage, scratch):
     pass
 
 
 @without_terms(add_terms)
-def _add_nothing(terms, place, block, i, count, width, k_words, head_dim, word, scratch, scores, spare):
+def _add_nothing(terms, place, block, i, count, width, k_words, head_dim, storage, scratch, scores, spare):
     pass
 
 

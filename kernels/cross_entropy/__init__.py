@@ -33,7 +33,7 @@ def cross_entropy(
             (which, where).
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(__package__, backend, input=input, target=target)
+    call = dispatch.open_call(__package__, backend, input=input, target=target)
     input, target = call.arrays
     ignore_index = _check(call, input, target, ignore_index, reduction)
     losses, _ = call.compute("cross_entropy", input, target, ignore_index)
@@ -67,7 +67,7 @@ def cross_entropy_backward(
     Raises:
         As `cross_entropy`.
     """
-    call = dispatch.enter(__package__, backend, grad_output=grad_output, input=input, target=target)
+    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input, target=target)
     grad_output, input, target = call.arrays
     ignore_index = _check(call, input, target, ignore_index, reduction, grad_output=grad_output)
     checks.shape(target.shape if reduction == "none" else (), grad_output=grad_output)

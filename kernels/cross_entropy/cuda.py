@@ -24,7 +24,7 @@ KERNELS = _cuda.Module(
 
 def cross_entropy(input, target, ignore_index):
     """(losses, lse), each (rows,) float32, from (rows, classes) logits and (rows,) integer targets."""
-    xp = _cuda.namespace(input)
+    xp = _cuda.array_module(input)
     input = xp.ascontiguousarray(input)
     target = xp.ascontiguousarray(target if target.dtype.name in TARGETS else target.astype(np.int64))
     rows, classes = input.shape

@@ -22,7 +22,7 @@ def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
             and where).
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(__package__, backend, input=input, weight=weight)
+    call = dispatch.open_call(__package__, backend, input=input, weight=weight)
     input, weight = call.arrays
     if call.backend != "numba" or weight.dtype.name != "bfloat16":  # Numba widens bfloat16, but does not compute in it
         checks.floating(call.backend, weight=weight)
@@ -47,7 +47,7 @@ def embedding_backward(grad_output: Any, input: Any, num_embeddings: int, *, bac
     Raises:
         As `embedding`.
     """
-    call = dispatch.enter(__package__, backend, grad_output=grad_output, input=input)
+    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input)
     grad_output, input = call.arrays
     checks.floating(call.backend, grad_output=grad_output)
     checks.integer(input=input)

@@ -19,7 +19,7 @@ KERNELS = _cuda.Module(
 
 def embedding(input, weight):
     """Ids of any shape to (*shape of the ids, dim); rows of NaN for ids outside the (num_embeddings, dim) weight."""
-    xp = _cuda.namespace(weight)
+    xp = _cuda.array_module(weight)
     table_rows, dim = weight.shape
     output = xp.empty((*input.shape, dim), weight.dtype)
     if output.size == 0:

@@ -27,7 +27,7 @@ def gelu(input: Any, approximate: str = "none", *, bias: Any = None, backend: st
         TypeError, ValueError: for a wrong kind of array, dtype, shape or form.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(__package__, backend, optional=("bias",), input=input, bias=bias)
+    call = dispatch.open_call(__package__, backend, optional=("bias",), input=input, bias=bias)
     input, bias = call.arrays
     checks.floating(call.backend, input=input, bias=bias)
     checks.choice("approximate", approximate, FORMS)
@@ -50,7 +50,7 @@ def gelu_backward(
     Raises:
         As `gelu`.
     """
-    call = dispatch.enter(__package__, backend, optional=("bias",), grad_output=grad_output, input=input, bias=bias)
+    call = dispatch.open_call(__package__, backend, optional=("bias",), grad_output=grad_output, input=input, bias=bias)
     grad_output, input, bias = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output, bias=bias)
     checks.choice("approximate", approximate, FORMS)

@@ -36,7 +36,7 @@ def layer_norm(
         TypeError, ValueError: for a wrong kind of array, dtype, shape or eps.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(
+    call = dispatch.open_call(
         __package__, backend, optional=OPTIONAL, input=input, weight=weight, bias=bias, residual=residual
     )
     input, weight, bias, residual = call.arrays
@@ -69,7 +69,7 @@ def layer_norm_backward(
     Raises:
         As `layer_norm`.
     """
-    call = dispatch.enter(
+    call = dispatch.open_call(
         __package__, backend, optional=OPTIONAL, grad_output=grad_output, input=input, weight=weight, residual=residual
     )
     grad_output, input, weight, residual = call.arrays

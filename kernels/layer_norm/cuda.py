@@ -10,7 +10,7 @@ KERNELS = _cuda.Module(__file__, "layer_norm.cu", _rows.instantiations("layer_no
 
 def layer_norm(input, weight, bias, eps, residual):
     """Layer norm of (..., width); weight and bias are (width,) or None, residual has the shape of input or is None."""
-    xp = _cuda.namespace(input)
+    xp = _cuda.array_module(input)
     input, residual, weight, bias = (
         None if array is None else xp.ascontiguousarray(array) for array in (input, residual, weight, bias)
     )

@@ -70,7 +70,7 @@ def quantize_weight(weight: Any) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype or shape, and for inf or NaN (which row).
     """
-    call = dispatch.enter(__package__, "numpy", weight=weight)
+    call = dispatch.open_call(__package__, "numpy", weight=weight)
     (weight,) = call.arrays
     checks.floating(call.backend, weight=weight)
     checks.shape((None, None), weight=weight)
@@ -98,7 +98,7 @@ def prepare_weight(
         BackendUnavailable: if the backend cannot run here.
     """
     checks.choice("dtype", dtype, (None, *LOW_PRECISION))
-    call = dispatch.enter(__package__, backend, optional=("scale",), weight=weight, scale=scale)
+    call = dispatch.open_call(__package__, backend, optional=("scale",), weight=weight, scale=scale)
     weight, scale = call.arrays
     checks.shape((None, None), weight=weight)
     if weight.dtype == np.int8:
@@ -222,7 +222,7 @@ def linear_backward(
 def _enter(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Call, Any]:
     """The call, on the backend that a prepared weight belongs to, and the weight as a native array or prepared."""
     if not isinstance(weight, PreparedWeight):
-        call = dispatch.enter(__package__, backend, optional=OPTIONAL, **arrays, weight=weight)
+        call = dispatch.open_call(__package__, backend, optional=OPTIONAL, **arrays, weight=weight)
         return call, call.arrays[-1]
     chosen = backend or dispatch.get_backend()
     if chosen not in (dispatch.AUTO, weight.backend):
@@ -230,7 +230,7 @@ def _enter(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Ca
             f"weight was prepared for backend {weight.backend!r}, but this call runs on {chosen!r}: "
             f"prepare_weight(weight.to_array(), backend={chosen!r}) makes one for it"
         )
-    return dispatch.enter(__package__, weight.backend, optional=OPTIONAL, **arrays), weight
+    return dispatch.open_call(__package__, weight.backend, optional=OPTIONAL, **arrays), weight
 
 
 def _check(call: dispatch.Call, input: Any, weight: Any, activation: str | None, *, bias: Any, **others: Any) -> int:

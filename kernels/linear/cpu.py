@@ -82,8 +82,8 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     """Note the step of `linear` with a packed weight of float32 or less; None for what has no deferred form."""
     if not isinstance(weight, PackedWeight) or not input.size or not all(map(is_plain, (input, bias, residual))):
         return None
-    word = WORDS.get(weight.dtype.name)
-    if word is None or not program.takes(word):
+    storage = STORAGE.get(weight.dtype.name)
+    if storage is None or not program.takes(storage):
         return None
     rows, depth = input.shape[0], weight.panels.shape[1]
     output = program.empty((rows, weight.out_features), np.float32)
@@ -288,39 +288,39 @@ def _run_int8(levels, zero, step, panels, scale, column_sums, output, bias, resi
     OUTPUT, ROUNDED, ZERO, STEP,
 ) = range(2, 18)  # fmt: skip
 _FLOAT, _BFLOAT16, _INT8, _BYTE, _INT32 = np.float32(0), np.uint16(0), np.int8(0), np.uint8(0), np.int32(0)
-WORDS = {"float32": _FLOAT, "bfloat16": _BFLOAT16, "int8": _INT8}  # a weight's dtype -> a scalar of its panels' dtype
+STORAGE = {"float32": _FLOAT, "bfloat16": _BFLOAT16, "int8": _INT8}  # a weight's dtype -> a scalar of its panels' dtype
 
 
-def has_two_phases(word):
+def has_two_phases(storage):
     """Whether the rows of the input are rounded before the product."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(has_two_phases)
-def _has_two_phases(word):
-    return (lambda word: False) if word == types.float32 else (lambda word: True)
+def _has_two_phases(storage):
+    return (lambda storage: False) if storage == types.float32 else (lambda storage: True)
 
 
-def prepare_step(step, word, task, tasks):
+def prepare_step(step, storage, task, tasks):
     """A task's share of the rounding of the input."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(prepare_step, jit_options=OPTIONS)
-def _prepare_step(step, word, task, tasks):
-    def round_to_bfloat16(step, word, task, tasks):
+def _prepare_step(step, storage, task, tasks):
+    def round_to_bfloat16(step, storage, task, tasks):
         rows, depth, width = step[ROWS], step[DEPTH], step[IN_FEATURES]
         x, rounded = array_at(step[INPUT], (rows, width), _FLOAT), array_at(step[ROUNDED], (rows, 2 * depth), _BFLOAT16)
         _round_rows(x, rounded, share(rows, task, tasks), share(rows, task + 1, tasks))
 
-    def quantize(step, word, task, tasks):
+    def quantize(step, storage, task, tasks):
         rows, depth, width = step[ROWS], step[DEPTH], step[IN_FEATURES]
         x, levels = array_at(step[INPUT], (rows, width), _FLOAT), array_at(step[ROUNDED], (rows, 4 * depth), _BYTE)
         zero, scale = array_at(step[ZERO], (rows,), _INT32), array_at(step[STEP], (rows,), _FLOAT)
         _quantize_rows(x, levels, zero, scale, share(rows, task, tasks), share(rows, task + 1, tasks))
 
     forms = {types.uint16: round_to_bfloat16, types.int8: quantize}
-    return forms.get(word, lambda step, word, task, tasks: None)
+    return forms.get(storage, lambda step, storage, task, tasks: None)
 
 
 @inline_helper
@@ -332,28 +332,28 @@ def _finish_of(step):
     return bias, residual, step[ACTIVATION], array_at(step[OUTPUT], (rows, columns), _FLOAT)
 
 
-def run_step(step, counter, word):
+def run_step(step, counter, storage):
     """Take tasks of a step's product until there are none left."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(run_step, jit_options=OPTIONS)
-def _run_step(step, counter, word):
-    def floats(step, counter, word):
+def _run_step(step, counter, storage):
+    def floats(step, counter, storage):
         rows, width, count = step[ROWS], step[IN_FEATURES], step[COUNT]
         bias, residual, activation, output = _finish_of(step)
         panels = array_at(step[PANELS], (count, step[DEPTH], TILE_VECTORS * lanes(_FLOAT)), _FLOAT)
         x, strides = array_at(step[INPUT], (rows * width,), _FLOAT), (width, 1, width * GROUP_ROWS)
         _run_floats(x, strides, panels, output, bias, residual, activation, counter)
 
-    def bfloat16(step, counter, word):
+    def bfloat16(step, counter, storage):
         rows, count, depth = step[ROWS], step[COUNT], step[DEPTH]
         bias, residual, activation, output = _finish_of(step)
         panels = array_at(step[PANELS], (count, depth, 2 * TILE_VECTORS * lanes(_FLOAT)), _BFLOAT16)
         rounded = array_at(step[ROUNDED], (rows, 2 * depth), _BFLOAT16)
         _run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
 
-    def int8(step, counter, word):
+    def int8(step, counter, storage):
         rows, count, depth = step[ROWS], step[COUNT], step[DEPTH]
         bias, residual, activation, output = _finish_of(step)
         width = TILE_VECTORS * lanes(_FLOAT)
@@ -364,7 +364,7 @@ def _run_step(step, counter, word):
         steps = array_at(step[STEP], (rows,), _FLOAT)
         _run_int8(levels, zero, steps, panels, scale, column_sums, output, bias, residual, activation, counter)
 
-    return {types.float32: floats, types.uint16: bfloat16, types.int8: int8}[word]
+    return {types.float32: floats, types.uint16: bfloat16, types.int8: int8}[storage]
 
 
 @kernel(parallel=True)

@@ -26,7 +26,7 @@ class CudaWeight:
     def __init__(self, weight):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.array = pad_rows(_cuda.namespace(weight), weight)
+        self.array = pad_rows(_cuda.array_module(weight), weight)
 
     def to_array(self):
         """The weight as it was given, (out_features, in_features)."""
@@ -40,7 +40,7 @@ def prepare_weight(weight, scale):
 
 def linear(input, weight, bias, activation, residual):
     """(rows, in_features) to (rows, out_features); bias is (out_features,), residual (rows, out_features), or None."""
-    xp = _cuda.namespace(input)
+    xp = _cuda.array_module(input)
     weight = weight.array if isinstance(weight, CudaWeight) else _cuda.vector_rows(weight)
     input = _cuda.vector_rows(input)
     rows, out_features = len(input), len(weight)
@@ -85,7 +85,7 @@ def _unit_columns(array):
     itemsize = array.dtype.itemsize
     if (array.shape[1] <= 1 or array.strides[1] == itemsize) and array.strides[0] % itemsize == 0:
         return array
-    return _cuda.namespace(array).ascontiguousarray(array)
+    return _cuda.array_module(array).ascontiguousarray(array)
 
 
 def _row_stride(array):

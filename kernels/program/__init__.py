@@ -122,7 +122,7 @@ class Program:
         self.used: list[Any] = []  # what the steps read by address lives until they ran
         self.nbytes = 0  # of all memory it took for its results
         self.has_run = False  # or was asked to
-        self.word: Any = None  # what the weights are stored as (see cpu.py), once a step has weights
+        self.storage: Any = None  # what the weights are stored as (see cpu.py), once a step has weights
         self._idle: list[np.ndarray] = []
 
     def enter(self, array: np.ndarray) -> Deferred:
@@ -172,11 +172,11 @@ class Program:
         self.used.append(array)
         return array.__array_interface__["data"][0]
 
-    def takes(self, word: Any) -> bool:
-        """Whether the weights of all steps can be stored as `word`, a typed scalar; the first one asked for decides."""
-        if self.word is None:
-            self.word = word
-        return type(self.word) is type(word)  # typed zeros are all equal
+    def takes(self, storage: Any) -> bool:
+        """Whether all weights can be stored as `storage`, a typed scalar; the first one asked for decides."""
+        if self.storage is None:
+            self.storage = storage
+        return type(self.storage) is type(storage)  # typed zeros are all equal
 
     def note(self, *step: int) -> None:
         """Append a step: its operation and what that takes (cpu.py)."""
@@ -188,7 +188,7 @@ class Program:
         if self.steps:
             from .cpu import StepTable
 
-            StepTable(self.steps, self.word).run()
+            StepTable(self.steps, self.storage).run()
             self.steps = []  # not before: what is interrupted runs again, from the first step on
             self.used.clear()
 
@@ -212,7 +212,7 @@ class _Recording:
         output = build(program.enter(self._hidden), self._cu_seqlens)
         self.can_run = type(output) is Deferred and not program.has_run  # else an operation had to compute at once
         self._output, self._used, self.nbytes = output, program.used, program.nbytes
-        self._table = StepTable(program.steps, program.word) if self.can_run else None
+        self._table = StepTable(program.steps, program.storage) if self.can_run else None
 
     def run(self, hidden: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
         """The result for these values, or once for those it was recorded with if it cannot run again."""

@@ -117,7 +117,7 @@ def relative_attention(
         TypeError, ValueError: for a wrong kind of array, dtype, shape, offset, row, segment, scale or compute_dtype.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(
+    call = dispatch.open_call(
         __package__, backend, optional=OPTIONAL, query=query, key=key, value=value, position_key=position_key,
         position_query=position_query, query_for_position=query_for_position, distance_rows=distance_rows,
         segment_ids=segment_ids, segment_ids_k=segment_ids_k, segment_scores=segment_scores,
@@ -175,7 +175,7 @@ def relative_attention_backward(
     Raises:
         As `relative_attention`.
     """
-    call = dispatch.enter(
+    call = dispatch.open_call(
         __package__, backend, optional=OPTIONAL, query=query, key=key, value=value, position_key=position_key,
         position_query=position_query, query_for_position=query_for_position, distance_rows=distance_rows,
         segment_ids=segment_ids, segment_ids_k=segment_ids_k, segment_scores=segment_scores,
@@ -246,7 +246,7 @@ def _offsets(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: An
             raise ValueError("cu_seqlens_k is given without cu_seqlens: give both, or neither for one sequence")
         checks.shape((None,) * 3, query=query, key=key)
         cu_seqlens, cu_seqlens_k = (
-            dispatch.namespace(array).asarray([0, array.shape[0]], dtype=np.int32) for array in (query, key)
+            dispatch.array_module(array).asarray([0, array.shape[0]], dtype=np.int32) for array in (query, key)
         )
     return check_packed(query, key, value, cu_seqlens, cu_seqlens_k)
 

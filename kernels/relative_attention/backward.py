@@ -115,7 +115,7 @@ def _backward_terms_size(terms, sequences, head_dim, like):
 
 
 @inline_helper
-def _cut(scratch, queries, keys, head_dim):
+def _carve_scratch(scratch, queries, keys, head_dim):
     """(table A, table B), (rows of keys, rows of p, gradient of p, segments of the keys), (shifted, turned, spare).
 
     A table is (its columns, its rows, the gradients of the rows), by distance.
@@ -142,7 +142,7 @@ def _begin_relative_terms(terms, sequences, s, h, head_dim, scratch):
     _, position_key, position_query, segments, rows, ids, _ = terms
     queries, start_k, keys = sequences[s, 1], sequences[s, 2], sequences[s, 3]
     columns, distances = whole_panels(head_dim, scratch), _distances(queries, keys, scratch)
-    tables, (k_rows, _, _, own), _ = _cut(scratch, queries, keys, head_dim)
+    tables, (k_rows, _, _, own), _ = _carve_scratch(scratch, queries, keys, head_dim)
     if position_key[0][0] != 0:
         _lay_table(position_key[0], h, rows, keys - 1, -1, head_dim, distances, tables[0])
     if position_query[0][0] != 0:
@@ -177,7 +177,7 @@ def _add_relative_terms(terms, sequences, block, head_dim, scratch, products, ro
     query_for_position, position_key, position_query, segments, _, ids, _ = terms
     s, h, first, count = block
     start, queries, keys = sequences[s, 0], sequences[s, 1], sequences[s, 3]
-    (table_a, table_b), (k_rows, p_rows, _, own), spare = _cut(scratch, queries, keys, head_dim)
+    (table_a, table_b), (k_rows, p_rows, _, own), spare = _carve_scratch(scratch, queries, keys, head_dim)
     if position_key[0][0] != 0:
         p, columns = query_for_position[0], whole_panels(head_dim, scratch)
         lay_rows(row_pointer(p, s, h, start + first, scratch), p[3], count, head_dim, p_rows, columns, scratch[0])
@@ -234,7 +234,7 @@ def _differentiate(terms, sequences, block, head_dim, scale, scratch, grad_score
     query_for_position, position_key, position_query, segments, _, ids, _ = terms
     s, h, first, count = block
     start, queries, keys = sequences[s, 0], sequences[s, 1], sequences[s, 3]
-    tables, (k_rows, p_rows, grad_p, own), (shifted, turned, _) = _cut(scratch, queries, keys, head_dim)
+    tables, (k_rows, p_rows, grad_p, own), (shifted, turned, _) = _carve_scratch(scratch, queries, keys, head_dim)
     size = queries, keys, first, count, head_dim
     if position_key[0][0] != 0:
         p = query_for_position[1]
@@ -318,7 +318,7 @@ def _finish(terms, sequences, s, h, head_dim, scale, scratch):
     queries, keys = sequences[s, 1], sequences[s, 3]
     if queries == 0 or keys == 0:
         return
-    ((_, _, grad_a), (_, _, grad_b)), _, _ = _cut(scratch, queries, keys, head_dim)
+    ((_, _, grad_a), (_, _, grad_b)), _, _ = _carve_scratch(scratch, queries, keys, head_dim)
     columns, count = whole_panels(head_dim, scratch), queries + keys - 1
     if position_key[0][0] != 0:
         _add_rows(grad_a, columns, count, keys - 1, -1, rows, head_dim, scale, position_key[1], s % parts, h)

@@ -6,9 +6,9 @@ from .._numba import as_kernel_array, num_threads
 from .._numba.rows import task_count
 from .._numba.steps import RELATIVE_ATTENTION
 from ..attention.cpu import (
-    ATTENTION_WORDS,
+    ATTENTION_STORAGE,
     GRAIN,
-    WORDS,
+    STORAGE,
     added_mask,
     is_deferred_float32,
     optional_view,
@@ -55,7 +55,7 @@ def relative_attention(
             lse, as_kernel_array(distance_rows), *map(_ids, (segment_ids, segment_ids_k)),
             as_kernel_array(cu_seqlens), as_kernel_array(cu_seqlens_k),
             (len(cu_seqlens) - 1, heads, tokens, keys, head_dim), dtype.type(scale),
-            WORDS[compute_dtype or dtype], np.zeros(1, np.int64),
+            STORAGE[compute_dtype or dtype], np.zeros(1, np.int64),
             _tasks((1, heads, tokens, head_dim), keys, len(cu_seqlens) - 1),
         )  # fmt: skip
     return output, lse[0], probs, components
@@ -69,7 +69,7 @@ def deferred_relative_attention(
     """Note the step in float32, or in bfloat16 beside weights of low precision; None for what has no deferred form."""
     if attn_mask is not None or return_probs or return_components or not query.size:
         return None
-    if ATTENTION_WORDS.get(type(program.word)) is not type(WORDS[compute_dtype or query.dtype]):
+    if ATTENTION_STORAGE.get(type(program.storage)) is not type(STORAGE[compute_dtype or query.dtype]):
         return None
     query, key, value = (array.transpose(1, 0, 2)[None] for array in (query, key, value))
     if query_for_position is None and position_key is not None:

@@ -37,7 +37,7 @@ def relative_attention(
     scale, return_probs, return_components, compute_dtype,
 ):  # fmt: skip
     """(output, lse, probabilities or None, None); return_components must be False and compute_dtype None."""
-    xp = _cuda.namespace(query)
+    xp = _cuda.array_module(query)
     tokens, heads, head_dim = query.shape
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"query has head_dim {head_dim}, the CUDA kernels take at most {MAX_HEAD_DIM}")

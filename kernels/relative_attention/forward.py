@@ -37,7 +37,7 @@ def forward(
     query, query_strides, key, key_strides, value, value_strides, output, output_strides, probs, probs_strides,
     mask, mask_strides, position_key, position_key_strides, position_query, position_query_strides,
     query_for_position, query_for_position_strides, segment_scores, segment_scores_strides, lse, distance_rows,
-    segment_ids, segment_ids_k, cu_seqlens, cu_seqlens_k, sizes, scale, word, counter, tasks,
+    segment_ids, segment_ids_k, cu_seqlens, cu_seqlens_k, sizes, scale, storage, counter, tasks,
 ):  # fmt: skip
     """As attention's: of each array its first row and its strides in bytes; what is absent is empty."""
     if tasks == 1:
@@ -48,7 +48,7 @@ def forward(
             position_query, position_query_strides, distance_rows,
             segment_scores, segment_scores_strides, segment_ids, segment_ids_k,
         )  # fmt: skip
-        run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, word, counter, terms)
+        run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, storage, counter, terms)
     else:
         for _ in prange(tasks):
             arrays = query, key, value, output, probs, mask, mask[:0]
@@ -60,7 +60,7 @@ def forward(
                 position_query, position_query_strides, distance_rows,
                 segment_scores, segment_scores_strides, segment_ids, segment_ids_k,
             )  # fmt: skip
-            run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, word, counter, terms)
+            run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, storage, counter, terms)
 
 
 @inline_helper
@@ -85,7 +85,7 @@ DISTANCE_ROWS, DISTANCES, SEGMENT_IDS, SEGMENT_IDS_K = range(MORE + 12, MORE + 1
 
 
 @helper
-def run_step(step, counter, word):
+def run_step(step, counter, storage):
     """Take tasks of a program's step until there are none left."""
     arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, scale = step_arguments(step)
     rows = pointer_at(step[DISTANCE_ROWS], _INT32), step[DISTANCES] // 2
@@ -94,7 +94,7 @@ def run_step(step, counter, word):
         (_step_view(step, QUERY_FOR_POSITION), _step_view(step, POSITION_KEY)), _step_view(step, POSITION_QUERY), rows,
         (_step_view(step, SEGMENT_SCORES), *ids),
     )  # fmt: skip
-    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, word, counter, terms)
+    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, storage, counter, terms)
 
 
 @inline_helper
@@ -141,7 +141,7 @@ def _terms_size(terms, queries, keys, head_dim, like):
 
 
 @inline_helper
-def _cut(scratch, block, head_dim):
+def _carve_scratch(scratch, block, head_dim):
     """(rows of the table or of queries, columns of A, columns of B, segments of a panel, products)."""
     first, last, _, keys = block
     columns, width = _columns(last - first, keys, scratch), 2 * lanes(scratch)
@@ -155,36 +155,36 @@ def _cut(scratch, block, head_dim):
 
 
 @with_terms(prepare_terms)
-def _lay_tables(terms, place, block, k_words, head_dim, word, scratch):
+def _lay_tables(terms, place, block, k_words, head_dim, storage, scratch):
     """The columns of both tables for all distances of the block."""
     (_, position_key), position_query, rows, _ = terms
     first, last, begin, part = block
     _, h, _, queries, _, keys = place
-    buffer, key_table, query_table, _, _ = _cut(scratch, block, head_dim)
+    buffer, key_table, query_table, _, _ = _carve_scratch(scratch, block, head_dim)
     columns, group = _columns(last - first, part, scratch), _group(scratch)
     whole, groups = _whole(last - first, scratch), (part + group - 1) // group
     if position_key[0] != 0:
         highest = first + whole - 1 + keys - queries - begin
         count = whole + _whole(part, scratch)
-        _lay_table(position_key, h, rows, highest, -1, count, head_dim, buffer, key_table, columns, word)
+        _lay_table(position_key, h, rows, highest, -1, count, head_dim, buffer, key_table, columns, storage)
     if position_query[0] != 0:
         lowest = first + keys - queries - begin - groups * group + 1
         count = whole + groups * group
-        _lay_table(position_query, h, rows, lowest, 1, count, head_dim, buffer, query_table, columns, word)
+        _lay_table(position_query, h, rows, lowest, 1, count, head_dim, buffer, query_table, columns, storage)
 
 
 @helper
-def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, columns, word):
+def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, columns, storage):
     """A column for each of `count` distances, `step` apart; those beyond the last have its row."""
-    row, per_word = row_size(head_dim, target), elements_per_word(word)
+    row, per_word = row_size(head_dim, target), elements_per_word(storage)
     depth = (head_dim + per_word - 1) // per_word
     row_of, last = rows
-    words = as_words(buffer, word)
+    words = as_words(buffer, storage)
     for u in range(0, count, lanes(target)):
         for c in range(lanes(target)):
             d = min(max(distance + step * (u + c), -last), last)
             source = row_pointer(table, 0, h, row_of[d + last], target)
-            lay_rows(source, 0, 1, head_dim, pointer_to_word(words, c * row), row, word)
+            lay_rows(source, 0, 1, head_dim, pointer_to_word(words, c * row), row, storage)
         pack_strip(buffer, row, 1, lanes(target), depth, pointer(target, u), columns)
 
 
@@ -192,28 +192,28 @@ def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, 
 
 
 @with_terms(add_terms)
-def _add_relative_terms(terms, place, block, i, count, width, k_words, head_dim, word, scratch, scores, spare):
+def _add_relative_terms(terms, place, block, i, count, width, k_words, head_dim, storage, scratch, scores, spare):
     (_, position_key), position_query, _, segments = terms
     if position_key[0] != 0:
-        _add_content_to_position(terms[0], place, block, i, count, width, head_dim, word, scratch, scores, spare)
+        _add_content_to_position(terms[0], place, block, i, count, width, head_dim, storage, scratch, scores, spare)
     if position_query[0] != 0:
-        _add_position_to_content(block, i, width, k_words, head_dim, word, scratch, scores)
+        _add_position_to_content(block, i, width, k_words, head_dim, storage, scratch, scores)
     if segments[0][0] != 0:
         _add_segments(segments, place, block, i, count, width, head_dim, scratch, scores)
 
 
 @helper
-def _add_content_to_position(terms, place, block, i, count, width, head_dim, word, scratch, scores, spare):
+def _add_content_to_position(terms, place, block, i, count, width, head_dim, storage, scratch, scores, spare):
     query_for_position, _ = terms
     s, h, start, _, _, _ = place
     first, last, _, part = block
-    buffer, key_table, _, _, products = _cut(scratch, block, head_dim)
-    row, per_word = row_size(head_dim, scratch), elements_per_word(word)
+    buffer, key_table, _, _, products = _carve_scratch(scratch, block, head_dim)
+    row, per_word = row_size(head_dim, scratch), elements_per_word(storage)
     columns, used = _columns(last - first, part, scratch), _product_columns(part, width, scratch)
-    words, at = as_words(buffer, word), _whole(last - first, scratch) - width - (i - first)
+    words, at = as_words(buffer, storage), _whole(last - first, scratch) - width - (i - first)
     source = row_pointer(query_for_position, s, h, start + i, scratch)
-    lay_rows(source, query_for_position[3], count, head_dim, words, row, word)
-    table, depth = pointer_to_word(as_words(key_table, word), at), (head_dim + per_word - 1) // per_word
+    lay_rows(source, query_for_position[3], count, head_dim, words, row, storage)
+    table, depth = pointer_to_word(as_words(key_table, storage), at), (head_dim + per_word - 1) // per_word
     multiply(words, row, 1, count, table, columns, depth, part + width - 1, products, used, False)
     keys = max(part, lanes(scores))  # whole blocks are transposed, of which the rest is not looked at
     pack_panel(pointer(products, width - 1), used - 1, 1, count, keys, spare, width)
@@ -222,12 +222,12 @@ def _add_content_to_position(terms, place, block, i, count, width, head_dim, wor
 
 
 @helper
-def _add_position_to_content(block, i, width, k_words, head_dim, word, scratch, scores):
+def _add_position_to_content(block, i, width, k_words, head_dim, storage, scratch, scores):
     first, last, _, part = block
-    _, _, query_table, _, products = _cut(scratch, block, head_dim)
-    row, per_word, group = row_size(head_dim, scratch), elements_per_word(word), _group(scratch)
+    _, _, query_table, _, products = _carve_scratch(scratch, block, head_dim)
+    row, per_word, group = row_size(head_dim, scratch), elements_per_word(storage), _group(scratch)
     columns, used = _columns(last - first, part, scratch), width + group
-    table, depth = as_words(query_table, word), (head_dim + per_word - 1) // per_word
+    table, depth = as_words(query_table, storage), (head_dim + per_word - 1) // per_word
     groups = (part + group - 1) // group
     for g in range(groups):
         at = i - first + (groups - 1 - g) * group
@@ -245,7 +245,7 @@ def _add_segments(terms, place, block, i, count, width, head_dim, scratch, score
     segment_scores, segment_ids, segment_ids_k = terms
     s, h, start, _, start_k, _ = place
     _, _, begin, part = block
-    _, _, _, same, _ = _cut(scratch, block, head_dim)
+    _, _, _, same, _ = _carve_scratch(scratch, block, head_dim)
     other, own = pointer(same, width), pointer(same, 2 * width)
     for c in range(width):
         of_query = row_pointer(segment_scores, s, h, start + i + min(c, count - 1), scratch)

@@ -23,7 +23,7 @@ def softmax(input: Any, dim: int = -1, *, backend: str | None = None) -> Any:
         TypeError, ValueError: for a wrong kind of array, dtype or axis.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.enter(__package__, backend, input=input)
+    call = dispatch.open_call(__package__, backend, input=input)
     (input,) = call.arrays
     checks.floating(call.backend, input=input)
     checks.at_least_ndim(1, input=input)
@@ -44,7 +44,7 @@ def softmax_backward(grad_output: Any, output: Any, dim: int = -1, *, backend: s
     Raises:
         As `softmax`.
     """
-    call = dispatch.enter(__package__, backend, grad_output=grad_output, output=output)
+    call = dispatch.open_call(__package__, backend, grad_output=grad_output, output=output)
     grad_output, output = call.arrays
     checks.floating(call.backend, output=output, grad_output=grad_output)
     checks.at_least_ndim(1, output=output)

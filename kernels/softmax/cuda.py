@@ -13,7 +13,7 @@ KERNELS = _cuda.Module(__file__, "softmax.cu", _rows.instantiations("softmax_row
 
 def softmax(input, dim):
     """Softmax of `input` along axis `dim`."""
-    xp = _cuda.namespace(input)
+    xp = _cuda.array_module(input)
     input = xp.ascontiguousarray(xp.moveaxis(input, dim, -1))
     output = xp.empty(input.shape, input.dtype)
     if output.size:

@@ -78,7 +78,7 @@ class Emulator:
         self.defines = tuple(defines)
         self.launches = []
 
-    def namespace(self, array):
+    def array_module(self, array):
         return np
 
     def address(self, array):

@@ -327,7 +327,7 @@ def test_more_rows_than_a_grid_is_high():
 class _Recorder:
     """A runtime that launches nothing."""
 
-    def namespace(self, array):
+    def array_module(self, array):
         return np
 
     def address(self, array):

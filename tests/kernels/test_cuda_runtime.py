@@ -81,7 +81,7 @@ def test_large_shared_memory_is_asked_for_when_it_grows(cupy, module):
 
 def test_device(cupy):
     assert _cuda.device() == (90, 132, 232448)
-    assert _cuda.namespace(None) is cupy
+    assert _cuda.array_module(None) is cupy
 
 
 def test_unknown_kernels_are_refused(cupy, module):

@@ -194,7 +194,7 @@ def test_arrays_on_two_gpus_are_an_error(monkeypatch, on_gpu):
     other = type(on_gpu)()
     on_gpu.device, other.device = StandInDevice(), StandInDevice()
     with pytest.raises(ValueError, match="on 2 GPUs, expected all of them on one"):
-        dispatch.enter("bertcore.kernels.layer_norm", None, input=on_gpu, weight=other).compute("layer_norm")
+        dispatch.open_call("bertcore.kernels.layer_norm", None, input=on_gpu, weight=other).compute("layer_norm")
 
 
 def test_missing_function_of_a_backend_is_named(monkeypatch):
@@ -209,7 +209,7 @@ class TestTorch:
         import torch
 
         tensor = torch.from_numpy(ROWS.copy())
-        native = dispatch.enter("bertcore.kernels.softmax", "numpy", input=tensor).arrays[0]
+        native = dispatch.open_call("bertcore.kernels.softmax", "numpy", input=tensor).arrays[0]
         assert native.__array_interface__["data"][0] == tensor.data_ptr()
         output = softmax(tensor)
         assert isinstance(output, torch.Tensor)

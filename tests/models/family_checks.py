@@ -58,7 +58,7 @@ def check_backends(make: Callable[..., Model], lengths: tuple[int, ...] = (7, 1,
 
 
 def _assert_close(what: str, found: Any, truth: np.ndarray) -> None:
-    found = found if kernels.namespace(found) is np else found.get()
+    found = found if kernels.array_module(found) is np else found.get()
     error = np.abs(found - truth).max() / np.abs(truth).max()
     assert error <= TOLERANCE[what], f"{what} is off by {error:.3g} of the scale"
 
