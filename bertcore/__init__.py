@@ -15,9 +15,9 @@ __version__ = "0.1.0"
 _LAZY = {
     "AutoModel": "bertcore.models.auto",
     "AutoModelForCausalLM": "bertcore.models.auto",
-    "AutoModelForEntityClassification": "bertcore.models.entities",
-    "AutoModelForEntityPairClassification": "bertcore.models.entities",
-    "AutoModelForEntitySpanClassification": "bertcore.models.entities",
+    "AutoModelForEntityClassification": "bertcore.families.luke.models",
+    "AutoModelForEntityPairClassification": "bertcore.families.luke.models",
+    "AutoModelForEntitySpanClassification": "bertcore.families.luke.models",
     "AutoModelForMaskedLM": "bertcore.models.auto",
     "AutoModelForMultipleChoice": "bertcore.models.auto",
     "AutoModelForNextSentencePrediction": "bertcore.models.auto",

@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "nn": {"checkpoint", "kernels", "tape"},
     "heads": {"kernels", "nn", "tape"},
     "checkpoint": set(),
-    "models": {"checkpoint", "heads", "kernels", "nn", "presets", "tape"},
+    "models": {"checkpoint", "families", "heads", "kernels", "nn", "presets", "tape"},  # the registry finds families
+    "families": {"checkpoint", "heads", "kernels", "models", "nn", "tape"},
     "presets": set(),
     "gradients": {"kernels", "tape"},
     "tokenization": {"checkpoint"},

@@ -114,8 +114,8 @@ def flops_per_token(model: Any, length: int) -> int:
 
 
 def _is_causal(model: Any) -> bool:
+    from bertcore.families.transfo_xl.recurrent import RecurrentEncoder
     from bertcore.models.causal_encoder import CausalEncoder
-    from bertcore.models.recurrent import RecurrentEncoder
 
     is_recurrent = isinstance(model.encoder, RecurrentEncoder)
     return model.spec.details.is_causal if is_recurrent else isinstance(model.encoder, CausalEncoder)
@@ -123,7 +123,7 @@ def _is_causal(model: Any) -> bool:
 
 def _attention_size(model: Any) -> int:
     """The width of queries: of the hidden states, but in XLNet's kind and in MobileBERT's bottleneck."""
-    from bertcore.models.recurrent import RecurrentEncoder
+    from bertcore.families.transfo_xl.recurrent import RecurrentEncoder
 
     if isinstance(model.encoder, RecurrentEncoder):
         return model.spec.num_heads * model.spec.details.head_dim
@@ -132,8 +132,8 @@ def _attention_size(model: Any) -> int:
 
 def _relative_terms(model: Any) -> int:
     """How many terms of relative position the scores have."""
-    from bertcore.models.recurrent import RecurrentEncoder
-    from bertcore.nn.disentangled_attention import Disentanglement
+    from bertcore.families.deberta.blocks import Disentanglement
+    from bertcore.families.transfo_xl.recurrent import RecurrentEncoder
 
     details = model.spec.details
     if isinstance(details, Disentanglement):

@@ -5,27 +5,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertcore import checkpoint
-from bertcore.models import auto, entities
+from bertcore.models import auto
 from bertcore.models.model import Model
 from bertcore.models.pretraining import AutoModelForPreTraining
+from bertcore.models.registry import family_of
 from bertcore.models.with_heads import head_specs
 
-# How the names of transformers' classes end -> the class here.
-ARCHITECTURES = {
-    **{
-        kind._architecture: kind
-        for kind in (
-            *(auto.AutoModelForMaskedLM, AutoModelForPreTraining, auto.AutoModelForNextSentencePrediction),
-            *(auto.AutoModelForSequenceClassification, auto.AutoModelForTokenClassification),
-            *(auto.AutoModelForQuestionAnswering, auto.AutoModelForMultipleChoice, auto.AutoModelForCausalLM),
-            *(entities.AutoModelForEntityClassification, entities.AutoModelForEntityPairClassification),
-            entities.AutoModelForEntitySpanClassification,
-        )
-    },
+TASKS = (
+    *(auto.AutoModelForMaskedLM, AutoModelForPreTraining, auto.AutoModelForNextSentencePrediction),
+    *(auto.AutoModelForSequenceClassification, auto.AutoModelForTokenClassification),
+    *(auto.AutoModelForQuestionAnswering, auto.AutoModelForMultipleChoice, auto.AutoModelForCausalLM),
+)
+# How the names of transformers' classes end, beside what the classes here tell of it.
+OTHER_ENDINGS = {
     "ForQuestionAnsweringSimple": auto.AutoModelForQuestionAnswering,  # XLNet's
     "ForCausalLM": auto.AutoModelForCausalLM,
     "Model": auto.AutoModel,
 }
+
+
+def _classes(config: Mapping[str, Any]) -> tuple[type[Model], ...]:
+    """The classes with heads that users may ask for in the family of `config`."""
+    own = (kind for name, kind in family_of(config).models.items() if name == kind.__name__)
+    return *TASKS, *own
 
 
 def class_for(config: Mapping[str, Any]) -> type[Model]:
@@ -34,13 +36,14 @@ def class_for(config: Mapping[str, Any]) -> type[Model]:
     ValueError: what names no class that is here.
     """
     names = config.get("architectures") or []
+    endings = {kind._architecture: kind for kind in _classes(config)} | OTHER_ENDINGS
     for name in names if isinstance(names, list) else []:
-        for ending, kind in ARCHITECTURES.items():
+        for ending, kind in endings.items():
             if isinstance(name, str) and name.endswith(ending):
                 return kind
     if names:
         raise ValueError(
-            f"config: architectures is {names!r}, expected one that ends in {', '.join(ARCHITECTURES)}; "
+            f"config: architectures is {names!r}, expected one that ends in {', '.join(endings)}; "
             "AutoModel.from_pretrained loads the encoder without a head"
         )
     return auto.AutoModel
@@ -51,11 +54,11 @@ def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
 
     They tell names and shapes of what a checkpoint may hold. ValueError: what is wrong with the config.
     """
-    models = {"AutoModel": auto.AutoModel(config)}
+    models = {"AutoModel": auto.AutoModel.class_for_config(config)(config)}
     specs = head_specs(config)
-    for kind in dict.fromkeys(ARCHITECTURES.values()):
-        own = kind._for(config)
-        if kind is not auto.AutoModel and set(own._tasks) <= set(specs):
+    for kind in _classes(config):
+        own = kind.class_for_config(config)
+        if set(own._tasks) <= set(specs):
             models[kind.__name__] = own(config)
     return models
 

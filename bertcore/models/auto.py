@@ -5,28 +5,21 @@ Names, arguments and outputs are those of transformers. A class's `from_pretrain
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from bertcore.heads.classifier import Classifier
-from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models import losses
 from bertcore.models.generation import generate
 from bertcore.models.model import Encoded, Model
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
 from bertcore.models.registry import HeadSpec
-from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
+from bertcore.models.with_heads import ModelWithHeads, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.tape import value_of
-
-
-def _derived(module: str, name: str) -> type[Model]:
-    """A class of another module of this package, which derives its classes from those here."""
-    return getattr(importlib.import_module(f"bertcore.models.{module}"), name)
 
 
 class AutoModel(Model):
@@ -40,10 +33,6 @@ class AutoModel(Model):
 
     def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool = True):
         super().__init__(config, add_pooling_layer=add_pooling_layer)
-
-    @classmethod
-    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
-        return _derived("entities", "WordAndEntityModel") if "masked_entities" in head_specs(config) else cls
 
     def _output(self, encoded: Encoded) -> EncoderOutput:
         pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(value_of(encoded.pooled))
@@ -60,10 +49,6 @@ class AutoModelForMaskedLM(ModelWithHeads):
     _architecture = "ForMaskedLM"
     _tasks = ("masked_lm",)
     _targets = ("labels",)
-
-    @classmethod
-    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
-        return _derived("entities", "WordAndEntityMaskedLM") if "masked_entities" in head_specs(config) else cls
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)
@@ -237,11 +222,6 @@ class AutoModelForCausalLM(ModelWithHeads):
     _tasks = ("causal_lm",)
     _targets = ("labels",)
     generate = generate
-
-    @classmethod
-    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
-        is_usual = isinstance(head_specs(config).get("causal_lm"), LanguageModelSpec | None)
-        return cls if is_usual else _derived("causal_recurrent_encoder", "AdaptiveCausalLM")
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)

@@ -83,9 +83,9 @@ class Model(Block):
         self.encoder = encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
 
     @classmethod
-    def _for(cls, config: Mapping[str, Any]) -> type[Self]:
+    def class_for_config(cls, config: Mapping[str, Any]) -> type[Self]:
         """The class that stands for this one in the family of `config`."""
-        return cls
+        return family_of(config).models.get(cls.__name__, cls)
 
     @classmethod
     def from_pretrained(
@@ -123,7 +123,7 @@ class Model(Block):
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint.resolve(folder, **hub)
         config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
-        model = cls._for(config)(config, **options)
+        model = cls.class_for_config(config)(config, **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
         opened, scales = checkpoint.open_checkpoint(folder), model.expected_scales()
         arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, scales=scales)
@@ -151,7 +151,7 @@ class Model(Block):
             from bertcore.presets import preset_config
 
             config = preset_config(config)
-        model = cls._for(config)(config, **options)
+        model = cls.class_for_config(config)(config, **options)
         model._fill(model._initial_arrays(model.expected_tensors(), seed), dtype)
         return model
 

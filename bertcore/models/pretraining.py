@@ -31,7 +31,7 @@ class AutoModelForPreTraining(ModelWithHeads):
     _architecture = "ForPreTraining"
 
     @classmethod
-    def _for(cls, config: Mapping[str, Any]) -> type[Model]:
+    def class_for_config(cls, config: Mapping[str, Any]) -> type[Model]:
         specs = head_specs(config)
         if "replaced_tokens" in specs:
             return _ReplacedTokens
@@ -39,7 +39,7 @@ class AutoModelForPreTraining(ModelWithHeads):
             return _NextSentencePreTraining
         if "sentence_order" in specs:
             return _SentenceOrderPreTraining
-        return (AutoModelForMaskedLM if "masked_lm" in specs else AutoModelForCausalLM)._for(config)
+        return (AutoModelForMaskedLM if "masked_lm" in specs else AutoModelForCausalLM).class_for_config(config)
 
 
 class _PairPreTraining(AutoModelForPreTraining):

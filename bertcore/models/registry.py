@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import bertcore.models
+import bertcore.families
 from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
@@ -15,13 +15,6 @@ from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder import EncoderLayer, SelfAttention
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import Pooler
-
-# Modules of this package that are not a family.
-_SHARED = {
-    *("architectures", "auto", "causal_encoder", "causal_recurrent_encoder", "disentangled_encoder", "encoder"),
-    *("entities", "entity_encoder", "generation", "inputs", "losses", "model", "outputs", "pretraining", "recurrent"),
-    *("registry", "spec", "two_stream", "with_heads"),
-}
 
 HeadSpec = ClassifierSpec | LanguageModelSpec
 
@@ -82,6 +75,8 @@ class Family:
         inputs: names of the inputs of a call that are the family's own.
         batch_inputs: those of them that are of a whole batch and have no axis of choices (XLNet's memories).
         endings: how its classes' names end where transformers has another ending than the usual.
+        models: the classes of models that are the family's own, by the name of the one of `models.auto` that they stand
+            for, or by their own name.
         soft_labels: where the config has no problem_type, labels of (sequences, num_labels) are the probabilities of
             one choice among classes (DeBERTa); elsewhere each class is chosen or not by itself.
     """
@@ -101,6 +96,7 @@ class Family:
     inputs: tuple[str, ...] = ()
     batch_inputs: tuple[str, ...] = ()
     endings: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, type] = field(default_factory=dict)
     soft_labels: bool = False
 
 
@@ -115,9 +111,8 @@ def register(family: Family) -> Family:
 
 def known_families() -> list[str]:
     """The model_types that can be loaded."""
-    for module in pkgutil.iter_modules(bertcore.models.__path__):
-        if module.name not in _SHARED:
-            importlib.import_module(f"bertcore.models.{module.name}")
+    for module in pkgutil.iter_modules(bertcore.families.__path__):
+        importlib.import_module(f"bertcore.families.{module.name}{'.family' if module.ispkg else ''}")
     return sorted(_families)
 
 

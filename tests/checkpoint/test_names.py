@@ -1,5 +1,5 @@
 from bertcore.checkpoint import NameRules
-from bertcore.models.bert import BERT as FAMILY
+from bertcore.families.bert import BERT as FAMILY
 
 BERT = FAMILY.name_rules
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from bertcore.checkpoint import CheckpointError, load_parameters, open_checkpoint
-from bertcore.models.bert import BERT as FAMILY
+from bertcore.families.bert import BERT as FAMILY
 from tests.checkpoint.files import write_tensors
 
 BERT = FAMILY.name_rules

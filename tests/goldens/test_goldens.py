@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore.checkpoint import load_parameters, open_checkpoint, read_config
-from bertcore.models.bert import BERT as FAMILY
+from bertcore.families.bert import BERT as FAMILY
 from tests.goldens import FOLDERS
 
 BERT = FAMILY.name_rules

@@ -11,7 +11,7 @@ from bertcore import (
     use_backend,
     value_and_grad,
 )
-from bertcore.nn.disentangled_attention import Disentanglement, distance_rows
+from bertcore.families.deberta.blocks import Disentanglement, distance_rows
 from tests.models.family_checks import check_backends, check_refused, check_spellings, drawn_anew
 from tests.models.family_parity import check
 from tests.models.test_deberta import padded_batch

@@ -8,7 +8,7 @@ import pytest
 
 import bertcore
 from bertcore import use_backend, value_and_grad
-from bertcore.models import recurrent
+from bertcore.families.transfo_xl import recurrent
 from tests.checkpoint.files import write_tensors
 from tests.models.family_checks import check_backends
 from tests.models.family_parity import assert_within, check, random_batch, random_model, run_torch

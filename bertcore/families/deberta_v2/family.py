@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bertcore.models import deberta
+from bertcore.families.deberta import family as deberta
+from bertcore.families.deberta.blocks import DisentangledAttention, Disentanglement
+from bertcore.families.deberta_v2.convolution import ConvolutionSpec
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import ConfigReader, EncoderSpec
-from bertcore.nn.convolution import ConvolutionSpec
-from bertcore.nn.disentangled_attention import DisentangledAttention, Disentanglement
 
 _DEFAULTS = {
     "default_vocab_size": 128100,

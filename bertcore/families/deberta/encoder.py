@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from bertcore.families.deberta.blocks import RelativeEmbeddings, RelativePositions, real_tokens
+from bertcore.families.deberta_v2.convolution import Convolution
 from bertcore.models.encoder import Encoder, EncoderInput, Trace
 from bertcore.models.outputs import AttentionComponents
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
-from bertcore.nn.convolution import Convolution
-from bertcore.nn.disentangled_attention import RelativeEmbeddings, RelativePositions, real_tokens
 from bertcore.nn.encoder import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block

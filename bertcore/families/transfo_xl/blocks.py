@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bertcore.families.transfo_xl.relative_attention import RelativeAttention
 from bertcore.nn import functional, rows
 from bertcore.nn.encoder import FeedForward, LayerContext
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
-from bertcore.nn.relative_attention import RelativeAttention
 
 
 class PositionBiases(Block):

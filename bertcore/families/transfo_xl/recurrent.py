@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.families.transfo_xl.relative_attention import Relations, sinusoids
 from bertcore.models.encoder import Encoder, EncoderInput, Trace
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn.packing import PackedBatch
-from bertcore.nn.relative_attention import Relations, sinusoids
 from bertcore.tape import current_tape, value_of
 
 RANGE_STEP = 32  # distances come in multiples of it

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
+from bertcore.families.roberta import ROBERTA, spec
 from bertcore.models.registry import register
-from bertcore.models.roberta import ROBERTA, spec
 
 CAMEMBERT = register(replace(ROBERTA, model_type="camembert", architecture="Camembert", spec_from_config=spec))

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bertcore.models.bert import BERT
+from bertcore.families.bert import BERT
+from bertcore.families.mobilebert.blocks import (
+    BottleneckAttention,
+    BottleneckDetails,
+    BottleneckLayer,
+    TrigramEmbeddings,
+)
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
-from bertcore.nn.bottleneck import BottleneckAttention, BottleneckDetails, BottleneckLayer, TrigramEmbeddings
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import FirstToken, Pooler
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.families.deberta_v2.convolution import ConvolutionSpec
 from bertcore.nn import disentangled_functional, functional, rows
-from bertcore.nn.convolution import ConvolutionSpec
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder import LayerContext, SelfAttention
 from bertcore.nn.layers import LayerNorm, Linear

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bertcore.families.transfo_xl.relative_attention import RelativeAttention
 from bertcore.nn import functional, rows
 from bertcore.nn.encoder import LayerContext
 from bertcore.nn.layers import Embedding, LayerNorm
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
-from bertcore.nn.relative_attention import RelativeAttention
 from bertcore.tape import value_of
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.heads.entities import EntityClassifier
+from bertcore.families.luke.blocks import EntityInput
+from bertcore.families.luke.heads import EntityClassifier
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
@@ -23,7 +24,6 @@ from bertcore.models.outputs import EntityEncoderOutput, EntityMaskedLMOutput, L
 from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, with_labels
 from bertcore.nn import functional
-from bertcore.nn.entities import EntityInput
 from bertcore.nn.parameter import Block
 from bertcore.tape import value_of
 

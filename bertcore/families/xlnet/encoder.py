@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.families.transfo_xl.recurrent import RecurrentEncoder
+from bertcore.families.transfo_xl.relative_attention import Half, Relations
+from bertcore.families.xlnet.blocks import Predictions, TwoStreamAttention
 from bertcore.models import losses
 from bertcore.models.encoder import EncoderInput, Trace
 from bertcore.models.inputs import integer_batch
-from bertcore.models.recurrent import RecurrentEncoder
 from bertcore.models.registry import Family
 from bertcore.nn.encoder import FeedForward, LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
-from bertcore.nn.relative_attention import Half, Relations
-from bertcore.nn.two_stream_attention import Predictions, TwoStreamAttention
 from bertcore.tape import value_of
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.families.luke.blocks import EntityAwareAttention, EntityEmbeddings, EntityInput, TokenRows
 from bertcore.models.encoder import Encoder, EncoderInput, Trace
 from bertcore.models.inputs import check_range, integer_batch, mask_and_types
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn import entity_functional, functional
 from bertcore.nn.encoder import EncoderLayer, SelfAttention
-from bertcore.nn.entities import EntityAwareAttention, EntityEmbeddings, EntityInput, TokenRows
 from bertcore.nn.packing import PackedBatch
 from bertcore.tape import value_of
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.names import INDEX_BUFFERS, LAYER_NORM_ENDINGS
+from bertcore.families import bert
+from bertcore.families.deberta.blocks import DisentangledAttentionByHead, DisentangledEmbeddings, Disentanglement
+from bertcore.families.deberta.encoder import COMPONENTS, DisentangledEncoder
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models import bert
-from bertcore.models.disentangled_encoder import COMPONENTS, DisentangledEncoder
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
-from bertcore.nn.disentangled_attention import DisentangledAttentionByHead, DisentangledEmbeddings, Disentanglement
 
 _TYPES = ("c2p", "p2c")
 

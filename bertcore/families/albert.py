@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
+from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.bert import BERT
 from bertcore.models.registry import HeadSpec, in_each_layer, pooled_heads, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
 

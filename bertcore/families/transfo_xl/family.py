@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 from bertcore.checkpoint import NameRules
-from bertcore.heads.adaptive_softmax import AdaptiveSoftmaxSpec
+from bertcore.families.transfo_xl.adaptive_softmax import AdaptiveSoftmaxSpec
+from bertcore.families.transfo_xl.embeddings import AdaptiveEmbeddings
+from bertcore.families.transfo_xl.encoder import AdaptiveCausalLM, CausalRecurrentEncoder, RecurrentDetails
 from bertcore.heads.classifier import ClassifierSpec
-from bertcore.models.causal_recurrent_encoder import CausalRecurrentEncoder, RecurrentDetails
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
-from bertcore.nn.adaptive_embeddings import AdaptiveEmbeddings
 
 KEYS = {
     "hidden_size": "d_model",
@@ -134,5 +134,6 @@ TRANSFORMER_XL = register(
         pooler=None,
         inputs=("mems",),
         batch_inputs=("mems",),
+        models={"AutoModelForCausalLM": AdaptiveCausalLM},
     )
 )

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
+from bertcore.families.xlnet.blocks import TwoStreamEmbeddings
+from bertcore.families.xlnet.encoder import TwoStreamDetails, TwoStreamEncoder
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
-from bertcore.models.two_stream import TwoStreamDetails, TwoStreamEncoder
-from bertcore.nn.two_stream_attention import TwoStreamEmbeddings
 
 KEYS = {
     "hidden_size": "d_model",

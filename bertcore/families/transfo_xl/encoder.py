@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.heads.adaptive_softmax import AdaptiveSoftmax, AdaptiveSoftmaxSpec
+from bertcore.families.transfo_xl.adaptive_softmax import AdaptiveSoftmax, AdaptiveSoftmaxSpec
+from bertcore.families.transfo_xl.blocks import PositionBiases, RecurrentLayer
+from bertcore.families.transfo_xl.recurrent import RecurrentEncoder
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForCausalLM
 from bertcore.models.encoder import EncoderInput, Trace
 from bertcore.models.model import Encoded
 from bertcore.models.outputs import LogitsOutput
-from bertcore.models.recurrent import RecurrentEncoder
 from bertcore.models.registry import Family
 from bertcore.nn.encoder import LayerContext
 from bertcore.nn.parameter import Block
-from bertcore.nn.recurrent_attention import PositionBiases, RecurrentLayer
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
+from bertcore.families import roberta
+from bertcore.families.luke import models
+from bertcore.families.luke.blocks import EntitySpec
+from bertcore.families.luke.encoder import INPUTS, WordAndEntityEncoder
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models import roberta
-from bertcore.models.entity_encoder import INPUTS, WordAndEntityEncoder
 from bertcore.models.registry import HeadSpec, pooled_heads, register
 from bertcore.models.spec import ConfigReader, EncoderSpec
-from bertcore.nn.entities import EntitySpec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -85,5 +86,12 @@ LUKE = register(
         },
         encoder=WordAndEntityEncoder,
         inputs=INPUTS,
+        models={
+            "AutoModel": models.WordAndEntityModel,
+            "AutoModelForMaskedLM": models.WordAndEntityMaskedLM,
+            "AutoModelForEntityClassification": models.AutoModelForEntityClassification,
+            "AutoModelForEntityPairClassification": models.AutoModelForEntityPairClassification,
+            "AutoModelForEntitySpanClassification": models.AutoModelForEntitySpanClassification,
+        },
     )
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
+from bertcore.families.roberta import ROBERTA, spec
 from bertcore.models.registry import register
-from bertcore.models.roberta import ROBERTA, spec
 
 XLM_ROBERTA = register(replace(ROBERTA, model_type="xlm-roberta", architecture="XLMRoberta", spec_from_config=spec))

@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from bertcore.checkpoint import NameRules
+from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.bert import BERT
 from bertcore.models.registry import HeadSpec, pooled_heads, register
 from bertcore.models.spec import ConfigReader, standard_spec
 
