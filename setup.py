@@ -20,7 +20,8 @@ EXTRAS = {
     "cuda12": ["cupy-cuda12x[ctk]>=14"],
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "hub": ["huggingface_hub"],
-    "test": ["pytest", "pytest-benchmark", "hypothesis", "ruff", "pip", *CUDA_COMPILER],
+    # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
+    "test": ["pytest", "pytest-benchmark", "hypothesis", "ruff", "pip", "cupy-cuda13x>=14", *CUDA_COMPILER],
     "parity": ["torch==2.13.0", "transformers>=5.23", "sentencepiece", "protobuf", "threadpoolctl"],
     "bench": [
         *("pytest", "pytest-benchmark", "threadpoolctl", "matplotlib"),

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -104,13 +104,22 @@ def _cupy_unavailable_reason() -> str | None:
     try:
         import cupy
 
-        if cupy.cuda.runtime.getDeviceCount() == 0:
-            return "no NVIDIA GPU is visible to CUDA (check nvidia-smi and CUDA_VISIBLE_DEVICES)"
+        cupy.cuda.runtime.getDeviceCount()  # raises where there is none
     except ImportError as error:
         return f"CuPy is installed but does not import: {error}"
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"CUDA does not start: {error}"
+        return _cuda_start_error(cupy.cuda.runtime, error)
     return None
+
+
+def _cuda_start_error(runtime: ModuleType, error: Any) -> str:
+    """Why CUDA's first call failed, and what to look at."""
+    insufficient_driver, no_device = 35, 100  # of cudaError_t; CuPy does not name them
+    if error.status == insufficient_driver and runtime.driverGetVersion() == 0:
+        return "no NVIDIA GPU is visible to CUDA: there is no NVIDIA driver (check nvidia-smi)"
+    if error.status == no_device:
+        return "no NVIDIA GPU is visible to CUDA (check nvidia-smi and CUDA_VISIBLE_DEVICES)"
+    return f"CUDA does not start: {error}"
 
 
 def _usable(name: str, argument: str = "backend") -> str:
@@ -183,10 +192,12 @@ class Call:
 
     def _device(self) -> AbstractContextManager:
         """Makes the GPU that holds the arrays the current one: kernels are launched there."""
-        devices = {array.device for array in self.arrays if array is not None}
+        devices = {array.device.id: array.device for array in self.arrays if array is not None}  # a Device has no hash
         if len(devices) != 1:
             raise ValueError(f"the arrays are on {len(devices)} GPUs, expected all of them on one")
-        return devices.pop()
+        ((index, device),) = devices.items()
+        is_current = importlib.import_module("cupy").cuda.runtime.getDevice() == index
+        return nullcontext() if is_current else device
 
     def hand_back(self, result: Any) -> Any:
         """One array, or a tuple of arrays and Nones, as the kind that came in."""
