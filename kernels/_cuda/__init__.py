@@ -137,11 +137,11 @@ class CuPyRuntime:
     def device(self):
         index = self.cupy.cuda.runtime.getDevice()
         if index not in self._devices:
-            known = self.cupy.cuda.Device(index).attributes
+            device = self.cupy.cuda.Device(index)
             self._devices[index] = Device(
-                compute_capability=10 * known["ComputeCapabilityMajor"] + known["ComputeCapabilityMinor"],
-                multiprocessors=known["MultiProcessorCount"],
-                shared_bytes=known["MaxSharedMemoryPerBlockOptin"],
+                compute_capability=int(device.compute_capability),  # which is no part of the attributes
+                multiprocessors=device.attributes["MultiProcessorCount"],
+                shared_bytes=device.attributes["MaxSharedMemoryPerBlockOptin"],
             )
         return self._devices[index]
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cupy.cuda import runtime
 
 from bertcore.kernels import _cuda
 
@@ -31,11 +32,12 @@ class FakeCuPy:
 
     def __init__(self):
         self.current, self.compiled, self.kernels = 0, [], {}
-        attributes = {"ComputeCapabilityMajor": 9, "ComputeCapabilityMinor": 0, "MultiProcessorCount": 132}
-        attributes["MaxSharedMemoryPerBlockOptin"] = 232448
+        names = [name for name in dir(runtime) if name.startswith("cudaDevAttr")]
+        attributes = dict.fromkeys((name.removeprefix("cudaDevAttr") for name in names), 0)
+        attributes |= {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
         self.cuda = SimpleNamespace(
             runtime=SimpleNamespace(getDevice=lambda: self.current),
-            Device=lambda index: SimpleNamespace(attributes=attributes),
+            Device=lambda index: SimpleNamespace(attributes=attributes, compute_capability="90"),
         )
 
     def RawModule(self, *, code, options, name_expressions):
