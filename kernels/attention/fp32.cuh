@@ -153,6 +153,7 @@ __device__ __forceinline__ void attend_fp32(float *output, float *lse, const flo
     multiply_values_fp32<S>(d, keys, values, y, x);
   }
 
+  cp_async_commit();  // where there was no key, nothing has committed the copies of the queries
   cp_async_wait<0>();
   lse += lse_begin(problem, place, packed);
   output += output_begin(problem, place, packed);

@@ -257,8 +257,9 @@ __device__ __forceinline__ void attend(T *output, float *lse, const T *query, co
       multiply_values<T, S>(d, scores, values);
     }
   }
+  cp_async_commit();  // where there was no key, nothing has committed the copies of the queries
   cp_async_wait<0>();
-  __syncthreads();  // the queries have been copied even where there was no key
+  __syncthreads();  // the queries have been copied even then
   const int last_row = later[0].first + warp_row, rows = later[0].queries - last_row;
   finish_rows<T, S>(queries, lse + lse_begin(problem, later[0], packed) + last_row, d, state, unit, warp_row, rows);
   __syncwarp();

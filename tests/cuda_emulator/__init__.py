@@ -8,7 +8,8 @@ per content. What it notices, as an EmulatorError that names kernel, block, thre
 
   - accesses beyond a shared array or an argument: each lies between inaccessible pages (include/memory.h)
   - reads of shared memory that nobody wrote: it starts as NaN
-  - data of cp.async used before it was waited for: it arrives at the wait, and is NaN until then
+  - data of cp.async used before it was waited for: it arrives at the wait, or under the schedule "random" some time
+    before, and is NaN until then; and copies that are never committed
   - a missing barrier: results differ between the schedules, which let warps run ahead of each other in different orders
   - divergent barriers, deadlocks, lanes that disagree about a warp operation
   - misaligned vector accesses, indices beyond an array of known size, arguments that do not fit the kernel's parameters

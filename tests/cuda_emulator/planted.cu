@@ -75,7 +75,24 @@ template <class T, bool AWAITED> __global__ void product(const T *a, const T *b,
   for (int i = 0; i < 4; ++i) output[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
 }
 
+// Uses the memory again while a copy to it is under way: what is read depends on when that arrives.
+__global__ void overtaken(const float4 *input, float4 *output) {
+  SHARED_ARRAY(float4, held, 32);
+  cp_async(&held[threadIdx.x], &input[threadIdx.x]);
+  cp_async_commit();
+  held[threadIdx.x] = float4();
+  __syncwarp();
+  output[threadIdx.x] = held[threadIdx.x];
+  cp_async_wait<0>();
+}
+
 // ---- wrong ------------------------------------------------------------------------------------------------------
+
+__global__ void uncommitted(const float4 *input) {
+  SHARED_ARRAY(float4, held, 32);
+  cp_async(&held[threadIdx.x], &input[threadIdx.x]);
+  cp_async_wait<0>();
+}
 
 enum { READ_AFTER, WRITE_AFTER, WRITE_BEFORE, WRITE_INTO_CANARY };
 

@@ -24,6 +24,7 @@ KERNELS = _cuda.Module(
         *(f"overrun_{kind}<{case}>" for kind in ("dynamic", "static", "argument") for case in OVERRUNS),
         *("index_beyond_array", "unwritten", "divergent_barrier", "early_return", "absent_lane", "half_a_warp"),
         *("different_operations", "misaligned", "write", "divide", "deep_recursion"),
+        *("overtaken", "uncommitted"),
     ),
 )
 
@@ -156,6 +157,22 @@ def test_copies_that_are_not_awaited_are_nan(one_schedule):
     a, b, output = np.ones((16, 16), np.float16), np.ones((16, 8), np.float16), np.zeros((16, 8), np.float32)
     KERNELS.launch("product<__half, false>", (1,), (32,), (a, b, output))
     assert np.isnan(output).all()
+
+
+def test_copies_may_arrive_before_they_are_awaited():
+    """The memory is used again meanwhile: what it holds then depends on the schedule."""
+    overtaken = {}
+    for schedule in SCHEDULES:
+        output = np.full((32, 4), np.nan, np.float32)
+        with _cuda.use_runtime(Emulator(schedule)):
+            KERNELS.launch("overtaken", (1,), (32,), (np.ones((32, 4), np.float32), output))
+        overtaken[schedule] = output.any(axis=1)
+    assert overtaken["random"].any() and not overtaken["random"].all()
+    assert not overtaken["forward"].any()
+
+
+def test_uncommitted_copies_are_an_error(emulator):
+    expect_error("a cp.async that it has not committed", "uncommitted", (1,), (32,), (np.ones((32, 4), np.float32),))
 
 
 @pytest.mark.parametrize("case", OVERRUNS)

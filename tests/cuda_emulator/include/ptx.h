@@ -58,15 +58,6 @@ template <int MATRICES> void ldmatrix(const char *name, unsigned (&r)[MATRICES],
   });
 }
 
-inline void finish_copies(unsigned before_group) {
-  Thread &self = *machine.current;
-  size_t kept = 0;
-  for (PendingCopy &copy : self.copies)
-    if (copy.group < before_group) memcpy(copy.destination, copy.data, sizeof copy.data);
-    else self.copies[kept++] = copy;
-  self.copies.resize(kept);
-}
-
 }  // namespace emulator
 
 inline void ptx_store_16(void *global, uint4 data) { *static_cast<uint4 *>(global) = data; }
@@ -89,7 +80,8 @@ inline void ptx_ldmatrix_x2_trans(unsigned (&r)[2], const void *row) {
   emulator::ldmatrix("ldmatrix.x2.trans", r, row, true);
 }
 
-// The bytes arrive only when they are waited for; until then the destination is poisoned.
+// The bytes arrive when they are waited for (at any time before under the schedule RANDOM); until then the destination
+// is poisoned.
 inline void ptx_cp_async_16(void *shared, const void *global, int bytes) {
   using emulator::machine;
   if (reinterpret_cast<uintptr_t>(shared) % 16) emulator::fail("cp.async: the shared address is not a multiple of 16");
@@ -104,7 +96,8 @@ inline void ptx_cp_async_16(void *shared, const void *global, int bytes) {
 inline void ptx_cp_async_commit() { ++emulator::machine.current->copy_group; }
 template <int PENDING> void ptx_cp_async_wait() {
   const unsigned committed = emulator::machine.current->copy_group;
-  emulator::finish_copies(committed > PENDING ? committed - PENDING : 0);
+  emulator::deliver_copies(*emulator::machine.current,
+                           [&](const auto &copy) { return copy.group + PENDING < committed; });
 }
 
 inline void ptx_barrier_sync(int id, int threads, const char *file = __builtin_FILE(), int line = __builtin_LINE()) {

@@ -4,7 +4,7 @@
 // A fiber runs until it waits. Blocks run one after another. The schedule decides which warp goes on:
 //   ROUND_ROBIN        each warp in turn, one step at a time
 //   FORWARD, BACKWARD  the first (last) warp that can, as far as it can
-//   RANDOM             bursts of random warps, lanes shuffled
+//   RANDOM             bursts of random warps, lanes shuffled, copies that arrive before they are waited for
 // Only FORWARD, BACKWARD and RANDOM let a warp run ahead of another, which is what a missing __syncthreads needs to
 // show.
 #pragma once
@@ -200,12 +200,32 @@ auto exchange(uint32_t mask, const char *operation, const Value &value, Read rea
   return result;
 }
 
+// ---- copies that are under way ----------------------------------------------------------------------------------
+
+// Lets those of the thread's copies arrive that `is_due`.
+template <class IsDue> void deliver_copies(Thread &thread, IsDue is_due) {
+  size_t kept = 0;
+  for (PendingCopy &copy : thread.copies)
+    if (is_due(copy)) memcpy(copy.destination, copy.data, sizeof copy.data);
+    else thread.copies[kept++] = copy;
+  thread.copies.resize(kept);
+}
+
+// Nothing waits for a copy that was not committed: it may arrive after the memory has been put to another use.
+inline void check_copies() {
+  const Thread &self = *machine.current;
+  const auto is_uncommitted = [&](const PendingCopy &copy) { return copy.group == self.copy_group; };
+  if (std::any_of(self.copies.begin(), self.copies.end(), is_uncommitted))
+    fail("the thread returns with a cp.async that it has not committed");
+}
+
 // ---- running a block --------------------------------------------------------------------------------------------
 
 constexpr size_t STACK_BYTES = size_t(128) << 10;
 
 inline void fiber_entry() {
   machine.entry(machine.entry_argument);
+  check_copies();
   machine.current->done = true;
   --machine.alive;
   switch_context(machine.current->context, machine.main);
@@ -309,6 +329,8 @@ inline void run_block() {
       const unsigned t = 32 * warp + lane;
       if (t >= machine.threads.size() || !machine.threads[t].runnable()) continue;
       machine.current = &machine.threads[t];
+      if (machine.schedule == RANDOM)
+        deliver_copies(machine.threads[t], [](const PendingCopy &) { return machine.random() % 4 == 0; });
       switch_context(machine.main, machine.current->context);
       if (machine.failed) return;
     }
