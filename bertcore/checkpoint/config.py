@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
+from .replacing import check_complete
 
 CONFIG_NAME = "config.json"
 WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
@@ -66,4 +67,5 @@ def read_config(folder) -> dict[str, Any]:
         here = sorted(entry.name for entry in folder.iterdir())
         missing = f"{folder} has no {CONFIG_NAME}; it holds {', '.join(here[:10]) or 'nothing'}"
         raise CheckpointError(no_file(file) or missing)
+    check_complete(file)
     return read_json_object(file)

@@ -1,13 +1,17 @@
+import itertools
 import json
 import os
+import signal
 import stat
-from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from bertcore.checkpoint import open_checkpoint, read_config, save_checkpoint
+from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
 from tests.checkpoint.files import write_shards
+from tests.processes import run_python
 
 CONFIG = {"model_type": "bert", "hidden_size": 39}
 ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b.bias": np.zeros(0), "c": np.full((), 2.0)}
@@ -75,24 +79,128 @@ def test_unstorable_config_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("failing", ["write", "second write", "replace"])
-def test_failure_leaves_the_old_checkpoint(tmp_path, monkeypatch, failing):
+def contents(folder):
+    """The config and the names of the tensors; the message where loading says that saving was interrupted."""
+    try:
+        return read_config(folder), sorted(open_checkpoint(folder))
+    except CheckpointError as error:
+        return str(error)
+
+
+NEW_CONFIG, NEW_ARRAYS = {"model_type": "other"}, {"w": np.ones(3)}
+OLD, NEW = (CONFIG, sorted(ARRAYS)), (NEW_CONFIG, sorted(NEW_ARRAYS))
+
+
+def before_step(wanted, action):
+    """Have `action` done before the change of a name, or the flush of a file, that is number `wanted` (from 0 on)."""
+    steps = itertools.count()
+
+    def counted(function):
+        def call(*args, **options):
+            if next(steps) == wanted:
+                action()
+            return function(*args, **options)
+
+        return call
+
+    for name in ("replace", "unlink", "fsync"):
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def save_and_be_killed(folder, step):
+    before_step(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    save_checkpoint(folder, NEW_CONFIG, NEW_ARRAYS)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.checkpoint import test_saving as test
+
+for step in range(99):
+    folder = Path(sys.argv[1]) / str(step)
+    test.save_checkpoint(folder, test.CONFIG, test.ARRAYS)
+    (folder / "vocab.txt").write_text("a")
+    child = os.fork()
+    if child == 0:
+        test.save_and_be_killed(folder, step)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+print(step)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_that_is_killed_leaves_one_model_or_says_so(tmp_path):
+    steps = int(run_python(KILLED, str(tmp_path))[0])
+    found = [contents(tmp_path / str(step)) for step in range(steps + 1)]
+    assert found[0] == OLD and found[-1] == NEW
+    for step, each in enumerate(found):
+        folder = tmp_path / str(step)
+        interrupted = f"{folder}: saving was interrupted before config.json was in place; save again"
+        assert each in (OLD, NEW, interrupted)
+        save_checkpoint(folder, NEW_CONFIG, NEW_ARRAYS)
+        assert contents(folder) == NEW
+        assert sorted(entry.name for entry in folder.iterdir()) == ["config.json", "model.safetensors", "vocab.txt"]
+    assert any(isinstance(each, str) for each in found)  # between the replacements
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
+def test_a_failure_leaves_the_old_checkpoint(tmp_path, monkeypatch, error):
+    def fail():
+        raise error
+
+    states = []
+    for step in itertools.count():
+        folder = tmp_path / str(step)
+        save_checkpoint(folder, CONFIG, ARRAYS)
+        with monkeypatch.context() as patch:
+            for name in ("replace", "unlink", "fsync"):
+                patch.setattr(os, name, getattr(os, name))  # put back what before_step replaces
+            before_step(step, fail)
+            try:
+                save_checkpoint(folder, NEW_CONFIG, NEW_ARRAYS)
+                break
+            except type(error):
+                states.append(contents(folder))
+    assert states == sorted(states, key=[OLD, NEW].index)  # the old one, until the new one is in place
+    assert states.count(OLD) >= 7
+
+
+@pytest.mark.parametrize("target", ["safetensors.numpy.serialize_file", "pathlib.Path.write_text"])
+def test_a_failure_to_write_leaves_everything(tmp_path, monkeypatch, target):
     save_checkpoint(tmp_path, CONFIG, ARRAYS)
     before = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
 
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    if failing == "write":
-        monkeypatch.setattr("safetensors.numpy.serialize_file", fail)
-    elif failing == "second write":
-        monkeypatch.setattr(Path, "write_text", fail)
-    else:
-        monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(target, fail)
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(tmp_path, {"model_type": "other"}, {"w": np.ones(3)})
+        save_checkpoint(tmp_path, NEW_CONFIG, NEW_ARRAYS)
     monkeypatch.undo()
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
+
+
+def test_temporary_files_of_processes_that_are_gone_are_swept(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = {
+        f".model.safetensors.{dead.pid}.0123abcd.tmp": True,
+        f".config.json.{dead.pid}.0123abcd.tmp": True,
+        f".model.safetensors.{os.getpid()}.0123abcd.tmp": False,  # another thread's
+        f".other.{dead.pid}.0123abcd.tmp": False,
+        "model.safetensors.tmp": False,
+    }
+    for name in names:
+        (tmp_path / name).write_text("")
+    save_checkpoint(tmp_path, CONFIG, ARRAYS)
+    assert {name: not (tmp_path / name).exists() for name in names} == names
+    (old,) = tmp_path.glob(f".model.safetensors.{os.getpid()}*")
+    os.utime(old, (0, 0))  # of a process whose number is in use again
+    save_checkpoint(tmp_path, CONFIG, ARRAYS)
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
