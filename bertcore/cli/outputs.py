@@ -1,7 +1,6 @@
 """Where embeddings go: a .npy file or JSON lines, written row by row, to a file that appears whole or not at all."""
 
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -42,13 +41,12 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _replaced(target: Path) -> Iterator[BinaryIO]:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
+    from bertcore.checkpoint.replacing import temporary_beside
+
+    with temporary_beside(target) as temporary:
         with _opened(temporary, target, "xb") as stream:
             yield stream
         os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _opened(file: Path, target: Path, mode: str) -> BinaryIO:

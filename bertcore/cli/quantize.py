@@ -6,8 +6,6 @@ bertcore has no class for stay as they are. The tokenizer and the settings of a 
 
 import argparse
 import contextlib
-import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -162,17 +160,16 @@ def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
 @contextlib.contextmanager
 def _written_beside(target: Path) -> Iterator[Path]:
     """A new folder beside `target`, which takes its place when the block ends well."""
+    from bertcore.checkpoint.replacing import temporary_beside
+
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
+    with temporary_beside(target) as beside:
         beside.mkdir()
         yield beside
         if target.exists():
             target.rmdir()
         beside.rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _copy_files(source: Path, target: Path, folders: Iterable[Path], config: Path) -> None:

@@ -8,13 +8,13 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Sequence
 
 from bertcore.checkpoint.errors import CheckpointError, listed
+from bertcore.checkpoint.replacing import check_complete
 
 from . import byte_bpe, unigram, word_piece
 from .added_tokens import AddedTokenSettings
 from .families import FAMILIES, GENERIC, TokenizerFamily
-from .settings import GENERIC_CLASSES, SPECIAL_TOKEN_NAMES, TokenizerSettings
+from .settings import GENERIC_CLASSES, SPECIAL_TOKEN_NAMES, TOKENIZER_JSON, TokenizerSettings
 
-TOKENIZER_JSON = "tokenizer.json"
 # The name of a family's model -> the library's class, and the function that makes a tokenizer of its files.
 MODELS = {
     "word_piece": (models.WordPiece, word_piece.build),
@@ -63,6 +63,7 @@ def build_backend(folder: Path, settings: TokenizerSettings) -> Built:
 
 
 def _from_tokenizer_json(file: Path) -> Tokenizer:
+    check_complete(file)
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises Exception itself for a file it cannot read

@@ -14,7 +14,6 @@ from bertcore.checkpoint.errors import CheckpointError
 from .batch import BatchEncoding
 from .mentions import MARKERS, TASKS, EntityRow, Mentions, Span, read_mentions
 from .options import Padding, Truncation, check_count, check_tensors
-from .saving import replace_file
 from .settings import TokenizerSettings
 from .texts import Texts, read_texts
 from .tokenizer import Tokenizer
@@ -30,7 +29,7 @@ SPECIAL_ENTITIES = {
 
 
 class LukeTokenizer(Tokenizer):
-    """A tokenizer that also takes entities.
+    """A tokenizer that also takes entities; `save_pretrained` writes entity_vocab.json, too, where there is one.
 
     Attributes:
         entity_vocab: entity name -> id, from entity_vocab.json; empty when the folder has none.
@@ -54,14 +53,11 @@ class LukeTokenizer(Tokenizer):
         self.entity_vocab = _read_entities(folder / ENTITY_VOCABULARY_NAME, names)
         self._entity_ids = {name: self.entity_vocab.get(entity) for name, entity in names.items()}
 
-    def save_pretrained(self, folder) -> tuple[str, ...]:
-        """As `Tokenizer.save_pretrained`, and entity_vocab.json where there is one."""
-        files = super().save_pretrained(folder)
-        if not self.entity_vocab:
-            return files
-        file = Path(folder) / ENTITY_VOCABULARY_NAME
-        replace_file(file, json.dumps(self.entity_vocab, ensure_ascii=False))
-        return (*files, str(file))
+    def _file_contents(self) -> dict[str, str]:
+        contents = super()._file_contents()
+        if self.entity_vocab:
+            contents[ENTITY_VOCABULARY_NAME] = json.dumps(self.entity_vocab, ensure_ascii=False)
+        return contents
 
     def __call__(
         self,

@@ -1,68 +1,54 @@
 """Writing a tokenizer that transformers and bertcore read back."""
 
 import json
-import os
-import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from bertcore.checkpoint.replacing import replace_files
 
 from .families import FAMILIES, GENERIC, TokenizerFamily
-from .settings import GENERIC_CLASSES, TOKENIZER_CONFIG_NAME, TokenizerSettings
-
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
-
-TOKENIZER_JSON = "tokenizer.json"
+from .settings import GENERIC_CLASSES, TOKENIZER_CONFIG_NAME, TOKENIZER_JSON, TokenizerSettings
+from .vocabulary import Vocabulary
 
 
-def save_tokenizer(
-    folder, tokenizer: "Tokenizer", family: TokenizerFamily, settings: TokenizerSettings
-) -> tuple[str, ...]:
-    """Writes tokenizer.json and tokenizer_config.json into `folder`; see `Tokenizer.save_pretrained`."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = json.dumps(_config(tokenizer, family, settings), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    contents = {TOKENIZER_CONFIG_NAME: config, TOKENIZER_JSON: tokenizer._backend.to_str(pretty=True)}
-    for name, content in contents.items():
-        replace_file(folder / name, content)
-    return tuple(str(folder / name) for name in contents)
-
-
-def _config(tokenizer: "Tokenizer", family: TokenizerFamily, settings: TokenizerSettings) -> dict[str, Any]:
-    """What tokenizer_config.json says: more than tokenizer.json where transformers reads it from here alone."""
+def file_contents(
+    vocabulary: Vocabulary, stated: Mapping[str, Any], family: TokenizerFamily, settings: TokenizerSettings
+) -> dict[str, str]:
+    """What tokenizer.json and tokenizer_config.json say; `stated` are settings of the tokenizer, by name."""
     from .backend import options_of
 
-    named = tokenizer.special_tokens_map.values()
-    extra = [token for token in tokenizer.all_special_tokens if token not in named]
-    config = {
+    named = vocabulary.special_tokens_map.values()
+    extra = [token for token in vocabulary.all_special_tokens if token not in named]
+    config = {  # more than tokenizer.json has, where transformers reads it from here alone
         **family.defaults,
         **settings.options,
         **settings.entities,
-        **options_of(tokenizer._backend),
-        **tokenizer.special_tokens_map,
-        "clean_up_tokenization_spaces": tokenizer.clean_up_tokenization_spaces,
-        "model_input_names": tokenizer.model_input_names,
-        "model_max_length": tokenizer.model_max_length,
-        "padding_side": tokenizer.padding_side,
-        "truncation_side": tokenizer.truncation_side,
+        **options_of(vocabulary._backend),
+        **vocabulary.special_tokens_map,
+        "clean_up_tokenization_spaces": vocabulary.clean_up_tokenization_spaces,
+        **stated,
         "tokenizer_class": _class_name(family, settings),
     }
-    if tokenizer.pad_token_type_id:
-        config["pad_token_type_id"] = tokenizer.pad_token_type_id
-    return config | ({"extra_special_tokens": extra} if extra else {})
+    if extra:
+        config["extra_special_tokens"] = extra
+    text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return {TOKENIZER_JSON: vocabulary._backend.to_str(pretty=True), TOKENIZER_CONFIG_NAME: text}
+
+
+def write_contents(folder, contents: Mapping[str, str]) -> tuple[str, ...]:
+    """Write files, name -> text, into `folder`, which is made when it is not there; all of them or none."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def writer(text: str):
+        return lambda file: file.write_text(text, encoding="utf-8")
+
+    replace_files(folder, {name: writer(text) for name, text in contents.items()})
+    return tuple(str(folder / name) for name in contents)
 
 
 def _class_name(family: TokenizerFamily, settings: TokenizerSettings) -> str:
     if family is GENERIC and settings.tokenizer_class in ("", *GENERIC_CLASSES):
         return "PreTrainedTokenizerFast"
     return settings.tokenizer_class or next(name for name, one in FAMILIES.items() if one is family)
-
-
-def replace_file(file: Path, content: str) -> None:
-    """Writes a file under a fresh name and puts it in place in one step, so that a failure leaves the old one."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from bertcore.checkpoint.errors import CheckpointError
 from .added_tokens import AddedTokenSettings
 from .families import CLASS_OF_MODEL_TYPE, TokenizerFamily
 
+TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 UNKNOWN_LENGTH = int(1e30)  # what transformers calls an unlimited model_max_length
 

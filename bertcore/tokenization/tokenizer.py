@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from .batch import BatchEncoding, as_array
 from .options import Padding, Truncation, check_tensors, read_padding, read_truncation
 from .padding import as_arrays, as_columns, fill_up
-from .saving import save_tokenizer
+from .saving import file_contents, write_contents
 from .settings import TokenizerSettings
 from .texts import Texts, read_texts
 from .vocabulary import Vocabulary
@@ -160,9 +160,17 @@ class Tokenizer(Vocabulary):
         """Writes tokenizer.json and tokenizer_config.json into `folder`, which is made when it is not there.
 
         bertcore and transformers load both back to the same tokenizer. Returns the names of the files; raises OSError
-        when one cannot be written, and then leaves an older one as it was.
+        when one cannot be written, and then leaves older ones as they were.
         """
-        return save_tokenizer(folder, self, self._family, self._settings)
+        return write_contents(folder, self._file_contents())
+
+    def _file_contents(self) -> dict[str, str]:
+        """The files that `save_pretrained` writes, by name."""
+        names = ("model_input_names", "model_max_length", "padding_side", "truncation_side")
+        stated = {name: getattr(self, name) for name in names}
+        if self.pad_token_type_id:
+            stated["pad_token_type_id"] = self.pad_token_type_id
+        return file_contents(self, stated, self._family, self._settings)
 
     def _limits(
         self, pair: bool, add_special_tokens: bool, padding, truncation, max_length, stride, multiple, side

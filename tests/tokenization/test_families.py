@@ -1,13 +1,15 @@
 """Every family's tokenizer from hand-made older files: special tokens, templates, ids, settings, and broken files."""
 
 import base64
+import itertools
 import json
+import os
 import pickle
 import shutil
 
 import pytest
 
-from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint import CheckpointError, replacing
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.engine import _copy
 from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE, FAMILIES
@@ -391,18 +393,28 @@ class TestSettings:
         names = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "tokenizer_class")
         assert [config[name] for name in names] == [False, True, True, "BertTokenizer"]
 
-    def test_save_leaves_the_old_file_when_it_fails(self, albert, monkeypatch):
+    @pytest.mark.parametrize("failing", [0, 1, 2, 3])
+    def test_save_leaves_the_old_files_when_it_fails(self, albert, monkeypatch, failing):
         tokenizer = load(albert)
         tokenizer.save_pretrained(albert)
         before = {file.name: file.read_bytes() for file in albert.iterdir()}
+        calls, replace = itertools.count(), os.replace
 
-        def fail(*arguments):
-            raise OSError(28, "No space left on device")
+        def fail(*paths):
+            if next(calls) == failing:
+                raise OSError(28, "No space left on device")
+            replace(*paths)
 
-        monkeypatch.setattr("os.replace", fail)
-        with pytest.raises(OSError, match="No space left"):
-            tokenizer.save_pretrained(albert)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.replace", fail)
+            with pytest.raises(OSError, match="No space left"):
+                tokenizer.save_pretrained(albert)
         assert {file.name: file.read_bytes() for file in albert.iterdir()} == before
+
+    def test_a_save_that_was_killed_says_so(self, albert):
+        (albert / "tokenizer.json").write_bytes(replacing.NOTE)  # beside the files it was made from
+        with pytest.raises(CheckpointError, match=r"saving was interrupted before tokenizer\.json was in place"):
+            load(albert)
 
 
 def test_special_tokens_mask(roberta):
