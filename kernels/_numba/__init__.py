@@ -7,7 +7,7 @@ To write a kernel start from the docstring of simd.py.
 
 from ..threads import set_num_threads, thread_count
 from .arena import empty
-from .arrays import aligned_empty, as_kernel_array
+from .arrays import address_of, aligned_empty, as_addressed_array, as_kernel_array
 from .cache import cache_folder
 from .isa import LEVEL, host_features
 from .jit import helper, inline_helper, kernel
@@ -16,7 +16,9 @@ from .threads import THREADING_LAYER, num_threads
 __all__ = [
     "LEVEL",
     "THREADING_LAYER",
+    "address_of",
     "aligned_empty",
+    "as_addressed_array",
     "as_kernel_array",
     "cache_folder",
     "empty",

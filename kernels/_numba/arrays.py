@@ -36,3 +36,19 @@ def as_kernel_array(array: np.ndarray) -> np.ndarray:
     if not (flags.c_contiguous and flags.aligned):
         return np.array(array, order="C")
     return array if flags.writeable else np.asarray(_WritableAlias(array))
+
+
+def as_addressed_array(array: np.ndarray) -> np.ndarray:
+    """`array` as a kernel can read it by its address and strides: aligned, its last axis contiguous, so that every
+    stride is a whole number of elements. A copy is made only of what is not so.
+
+    Whatever goes to a kernel as an address passes through here: a float32 at an odd address, as memory-mapped files
+    have them, would otherwise be read from where it is not.
+    """
+    unit_columns = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
+    return array if unit_columns and array.flags.aligned else np.array(array, order="C")
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where the first element lies; a third of the time of array.ctypes.data."""
+    return array.__array_interface__["data"][0]

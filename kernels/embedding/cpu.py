@@ -7,7 +7,7 @@ array, is not copied. The gradient adds the occurrences of an id in their order,
 import numpy as np
 from numba import prange
 
-from .._numba import helper, kernel
+from .._numba import address_of, as_addressed_array, helper, kernel
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import lanes, pointer, pointer_at
 
@@ -23,9 +23,10 @@ def embedding(input, weight):
         weight, from_dtype, to_dtype = weight.view(np.uint16), np.uint16, np.uint32
     output = np.empty((*input.shape, weight.shape[1]), np.float32 if to_dtype == np.uint32 else weight.dtype)
     if output.size:
-        if weight.shape[1] > 1 and weight.strides[1] != weight.itemsize:  # a transposed table
-            weight = np.ascontiguousarray(weight)
-        table = weight.__array_interface__["data"][0], weight.strides[0], np.empty(0, from_dtype)
+        if from_dtype == np.uint8 and weight.strides[1] == weight.itemsize:
+            weight = weight.view(np.uint8)  # bytes have no alignment: a file mapped at an odd address is not copied
+        weight = as_addressed_array(weight)
+        table = address_of(weight), weight.strides[0], np.empty(0, from_dtype)
         _gather(*table, _ids(input), output.reshape(-1).view(to_dtype), task_count(output.nbytes, GRAIN_BYTES))
     return output
 

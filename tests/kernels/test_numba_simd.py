@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore.kernels._numba import LEVEL, as_kernel_array, codegen, kernel, simd_math
+from bertcore.kernels._numba import LEVEL, as_addressed_array, as_kernel_array, codegen, kernel, simd_math
 from bertcore.kernels._numba.simd import (
     absolute,
     any_lane,
@@ -255,4 +255,15 @@ def test_other_arrays_become_contiguous():
     for view in (x.T, x[:, ::2], np.broadcast_to(x[0], (5, 4)), unaligned, x[:0, ::2]):
         result = as_kernel_array(view)
         assert result.flags.c_contiguous and result.flags.aligned and result.flags.writeable
+        np.testing.assert_array_equal(result, view)
+
+
+def test_addressed_arrays_are_aligned_with_contiguous_rows_and_copied_only_if_not():
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for view in (x, x[:, ::2], x[::-1], x.swapaxes(0, 1), x[..., 1:], np.broadcast_to(x[0], (5, 3, 4)), x[..., :1]):
+        assert as_addressed_array(view) is view
+    unaligned = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape)
+    for view in (x.T, x[..., ::2], unaligned, unaligned[:, 1:]):
+        result = as_addressed_array(view)
+        assert result is not view and result.flags.c_contiguous and result.flags.aligned
         np.testing.assert_array_equal(result, view)
