@@ -25,6 +25,8 @@ from .gelu import gelu, gelu_backward
 from .layer_norm import layer_norm, layer_norm_backward
 from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
 from .relative_attention import relative_attention, relative_attention_backward
+from .rotary import rotary, rotary_backward
+from .rotary.tables import rotary_tables
 from .softmax import softmax, softmax_backward
 from .threads import get_num_threads, set_num_threads
 
@@ -53,6 +55,9 @@ __all__ = [
     "relative_attention",
     "relative_attention_backward",
     "resolve_backend",
+    "rotary",
+    "rotary_backward",
+    "rotary_tables",
     "set_backend",
     "set_num_threads",
     "softmax",

@@ -69,6 +69,17 @@ def _dot(row, column):
     return math.fsum(a * b for a, b in zip(row, column, strict=True))
 
 
+def rotary(x, cos, sin, positions, interleaved):
+    """Each pair as a complex number, times that of its angle."""
+    turned, half = x.copy(), cos.shape[1]
+    for *at, pair in np.ndindex(*x.shape[:-1], half):
+        first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, half + pair)
+        place = positions[at[0]], pair
+        number = complex(x[*at, first], x[*at, second]) * complex(cos[place], sin[place])
+        turned[*at, first], turned[*at, second] = number.real, number.imag
+    return turned
+
+
 def embedding(ids, weight):
     return np.array([weight[int(index)] for index in ids.flat], np.float64).reshape(*ids.shape, weight.shape[1])
 

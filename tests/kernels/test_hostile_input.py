@@ -23,6 +23,7 @@ IDS = np.array([0, 1, 2])
 DENSE = (f32(2, 4, 5, 8),) * 3
 PACKED = (f32(7, 4, 8),) * 3
 OFFSETS = np.array([0, 3, 7])
+TABLES = f32(9, 4), f32(9, 4)
 LSE, PACKED_LSE = np.zeros((2, 4, 5), np.float32), np.zeros((4, 7), np.float32)
 
 # Each: the call, the error, and what its message must hold (the argument, what came, what was expected).
@@ -190,6 +191,53 @@ HOSTILE = {
         lambda: kernels.cross_entropy_backward(f32(), f32(3, 3), IDS, reduction="none"),
         ValueError,
         "grad_output () (3,)",
+    ),
+    # rotary
+    "rotary, two axes": (
+        lambda: kernels.rotary(f32(7, 8), *TABLES),
+        ValueError,
+        "input (7, 8) (tokens, heads, head_dim)",
+    ),
+    "rotary, tables of another precision": (
+        lambda: kernels.rotary(PACKED[0].astype(np.float64), *TABLES),
+        TypeError,
+        "cos float32 float64",
+    ),
+    "rotary, one table": (lambda: kernels.rotary(PACKED[0], TABLES[0], f32(9, 3)), ValueError, "sin (9, 3) (9, 4)"),
+    "rotary, more than a head": (lambda: kernels.rotary(f32(7, 4, 6), *TABLES), ValueError, "cos (9, 4) 3"),
+    "rotary, too few rows": (lambda: kernels.rotary(f32(10, 4, 8), *TABLES), ValueError, "cos 9 rows 10"),
+    "rotary, too few rows for a sequence": (
+        lambda: kernels.rotary(f32(20, 4, 8), *TABLES, cu_seqlens=np.array([0, 5, 15, 20])),
+        ValueError,
+        "cos 9 rows 10",
+    ),
+    "rotary, positions and offsets": (
+        lambda: kernels.rotary(PACKED[0], *TABLES, cu_seqlens=OFFSETS, positions=np.arange(7)),
+        ValueError,
+        "positions cu_seqlens",
+    ),
+    "rotary, position too large": (
+        lambda: kernels.rotary(PACKED[0], *TABLES, positions=np.arange(3, 10)),
+        ValueError,
+        "positions[6] 9 0 to 8",
+    ),
+    "rotary, read-only": (
+        lambda: kernels.rotary(np.broadcast_to(np.float32(1), (7, 4, 8)), *TABLES, inplace=True),
+        ValueError,
+        "input read-only inplace=True",
+    ),
+    "rotary, gradient's dtype": (
+        lambda: kernels.rotary_backward(np.zeros((7, 4, 8), int), *TABLES),
+        TypeError,
+        "grad_output int64 floating",
+    ),
+    "rotary_tables, odd": (lambda: kernels.rotary_tables(3, 7), ValueError, "rotary_dim 7 even"),
+    "rotary_tables, theta": (lambda: kernels.rotary_tables(3, 8, 0), ValueError, "theta 0 positive"),
+    "rotary_tables, scaling": (lambda: kernels.rotary_tables(3, 8, scaling="yarn"), ValueError, "scaling 'yarn' 'ntk'"),
+    "rotary_tables, dynamic": (
+        lambda: kernels.rotary_tables(3, 8, scaling="dynamic", factor=2),
+        TypeError,
+        "trained_length integer None",
     ),
     # attention
     "attention, packed without offsets": (lambda: kernels.attention(*PACKED), ValueError, "query (7, 4, 8) cu_seqlens"),

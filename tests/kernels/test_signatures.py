@@ -20,6 +20,7 @@ RELATIVE = (
     "distance_rows, position_key=None, position_query=None, query_for_position=None, segment_ids=None, "
     "segment_ids_k=None, segment_scores=None, cu_seqlens=None, cu_seqlens_k=None, attn_mask=None, scale=None"
 )
+ROTARY = "cos, sin, *, cu_seqlens=None, positions=None, interleaved=False, inplace=False, backend=None"
 PUBLIC = {
     "softmax": "input, dim=-1, *, backend=None",
     "softmax_backward": "grad_output, output, dim=-1, *, backend=None",
@@ -42,6 +43,8 @@ PUBLIC = {
         "return_components=False, backend=None"
     ),
     "relative_attention_backward": f"grad_output, query, key, value, output, lse, *, {RELATIVE}, backend=None",
+    "rotary": f"input, {ROTARY}",
+    "rotary_backward": f"grad_output, {ROTARY}",
     "embedding": "input, weight, *, backend=None",
     "embedding_backward": "grad_output, input, num_embeddings, *, backend=None",
     "cross_entropy": "input, target, *, ignore_index=-100, reduction='mean', backend=None",

@@ -130,6 +130,25 @@ def cross_entropy() -> Iterator[Case]:
     yield Case("the target is impossible", {"input": masked, "target": np.array([0, 0])}, forward_only=True)
 
 
+def rotary() -> Iterator[Case]:
+    """Every fraction of a head, whole vectors and not; positions by sequence, given, and neither."""
+    offsets = np.array([0, 3, 3, 4, 20])
+    for (shape, half), interleaved in product(
+        [((20, 3, 8), 4), ((20, 2, 3, 7), 2), ((20, 1, 160), 39), ((20, 2, 1, 64), 32), ((20, 3, 5), 0)], (False, True)
+    ):
+        angles = {"cos": normal(2, (23, half)), "sin": normal(3, (23, half)), "interleaved": interleaved}
+        name = f"{shape} of {2 * half}{', interleaved' * interleaved}"
+        yield Case(name, {"input": normal(1, shape)} | angles)
+        yield Case(f"{name}, packed", {"input": normal(1, shape), "cu_seqlens": offsets} | angles)
+        positions = np.arange(20, dtype=np.int32) * 7 % 23
+        yield Case(f"{name}, positions", {"input": normal(1, shape), "positions": positions} | angles)
+    tables = {"cos": normal(2, (1, 2)), "sin": normal(3, (1, 2))}
+    yield Case("no token", {"input": np.zeros((0, 3, 4))} | tables)
+    yield Case("no sequence", {"input": np.zeros((0, 2, 3, 4)), "cu_seqlens": np.zeros(1, np.int64)} | tables)
+    yield Case("no head", {"input": np.zeros((1, 0, 4))} | tables)
+    yield Case("NaN in a head", {"input": EXTREMES[:1, None].repeat(2, -1)} | tables)
+
+
 HEADS = 3
 LENGTHS = {
     "one token": ([1], [1]),
@@ -250,6 +269,7 @@ CASES = {
         linear,
         attention,
         relative_attention,
+        rotary,
         embedding,
         cross_entropy,
     )

@@ -6,6 +6,7 @@ Each function takes the public arguments of the forward, `grad` (from an output 
 
 from bertcore import kernels
 from bertcore.kernels.cross_entropy import REDUCTIONS
+from bertcore.kernels.precision import working_dtype
 
 
 def softmax(arguments, grad, backend):
@@ -45,6 +46,14 @@ def linear(arguments, grad, backend):
         gradients = kernels.linear_backward(grad(output), **shared, backend=backend)
         names = (f"grad_input{name}", f"grad_weight{name}", f"grad_bias{name}")
         yield from zip(names, gradients, strict=True)
+
+
+def rotary(arguments, grad, backend):
+    tables = {name: arguments[name].astype(working_dtype(arguments["input"].dtype)) for name in ("cos", "sin")}
+    options = arguments | tables
+    output = kernels.rotary(options.pop("input"), **options, backend=backend)
+    yield "output", output
+    yield "grad_input", kernels.rotary_backward(grad(output), **options, backend=backend)
 
 
 def embedding(arguments, grad, backend):

@@ -1,0 +1,143 @@
+"""rotary: against complex numbers, finite differences and transformers; in place; its tables."""
+
+from itertools import pairwise
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bertcore import kernels
+from bertcore.kernels.rotary import reference
+from tests.kernels import oracles
+from tests.kernels.finite_differences import assert_gradient
+from tests.kernels.strategies import normal
+from tests.tolerances import assert_close
+
+OFFSETS = np.array([0, 3, 3, 10], np.int32)
+PLACES = np.array([0, 1, 2, 0, 1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("shape, rotary_dim", [((10, 2, 6), 6), ((10, 2, 3, 7), 4), ((10, 1, 2), 0)])
+def test_oracle(shape, rotary_dim, interleaved):
+    x, grad = normal(1, shape), normal(2, shape)
+    cos, sin = normal(3, (7, rotary_dim // 2)), normal(4, (7, rotary_dim // 2))
+    arguments = cos, sin, OFFSETS, None, interleaved, False
+    assert_close(reference.rotary(x, *arguments), oracles.rotary(x, cos, sin, PLACES, interleaved))
+    by_position = reference.rotary(x, cos, sin, None, PLACES, interleaved, False)
+    np.testing.assert_array_equal(by_position, reference.rotary(x, *arguments))
+    gradient = reference.rotary_backward(grad, *arguments)
+    assert_gradient(lambda x: reference.rotary(x, *arguments), x, grad, gradient)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("function", [kernels.rotary, kernels.rotary_backward])
+def test_in_place_gives_the_same_bits(cpu_backend, function, interleaved):
+    tables = kernels.rotary_tables(10, 16)
+    joined = normal(1, (10, 3, 4, 20), np.float32)
+    expected = joined.copy()
+    options = {"cu_seqlens": OFFSETS, "interleaved": interleaved}
+    expected[:, :2] = function(joined[:, :2], *tables, **options)
+    assert not np.array_equal(expected, joined)
+    part = joined[:, :2]
+    assert function(part, *tables, **options, inplace=True) is part
+    np.testing.assert_array_equal(joined, expected)
+    across = np.array(np.swapaxes(expected, 0, 3), order="C").swapaxes(0, 3)  # head_dim is not contiguous
+    function(across, *tables, **options, inplace=True)
+    np.testing.assert_array_equal(across, function(expected, *tables, **options))
+
+
+def test_threads_and_neighbours_change_no_bit(monkeypatch):
+    from bertcore.kernels.rotary import cpu
+
+    monkeypatch.setattr(cpu, "GRAIN", 1)
+    x, tables = normal(1, (160, 3, 40), np.float32), kernels.rotary_tables(160, 38)
+    offsets = np.array([0, 1, 39, 39, 160], np.int32)
+    found = kernels.rotary(x, *tables, cu_seqlens=offsets, backend="numba")
+    for start, stop in pairwise(offsets):
+        alone = kernels.rotary(x[start:stop].copy(), *tables, backend="numba")
+        np.testing.assert_array_equal(found[start:stop], alone)
+
+
+def test_misaligned_arrays(cpu_backend):
+    def shifted(array):
+        room = bytearray(array.nbytes + 1)
+        moved = np.frombuffer(room, array.dtype, array.size, 1).reshape(array.shape)
+        moved[...] = array
+        return moved
+
+    x, (cos, sin) = normal(1, (5, 3, 8), np.float32), kernels.rotary_tables(5, 8)
+    expected = kernels.rotary(x, cos, sin)
+    moved = shifted(x)
+    assert not moved.flags.aligned
+    np.testing.assert_array_equal(kernels.rotary(moved, shifted(cos), shifted(sin)), expected)
+    np.testing.assert_array_equal(kernels.rotary(moved, cos, sin, inplace=True), expected)
+    np.testing.assert_array_equal(moved, expected)
+
+
+def test_turning_keeps_relative_positions():
+    """The product of a query and a key that are turned depends on their distance alone."""
+    tables = kernels.rotary_tables(200, 16, 500.0, dtype=np.float64)
+    query, key = (np.broadcast_to(normal(seed, (1, 1, 16)), (200, 1, 16)) for seed in (1, 2))
+    scores = kernels.rotary(query, *tables)[:, 0] @ kernels.rotary(key, *tables)[:, 0].T
+    for distance in (0, 1, 39, 160):
+        diagonal = np.diagonal(scores, distance)
+        assert_close(diagonal, np.full_like(diagonal, diagonal[0]))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_rounds_once(dtype):
+    x, tables = normal(1, (7, 2, 8), dtype), kernels.rotary_tables(7, 6)
+    found = kernels.rotary(x, *tables, backend="numpy")
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, kernels.rotary(x.astype(np.float32), *tables, backend="numpy").astype(dtype))
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def test_angles():
+    cos, sin = kernels.rotary_tables(8192, 64, 160000.0)
+    assert cos.shape == sin.shape == (8192, 32) and cos.dtype == sin.dtype == np.float32
+    assert cos.flags.c_contiguous and sin.flags.c_contiguous
+    angle = 8191 * 160000.0 ** (-2 * 5 / 64)
+    assert (cos[8191, 5], sin[8191, 5]) == (np.float32(np.cos(angle)), np.float32(np.sin(angle)))
+    np.testing.assert_array_equal(cos[0], 1)
+
+
+def test_scalings():
+    def angles(length, **options):
+        cos, sin = kernels.rotary_tables(length, 8, 1000.0, dtype=np.float64, **options)
+        return np.arctan2(sin[1], cos[1])
+
+    plain = angles(3)
+    np.testing.assert_allclose(plain, 1000.0 ** (-np.arange(4) / 4), rtol=1e-14)
+    np.testing.assert_allclose(angles(3, scaling="linear", factor=4), plain / 4, rtol=1e-14)
+    ntk = kernels.rotary_tables(3, 8, 3000.0, dtype=np.float64)
+    expected = np.arctan2(ntk[1][1], ntk[0][1]) / 3 ** (2 / 8)
+    np.testing.assert_allclose(angles(3, scaling="ntk", factor=3), expected, rtol=1e-14)
+    dynamic = {"scaling": "dynamic", "factor": 2, "trained_length": 20}
+    np.testing.assert_array_equal(angles(20, **dynamic), plain)
+    stretched = 1000 * (2 * 30 / 20 - 1) ** (8 / 6)
+    np.testing.assert_allclose(angles(30, **dynamic), stretched ** (-np.arange(4) / 4), rtol=1e-14)
+    np.testing.assert_array_equal(*(kernels.rotary_tables(9, 2, **more) for more in ({}, dynamic)))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("rope_type, scaling, factor", [("default", None, 1.0), ("linear", "linear", 4.0)])
+def test_transformers(rope_type, scaling, factor):
+    import torch
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    parameters = {"rope_type": rope_type, "rope_theta": 500.0, "factor": factor}
+    config = LlamaConfig(hidden_size=24, num_attention_heads=3, head_dim=8, rope_parameters=parameters)
+    query, key = (normal(seed, (1, 3, 39, 8), np.float32) for seed in (1, 2))
+    positions = torch.arange(39)[None]
+    expected = apply_rotary_pos_emb(
+        torch.tensor(query), torch.tensor(key), *LlamaRotaryEmbedding(config)(torch.tensor(query), positions)
+    )
+    tables = kernels.rotary_tables(39, 8, 500.0, scaling=scaling, factor=factor)
+    for one, other in zip((query, key), expected, strict=True):
+        found = kernels.rotary(one[0].transpose(1, 0, 2), *tables)
+        assert_close(found, other[0].numpy().transpose(1, 0, 2), factor=2)  # its angles are float32
