@@ -61,7 +61,7 @@ class Classifier(Block):
         if self.source == "last_word":
             return functional.take_rows(encoded.hidden, rows=_last_words(encoded.inputs, self.padding))
         if self.source == "mean":
-            return functional.sequence_mean(encoded.hidden, cu_seqlens=encoded.inputs.cu_seqlens)
+            return functional.average_sequences(encoded.hidden, cu_seqlens=encoded.inputs.cu_seqlens)
         return encoded.hidden
 
 

@@ -68,6 +68,7 @@ class LanguageModelHead(Block):
         rest = None
         if self.rest is not None:
             beyond = value_of(hidden).shape[1]
-            rest = self.rest(functional.columns(hidden, first=self.width, last=beyond)) if beyond > self.width else None
-            hidden = functional.columns(hidden, first=0, last=self.width)
+            if beyond > self.width:
+                rest = self.rest(functional.slice_columns(hidden, first=self.width, last=beyond))
+            hidden = functional.slice_columns(hidden, first=0, last=self.width)
         return functional.linear(hidden, self.decoder.weight, None if self.bias is None else self.bias.value, rest)

@@ -107,7 +107,7 @@ def position_loss(logits: Any, column: int, positions: Any, name: str, shape: tu
     if (array < 0).any():
         raise ValueError(f"{name}[{array.argmin()}] is {array.min()}, expected a column, from 0 on")
     labels = kernels.to_backend(np.where(array < shape[1], array, IGNORED))
-    scores = functional.reshape(functional.columns(logits, first=column, last=column + 1), shape=shape)
+    scores = functional.reshape(functional.slice_columns(logits, first=column, last=column + 1), shape=shape)
     return functional.cross_entropy(scores, labels=labels)
 
 

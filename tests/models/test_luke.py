@@ -10,7 +10,7 @@ import bertcore
 from bertcore import AutoModel, AutoTokenizer, use_backend, value_and_grad
 from bertcore.checkpoint import save_checkpoint
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.nn import entity_functional, rows
+from bertcore.nn import functional
 from bertcore.presets import preset_config
 from bertcore.tape import Tape
 from tests.models.family_checks import check_backends, check_loads, check_refused, check_spellings, drawn_anew
@@ -213,7 +213,7 @@ def attention_case():
 def test_entity_aware_attention_is_attention_with_a_query_for_each_kind(attention_case, cpu_backend):
     arrays, is_word, options = attention_case
     probabilities = []
-    found = entity_functional.entity_aware_attention(*arrays, **options, attentions=probabilities)
+    found = functional.entity_aware_attention(*arrays, **options, attentions=probabilities)
     np.testing.assert_allclose(found, naive(*arrays, is_word, 2, options["cu_seqlens"]), atol=1e-12)
     assert probabilities[0].shape == (4, 2, 5, 5)
 
@@ -245,15 +245,15 @@ def assert_gradients(operation, arrays):
 
 def test_entity_aware_attention_has_its_gradients(attention_case, cpu_backend):
     arrays, _, options = attention_case
-    assert_gradients(lambda *given: entity_functional.entity_aware_attention(*given, **options), arrays)
+    assert_gradients(lambda *given: functional.entity_aware_attention(*given, **options), arrays)
 
 
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda table: entity_functional.mean_of_rows(table, rows=np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])),
-        lambda table: rows.concatenate(table, table, axis=1),
-        lambda table: entity_functional.merge_rows(
+        lambda table: functional.average_rows(table, rows=np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])),
+        lambda table: functional.concatenate(table, table, axis=1),
+        lambda table: functional.merge_rows(
             table, table, first_rows=np.array([0, 2, 3, 7]), second_rows=np.array([1, 4, 5, 6])
         ),
     ],
@@ -264,7 +264,7 @@ def test_operations_on_rows_have_their_gradients(operation, cpu_backend):
 
 def test_mean_of_rows_leaves_out_what_is_not_there(cpu_backend):
     table = np.arange(8.0).reshape(4, 2)
-    means = entity_functional.mean_of_rows(table, rows=np.array([[1, -1, 3], [2, -1, -1], [-1, -1, -1]]))
+    means = functional.average_rows(table, rows=np.array([[1, -1, 3], [2, -1, -1], [-1, -1, -1]]))
     np.testing.assert_array_equal(means, [[4, 5], [4, 5], [0, 0]])
 
 

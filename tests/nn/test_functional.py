@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import use_backend
-from bertcore.nn import functional, rows
+from bertcore.nn import functional
 from bertcore.nn.parameter import bfloat16
 from bertcore.tape import Tape, value_of
 
@@ -17,8 +17,8 @@ CASES = {
     "scale": (functional.scale, [(5, 3)], {"factor": -0.7}),
     "activation": (functional.activation, [(5, 3)], {"name": "tanh"}),
     "reshape": (functional.reshape, [(6, 2)], {"shape": (3, 4)}),
-    "columns": (functional.columns, [(5, 4)], {"first": 1, "last": 3}),
-    "sequence_mean": (functional.sequence_mean, [(9, 2)], {"cu_seqlens": OFFSETS}),
+    "columns": (functional.slice_columns, [(5, 4)], {"first": 1, "last": 3}),
+    "sequence_mean": (functional.average_sequences, [(9, 2)], {"cu_seqlens": OFFSETS}),
     "mean_squared_error": (functional.mean_squared_error, [(9, 2)], {"labels": FLAGS}),
     "binary_cross_entropy": (functional.binary_cross_entropy, [(9, 2)], {"labels": FLAGS}),
     "self_attention of parts": (
@@ -26,9 +26,9 @@ CASES = {
         [(9, 8), (9, 4)],
         {"num_heads": 2, "cu_seqlens": OFFSETS, "is_causal": True, "scale": 0.3},
     ),
-    "neighbours": (rows.neighbours, [(9, 2)], {"cu_seqlens": OFFSETS, "distances": (1, 0, -2)}),
-    "scale_rows": (rows.scale_rows, [(5, 3), (3,), (3,)], {}),
-    "scale_rows with residual": (rows.scale_rows, [(5, 3), (3,), (3,), (5, 3)], {}),
+    "neighbours": (functional.take_neighbours, [(9, 2)], {"cu_seqlens": OFFSETS, "distances": (1, 0, -2)}),
+    "scale_rows": (functional.affine, [(5, 3), (3,), (3,)], {}),
+    "scale_rows with residual": (functional.affine, [(5, 3), (3,), (3,), (5, 3)], {}),
     "linear without bias": (lambda x, w: functional.linear(x, w, None), [(5, 3), (4, 3)], {}),
 }
 
@@ -64,13 +64,13 @@ def test_binary_cross_entropy_of_extreme_logits():
 
 def test_mean_of_sequences():
     hidden = np.arange(18.0).reshape(9, 2)
-    mean = functional.sequence_mean(hidden, cu_seqlens=OFFSETS)
+    mean = functional.average_sequences(hidden, cu_seqlens=OFFSETS)
     np.testing.assert_array_equal(mean, [hidden[:3].mean(0), hidden[3], hidden[4:].mean(0)])
 
 
 def test_neighbours():
     array = np.arange(1.0, 10)[:, None]
-    found = rows.neighbours(array, cu_seqlens=OFFSETS, distances=(1, 0, -2))
+    found = functional.take_neighbours(array, cu_seqlens=OFFSETS, distances=(1, 0, -2))
     following, preceding = [2, 3, 0, 0, 6, 7, 8, 9, 0], [0, 0, 1, 0, 0, 0, 5, 6, 7]
     np.testing.assert_array_equal(found, np.stack([following, array[:, 0], preceding], axis=1))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.families.deberta_v2.convolution import ConvolutionSpec
-from bertcore.nn import disentangled_functional, functional, rows
+from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder import LayerContext, SelfAttention
 from bertcore.nn.layers import LayerNorm, Linear
@@ -107,7 +107,7 @@ class DisentangledEmbeddings(Embeddings):
             embedded = self.norm(self.projection(words if marks is None else functional.add(words, marks)))
         if inputs.key_mask is None:
             return embedded
-        return rows.multiply(embedded, factors=real_tokens(inputs.key_mask, inputs.cu_seqlens)[:, None])
+        return functional.scale(embedded, factor=real_tokens(inputs.key_mask, inputs.cu_seqlens)[:, None])
 
 
 class RelativeEmbeddings(Block):
@@ -188,7 +188,7 @@ class DisentangledAttention(SelfAttention):
         positions, heads = context.shared, {"num_heads": self.num_heads, "is_by_head": self.is_by_head}
         bias, position_key, position_query = self._bias_and_tables(positions)
         qkv = functional.linear(hidden, self.qkv.weight.weight, bias)
-        attended = disentangled_functional.disentangled_attention(
+        attended = functional.disentangled_attention(
             qkv,
             position_key,
             position_query,
@@ -204,7 +204,7 @@ class DisentangledAttention(SelfAttention):
         if positions.is_real is None:
             return attended
         places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
-        return disentangled_functional.attend_to_all_alike(attended, qkv, **places)
+        return functional.attend_to_all_alike(attended, qkv, **places)
 
     def _bias_and_tables(self, positions: RelativePositions) -> tuple[Any, Any, Any]:
         """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, hidden) or None."""
@@ -229,7 +229,7 @@ class DisentangledAttention(SelfAttention):
         width, mapped = self.output.weight.shape[0], self.qkv(embeddings)
         wanted = (details.content_to_position, width), (details.position_to_content, 0)
         return tuple(
-            functional.columns(mapped, first=first, last=first + width) if is_wanted else None
+            functional.slice_columns(mapped, first=first, last=first + width) if is_wanted else None
             for is_wanted, first in wanted
         )
 
@@ -253,4 +253,4 @@ class DisentangledAttentionByHead(DisentangledAttention):
 
     def _bias(self) -> Any:
         biases = self.query_bias.value, self.value_bias.value
-        return disentangled_functional.bias_by_head(*biases, num_heads=self.num_heads)
+        return functional.bias_by_head(*biases, num_heads=self.num_heads)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore import kernels
-from bertcore.nn import functional, rows
+from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
@@ -41,11 +41,11 @@ class Convolution(Block):
     def __call__(self, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
         """(tokens, hidden) twice -> (tokens, hidden), zero for tokens that are not `is_real`, (tokens,) booleans."""
         size, groups = self.details.size, self.details.groups
-        near = rows.neighbours(hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1))
+        near = functional.take_neighbours(hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1))
         weight = self.weight.weight if groups == 1 else block_diagonal(self.weight.value, size=size, groups=groups)
         mixed = functional.linear(near, weight, self.bias.value, activation=self.details.activation)
         normed = self.norm(mixed, residual)
-        return normed if is_real is None else rows.multiply(normed, factors=is_real[:, None])
+        return normed if is_real is None else functional.scale(normed, factor=is_real[:, None])
 
 
 def _blocks(dense, size, groups):

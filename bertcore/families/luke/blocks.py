@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertcore.nn import entity_functional, functional
+from bertcore.nn import functional
 from bertcore.nn.encoder import LayerContext, SelfAttention
 from bertcore.nn.layers import Embedding, LayerNorm, Linear
 from bertcore.nn.packing import PackedBatch
@@ -80,7 +80,7 @@ class EntityEmbeddings(Block):
         embedded = self.entities(inputs.ids)
         if self.projection is not None:
             embedded = self.projection(embedded)
-        marks = entity_functional.mean_of_rows(self.positions.value, rows=inputs.position_ids)
+        marks = functional.average_rows(self.positions.value, rows=inputs.position_ids)
         if self.types is not None:
             marks = functional.add(marks, self.types(inputs.token_type_ids))
         return self.norm(embedded, marks)
@@ -103,7 +103,7 @@ class EntityAwareAttention(SelfAttention):
         rows = context.shared
         if rows is None:
             return super()._attend(hidden, context, compute_dtype)
-        return entity_functional.entity_aware_attention(
+        return functional.entity_aware_attention(
             self.qkv(hidden),
             self.word_queries(functional.take_rows(hidden, rows=rows.words)),
             self.entity_queries(functional.take_rows(hidden, rows=rows.entities)),

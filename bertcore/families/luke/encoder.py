@@ -11,7 +11,7 @@ from bertcore.models.encoder import Encoder, EncoderInput, Trace
 from bertcore.models.inputs import check_range, integer_batch, mask_and_types
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
-from bertcore.nn import entity_functional, functional
+from bertcore.nn import functional
 from bertcore.nn.encoder import EncoderLayer, SelfAttention
 from bertcore.nn.packing import PackedBatch
 from bertcore.tape import value_of
@@ -72,7 +72,7 @@ class WordAndEntityEncoder(Encoder):
             return super()._encode(inputs, trace)
         rows = entities.rows
         embedded = self.embeddings(inputs), self.entity_embeddings(entities)
-        joined = entity_functional.merge_rows(*embedded, first_rows=rows.words, second_rows=rows.entities)
+        joined = functional.merge_rows(*embedded, first_rows=rows.words, second_rows=rows.entities)
         shared = rows if self.spec.details.aware_attention else None
         hidden = self._through_layers(joined, entities.cu_seqlens, entities.key_mask, trace, shared)
         trace.extras["entities"] = functional.take_rows(hidden, rows=rows.entities)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from bertcore.heads.classifier import ClassifierSpec
-from bertcore.nn import rows
+from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block
 
@@ -24,4 +24,4 @@ class EntityClassifier(Block):
 
     def __call__(self, *parts: Any) -> Any:
         """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""
-        return self.output(parts[0] if len(parts) == 1 else rows.concatenate(*parts, axis=1))
+        return self.output(parts[0] if len(parts) == 1 else functional.concatenate(*parts, axis=1))

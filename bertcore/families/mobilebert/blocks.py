@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertcore.nn import functional, rows
+from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder import LayerContext, attention_dtype
 from bertcore.nn.layers import Embedding, LayerNorm, Linear
@@ -55,7 +55,7 @@ class NoNorm(Block):
 
     def __call__(self, input: Any, residual: Any = None) -> Any:
         """(tokens, features) -> (tokens, features)."""
-        return rows.scale_rows(input, self.weight.value, self.bias.value, residual)
+        return functional.affine(input, self.weight.value, self.bias.value, residual)
 
 
 def norm(name: str, spec: Any, features: int, eps: float | None = None) -> Block:
@@ -86,7 +86,7 @@ class TrigramEmbeddings(Embeddings):
         """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(inputs.input_ids), self.marks(inputs)
         if self.is_trigram:
-            words = rows.neighbours(words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
+            words = functional.take_neighbours(words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
         return self.norm(self.projection(words) if self.is_projected else words, marks)
 
 

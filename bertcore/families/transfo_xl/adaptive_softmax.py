@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.nn import functional, rows
+from bertcore.nn import functional
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import value_of
 
@@ -101,15 +101,15 @@ class AdaptiveSoftmax(Block):
         scores = functional.linear(hidden, self.outputs[own].weight, self.biases[own].value)
         first, end = self.bounds[index]
         if len(self.outputs) == 1 < len(self.bounds):  # one map for all
-            scores = functional.columns(scores, first=first, last=end)
+            scores = functional.slice_columns(scores, first=first, last=end)
         if index or self.group_weight is None:
             return scores
         groups = functional.linear(hidden, self.group_weight.weight, self.group_bias.value)
-        return rows.concatenate(scores, groups, axis=1)
+        return functional.concatenate(scores, groups, axis=1)
 
     def _transposed(self, index: int, hidden: Any) -> Any:
         """The projection of a group in the direction opposite to the embeddings', and in the hidden states' dtype."""
         matrix, dtype = self.projections[index].value, value_of(hidden).dtype
         if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
             matrix = matrix.astype(dtype)
-        return rows.transpose(matrix)
+        return functional.transpose(matrix)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertcore.families.transfo_xl.relative_attention import RelativeAttention
-from bertcore.nn import functional, rows
+from bertcore.nn import functional
 from bertcore.nn.encoder import FeedForward, LayerContext
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.layout import Layout
@@ -38,10 +38,10 @@ class RecurrentAttention(RelativeAttention):
         relations, inner = context.shared, self.num_heads * self.head_dim
         seen = relations.keys(hidden, memory)
         qkv = self.qkv(self.norm(seen) if self.is_pre_norm else seen)
-        query, key, value = (functional.columns(qkv, first=k * inner, last=(k + 1) * inner) for k in range(3))
+        query, key, value = (functional.slice_columns(qkv, first=k * inner, last=(k + 1) * inner) for k in range(3))
         if memory is not None:
             query = functional.take_rows(query, rows=relations.query_rows)
-        queries = tuple(rows.add_to_rows(query, bias.value) for bias in (self.biases.content, self.biases.position))
+        queries = tuple(functional.add(query, bias.value) for bias in (self.biases.content, self.biases.position))
         attended = self._attend(queries, (key, value, self._position_keys(relations, self.positions.weight)), context)
         attended = functional.linear(attended, self.output.weight, None, hidden)
         return attended if self.is_pre_norm else self.norm(attended)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertcore import kernels
-from bertcore.nn import functional, rows
+from bertcore.nn import functional
 from bertcore.nn.layers import Embedding
 from bertcore.nn.parameter import Block, Parameter
 
@@ -44,7 +44,7 @@ class AdaptiveEmbeddings(Block):
             for index, (where, (first, _)) in enumerate(zip(places, self.groups, strict=True))
         ]
         order = xp.argsort(xp.concatenate(places))
-        joined = functional.take_rows(rows.concatenate(*parts), rows=order)
+        joined = functional.take_rows(functional.concatenate(*parts), rows=order)
         return functional.scale(joined, factor=self.factor)
 
     def _embedded(self, group: int, ids: Any) -> Any:

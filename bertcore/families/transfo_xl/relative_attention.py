@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.nn import functional, rows
+from bertcore.nn import functional
 from bertcore.nn.encoder import LayerContext, attention_dtype
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block, Parameter
@@ -53,7 +53,7 @@ class Relations:
         """What keys are made of: the memory (or None) and the hidden states, sequence by sequence."""
         if memory is None:
             return hidden
-        return functional.take_rows(rows.concatenate(memory, hidden), rows=self.key_rows)
+        return functional.take_rows(functional.concatenate(memory, hidden), rows=self.key_rows)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Half:
 
 
 def _part(array: Any, where: slice) -> Any:
-    return rows.part(array, first=where.start, last=where.stop)
+    return functional.slice_rows(array, first=where.start, last=where.stop)
 
 
 def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
@@ -148,7 +148,7 @@ class RelativeAttention(Block):
         ]
         if probabilities is not None:
             context.attentions.append(kernels.array_module(probabilities[0]).concatenate(probabilities))
-        return rows.concatenate(*parts)
+        return functional.concatenate(*parts)
 
     def _attended(
         self, context: LayerContext, positions: Any, query: Any, for_position: Any, key: Any, value: Any, scores: Any

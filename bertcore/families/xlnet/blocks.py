@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore.families.transfo_xl.relative_attention import RelativeAttention
-from bertcore.nn import functional, rows
+from bertcore.nn import functional
 from bertcore.nn.encoder import LayerContext
 from bertcore.nn.layers import Embedding, LayerNorm
 from bertcore.nn.layout import Layout
@@ -45,18 +45,18 @@ class Predictions:
 
     def to_tokens(self, predictions: Any) -> Any:
         """(predictions, features) -> (tokens, features)."""
-        return rows.map_tokens(predictions, matrices=self.matrices.transpose(0, 2, 1))
+        return functional.mix_rows(predictions, matrices=self.matrices.transpose(0, 2, 1))
 
     def from_tokens(self, tokens: Any) -> Any:
         """(tokens, features) -> (predictions, features)."""
-        return rows.map_tokens(tokens, matrices=self.matrices)
+        return functional.mix_rows(tokens, matrices=self.matrices)
 
     def sighted(self, array: Any) -> Any:
         """`array`, (tokens, ...), with zeros where no key is seen: scores of zero, so that all keys weigh the same."""
         if self.sees is None or array is None:
             return array
         plain = value_of(array)
-        return rows.multiply(array, factors=self.sees.reshape(-1, *[1] * (plain.ndim - 1)))
+        return functional.scale(array, factor=self.sees.reshape(-1, *[1] * (plain.ndim - 1)))
 
 
 class TwoStreamAttention(RelativeAttention):
@@ -85,7 +85,7 @@ class TwoStreamAttention(RelativeAttention):
         """Keys, values and keys of positions, for both streams, (rows, heads * head_dim) each."""
         key_value = functional.linear(context.shared.keys(content, memory), self.key_value.weight, None)
         width = self.num_heads * self.head_dim
-        key, value = (functional.columns(key_value, first=first, last=first + width) for first in (0, width))
+        key, value = (functional.slice_columns(key_value, first=first, last=first + width) for first in (0, width))
         return key, value, self._position_keys(context.shared, self.positions)
 
     def __call__(self, stream: Any, keys: tuple[Any, Any, Any], context: LayerContext, places: Any = None) -> Any:
@@ -98,8 +98,8 @@ class TwoStreamAttention(RelativeAttention):
             query = functional.linear(stream, self.query.weight, self.content_bias.value)
         else:
             query = places.to_tokens(functional.linear(stream, self.query.weight, None))
-            query = rows.add_to_rows(query, self.content_bias.value)
-        queries = query, rows.add_to_rows(query, self._beside_content(self.position_bias))
+            query = functional.add(query, self.content_bias.value)
+        queries = query, functional.add(query, self._beside_content(self.position_bias))
         scores = self._segment_scores(query, context)
         if places is None:
             attended = self._attend(queries, keys, context, scores)
@@ -112,7 +112,7 @@ class TwoStreamAttention(RelativeAttention):
         if context.shared.segment_ids is None:
             return None
         bias = functional.reshape(self._beside_content(self.segment_bias), shape=(self.num_heads, self.head_dim))
-        return rows.segment_scores(self._heads(query), bias, self.segments.value)
+        return functional.segment_scores(self._heads(query), bias, self.segments.value)
 
     def _beside_content(self, bias: Parameter) -> Any:
         return functional.add(bias.value, functional.scale(self.content_bias.value, factor=-1.0))
