@@ -1,7 +1,8 @@
 """Compare models side by side: parameters, FLOPs, memory, and what was published of them.
 
 NAMES are presets, folders of models or their ids on the Hugging Face hub, as for `bertcore info`; by default all
-presets. GLUE is quoted from the literature, not measured here."""
+presets. MNLI-m (accuracy) and GLUE dev (mean of eight tasks) are what each model's authors report, not measured here;
+`bertcore info NAME` tells where they stand."""
 
 import argparse
 import csv
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bertcore.cli.common import CommandError
 from bertcore.cli.figures import Figures, figures
-from bertcore.cli.info import add_length_argument, described
+from bertcore.cli.info import QUOTED, add_length_argument, described
 from bertcore.cli.outputs import output_stream
 from bertcore.cli.tables import aligned
 
@@ -51,7 +52,7 @@ COLUMNS = {
     "flops_per_token": Column("MFLOPs/token", ",.1f", 1e-6),
     "megabytes_float32": Column("MB", ",.1f"),
     "megabytes_int8": Column("MB int8", ",.1f"),
-    "glue": Column("GLUE", ".1f"),
+    **{key: Column(title, ".1f") for key, title in QUOTED.items()},
     "objective": Column("objective"),
 }
 
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print comma-separated values, in units of one")
     form.add_argument("--json", action="store_true", help="print one JSON array")
-    parser.add_argument("--plot", metavar="FILE.png", help="plot parameters, FLOPs and GLUE (needs matplotlib)")
+    parser.add_argument("--plot", metavar="FILE.png", help="plot parameters, FLOPs and MNLI-m (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -113,13 +114,13 @@ def _check_plot(path: str) -> None:
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """A line for each model: its parameters (embeddings apart), FLOPs per token, and GLUE where it is known."""
+    """A line for each model: its parameters (embeddings apart), FLOPs per token, and MNLI-m where it is known."""
     import importlib
 
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     size = (13, 1.5 + 0.24 * len(rows))
-    figure, (sizes, work, glue) = pyplot.subplots(1, 3, figsize=size, sharey=True, width_ratios=(2, 2, 1))
+    figure, (sizes, work, mnli) = pyplot.subplots(1, 3, figsize=size, sharey=True, width_ratios=(2, 2, 1))
     names = [f"{index}" for index in range(len(rows))]  # a model may be named twice
     tables = [each["embeddings"] / 1e6 for each in rows]
     others = [(each["parameters"] - each["embeddings"]) / 1e6 for each in rows]
@@ -129,12 +130,12 @@ def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     sizes.legend(frameon=False)
     work.barh(names, [each["flops_per_token"] / 1e6 for each in rows], color="tab:orange")
     work.set(xlabel="FLOPs per token, millions", xscale="log")
-    known = [(name, each["glue"]) for name, each in zip(names, rows, strict=True) if each["glue"] is not None]
-    glue.plot([value for _, value in known], [name for name, _ in known], "o", color="tab:green")
-    glue.set(xlabel="GLUE, as published", xlim=(80, 92))
+    known = [(name, each["mnli_m"]) for name, each in zip(names, rows, strict=True) if each["mnli_m"] is not None]
+    mnli.plot([value for _, value in known], [name for name, _ in known], "o", color="tab:green")
+    mnli.set(xlabel="MNLI-m, %, as published", xlim=(80, 93))
     sizes.set_yticks(range(len(rows)), [each["name"] for each in rows], fontsize=8)
     sizes.invert_yaxis()
-    for panel in (sizes, work, glue):
+    for panel in (sizes, work, mnli):
         panel.grid(visible=True, alpha=0.25)
         panel.margins(y=0.01)
     figure.tight_layout()

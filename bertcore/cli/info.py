@@ -12,11 +12,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertcore.cli.common import model_folder, positive
 from bertcore.cli.figures import LENGTH, Figures, figures
 from bertcore.cli.tables import aligned
+
+if TYPE_CHECKING:
+    from bertcore.presets import Preset
+
+QUOTED = {"mnli_m": "MNLI-m", "glue_dev": "GLUE dev"}  # figures that others measured, and what they are called
 
 HELP = "tell a model's sizes, or list the presets"
 EXAMPLES = """\
@@ -68,15 +73,22 @@ def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
     folder: Path | None = model_folder(name) if name == "demo" or Path(name).is_dir() else None
     if folder is None:
         try:
-            known = asdict(preset(name))
+            known = preset(name)
         except ValueError as error:
             if "/" not in name:  # every preset's name, and few ids on the hub
                 raise ValueError(f"{name} is no folder here, and {error}") from None
             folder = checkpoint.resolve(name, "tokenizer")  # all but the weights
         else:
-            del known["name"]
-            return known.pop("config"), known
+            return known.config, _facts(known)
     return checkpoint.read_config(read_settings(folder).model_folder), {}
+
+
+def _facts(known: "Preset") -> dict[str, Any]:
+    """What was published of a preset beside its config; figures of others (None if there are none), their sources."""
+    facts = {key: value for key, value in vars(known).items() if key not in ("name", "config")}
+    quoted = {key: getattr(known.on_glue, key) for key in QUOTED}
+    sources = {key: figure.source for key, figure in quoted.items() if figure}
+    return facts | {key: figure and figure.value for key, figure in quoted.items()} | {"sources": sources}
 
 
 def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
@@ -105,7 +117,11 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
             "its own": facts["own"],
         }
         rows |= {"on the hub": facts["hub_id"]} if facts["hub_id"] else {}
-        rows |= {"GLUE": f"{facts['glue']} (quoted, not measured here)"} if facts["glue"] else {}
+        rows |= {
+            label: f"{figure} (quoted, not measured here: {facts['sources'][key]})"
+            for key, label in QUOTED.items()
+            if (figure := facts[key]) is not None
+        }
     return rows
 
 

@@ -10,6 +10,7 @@ _COMMON = {
     "initializer_range": 0.02,
 }
 _CONTINUED = "MLM + NSP, continued from BERT"
+MLM = ("masked_lm",)
 RTD = "replaced token detection, beside a small generator's MLM"
 
 # --- BERT and what has its shape ---------------------------------------------------------------------
@@ -29,21 +30,22 @@ BERT = Preset(
     year=2018,
     paper="arXiv:1810.04805",
     objective="MLM + NSP",
+    pretraining_heads=("masked_lm", "next_sentence"),
     tokenizer="WordPiece, lower case",
     own="the encoder that the others vary",
-    glue=84.6,
 )
 _CASED = "WordPiece, cased"
+_DISTILLED = {"objective": "distillation", "pretraining_heads": ("distillation",)}
 _SHAPED_LIKE_BERT = (
     BERT,
-    BERT.but("bert-large-uncased", "google-bert/bert-large-uncased", LARGE, glue=86.7),
+    BERT.but("bert-large-uncased", "google-bert/bert-large-uncased", LARGE),
     BERT.but(
         "bert-base-multilingual-cased", "google-bert/bert-base-multilingual-cased", {"vocab_size": 119547},
         tokenizer=_CASED, own="104 languages in one vocabulary",
     ),
     BERT.but(
         "mini-bert", "", {**sizes(3, 192, 4), "vocab_size": 8192, "max_position_embeddings": 64},
-        objective="MLM", own="trains from scratch in minutes on a CPU",
+        objective="MLM", pretraining_heads=MLM, own="a small one to try things with: 8,192 words, 64 positions",
     ),
     BERT.but(
         "scibert", "allenai/scibert_scivocab_uncased", {"vocab_size": 31090},
@@ -68,26 +70,26 @@ _SHAPED_LIKE_BERT = (
     ),
     BERT.but(
         "spanbert", "SpanBERT/spanbert-base-cased", {"vocab_size": 28996},
-        year=2019, paper="arXiv:1907.10529", objective="MLM of spans + span boundary objective", tokenizer=_CASED,
-        own="masks contiguous spans, one segment, no NSP",
+        year=2019, paper="arXiv:1907.10529", tokenizer=_CASED, own="masks contiguous spans, one segment, no NSP",
+        objective="MLM of spans + span boundary objective", pretraining_heads=("masked_lm", "span_boundary"),
     ),
     BERT.but(
         "minilm-l6-h384", "nreimers/MiniLM-L6-H384-uncased", sizes(6, 384, 12),
-        year=2020, paper="arXiv:2002.10957", objective="distillation", own="every second layer of minilm-l12-h384",
+        year=2020, paper="arXiv:2002.10957", **_DISTILLED, own="every second layer of minilm-l12-h384",
     ),
     BERT.but(
         "minilm-l12-h384", "microsoft/MiniLM-L12-H384-uncased", sizes(12, 384, 12),
-        year=2020, paper="arXiv:2002.10957", objective="distillation",
+        year=2020, paper="arXiv:2002.10957", **_DISTILLED,
         own="the teacher's last attention distributions and value relations",
     ),
     BERT.but(
         "tinybert-4l-312", "huawei-noah/TinyBERT_General_4L_312D", sizes(4, 312, 12, 1200),
-        year=2019, paper="arXiv:1909.10351", objective="distillation",
+        year=2019, paper="arXiv:1909.10351", **_DISTILLED,
         own="the teacher's embeddings, hidden states and attention scores, layer by layer",
     ),
     BERT.but(
         "tinybert-6l-768", "huawei-noah/TinyBERT_General_6L_768D", sizes(6, 768, 12),
-        year=2019, paper="arXiv:1909.10351", objective="distillation", own="as tinybert-4l-312, of the teacher's width",
+        year=2019, paper="arXiv:1909.10351", **_DISTILLED, own="as tinybert-4l-312, of the teacher's width",
     ),
 )  # fmt: skip
 
@@ -109,9 +111,9 @@ _ROBERTA = BERT.but(
     year=2019,
     paper="arXiv:1907.11692",
     objective="MLM, masks drawn anew each time",
+    pretraining_heads=MLM,
     tokenizer="byte-level BPE",
     own="no NSP, no segments, positions start after the padding's id",
-    glue=87.6,
 )
 _XLM_ROBERTA = _ROBERTA.but(
     "xlm-roberta-base", "FacebookAI/xlm-roberta-base", {"model_type": "xlm-roberta", "vocab_size": 250002},
@@ -136,10 +138,11 @@ _LUKE = _ROBERTA.but(
 )
 _SHAPED_LIKE_ROBERTA = (
     _ROBERTA,
-    _ROBERTA.but("roberta-large", "FacebookAI/roberta-large", LARGE, glue=88.9),
+    _ROBERTA.but("roberta-large", "FacebookAI/roberta-large", LARGE),
     _ROBERTA.but(
         "codebert", "microsoft/codebert-base", {},
-        year=2020, paper="arXiv:2002.08155", objective="MLM + replaced token detection", own="pairs of text and code",
+        year=2020, paper="arXiv:2002.08155", objective="MLM + replaced token detection",
+        pretraining_heads=("masked_lm", "replaced_tokens"), own="pairs of text and code",
     ),
     _ROBERTA.but(
         "camembert-base", "almanach/camembert-base",
@@ -173,16 +176,22 @@ _ALBERT = BERT.but(
     year=2019,
     paper="arXiv:1909.11942",
     objective="MLM + sentence order",
+    pretraining_heads=("masked_lm", "sentence_order"),
     tokenizer="SentencePiece unigram",
     own="one layer's parameters for all layers, narrow embeddings",
 )
 _ELECTRA = BERT.but(
     "electra-small-discriminator", "google/electra-small-discriminator",
     {"model_type": "electra", "embedding_size": 128, **sizes(12, 256, 4)},
-    year=2020, paper="arXiv:2003.10555", objective=RTD, own="tells replaced tokens; narrow embeddings; no pooler",
+    year=2020, paper="arXiv:2003.10555", objective=RTD, pretraining_heads=("replaced_tokens",),
+    own="tells replaced tokens; narrow embeddings; no pooler",
 )  # fmt: skip
-_GENERATES = {"objective": "MLM, beside its discriminator", "own": "makes the tokens that its discriminator tells"}
-_ELECTRA_SIZES = {"base": ({"embedding_size": 768, **BASE}, 88.8), "large": ({"embedding_size": 1024, **LARGE}, 90.0)}
+_GENERATES = {
+    "objective": "MLM, beside its discriminator",
+    "pretraining_heads": MLM,
+    "own": "makes the tokens that its discriminator tells",
+}
+_ELECTRA_SIZES = {"base": {"embedding_size": 768, **BASE}, "large": {"embedding_size": 1024, **LARGE}}
 _GENERATOR_SIZES = {
     "small": {},
     "base": {"embedding_size": 768},
@@ -209,9 +218,9 @@ _DISTILBERT = Preset(
     year=2019,
     paper="arXiv:1910.01108",
     objective="MLM + distillation of logits and hidden states",
+    pretraining_heads=MLM,
     tokenizer="WordPiece, lower case",
     own="every second layer of BERT, no segments, no pooler",
-    glue=81.3,
 )
 _MOBILEBERT = BERT.but(
     "mobilebert-uncased",
@@ -240,13 +249,13 @@ _SMALLER = (
     _ALBERT,
     _ALBERT.but("albert-large-v2", "albert/albert-large-v2", LARGE),
     _ALBERT.but("albert-xlarge-v2", "albert/albert-xlarge-v2", sizes(24, 2048, 16)),
-    _ALBERT.but("albert-xxlarge-v2", "albert/albert-xxlarge-v2", sizes(12, 4096, 64), glue=89.4),
+    _ALBERT.but("albert-xxlarge-v2", "albert/albert-xxlarge-v2", sizes(12, 4096, 64)),
     _DISTILBERT,
     _MOBILEBERT,
     _ELECTRA,
     *(
-        _ELECTRA.but(f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", changes, glue=glue)
-        for size, (changes, glue) in _ELECTRA_SIZES.items()
+        _ELECTRA.but(f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", changes)
+        for size, changes in _ELECTRA_SIZES.items()
     ),
     *(
         _ELECTRA.but(f"electra-{size}-generator", f"google/electra-{size}-generator", changes, **_GENERATES)

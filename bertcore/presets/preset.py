@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from bertcore.presets.published import PUBLISHED, OnGlue
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -16,9 +18,9 @@ class Preset:
         year: of the paper's first version.
         paper: arXiv:NUMBER, or a title.
         objective: what it was pretrained with.
+        pretraining_heads: of that objective, as `Family.heads` names them; other names are of heads that are not here.
         tokenizer: the kind of vocabulary.
         own: what it has that BERT has not.
-        glue: its average on GLUE as the literature's tables of members quote it; None where they do not. Not ours.
     """
 
     name: str
@@ -27,13 +29,18 @@ class Preset:
     year: int
     paper: str
     objective: str
+    pretraining_heads: tuple[str, ...]
     tokenizer: str
     own: str
-    glue: float | None = None
 
-    def but(self, name: str, hub_id: str, changes: Mapping[str, Any], *, glue: float | None = None, **facts) -> Self:
+    @property
+    def on_glue(self) -> OnGlue:
+        """What its authors report."""
+        return PUBLISHED.get(self.name, OnGlue())
+
+    def but(self, name: str, hub_id: str, changes: Mapping[str, Any], **facts) -> Self:
         """Another member of the same shape: `changes` of the config, `facts` that differ."""
-        return replace(self, name=name, hub_id=hub_id, config={**self.config, **changes}, glue=glue, **facts)
+        return replace(self, name=name, hub_id=hub_id, config={**self.config, **changes}, **facts)
 
 
 def sizes(layers: int, hidden: int, heads: int, intermediate: int | None = None) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """The members with relative positions, and those that read from left to right, as data."""
 
-from bertcore.presets.absolute import BERT, RTD
+from bertcore.presets.absolute import BERT, MLM, RTD
 from bertcore.presets.preset import LARGE, Preset, sizes
+
+CAUSAL_LM = ("causal_lm",)
 
 # --- relative positions ----------------------------------------------------------------------------------
 
@@ -23,9 +25,9 @@ _DEBERTA = BERT.but(
     year=2020,
     paper="arXiv:2006.03654",
     objective="MLM",
+    pretraining_heads=MLM,
     tokenizer="byte-level BPE",
     own="disentangled attention: content and relative position apart",
-    glue=88.8,
 )
 _DEBERTA_V3 = _DEBERTA.but(
     "deberta-v3-base",
@@ -41,6 +43,7 @@ _DEBERTA_V3 = _DEBERTA.but(
     year=2021,
     paper="arXiv:2111.09543",
     objective=RTD,
+    pretraining_heads=("replaced_tokens",),
     tokenizer="SentencePiece unigram",
     own="relative positions in log buckets, projections shared with content",
 )
@@ -75,25 +78,26 @@ _XLNET = Preset(
     year=2019,
     paper="arXiv:1906.08237",
     objective="permutation LM",
+    pretraining_heads=CAUSAL_LM,
     tokenizer="SentencePiece unigram",
     own="two-stream attention, relative positions, memory of earlier segments",
 )
 _RELATIVE = (
     _DEBERTA,
-    _DEBERTA.but("deberta-large", "microsoft/deberta-large", LARGE, glue=90.3),
+    _DEBERTA.but("deberta-large", "microsoft/deberta-large", LARGE),
     _DEBERTA_V3.but("deberta-v3-small", "microsoft/deberta-v3-small", sizes(6, 768, 12)),
     _DEBERTA_V3,
-    _DEBERTA_V3.but("deberta-v3-large", "microsoft/deberta-v3-large", LARGE, glue=91.1),
+    _DEBERTA_V3.but("deberta-v3-large", "microsoft/deberta-v3-large", LARGE),
     _DEBERTA_V3.but(
         "deberta-v2-xlarge", "microsoft/deberta-v2-xlarge",
         {**sizes(24, 1536, 24), "attention_head_size": 64, "conv_kernel_size": 3, "conv_act": "gelu"},
-        year=2020, paper="arXiv:2006.03654", objective="MLM",
+        year=2020, paper="arXiv:2006.03654", objective="MLM", pretraining_heads=MLM,
         own="as deberta-v3, and a convolution beside the first layer",
     ),
     _XLNET,
     _XLNET.but(
         "xlnet-large-cased", "xlnet/xlnet-large-cased",
-        {"n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096}, glue=90.2,
+        {"n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096},
     ),
 )  # fmt: skip
 
@@ -121,6 +125,7 @@ _GPT2 = Preset(
     year=2019,
     paper="Language Models are Unsupervised Multitask Learners",
     objective="causal LM",
+    pretraining_heads=CAUSAL_LM,
     tokenizer="byte-level BPE",
     own="a decoder: each token sees those before it; layer norms before the blocks",
 )
@@ -157,6 +162,7 @@ _TRANSFORMER_XL = Preset(
     year=2019,
     paper="arXiv:1901.02860",
     objective="causal LM",
+    pretraining_heads=CAUSAL_LM,
     tokenizer="words",
     own="recurrence over segments, relative positions, adaptive softmax; XLNet's ancestor",
 )

@@ -36,11 +36,21 @@ def test_all_presets_are_the_default(capsys):
 def test_csv_and_json_hold_numbers_in_units_of_one(capsys, encoder_folder):
     (line, folder) = csv.DictReader(io.StringIO(shown(capsys, "mini-bert", encoder_folder, "--csv", "--length", "32")))
     assert list(line) == list(compare.COLUMNS)
-    assert (line["parameters"], line["glue"]) == ("2957568", "")
+    assert (line["parameters"], line["mnli_m"], line["glue_dev"]) == ("2957568", "", "")
     assert int(line["flops_per_token"]) == 2 * 1_327_104 + 3 * 4 * 32 * 192
     assert (folder["name"], folder["year"]) == (str(encoder_folder), "")
     (same,) = json.loads(shown(capsys, "mini-bert", "--json", "--length", "32"))
-    assert same["parameters"] == 2_957_568 and same["glue"] is None
+    assert same["parameters"] == 2_957_568 and same["mnli_m"] is same["glue_dev"] is None
+
+
+def test_each_figure_of_others_has_a_column_of_its_own(capsys):
+    bert, roberta, distilbert = json.loads(
+        shown(capsys, "bert-base-uncased", "roberta-base", "distilbert-base-uncased", "--json")
+    )
+    assert (bert["mnli_m"], bert["glue_dev"]) == (84.6, None)
+    assert (roberta["mnli_m"], roberta["glue_dev"]) == (87.6, 86.4)
+    assert (distilbert["mnli_m"], distilbert["glue_dev"]) == (None, None)
+    assert "glue" not in bert
 
 
 def test_an_unknown_name_prints_nothing(capsys):

@@ -25,7 +25,9 @@ def test_a_preset(capsys):
     assert "heads       12 of 64" in text
     assert "paper       arXiv:1810.04805 (2018)" in text
     assert "AutoModelForNextSentencePrediction" in text
-    assert "GLUE        84.6 (quoted, not measured here)" in text
+    assert "MNLI-m      84.6 (quoted, not measured here: arXiv:1810.04805, table 1: test set)" in text
+    assert "GLUE" not in text
+    assert "GLUE dev    86.4 (quoted, not measured here: github.com/" in shown(capsys, "roberta-base")
 
 
 def test_json_has_the_same(capsys):
