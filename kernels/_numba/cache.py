@@ -1,9 +1,10 @@
 """Where compiled kernels are kept, and a word to the user when they have to be compiled.
 
-Each kernel, compiled for some types, is a file of its own, named by what it was made from and for: the sources of this
-package (Numba would not notice that a helper in another file had changed), its types, CPU and features, vector level,
-versions of Python, Numba and llvmlite. So any number of processes may fill one cache at once, a cache may
-be shared by different machines, and one that can only be read serves as well. Files unused for UNUSED_DAYS go.
+Each kernel, compiled for some types, is a file of its own, named by what it was made from and for: the code of its
+module and of those that it imports (sources.py; Numba would not notice that a helper in another file had changed), its
+types, CPU and features, vector level, versions of Python, Numba and llvmlite. So any number of processes may fill one
+cache at once, a cache may be shared by different machines and versions of this package, and one that can only be read
+serves as well. Files unused for UNUSED_DAYS go.
 """
 
 import hashlib
@@ -25,48 +26,47 @@ from numba.core.serialize import dumps
 
 from ..cache_folder import usable_cache_folder
 from .isa import LEVEL
+from .sources import PACKAGE, PACKAGE_NAME, Sources, package_digests
 
 UNUSED_DAYS = 90
 _DAY = 24 * 3600.0
 
 
-_ALL_KERNELS = Path(__file__).parents[1]
-
-
-@cache
-def _source_digest(folder: Path) -> str:
-    """Of a kernel's own folder; of all of the package's for its kernels, which are made of each other's helpers."""
-    sources = sorted(_ALL_KERNELS.rglob("*.py") if folder.is_relative_to(_ALL_KERNELS) else folder.glob("*.py"))
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
-
-
 @cache
 def cache_folder() -> Path:
     """The folder of compiled kernels, below BERTCORE_CACHE_DIR, else NUMBA_CACHE_DIR, else the user's cache folder."""
-    name = f"numba-{_source_digest(_ALL_KERNELS)}"
+    name = f"numba-{numba.__version__}"
     if config.CACHE_DIR and not os.environ.get("BERTCORE_CACHE_DIR"):
-        return Path(config.CACHE_DIR) / "bertcore" / name  # the user said where Numba's caches belong
+        return (
+            Path(config.CACHE_DIR) / PACKAGE_NAME.partition(".")[0] / name
+        )  # the user said where Numba's caches belong
     return usable_cache_folder(holding=name) / name
+
+
+def _digest(file: Path) -> str:
+    if file.is_relative_to(PACKAGE):
+        return package_digests(cache_folder())[file.relative_to(PACKAGE).as_posix()]
+    return Sources().digest(file)  # a kernel of somebody else's
 
 
 class _Locator(caching._CacheLocator):
     """Numba's own insist on a folder that can be written."""
 
     def __init__(self, function, file):
-        self._function, self._file = function, Path(file)
+        self._function, self._py_file = function, file
 
     @classmethod
     def from_function(cls, py_func, py_file):
         return cls(py_func, py_file)
 
     def get_cache_path(self):
-        return str(cache_folder() / self.get_suitable_cache_subpath(str(self._file)))
+        return str(cache_folder() / self._function.__module__)
 
     def get_source_stamp(self):
-        return _source_digest(self._file.parent), numba.__version__, llvmlite.__version__
+        return _digest(Path(self._py_file)), sys.implementation.cache_tag, numba.__version__, llvmlite.__version__
 
     def get_disambiguator(self):
-        return str(self._function.__code__.co_firstlineno)
+        return ""  # Numba takes the line, which moves with every comment above it
 
 
 class _Implementation(caching.CompileResultCacheImpl):
@@ -135,7 +135,7 @@ class KernelCache(caching.FunctionCache):
 
 @cache
 def _say_not_kept(reason: str) -> None:
-    print(f"bertcore: compiled kernels are not kept: {cache_folder()}: {reason}", file=sys.stderr, flush=True)
+    print(f"{PACKAGE_NAME}: compiled kernels are not kept: {cache_folder()}: {reason}", file=sys.stderr, flush=True)
 
 
 # --- files that nobody uses ---------------------------------------------------------------------------------------
@@ -155,7 +155,8 @@ def _remove_unused(folder: Path) -> None:
     Whoever would have loaded one in that moment compiles it again.
     """
     oldest = time.time() - UNUSED_DAYS * _DAY
-    for file in [*folder.glob("numba-*/*/*.nb[ci]"), *folder.glob("numba-*/*/*.tmp*")]:
+    kinds = "numba-*/*/*.nb[ci]", "numba-*/*/*.tmp*", "numba-*/sources-*"
+    for file in [file for kind in kinds for file in folder.glob(kind)]:
         with suppress(OSError):  # another process was faster, or it is not ours
             if file.stat().st_mtime < oldest:
                 file.unlink()
@@ -192,7 +193,16 @@ def compilations() -> Iterator[list[str]]:
 
 @cache
 def _say_compiling() -> None:
-    print("bertcore: compiling kernels for this CPU (first run, cached afterwards) ...", file=sys.stderr, flush=True)
+    print(
+        f"{PACKAGE_NAME}: compiling kernels for this CPU (first run, cached afterwards) ...",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
-event.register("numba:compile", _Compilations(lambda name: _say_compiling()))
+def _say_kernel(name: str) -> None:
+    _say_compiling()
+    print(f"  {name.removeprefix(PACKAGE_NAME + '.')}", file=sys.stderr, flush=True)
+
+
+event.register("numba:compile", _Compilations(_say_kernel))

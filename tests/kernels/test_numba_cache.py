@@ -1,13 +1,14 @@
 """Compiled kernels on disk: where, for whom they are valid, damaged, read-only, filled by several processes at once."""
 
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
 
 import pytest
 
-from bertcore.kernels._numba import cache
+from bertcore.kernels._numba import cache, sources
 from tests.kernels.forced_isa import supported
 from tests.processes import finish, run_python, start_python
 
@@ -24,7 +25,7 @@ CALL = """
 import importlib.util, sys
 import numba
 before = numba.config.CACHE_DIR
-from bertcore.kernels._numba import cache
+from bertcore.kernels._numba import cache, sources
 assert numba.config.CACHE_DIR == before
 spec = importlib.util.spec_from_file_location("bertcore.kernels.pretend", sys.argv[1])
 module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -83,17 +84,67 @@ def test_damaged_files_are_compiled_again(file, tmp_path):
     assert call(file, **in_folder(tmp_path))[1:] == (0, "")
 
 
-def test_a_changed_helper_in_the_same_folder_is_noticed(file, tmp_path):
+# --- what compiled code is made from --------------------------------------------------------------------------------
+
+
+def test_only_changed_code_is_compiled_again(file, tmp_path):
     call(file, **in_folder(tmp_path))
-    (file.parent / "helpers.py").write_text("ONE = 1")
+    text = KERNEL.replace("def f(x):", 'def f(x):\n    """Add one."""')
+    file.write_text(f'"""A kernel."""\n\n# One,\n# twice.\n\n{text}')
+    assert call(file, **in_folder(tmp_path))[1:] == (0, "")
+    file.write_text(f"{KERNEL}\nONE = 1\n")
     assert call(file, **in_folder(tmp_path))[1] == 1
 
 
-def test_a_changed_helper_in_the_shared_folder_is_noticed(tmp_path):
-    (tmp_path / "simd.py").write_text("a = 1")
-    before = cache._source_digest.__wrapped__(tmp_path)
-    (tmp_path / "simd.py").write_text("a = 2")
-    assert cache._source_digest.__wrapped__(tmp_path) != before
+EDITS = {  # file -> (text, another, what is compiled again of RECOMPILED)
+    "softmax/cpu.py": ("GRAIN = 1 << 1", "GRAIN = 1 << 2", {"softmax"}),
+    "_numba/pointwise.py": ("LINE = 1024", "LINE = 512", {"linear", "gelu", "program"}),
+    "_numba/product.py": ("NO_ACTIVATION = -1", "NO_ACTIVATION = -2", {"linear", "program"}),
+    "_numba/simd.py": ("types.intp", "types.int64", {"softmax", "embedding", "linear", "gelu", "program"}),
+    "linear/cpu.py": ("Affine map", "Another map", set()),
+    "_numba/rows.py": ("\n\n@helper\n", "\n\n# another\n@helper\n", set()),
+    "embedding/reference.py": ("import", "import os\nimport", set()),
+}
+RECOMPILED = ("softmax", "embedding", "linear", "gelu", "program")
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_what_depends_on_a_module(name, tmp_path):
+    root, (text, another, expected) = tmp_path / "kernels", EDITS[name]
+    shutil.copytree(sources.PACKAGE, root, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def digests():
+        found = sources.Sources(root, "bertcore.kernels")
+        return {operation: found.digest(root / operation / "cpu.py") for operation in RECOMPILED}
+
+    before, source = digests(), (root / name).read_text()
+    assert text in source
+    (root / name).write_text(source.replace(text, another))
+    assert {operation for operation, digest in digests().items() if digest != before[operation]} == expected
+
+
+def test_every_kernel_depends_on_what_it_loads():
+    """The imports that are read from the text are those that happen."""
+    code = """
+import sys
+from bertcore.kernels._numba.sources import PACKAGE, Sources
+import bertcore.kernels.linear.cpu
+loaded = {module.__file__ for name, module in sys.modules.items() if name.startswith("bertcore.kernels._numba.")}
+sources = Sources()
+sources.digest(PACKAGE / "linear" / "cpu.py")
+print(sorted(loaded - {str(file) for file in sources._modules}))
+"""
+    assert run_python(code)[0] == "[]"
+
+
+def test_digests_are_kept_under_the_text_of_all_files(tmp_path):
+    digests = sources.package_digests.__wrapped__
+    before = digests(tmp_path)
+    (kept,) = tmp_path.glob("sources-*.json")
+    kept.write_text(kept.read_text().replace(before["linear/cpu.py"], "another"))
+    assert digests(tmp_path) == before | {"linear/cpu.py": "another"}
+    kept.write_text("damaged")
+    assert digests(tmp_path) == before
 
 
 # --- another CPU --------------------------------------------------------------------------------------------------

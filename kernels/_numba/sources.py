@@ -1,0 +1,117 @@
+"""What compiled code is made from: a digest of the code of a kernel's module and of all modules that it imports.
+
+Comments, docstrings and the layout of the text are no part of it, nor are modules that are not imported: what changes
+nothing in a kernel recompiles nothing. To parse this package takes half a second; its digests are kept beside the
+compiled kernels, under a digest of the plain text of all files.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+PACKAGE_NAME = __package__.rpartition(".")[0]
+_DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+
+
+class Sources:
+    """The digests of modules, each read once.
+
+    Args:
+        root: the folder that is imported as `name`.
+    """
+
+    def __init__(self, root: Path = PACKAGE, name: str = PACKAGE_NAME):
+        self._root, self._name = root, name
+        self._trees: dict[Path, ast.Module] = {}
+        self._modules: dict[Path, tuple[str, set[Path]]] = {}
+
+    def digest(self, file: Path) -> str:
+        """Of the code of a module and of all that it imports, one from another."""
+        found, waiting = set(), {file}
+        while waiting:
+            file = waiting.pop()
+            found.add(file)
+            waiting |= self._module(file)[1] - found
+        return _sha256("".join(sorted(self._module(file)[0] for file in found)))
+
+    def _module(self, file: Path) -> tuple[str, set[Path]]:
+        """The digest of a module's own code, and the files of what it imports."""
+        if file not in self._modules:
+            tree = self._tree(file)
+            imported = {path for node in ast.walk(tree) for path in self._imported(node, file)}
+            self._modules[file] = _sha256(ast.dump(tree)), imported
+        return self._modules[file]
+
+    def _tree(self, file: Path) -> ast.Module:
+        if file not in self._trees:
+            self._trees[file] = _without_docstrings(ast.parse(file.read_bytes()))
+        return self._trees[file]
+
+    def _imported(self, node: ast.AST, file: Path) -> Iterator[Path]:
+        """The files that an import statement of `file` takes its names from."""
+        if not isinstance(node, ast.ImportFrom):
+            return
+        module = node.module or ""
+        if node.level:
+            folder = file.parents[node.level - 1]
+        elif f"{module}.".startswith(f"{self._name}."):
+            folder, module = self._root, module[len(self._name) + 1 :]
+        else:
+            return
+        for alias in node.names:
+            yield from self._home(folder.joinpath(*filter(None, module.split("."))), alias.name)
+
+    def _home(self, place: Path, name: str) -> Iterator[Path]:
+        """The file that defines `name` of the module or package at `place` (without its ending)."""
+        if place.with_suffix(".py").is_file():
+            yield place.with_suffix(".py")
+            return
+        for submodule in (place / f"{name}.py", place / name / "__init__.py"):
+            if submodule.is_file():
+                yield submodule
+                return
+        package = place / "__init__.py"
+        if not package.is_file():
+            return
+        for node in self._tree(package).body:
+            if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
+                yield from self._imported(ast.ImportFrom(node.module, [ast.alias(name)], node.level), package)
+                return
+        yield package
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and node.body and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return tree
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def package_digests(folder: Path) -> dict[str, str]:
+    """The digest of each module of this package, by its path within it; kept in `folder` where that can be."""
+    texts = {file.relative_to(PACKAGE).as_posix(): file.read_bytes() for file in sorted(PACKAGE.rglob("*.py"))}
+    kept = folder / f"sources-{hashlib.sha256(repr(texts).encode()).hexdigest()[:20]}.json"
+    with suppress(OSError, ValueError):  # not there, or damaged
+        found = json.loads(kept.read_text())
+        if found.keys() == texts.keys():
+            return found
+    sources = Sources()
+    digests = {name: sources.digest(PACKAGE / name) for name in texts}
+    temporary = kept.with_suffix(f".{secrets.token_hex(8)}.tmp")
+    with suppress(OSError):  # a folder that can only be read
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary.write_text(json.dumps(digests))
+        os.replace(temporary, kept)
+    return digests
