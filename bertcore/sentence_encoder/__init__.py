@@ -1,5 +1,5 @@
 """Sentence embeddings: text in, one vector a text out."""
 
-from .encoder import SentenceEncoder
+from .encoder import SentenceEncoder, TextsCutWarning
 
-__all__ = ["SentenceEncoder"]
+__all__ = ["SentenceEncoder", "TextsCutWarning"]

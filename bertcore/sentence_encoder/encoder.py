@@ -1,6 +1,7 @@
 """SentenceEncoder: a published sentence encoder, from its folder to embeddings."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +20,10 @@ from bertcore.tokenization import AutoTokenizer
 
 BATCH_TOKENS = 4096
 MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
+
+
+class TextsCutWarning(UserWarning):
+    """Texts have more tokens than are embedded; the first tokens are."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class SentenceEncoder:
         CheckpointError: which file of the folder is wrong or which module is not supported.
         ValueError: a `max_seq_length` out of range.
 
+    The first call that cuts texts ends with a TextsCutWarning that tells how many.
+
     One encoder may be used by several threads at once.
     """
 
@@ -74,14 +81,15 @@ class SentenceEncoder:
         self.tokenizer = AutoTokenizer.from_pretrained(self.settings.model_folder)
         self._check_width()
         self.max_seq_length = self._max_seq_length(max_seq_length)
+        self._has_warned = False
         self.embedding_dimension = self.model.spec.hidden_size * len(self.settings.pooling)
 
     def _check_width(self) -> None:
-        stated, width = self.settings.word_embedding_dimension, self.model.spec.hidden_size
-        if stated not in (None, width):
+        width = self.model.spec.hidden_size
+        key, stated = self.settings.width or ("", width)
+        if stated != width:
             raise CheckpointError(
-                f"{self.settings.pooling_file}: word_embedding_dimension is {stated}, expected {width}, "
-                "the model's hidden_size"
+                f"{self.settings.pooling_file}: {key} is {stated}, expected {width}, the model's hidden_size"
             )
 
     def _max_seq_length(self, wanted: int | None) -> int:
@@ -198,7 +206,8 @@ class SentenceEncoder:
         self, texts: Iterable[str], advance: Callable[[int], object], options: _Options
     ) -> Iterator[np.ndarray]:
         """The embeddings of neighbouring texts, (some, dim) float32, window by window."""
-        sequences = chain.from_iterable(self._tokenize(group, options.prompt) for group in grouped(texts))
+        cut = _CutTexts(self)
+        sequences = chain.from_iterable(self._tokenize(group, options.prompt, cut) for group in grouped(texts))
         for window in windows(sequences, options.batch_tokens):
             rows = np.empty((len(window), self.embedding_dimension), np.float32)
             for indices in batches([len(sequence) for sequence in window], options.batch_tokens):
@@ -209,20 +218,51 @@ class SentenceEncoder:
                 rows[indices] = normalized(pooled) if options.normalize else pooled
                 advance(len(indices))
             yield rows
+        cut.warn()
 
-    def _tokenize(self, texts: list[str], prompt: str) -> list[np.ndarray]:
+    def _tokenize(self, texts: list[str], prompt: str, cut: "_CutTexts") -> list[np.ndarray]:
         texts = [prompt + text for text in texts]
         if self.settings.do_lower_case:
             texts = [text.lower() for text in texts]
-        ids = self.tokenizer(texts, truncation=True, max_length=self.max_seq_length)["input_ids"]
-        return [np.array(row, np.int32) for row in ids]
+        found = self.tokenizer.encode_beginnings(texts, self.max_seq_length)
+        cut.count(was_cut for _, was_cut in found)
+        return [np.array(ids, np.int32) for ids, _ in found]
+
+
+class _CutTexts:
+    """Counts the texts of a call, and those of them that were cut, for one warning of each encoder."""
+
+    def __init__(self, encoder: SentenceEncoder):
+        self._encoder, self._texts, self._cut = encoder, 0, 0
+
+    def count(self, was_cut: Iterable[bool]) -> None:
+        flags = list(was_cut)
+        self._texts += len(flags)
+        self._cut += sum(flags)
+
+    def warn(self) -> None:
+        """Warn when there is something to tell and this encoder has not yet told it."""
+        encoder = self._encoder
+        if not self._cut or encoder._has_warned:
+            return
+        encoder._has_warned = True
+        length, positions = encoder.max_seq_length, encoder.model.spec.longest_sequence
+        more = f"; the model takes up to {positions} (max_seq_length)" if positions and positions > length else ""
+        warnings.warn(
+            f"{self._cut} of {self._texts} texts were cut to {length} tokens{more}. This is told once",
+            TextsCutWarning,
+            stacklevel=4,
+        )
 
 
 def _checked(texts: Any) -> Iterator[str]:
     """The texts one by one, each seen to be a string."""
+    expected = "expected a string or a list of strings"
     if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
-        expected = "expected a string or a list of strings" + ("; decode it first" if isinstance(texts, bytes) else "")
-        raise TypeError(f"texts is {type(texts).__name__}, {expected}")
+        hint = "; decode it first" if isinstance(texts, bytes) else ""
+        raise TypeError(f"texts is {type(texts).__name__}, {expected}{hint}")
+    if isinstance(texts, np.ndarray) and texts.ndim == 0:  # which says of itself that it can be iterated over
+        raise TypeError(f"texts is an array without axes, {expected}")
     return (_string(index, text) for index, text in enumerate(texts))
 
 

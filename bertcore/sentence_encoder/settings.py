@@ -29,6 +29,8 @@ POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
+WIDTH_KEYS = ("embedding_dimension", "word_embedding_dimension")  # since sentence-transformers 6, and before
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -38,7 +40,7 @@ class Settings:
         model_folder: where config.json, the weights and the tokenizer are.
         folders: the folder that was read and those of its modules.
         pooling_file: where the pooling stands; None for a plain model.
-        word_embedding_dimension: the width of the hidden states that are pooled; None if the folder does not say.
+        width: of the hidden states that are pooled, and the key that says so; None if the folder does not say.
         pooling: modes of `pooling.POOLING`; the vectors of several are joined.
         normalize: whether embeddings are scaled to length 1.
         max_seq_length: texts are cut to this many tokens; None leaves it to the tokenizer and the model.
@@ -50,7 +52,7 @@ class Settings:
     model_folder: Path
     folders: tuple[Path, ...] = ()
     pooling_file: Path | None = None
-    word_embedding_dimension: int | None = None
+    width: tuple[str, int] | None = None
     pooling: tuple[str, ...] = ("mean",)
     normalize: bool = False
     max_seq_length: int | None = None
@@ -135,10 +137,17 @@ def _read_pooling(file: Path) -> dict[str, Any]:
     unknown = [mode for mode in modes if mode not in POOLING]
     if unknown:
         raise CheckpointError(f"{file}: pooling {unknown[0]!r} is not supported; supported are {', '.join(POOLING)}")
-    width = config.get("word_embedding_dimension")
-    if width is not None and (type(width) is not int or width < 1):
-        raise CheckpointError(f"{file}: word_embedding_dimension is {width!r}, expected a positive integer or null")
-    return {"pooling_file": file, "pooling": tuple(modes), "word_embedding_dimension": width}
+    return {"pooling_file": file, "pooling": tuple(modes), "width": _read_width(file, config)}
+
+
+def _read_width(file: Path, config: Mapping[str, Any]) -> tuple[str, int] | None:
+    for key in WIDTH_KEYS:
+        width = config.get(key)
+        if width is not None:
+            if type(width) is not int or width < 1:
+                raise CheckpointError(f"{file}: {key} is {width!r}, expected a positive integer or null")
+            return key, width
+    return None
 
 
 def _read_transformer_settings(folder: Path) -> dict[str, Any]:

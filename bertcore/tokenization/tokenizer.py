@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .batch import BatchEncoding, as_array
+from .beginnings import beginnings
 from .options import Padding, Truncation, check_tensors, read_padding, read_truncation
 from .padding import as_arrays, as_columns, fill_up
 from .saving import file_contents, write_contents
@@ -113,6 +114,21 @@ class Tokenizer(Vocabulary):
     def encode(self, text: str, text_pair: str | None = None, **options) -> list[int]:
         """The input_ids of a call with these arguments."""
         return self(text, text_pair, **options)["input_ids"]
+
+    def encode_beginnings(self, texts: list[str], max_length: int) -> list[tuple[list[int], bool]]:
+        """The input_ids of each text, cut to `max_length` with its special tokens, and whether it was cut.
+
+        Memory follows what is left of the texts, not their length (but for a truncation_side of "left").
+
+        Raises TypeError and ValueError as a call with truncation=True does.
+        """
+        checked = read_texts(texts, None, False)
+        cut, _ = self._limits(False, True, False, True, max_length, 0, None, None)
+        try:
+            return beginnings(self._engine, checked.first, cut)
+        except TypeError:  # what the library calls text that cannot be written as UTF-8
+            checked.check_unicode()
+            raise
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[str]:
         """The tokens of one text as strings."""

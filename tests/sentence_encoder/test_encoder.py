@@ -5,11 +5,13 @@ import re
 import sys
 import threading
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
 
 from bertcore import AutoModel, SentenceEncoder, get_backend, use_backend
+from bertcore.sentence_encoder import TextsCutWarning
 from bertcore.sentence_encoder.batching import BATCHES_PER_WINDOW, GROUP_TEXTS
 from tests.sentence_encoder.comparison import TEXTS, assert_same
 from tests.tiny_bert import WIDTH, random_texts
@@ -42,6 +44,7 @@ def test_any_iterable_of_texts(encoder, kind):
         (["a", None], r"texts\[1\] is NoneType, expected str"),
         (["a", "b", 3.5], r"texts\[2\] is float, expected str"),
         ([b"bytes"], r"texts\[0\] is bytes, expected str: decode it first"),
+        (np.array("the cat"), "texts is an array without axes, expected a string or a list of strings"),
         ([["a", "b"]], r"texts\[0\] is list, expected str"),
     ],
 )
@@ -208,6 +211,30 @@ def test_progress_on_a_terminal_only_for_long_work(encoder, capsys, monkeypatch)
     assert "texts" in capsys.readouterr().err
     encoder.encode(TEXTS, show_progress=False)
     assert capsys.readouterr().err == ""
+
+
+def cuts(call):
+    """What `call` warns of, as texts."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert all(each.category is TextsCutWarning for each in caught)
+    return [str(each.message) for each in caught]
+
+
+def test_texts_that_are_cut_are_counted_once(folder):
+    fits, long = "a " * 38, "a " * 39  # and two special tokens, in 40 positions
+    encoder = SentenceEncoder(folder)
+    assert cuts(lambda: encoder.encode([fits] * 5)) == []
+    assert cuts(lambda: encoder.encode([fits, long, fits, long])) == [
+        "2 of 4 texts were cut to 40 tokens. This is told once"
+    ]
+    assert cuts(lambda: encoder.encode([long])) == []
+    shorter = SentenceEncoder(folder, max_seq_length=7)
+    (told,) = cuts(lambda: list(shorter.encode_stream(iter([long] * 300), batch_tokens=8)))
+    assert told == (
+        "300 of 300 texts were cut to 7 tokens; the model takes up to 40 (max_seq_length). This is told once"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -215,6 +215,7 @@ def test_modules_may_not_point_outside(tmp_path, path):
             {"word_embedding_dimension": 7},
             rf"config\.json: word_embedding_dimension is 7, expected {WIDTH}, the model's hidden_size",
         ),
+        ({"embedding_dimension": 7}, rf"config\.json: embedding_dimension is 7, expected {WIDTH}, the model's hidden"),
         ({"word_embedding_dimension": "x"}, r"word_embedding_dimension is 'x', expected a positive integer"),
         ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt is False, supported is true"),
     ],
