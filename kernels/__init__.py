@@ -8,7 +8,7 @@ another project, under any name, and it works.
 # The public functions are imported here, eagerly: an operation's folder bears its function's name, and a later
 # `import bertcore.kernels.softmax.cpu` must not put the module in the function's place.
 from .activation import activation, activation_backward
-from .attention import attention, attention_backward
+from .attention import RelativePositions, alibi_positions, attention, attention_backward, bucketed_distances
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
     BackendUnavailable,
@@ -24,7 +24,6 @@ from .embedding import embedding, embedding_backward
 from .gelu import gelu, gelu_backward
 from .layer_norm import layer_norm, layer_norm_backward
 from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
-from .relative_attention import relative_attention, relative_attention_backward
 from .rotary import rotary, rotary_backward
 from .rotary.tables import rotary_tables
 from .softmax import softmax, softmax_backward
@@ -33,11 +32,14 @@ from .threads import get_num_threads, set_num_threads
 __all__ = [
     "BackendUnavailable",
     "PreparedWeight",
+    "RelativePositions",
     "activation",
     "activation_backward",
+    "alibi_positions",
     "array_module",
     "attention",
     "attention_backward",
+    "bucketed_distances",
     "cross_entropy",
     "cross_entropy_backward",
     "embedding",
@@ -52,8 +54,6 @@ __all__ = [
     "linear_backward",
     "prepare_weight",
     "quantize_weight",
-    "relative_attention",
-    "relative_attention_backward",
     "resolve_backend",
     "rotary",
     "rotary_backward",

@@ -286,8 +286,8 @@ def _attention(a, backend):
 def _attention_training(a, backend):
     inputs, options = query_key_value(a), {"cu_seqlens": a.cu_seqlens, "backend": backend}
     output, lse = kernels.attention(*inputs, return_lse=True, **options)
-    *grads, _ = kernels.attention_backward(a.grad_output, *inputs, output, lse, **options)
-    return output, *grads
+    grads = kernels.attention_backward(a.grad_output, *inputs, output, lse, **options)
+    return output, *grads[:3]
 
 
 # relative attention: DeBERTa's, with both tables, of as many rows as DeBERTa-v3-base has
@@ -314,19 +314,20 @@ def _relative_attention_cases(size: str, length: str) -> Iterator[Case]:
         yield from _pair(("relative_attention", name, size, length), inputs, functions, *costs)
 
 
-RELATIVE = ("position_key", "position_query", "distance_rows", "cu_seqlens")
+def _relative_options(a: SimpleNamespace, backend: str) -> dict:
+    relative = kernels.RelativePositions(a.distance_rows, a.position_key, a.position_query)
+    return {"relative": relative, "cu_seqlens": a.cu_seqlens, "backend": backend}
 
 
 def _relative_attention(a, backend):
-    options = {name: getattr(a, name) for name in RELATIVE}
-    return (kernels.relative_attention(*query_key_value(a), **options, backend=backend),)
+    return (kernels.attention(*query_key_value(a), **_relative_options(a, backend)),)
 
 
 def _relative_attention_training(a, backend):
-    inputs, options = query_key_value(a), {name: getattr(a, name) for name in RELATIVE} | {"backend": backend}
-    output, lse = kernels.relative_attention(*inputs, **options, return_lse=True)
-    grads = kernels.relative_attention_backward(a.grad_output, *inputs, output, lse, **options)
-    return output, *(grad for grad in grads if grad is not None)
+    inputs, options = query_key_value(a), _relative_options(a, backend)
+    output, lse = kernels.attention(*inputs, **options, return_lse=True)
+    grads = kernels.attention_backward(a.grad_output, *inputs, output, lse, **options)
+    return output, *grads[:3], grads.relative.position_key, grads.relative.position_query
 
 
 # embedding and cross entropy: both ends of a masked language model

@@ -1,14 +1,53 @@
-"""Scaled dot-product attention, dense or over packed sequences, forward and backward."""
+"""Scaled dot-product attention, dense or over packed sequences, with relative positions; forward and backward.
 
+What the backends implement, with `scoring` as arguments.py describes it:
+
+    attention(query, key, value, scoring, return_probs, return_components, compute_dtype)
+        -> (output, lse, probabilities or None, components or None)
+
+    attention_backward(grad_output, query, key, value, output, lse, scoring)
+        -> (grad_query, grad_key, grad_value, grad_bias or None, RelativePositions of gradients or None)
+
+All arrays of tokens are (batch, heads, length, head_dim) with contiguous rows; packed ones are views of that form whose
+batch is 1. grad_bias may have size 1 along axes on which bias has a stride of 0.
+"""
+
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks, dispatch
 from ..precision import working_dtype
-from .arguments import broadcast_mask, check_compute_dtype, check_packed, scale_or_default, scores_shape
+from .arguments import (
+    Scoring,
+    broadcast_mask,
+    check_compute_dtype,
+    check_dense,
+    check_packed,
+    check_relative,
+    check_window,
+    scale_or_default,
+    scores_shape,
+)
+from .positions import RelativePositions, alibi_positions, bucketed_distances
 
-OPTIONAL = ("cu_seqlens", "cu_seqlens_k", "attn_mask", "bias")
+__all__ = [
+    "Gradients", "RelativePositions", "alibi_positions", "attention", "attention_backward", "bucketed_distances",
+]  # fmt: skip
+
+_OF_RELATIVE = tuple(field.name for field in fields(RelativePositions))
+_OPTIONAL = ("cu_seqlens", "cu_seqlens_k", "attn_mask", "bias", *_OF_RELATIVE[1:])
+
+
+class Gradients(NamedTuple):
+    """The gradients of `attention`, each of its array's shape and dtype; None where the array is None."""
+
+    query: Any
+    key: Any
+    value: Any
+    bias: Any
+    relative: RelativePositions | None
 
 
 def attention(
@@ -21,21 +60,26 @@ def attention(
     attn_mask: Any = None,
     bias: Any = None,
     is_causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    relative: RelativePositions | None = None,
     scale: float | None = None,
     compute_dtype: str | None = None,
     return_lse: bool = False,
     return_probs: bool = False,
+    return_components: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """softmax(scale * query @ key.T + bias + mask) @ value for each sequence and head.
+    """softmax(scale * query @ key.T + relative terms + bias + mask) @ value for each sequence and head.
 
-    A query that sees no key gives zeros. A key that is hidden must still be finite. Source: Vaswani et al. 2017,
-    arXiv:1706.03762.
+    A query that sees no key gives zeros. A key that is hidden must still be finite. Sources: Vaswani et al. 2017,
+    arXiv:1706.03762; `RelativePositions` has those of its terms.
 
     Args:
-        query, key, value: dense, (batch, heads, length, head_dim), or packed, (tokens, heads, head_dim). Key and value
-            may have another length than the query; all three share one head_dim (at most 256 on CUDA). float32 or
-            float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on NumPy.
+        query: dense, (batch, heads, length, head_dim), or packed, (tokens, heads, head_dim). float32 or float64 on
+            Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on NumPy. On CUDA head_dim is at most 256,
+            with relative tables 128.
+        key, value: as the query, maybe of another length. Their number of heads may divide the query's (grouped
+            queries, Ainslie et al. 2023, arXiv:2305.13245): query head h has their head h * key heads // heads.
         cu_seqlens: for packed arrays the offsets of the sequences, (sequences + 1,) integers from 0 to the number of
             tokens: sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1]. On a GPU their values are not checked.
         cu_seqlens_k: the same for key and value; by default cu_seqlens.
@@ -43,36 +87,48 @@ def attention(
             hides). Broadcasts to (sequences, heads, longest query sequence, longest key sequence); what lies beyond
             the length of a sequence is not read.
         bias: added to the scores, of the query's dtype and broadcasting as attn_mask does; has a gradient.
-        is_causal: query i sees the keys j <= i of its sequence only.
+        is_causal: query i sees the keys j <= i of its sequence only, both counted from the sequence's start, as in
+            PyTorch. Where keys of a memory precede the queries, window=(None, 0) is what hides later ones.
+        window: (left, right), or one integer for both: query i, which stands at the key position p = i + keys -
+            queries, sees the keys from p - left to p + right only; None is no limit. As in flash-attention; costs
+            O(length * window). Beltagy et al. 2020, arXiv:2004.05150.
+        relative: terms of relative position and of segments.
         scale: 1 / sqrt(head_dim) by default.
-        compute_dtype: "bfloat16" rounds query, key, value and probabilities, which are float32, to bfloat16 before
-            their products; sums and softmax are float32 still. Faster on a CPU that multiplies bfloat16, not on CUDA.
-            By default all is computed in the arrays' dtype.
+        compute_dtype: "bfloat16" rounds what is multiplied (query, key, value, query_for_position, position_key,
+            position_query and probabilities), all float32, to bfloat16; sums and softmax are float32 still. Faster on a
+            CPU that multiplies bfloat16, not on CUDA. By default all is computed in the arrays' dtype.
         return_lse: also return the log-sum-exp of the scores, which `attention_backward` needs.
         return_probs: also return the probabilities.
+        return_components: also return the three scaled products of which scores are made. Not on CUDA.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        output, or (output, lse), (output, probabilities) or (output, lse, probabilities) as asked for: the output of
-        the query's shape and dtype; lse (batch, heads, length), packed (heads, tokens), in float32 (float64 for
-        float64), -inf where a query sees no key; probabilities (sequences, heads, longest query sequence, longest key
-        sequence) in the query's dtype, zeros beyond the length of a sequence.
+        output, of the query's shape and dtype, or a tuple of it and what is asked for, in this order: lse (batch,
+        heads, length, 2), packed (heads, tokens, 2), in float32 (float64 for float64): the highest score, and the
+        logarithm of the sum of exp(score - highest). Their sum is the log-sum-exp, but as one number it would lose
+        digits: -1e9 + log(n) is -1e9. (-inf, 0) where a query sees no key. Probabilities (sequences, heads, longest
+        query sequence, longest key sequence) in the query's dtype, zeros beyond the length of a sequence. The tuple
+        (content to content, content to position, position to content), each like the probabilities, None where
+        the table is None.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape, offset, scale or compute_dtype.
+        TypeError, ValueError: for a wrong kind of array, dtype, shape, offset, row, segment, window, scale or
+            compute_dtype.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, query=query, key=key, value=value,
-        cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
-    )  # fmt: skip
-    inputs = _normalise(call.backend, *call.arrays)
-    check_compute_dtype(compute_dtype, call.backend, inputs.query)
-    scale = scale_or_default(scale, inputs.query)
-    output, lse, probs = call.compute("attention", *inputs, bool(is_causal), scale, bool(return_probs), compute_dtype)
-    if inputs.cu_seqlens is not None:
+    call = _open(backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+    inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
+    check_compute_dtype(compute_dtype, call.backend, inputs[0])
+    if return_components and call.backend == "cupy":
+        raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
+    output, lse, probs, components = call.compute(
+        "attention", *inputs, scoring, bool(return_probs), bool(return_components), compute_dtype
+    )
+    if scoring.cu_seqlens is not None:
         output, lse = _packed(output), lse[0]
-    asked = (output, *([lse] if return_lse else []), *([probs] if return_probs else []))
+    asked = output, *([lse] if return_lse else []), *([probs] if return_probs else [])
+    if return_components:
+        return *call.hand_back(asked), call.hand_back(components)
     return call.hand_back(asked if len(asked) > 1 else output)
 
 
@@ -89,95 +145,113 @@ def attention_backward(
     attn_mask: Any = None,
     bias: Any = None,
     is_causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    relative: RelativePositions | None = None,
     scale: float | None = None,
     backend: str | None = None,
-) -> tuple[Any, Any, Any, Any]:
+) -> Gradients:
     """The gradients of `attention`; the probabilities are computed again from lse (Dao et al. 2022, arXiv:2205.14135).
 
     Args:
         grad_output: the gradient with respect to the output, of its shape and dtype.
         output, lse: what `attention` returned with return_lse=True.
-        query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, backend: as for `attention`.
+        query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale, backend: as
+            for `attention`.
 
     Returns:
-        (grad_query, grad_key, grad_value, grad_bias), each of the shape and dtype of its array; grad_bias is None if
-        bias is. attn_mask has no gradient.
+        A named tuple (query, key, value, bias, relative), each of the shape and dtype of its array, None where that is
+        None; relative is a `RelativePositions` of the gradients of its floating arrays. Without query_for_position the
+        query's gradient holds both of its parts. attn_mask has no gradient.
 
     Raises:
         As `attention`.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, query=query, key=key, value=value,
-        cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
+    call = _open(
+        backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias,
         grad_output=grad_output, output=output, lse=lse,
     )  # fmt: skip
-    *inputs, grad_output, output, lse = call.arrays
-    query, bias = inputs[0], inputs[-1]
+    *arrays, grad_output, output, lse = call.arrays
+    query, bias = arrays[0], arrays[6]
     if bias is not None and 0 in bias.strides:
-        inputs[-1] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
-    inputs = _normalise(call.backend, *inputs)
+        arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
+    inputs, scoring = _normalise(call.backend, arrays, relative, is_causal, window, scale)
     checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
     checks.shape(query.shape, grad_output=grad_output, output=output)
-    packed = inputs.cu_seqlens is not None
-    lse = _check_lse(lse, query, packed)
-    grad_output, output = (_four_axes(array, packed) for array in (grad_output, output))
-    *grads, grad_bias = call.compute(
-        "attention_backward", grad_output, *inputs[:3], output, lse, *inputs[3:], bool(is_causal),
-        scale_or_default(scale, inputs.query),
-    )  # fmt: skip
-    if packed:
+    is_packed = scoring.cu_seqlens is not None
+    lse = _check_lse(lse, query, is_packed)
+    grad_output, output = (_four_axes(array, is_packed) for array in (grad_output, output))
+    *grads, grad_bias, grad_relative = call.compute("attention_backward", grad_output, *inputs, output, lse, scoring)
+    if is_packed:
         grads = [_packed(grad) for grad in grads]
+        grad_relative = _packed_relative(grad_relative)
     if bias is not None:
         grad_bias = _sum_to_shape(grad_bias, bias.shape)
-    return call.hand_back((*grads, grad_bias))
+    if grad_relative is not None:
+        grad_relative = RelativePositions(*call.hand_back(tuple(getattr(grad_relative, it) for it in _OF_RELATIVE)))
+    return Gradients(*call.hand_back((*grads, grad_bias)), grad_relative)
 
 
-class _Inputs(NamedTuple):
-    """Checked arguments in the form and order that the backends take them."""
-
-    query: Any
-    key: Any
-    value: Any
-    cu_seqlens: Any
-    cu_seqlens_k: Any
-    attn_mask: Any
-    bias: Any
+def _open(
+    backend: str | None, relative: RelativePositions | None, query: Any, key: Any, value: Any, cu_seqlens: Any,
+    cu_seqlens_k: Any, attn_mask: Any, bias: Any, **of_backward: Any,
+) -> dispatch.Call:  # fmt: skip
+    """The call; its arrays are query to bias, those of `relative` in the order of its fields, those of the backward."""
+    if relative is None:
+        terms = {}
+    elif type(relative) is RelativePositions:
+        terms = vars(relative)
+    else:
+        raise TypeError(f"relative must be RelativePositions, got {type(relative).__qualname__}")
+    return dispatch.open_call(
+        __package__, backend, optional=_OPTIONAL, query=query, key=key, value=value,
+        cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias, **terms, **of_backward,
+    )  # fmt: skip
 
 
 def _normalise(
-    backend: str, query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any
-) -> _Inputs:
+    backend: str, arrays: Any, relative: RelativePositions | None, is_causal: Any, window: Any, scale: Any
+) -> tuple[tuple[Any, Any, Any], Scoring]:
+    """((query, key, value), scoring) as the backends take them, of the arrays of `_open` in their order."""
+    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, *terms = arrays
     checks.floating(backend, query=query, key=key, value=value, bias=bias)
     if attn_mask is not None and attn_mask.dtype not in (np.bool_, query.dtype):
         raise TypeError(f"attn_mask has dtype {attn_mask.dtype}, expected bool or {query.dtype} as query has")
-    packed = cu_seqlens is not None
-    if packed:
+    is_packed = cu_seqlens is not None
+    if is_packed:
         cu_seqlens, cu_seqlens_k = check_packed(query, key, value, cu_seqlens, cu_seqlens_k)
     else:
-        _check_dense(query, key, value, cu_seqlens_k)
+        check_dense(query, key, value, cu_seqlens_k)
+    if relative is not None:
+        relative = _normalise_relative(backend, RelativePositions(*terms), query, key, is_packed)
     if attn_mask is not None or bias is not None:
         shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
         attn_mask, bias = broadcast_mask("attn_mask", attn_mask, shape), broadcast_mask("bias", bias, shape)
-    query, key, value = _four_axes(query, packed), _four_axes(key, packed), _four_axes(value, packed)
-    return _Inputs(query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+    scale, window = scale_or_default(scale, query), check_window(window)
+    scoring = Scoring(cu_seqlens, cu_seqlens_k, attn_mask, bias, bool(is_causal), window, relative, scale)
+    return (_four_axes(query, is_packed), _four_axes(key, is_packed), _four_axes(value, is_packed)), scoring
 
 
-def _check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
-    if cu_seqlens_k is not None:
-        raise ValueError("cu_seqlens_k is given without cu_seqlens: packed arrays need both, dense ones neither")
-    if query.ndim == 3:
-        raise ValueError(
-            f"query has shape {query.shape}, expected (batch, heads, length, head_dim); "
-            "packed (tokens, heads, head_dim) arrays need cu_seqlens"
-        )
-    checks.shape((None,) * 4, query=query)
-    checks.shape((*query.shape[:2], None, query.shape[3]), key=key)
-    checks.shape(key.shape, value=value)
+def _normalise_relative(
+    backend: str, relative: RelativePositions, query: Any, key: Any, is_packed: bool
+) -> RelativePositions:
+    tables = {name: getattr(relative, name) for name in ("position_key", "position_query", "position_bias")}
+    per_query = {name: getattr(relative, name) for name in ("query_for_position", "segment_scores")}
+    checks.floating(backend, query=query, **tables, **per_query)
+    relative = check_relative(relative, query, key)
+    changes = {name: _unit_columns(array) for name, array in tables.items() if array is not None}
+    changes |= {name: _four_axes(array, is_packed) for name, array in per_query.items() if array is not None}
+    if is_packed and relative.segment_ids is not None:
+        changes |= {"segment_ids": relative.segment_ids[None], "segment_ids_k": relative.segment_ids_k[None]}
+    return replace(relative, **changes)
 
 
-def _four_axes(array: Any, packed: bool) -> Any:
+def _four_axes(array: Any, is_packed: bool) -> Any:
     """(batch, heads, length, head_dim), the last axis contiguous; a view where possible."""
-    array = array.transpose(1, 0, 2)[None] if packed else array
+    return _unit_columns(array.transpose(1, 0, 2)[None] if is_packed else array)
+
+
+def _unit_columns(array: Any) -> Any:
+    """`array` with contiguous rows; a view where possible."""
     return array if array.strides[-1] == array.itemsize else array.copy(order="C")
 
 
@@ -186,13 +260,22 @@ def _packed(array: Any) -> Any:
     return array[0].transpose(1, 0, 2)
 
 
-def _check_lse(lse: Any, query: Any, packed: bool) -> Any:
-    """lse as (batch, heads, length)."""
+def _packed_relative(grads: RelativePositions | None) -> RelativePositions | None:
+    """The gradients of relative terms with those of queries packed."""
+    if grads is None:
+        return None
+    per_query = {name: getattr(grads, name) for name in ("query_for_position", "segment_scores")}
+    return replace(grads, **{name: None if it is None else _packed(it) for name, it in per_query.items()})
+
+
+def _check_lse(lse: Any, query: Any, is_packed: bool) -> Any:
+    """lse as (batch, heads, length, 2)."""
     expected = working_dtype(query.dtype)
     if lse.dtype != expected:
         raise TypeError(f"lse has dtype {lse.dtype}, expected {expected} for a query of {query.dtype}")
-    checks.shape((query.shape[1], query.shape[0]) if packed else query.shape[:3], lse=lse)
-    return lse[None] if packed else lse
+    rows = (query.shape[1], query.shape[0]) if is_packed else query.shape[:3]
+    checks.shape((*rows, 2), lse=lse)
+    return lse[None] if is_packed else lse
 
 
 def _sum_to_shape(grad: Any, shape: tuple[int, ...]) -> Any:

@@ -1,20 +1,55 @@
-"""Checks of the arguments that the operations of attention have in common."""
+"""Checks of attention's arguments, and the form in which the backends take them."""
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks
+from .positions import RelativePositions
 
 COMPUTE_DTYPES = (None, "bfloat16")
+UNLIMITED = 2**30  # the side of a window that has no end: more than any length, and sums of a few still are int32
+MOST_SEGMENT = 2**24 - 1  # the largest magnitude of a segment id: float32 holds all integers up to it
+
+
+class Scoring(NamedTuple):
+    """What makes scores of queries and keys, in the form that the backends take.
+
+    Masks and biases have the shape of the scores, with strides of 0 where they are broadcast; integers are int32; the
+    arrays of tokens in `relative` have four axes as the query has, those of segments two; `window` is a pair of ints.
+    """
+
+    cu_seqlens: Any
+    cu_seqlens_k: Any
+    attn_mask: Any
+    bias: Any
+    is_causal: bool
+    window: tuple[int, int]
+    relative: RelativePositions | None
+    scale: float
+
+
+def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
+    """Query, key and value fit each other without offsets."""
+    if cu_seqlens_k is not None:
+        raise ValueError("cu_seqlens_k is given without cu_seqlens: packed arrays need both, dense ones neither")
+    if query.ndim == 3:
+        raise ValueError(
+            f"query has shape {query.shape}, expected (batch, heads, length, head_dim); "
+            "packed (tokens, heads, head_dim) arrays need cu_seqlens"
+        )
+    checks.shape((None,) * 4, query=query)
+    checks.shape((query.shape[0], None, None, query.shape[3]), key=key)
+    _check_heads(query, key, value)
 
 
 def check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any) -> tuple[Any, Any]:
     """The offsets of queries and of keys, as int32."""
     checks.shape((None,) * 3, query=query)
-    checks.shape((None, *query.shape[1:]), key=key)
-    checks.shape(key.shape, value=value)
+    checks.shape((None, None, query.shape[2]), key=key)
+    _check_heads(query, key, value)
     cu_seqlens = checks.offsets("cu_seqlens", cu_seqlens, "query", query.shape[0])
     if cu_seqlens_k is None:
         if key.shape[0] != query.shape[0]:
@@ -26,6 +61,13 @@ def check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k
     cu_seqlens_k = checks.offsets("cu_seqlens_k", cu_seqlens_k, "key", key.shape[0])
     checks.shape(cu_seqlens.shape, cu_seqlens_k=cu_seqlens_k)
     return cu_seqlens, cu_seqlens_k
+
+
+def _check_heads(query: Any, key: Any, value: Any) -> None:
+    checks.shape(key.shape, value=value)
+    heads, shared = query.shape[1], key.shape[1]
+    if heads != shared and (shared == 0 or heads % shared):
+        raise ValueError(f"key has {shared} heads and query has {heads}, expected a number that divides that")
 
 
 def scores_shape(query: Any, key: Any, cu_seqlens: Any, cu_seqlens_k: Any, *masks: Any) -> tuple[int, ...]:
@@ -75,3 +117,90 @@ def check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:
         )
     if query.dtype != np.float32:
         raise TypeError(f"query has dtype {query.dtype}, expected float32 with compute_dtype={compute_dtype!r}")
+
+
+def check_window(window: Any) -> tuple[int, int]:
+    """(left, right), how many keys before and behind a query's position it sees."""
+    if window is None:
+        return UNLIMITED, UNLIMITED
+    sides = window if isinstance(window, tuple | list) else (window, window)
+    if len(sides) != 2:
+        raise ValueError(f"window is {window!r}, expected an integer or a pair (left, right)")
+    checked = (UNLIMITED if side is None else checks.integer_number("window", side, minimum=0) for side in sides)
+    left, right = (min(side, UNLIMITED) for side in checked)
+    return left, right
+
+
+def check_relative(relative: RelativePositions, query: Any, key: Any) -> RelativePositions:
+    """The terms that fit queries and keys (tokens on the first axis or, dense, on the last but one), integers int32."""
+    _check_tables(relative, query)
+    ids, ids_k = _check_segments(relative, query, key)
+    rows = _check_distance_rows(relative.distance_rows, _rows(relative))
+    return replace(relative, distance_rows=rows, segment_ids=ids, segment_ids_k=ids_k)
+
+
+def _rows(relative: RelativePositions) -> int:
+    tables = relative.position_key, relative.position_query, relative.position_bias
+    return next(table.shape[0] for table in tables if table is not None)
+
+
+def _check_tables(relative: RelativePositions, query: Any) -> None:
+    tables = {name: getattr(relative, name) for name in ("position_key", "position_query", "position_bias")}
+    if all(table is None for table in tables.values()):
+        raise ValueError("position_key, position_query and position_bias are all None, expected at least one of them")
+    if relative.position_key is None and relative.query_for_position is not None:
+        raise ValueError("query_for_position is given without position_key, the table that it is multiplied with")
+    heads, head_dim = query.shape[1], query.shape[-1]
+    for name, table in tables.items():
+        if table is not None:
+            checks.shape((None, heads) if name == "position_bias" else (None, heads, head_dim), **{name: table})
+            checks.shape((_rows(relative), *table.shape[1:]), **{name: table})
+    checks.shape(query.shape, query_for_position=relative.query_for_position)
+
+
+def _check_distance_rows(distance_rows: Any, rows: int) -> Any:
+    """The rows as int32."""
+    checks.integer(distance_rows=distance_rows)
+    if distance_rows.ndim != 1 or distance_rows.shape[0] % 2 == 0:
+        raise ValueError(f"distance_rows has shape {distance_rows.shape}, expected an odd number of rows on one axis")
+    checks.in_range("distance_rows", distance_rows, rows)
+    return distance_rows.astype(np.int32, copy=False)
+
+
+def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[Any, Any]:
+    """The segments of queries and keys as int32, or Nones."""
+    segment_ids, segment_ids_k, scores = relative.segment_ids, relative.segment_ids_k, relative.segment_scores
+    if (segment_ids is None) != (scores is None):
+        given = "segment_scores" if segment_ids is None else "segment_ids"
+        raise ValueError(f"{given} is given alone, expected segment_ids and segment_scores together")
+    if segment_ids is None:
+        if segment_ids_k is not None:
+            raise ValueError("segment_ids_k is given without segment_ids")
+        return None, None
+    checks.shape((*query.shape[:-1], 2), segment_scores=scores)
+    tokens, tokens_k = _token_shape(query), _token_shape(key)
+    ids = {"segment_ids": segment_ids}
+    if segment_ids_k is not None:
+        ids["segment_ids_k"] = segment_ids_k
+    elif tokens != tokens_k:
+        raise ValueError(
+            f"key has {tokens_k[-1]} tokens and query has {tokens[-1]}: segment_ids_k must say the segments of keys"
+        )
+    checks.integer(**ids)
+    for (name, values), expected in zip(ids.items(), (tokens, tokens_k), strict=False):
+        checks.shape(expected, **{name: values})
+        _check_magnitude(name, values)
+    converted = [values.astype(np.int32, copy=False) for values in ids.values()]
+    return converted[0], converted[-1]
+
+
+def _token_shape(array: Any) -> tuple[int, ...]:
+    """(tokens,) of packed arrays, (batch, length) of dense ones."""
+    return array.shape[:1] if array.ndim == 3 else (array.shape[0], array.shape[2])
+
+
+def _check_magnitude(name: str, values: Any) -> None:
+    if isinstance(values, np.ndarray) and values.size:
+        low, high = int(values.min()), int(values.max())
+        if max(-low, high) > MOST_SEGMENT:
+            raise ValueError(f"{name} runs from {low} to {high}, expected magnitudes of at most {MOST_SEGMENT}")

@@ -144,9 +144,10 @@ def _differentiate_rows(
         i = first + r
         visible = min(keys, i + 1) if is_causal else keys
         added = row_address(masks[0], s, h, i, lse), row_address(masks[1], s, h, i, lse)
-        log_sum = lse[min(s, len(lse) - 1), h, start + i]
+        batch = min(s, len(lse) - 1)
+        peak, log_total = lse[batch, h, start + i, 0], lse[batch, h, start + i, 1]
         p, d = pointer(probs, r * row), pointer(grad_scores, r * row)
-        _differentiate_softmax(p, d, visible, seen, scale, added, log_sum)
+        _differentiate_softmax(p, d, visible, seen, scale, added, peak, log_total)
         if grad_bias[0] != 0:
             _add(d, visible, row_pointer(grad_bias, s, h, i, lse))
     pack_columns(q, query[3], count, head_dim, query_panels)
@@ -161,13 +162,13 @@ def _differentiate_rows(
 
 
 @helper
-def _differentiate_softmax(probs, grad, visible, seen, scale, added, log_sum):
+def _differentiate_softmax(probs, grad, visible, seen, scale, added, peak, log_total):
     """Turn products into probabilities and their gradients into those of the scores; zeros from `visible` to `seen`."""
-    shift = log_sum if log_sum != -np.inf else 0 * scale
+    shift = peak if peak != -np.inf else 0 * scale
     along = broadcast(probs, 0.0)
     for j in range(0, visible, lanes(probs)):
         inside = first_lanes(probs, visible - j)
-        p = exp(masked_score(probs, j, scale, added, inside) - shift)
+        p = exp(masked_score(probs, j, scale, added, inside) - shift - log_total)
         g = select(inside, load(grad, j), 0.0)
         store(probs, j, p)
         store(grad, j, g)

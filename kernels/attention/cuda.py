@@ -7,6 +7,9 @@ exception is return_probs of packed sequences, whose result's very shape is on t
 import numpy as np
 
 from .. import _cuda
+from . import relative_cuda
+from .arguments import UNLIMITED
+from .problem import PROBS_THREADS, compute_probs, problem_struct, set_strides
 
 # What the kernels are instantiated for, and the bytes of shared memory each takes (Tiling in tensor_cores.cuh,
 # Fp32Tiling in fp32.cuh): {(padded head_dim, strips): bytes} on tensor cores, {padded head_dim: (queries per block,
@@ -17,8 +20,6 @@ MAX_HEAD_DIM = 256
 STRIP_ROWS = 64  # queries per block and strip
 
 THREADS = 128
-PROBS_TILE, PROBS_THREADS = 32, 256
-BOOL_MASK, FLOAT_MASK = 1, 2  # of problem.cuh
 
 INSTANTIATIONS = [
     *(f"attention_forward<{dtype}, {d}, {strips}>" for dtype in ("__half", "__nv_bfloat16") for d, strips in MMA),
@@ -27,24 +28,15 @@ INSTANTIATIONS = [
 ]
 KERNELS = _cuda.Module(__file__, "attention.cu", instantiations=INSTANTIATIONS)
 
-PROBLEM = np.dtype(
-    [
-        *((name, np.int64, 3) for name in ("query", "key", "value")),
-        *((name, np.int64, 4) for name in ("attn_mask", "bias")),
-        *((name, np.int32) for name in ("heads", "sequences", "length", "length_k", "head_dim", "mask_kind")),
-        ("scale", np.float32),
-        ("is_causal", np.bool_),
-    ],
-    align=True,
-)
-"""struct Problem of problem.cuh."""
 
-
-def attention(
-    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs, compute_dtype
-):
-    """(output, lse, probabilities or None); compute_dtype must be None."""
+def attention(query, key, value, scoring, return_probs, return_components, compute_dtype):
+    """(output, lse, probabilities or None, None); return_components must be False and compute_dtype None."""
+    if scoring.window != (UNLIMITED, UNLIMITED) or key.shape[1] != query.shape[1]:
+        raise NotImplementedError("windows and grouped heads have no implementation on backend 'cupy' yet")
+    if scoring.relative is not None:
+        return *relative_cuda.attention(query, key, value, scoring, return_probs), None
     xp = _cuda.array_module(query)
+    cu_seqlens, cu_seqlens_k, attn_mask, bias = scoring[:4]
     batch, heads, length, head_dim = query.shape
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"query has head_dim {head_dim}, the CUDA kernels take at most {MAX_HEAD_DIM}")
@@ -53,9 +45,9 @@ def attention(
     else:
         output = xp.empty((length, heads, head_dim), dtype=query.dtype).transpose(1, 0, 2)[None]
         cu_seqlens, cu_seqlens_k = map(xp.ascontiguousarray, (cu_seqlens, cu_seqlens_k))
-    lse = xp.empty((batch, heads, length), dtype=np.float32)
+    lse = xp.empty((batch, heads, length, 2), dtype=np.float32)
     query, key, value = map(_cuda.vector_rows, (query, key, value))
-    problem = problem_struct(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale)
+    problem = problem_struct(query, key, head_dim, cu_seqlens, attn_mask, scoring.is_causal, scoring.scale)
     set_strides(problem, query=query, key=key, value=value, attn_mask=attn_mask, bias=bias)
     offsets_and_masks = (cu_seqlens, cu_seqlens_k, attn_mask, bias)
     if lse.size:
@@ -63,7 +55,7 @@ def attention(
         args = (output, lse, query, key, value, *offsets_and_masks, problem)
         KERNELS.launch(kernel, (tiles, heads), (THREADS,), args, shared_bytes)
     probs = _probs(lse, query, key, offsets_and_masks, problem) if return_probs else None
-    return output, lse, probs
+    return output, lse, probs, None
 
 
 def _forward(problem, dtype, packed):
@@ -98,48 +90,3 @@ def _probs(lse, query, key, offsets_and_masks, problem):
         KERNELS.launch(kernel, (blocks,), (PROBS_THREADS,), args)
 
     return compute_probs(launch, query, key, *offsets_and_masks[:2], int(problem["sequences"]))
-
-
-def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
-    """The probabilities that launch(blocks, probabilities, (longest query sequence, longest key sequence)) writes."""
-    xp = _cuda.array_module(query)
-    longest_q, longest_k = _longest(query, key, cu_seqlens, cu_seqlens_k)
-    heads = query.shape[1]
-    probs = xp.empty((sequences, heads, longest_q, longest_k), dtype=query.dtype)
-    if probs.size:
-        tiles = -(-longest_q // PROBS_TILE) * -(-longest_k // PROBS_TILE)
-        launch(sequences * heads * tiles, probs, (np.int32(longest_q), np.int32(longest_k)))
-    if probs.dtype == np.float32:
-        # exp(score - lse) is off by as much as lse is rounded: 2e-4 at scores of 4000. Half precision hides that.
-        total = probs.sum(axis=-1, keepdims=True)
-        probs /= xp.where(total == 0, 1, total)
-    return probs
-
-
-def _longest(query, key, cu_seqlens, cu_seqlens_k):
-    """Lengths of the longest sequence of queries and of keys; packed offsets are read, which synchronises."""
-    if cu_seqlens is None:
-        return query.shape[2], key.shape[2]
-    lengths = (offsets[1:] - offsets[:-1] for offsets in (cu_seqlens, cu_seqlens_k))
-    return tuple(int(each.max()) if each.size else 0 for each in lengths)
-
-
-def problem_struct(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale):
-    """The struct that the kernels take, but for the strides; `head_dim` without padding."""
-    problem = np.zeros((), dtype=PROBLEM)[()]
-    problem["sequences"], problem["heads"], problem["length"], _ = query.shape
-    if cu_seqlens is not None:
-        problem["sequences"] = cu_seqlens.shape[0] - 1
-    problem["length_k"], problem["head_dim"] = key.shape[2], head_dim
-    if attn_mask is not None:
-        problem["mask_kind"] = BOOL_MASK if attn_mask.dtype == np.bool_ else FLOAT_MASK
-    problem["scale"], problem["is_causal"] = scale, is_causal
-    return problem
-
-
-def set_strides(struct, **arrays):
-    """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros."""
-    for name, array in arrays.items():
-        if array is not None:
-            count = struct.dtype[name].shape[0]  # of the last axis of query, key and value it is 1
-            struct[name] = [stride // array.dtype.itemsize for stride in array.strides[:count]]

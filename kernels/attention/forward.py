@@ -124,7 +124,7 @@ def step_arguments(step):
         _strides(step, QUERY_STRIDES), _strides(step, KEY_STRIDES), _strides(step, VALUE_STRIDES),
         _strides(step, OUTPUT_STRIDES), nowhere, nowhere, nowhere,
     )  # fmt: skip
-    lse = array_at(step[LSE], (1, step[HEADS], step[TOKENS]), _FLOAT)
+    lse = array_at(step[LSE], (1, step[HEADS], step[TOKENS], 2), _FLOAT)
     offsets = (step[SEQUENCES] + 1,)
     cu_seqlens, cu_seqlens_k = array_at(step[OFFSETS], offsets, _INT32), array_at(step[KEY_OFFSETS], offsets, _INT32)
     sizes = step[SEQUENCES], step[HEADS], step[TOKENS], step[KEYS], step[HEAD_DIM]

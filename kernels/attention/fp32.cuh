@@ -110,7 +110,7 @@ __device__ __forceinline__ void softmax_step_fp32(float *probs, const Fp32Scores
 
 // The work of a block; `terms`: see NoTerms.
 template <class S, class Terms>
-__device__ __forceinline__ void attend_fp32(float *output, float *lse, const float *query, const float *key,
+__device__ __forceinline__ void attend_fp32(float *output, float2 *lse, const float *query, const float *key,
                                             const float *value, const int *cu_seqlens, const int *cu_seqlens_k,
                                             const void *attn_mask, const float *bias, const Problem &problem,
                                             Terms terms) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void attend_fp32(float *output, float *lse, const flo
     const float sum = warp_reduce<Sum, 16>(total[i]), inverse = sum == 0.f ? 0.f : 1.f / sum;
     const int i_query = row + 8 * i;
     if (i_query >= place.queries) continue;
-    if (x == 0) lse[i_query] = sum == 0.f ? -INFINITY : peak[i] + logf(sum);
+    if (x == 0) lse[i_query] = highest_and_log(peak[i], sum);
 #pragma unroll
     for (int c = 0; c < S::GROUPS * S::WIDTH; ++c) {
       const int column = c / S::WIDTH * 64 + x * S::WIDTH + c % S::WIDTH;

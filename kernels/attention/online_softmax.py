@@ -106,7 +106,9 @@ def finish_softmax(views, lse, place, first, count, head_dim, is_causal, sums, r
         total = totals[i]
         factor = 1 / total if total != 0 else total
         _copy_scaled(pointer(sums, i * row), factor, head_dim, row_pointer(output, s, h, start + first + i, sums))
-        lse[min(s, len(lse) - 1), h, start + first + i] = peaks[i] + math.log(total)
+        batch, query = min(s, len(lse) - 1), start + first + i
+        lse[batch, h, query, 0] = peaks[i] if total == total else total
+        lse[batch, h, query, 1] = math.log(total) if total != 0 else total
         if probs[0] != 0:
             written = min(keys, first + min((i // width + 1) * width, count)) if is_causal else keys
             _exponentiate(row_pointer(probs, s, h, first + i, sums), written, peaks[i], factor)

@@ -81,7 +81,14 @@ __device__ __forceinline__ long long output_stride(const Problem &problem, bool 
   return (long long)problem.head_dim * (packed ? problem.heads : 1);
 }
 
-// The same for lse, (batch, heads, length).
+// What lse holds of a query: its highest score and the logarithm of the sum of exponentials, (-inf, 0) if it sees no
+// key.
+__device__ __forceinline__ float2 highest_and_log(float peak, float total) {
+  if (total != total) return make_float2(total, total);
+  return total == 0.f ? make_float2(-INFINITY, 0.f) : make_float2(peak, logf(total));
+}
+
+// As output_begin, for lse, (batch, heads, length).
 __device__ __forceinline__ long long lse_begin(const Problem &problem, const Place &place, bool packed) {
   return ((packed ? 0 : (long long)place.sequence) * problem.heads + place.head) * problem.length + place.begin;
 }

@@ -35,9 +35,9 @@ struct NoProbsTerms {
   __device__ __forceinline__ void adjust(float &score, int query, int key) {}
 };
 
-// probs = exp(score - lse), zero beyond the sequence's lengths. 256 threads: one key and every 8th query each.
+// probs = exp(score - highest - log of the sum), zero beyond the sequence's lengths. 256 threads: one key and every 8th query each.
 template <class T, class Terms>
-__device__ __forceinline__ void write_probs(T *probs, const float *lse, const T *query, const T *key,
+__device__ __forceinline__ void write_probs(T *probs, const float2 *lse, const T *query, const T *key,
                                             const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
                                             const T *bias, const Problem &problem, int longest_q, int longest_k,
                                             Terms terms) {
@@ -81,11 +81,11 @@ __device__ __forceinline__ void write_probs(T *probs, const float *lse, const T 
     const int i_query = found.query + y + 8 * i;
     if (i_query >= longest_q || j_key >= longest_k) continue;
     float p = 0.f;
-    if (i_query < place.queries && j_key < place.keys && lse[i_query] != -INFINITY) {
+    if (i_query < place.queries && j_key < place.keys && lse[i_query].x != -INFINITY) {
       terms.adjust(scores[i], i_query, j_key);
       const bool hidden = problem.is_causal && j_key > i_query;
       const float score = hidden ? -INFINITY : added.apply(scores[i] * problem.scale, i_query, j_key);
-      p = expf(score - lse[i_query]);
+      p = expf(score - lse[i_query].x - lse[i_query].y);
     }
     probs[(long long)i_query * longest_k + j_key] = from_float<T>(p);
   }

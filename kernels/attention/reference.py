@@ -1,36 +1,50 @@
-"""Scaled dot-product attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), dense or over packed sequences.
+"""Scaled dot-product attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), dense or over packed sequences,
+with terms of relative position (positions.py).
 
-For each sequence and head, with Q (queries, head_dim), K and V (keys, head_dim):
+For each sequence and head, with Q (queries, head_dim), K and V (keys, head_dim), the distances d = i + keys - queries -
+j and the rows r(d) of the tables A (position_key), B (position_query) and b (position_bias):
 
-    S = scale Q K^T + bias + mask        mask: -inf where a boolean mask is False or causality hides the key
-    lse_i = log sum_j exp(S_ij)
-    P_ij = exp(S_ij - lse_i)             zeros for a query that sees no key (lse_i = -inf)
+    S_ij = scale (q_i . k_j + p_i . A[r(d)] + k_j . B[r(d)] + t[i, segment_i != segment_j]) + b[r(d)] + bias + mask
+    m_i = max_j S_ij,  l_i = log sum_j exp(S_ij - m_i)     together lse_i; (-inf, 0) for a query that sees no key, NaNs
+                                                           where one of S is NaN or infinity
+    P_ij = exp(S_ij - m_i - l_i)                           zeros for a query that sees no key
     O = P V
 
-With compute_dtype "bfloat16" Q, K, V and the exponentials exp(S_ij - max_j S_ij) are rounded to bfloat16 before their
-products; sums, softmax and the division by the sum of the (unrounded) exponentials are in the working precision.
+mask is -inf where a boolean mask is False, where the window (-left <= -d <= right) or causality (j <= i) hides the key.
+With fewer heads of keys and values than of queries, head h of the queries has their head h // (heads / heads of keys).
+
+With compute_dtype "bfloat16" what is multiplied (Q, K, V, p, A, B and the exponentials exp(S_ij - m_i)) is rounded to
+bfloat16 before; sums, softmax and the division by the sum of the (unrounded) exponentials are in the working precision.
 
 The gradients are computed from lse, S and P again from the inputs (Dao et al. 2022, arXiv:2205.14135):
 
-    dV = P^T dO,  dP = dO V^T,  dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik),
-    dQ = scale dS K,  dK = scale dS^T Q,  dbias = dS
+    dV = P^T dO,  dP = dO V^T,  dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik),  dbias = dS
+    dq_i = scale sum_j dS_ij k_j                           dk_j = scale sum_i dS_ij (q_i + B[r(d)])
+    dp_i = scale sum_j dS_ij A[r(d)]                       dA[r] = scale sum_{ij: r(d) = r} dS_ij p_i
+    dt[i, c] = scale sum_{j: c = (segment_i != segment_j)} dS_ij   dB[r] = scale sum_{ij: r(d) = r} dS_ij k_j
+    db[r] = sum_{ij: r(d) = r} dS_ij
 
 The sum over k equals sum_d dO_id O_id, which flash kernels use to save a pass and for which O is handed over; but in
 that form a query with a single key would get the rounding of two different sums as its gradient instead of zero.
+Gradients of tables and of what is broadcast are summed in float64: they sum over all tokens.
 
-All arrays are (batch, heads, length, head_dim). Packed: the batch is 1, the length holds all tokens, and sequence s is
-the tokens cu_seqlens[s] to cu_seqlens[s + 1]; every sequence is computed by itself. Masks and biases are
-(sequences, heads, longest query sequence, longest key sequence), of which each sequence uses its own corner.
+All arrays of tokens are (batch, heads, length, ...), segments (batch, length). Packed: the batch is 1, the length holds
+all tokens, and sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1]; every sequence is computed by itself. Masks
+and biases are (sequences, heads, longest query sequence, longest key sequence), of which each sequence uses its own
+corner.
 """
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ..precision import widen, working_dtype
+from .arguments import UNLIMITED
+from .positions import RelativePositions
 
 
 class Piece(NamedTuple):
@@ -40,96 +54,246 @@ class Piece(NamedTuple):
     keys: tuple[slice, ...]  # into key and value
     scores: tuple[slice, ...]  # into mask, bias and probabilities
 
+    def segments(self, relative):
+        """Where a query's segment is not a key's, (batch, 1, queries, keys)."""
+        batch, _, queries = self.queries
+        ids, ids_k = relative.segment_ids[batch, queries], relative.segment_ids_k[batch, self.keys[2]]
+        return (ids[:, :, None] != ids_k[:, None])[:, None]
 
-def attention(
-    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale, return_probs, compute_dtype
-):
-    """(output, lse, probabilities or None)."""
-    query, key, value = (rounded(array, compute_dtype) for array in (query, key, value))
-    output = empty_like(query, cu_seqlens)
-    lse = np.empty(query.shape[:3], dtype=working_dtype(query.dtype))
-    probs = None
-    if return_probs:
-        probs = np.zeros(scores_shape(query, key, cu_seqlens, cu_seqlens_k), dtype=query.dtype)
-    for piece in _pieces(cu_seqlens, cu_seqlens_k):
-        scores = _scores(query, key, attn_mask, bias, is_causal, scale, piece)
-        exponentials, total, lse[piece.queries] = softmax_rows(scores)
+
+def attention(query, key, value, scoring, return_probs, return_components, compute_dtype):
+    """(output, lse, probabilities or None, components or None)."""
+    inputs = rounded_inputs(query, key, scoring.relative, compute_dtype)
+    value = rounded(value, compute_dtype)
+    output = empty_like(query, scoring.cu_seqlens)
+    lse = np.empty((*query.shape[:3], 2), dtype=working_dtype(query.dtype))
+    shape = scores_shape(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k)
+    probs = np.zeros(shape, dtype=query.dtype) if return_probs else None
+    for piece in _pieces(scoring):
+        scores = _scores(_products(*inputs, scoring.scale, piece), scoring, piece)
+        exponentials, total, lse[piece.queries] = _softmax(scores)
         if probs is not None:
-            probs[piece.scores][..., : scores.shape[2], : scores.shape[3]] = exponentials / total
+            _corner(probs, piece, scores)[...] = exponentials / total
+        values = _for_heads(value[piece.keys], query.shape[1])
         if compute_dtype is None:
-            output[piece.queries] = exponentials / total @ widen(value[piece.keys])
+            output[piece.queries] = exponentials / total @ values
         else:
-            output[piece.queries] = rounded(exponentials, compute_dtype) @ widen(value[piece.keys]) / total
-    return output, lse, probs
+            output[piece.queries] = rounded(exponentials, compute_dtype) @ values / total
+    components = score_components(query, key, scoring, compute_dtype) if return_components else None
+    return output, lse, probs, components
+
+
+def score_components(query, key, scoring, compute_dtype):
+    """(content to content, content to position, position to content) of all sequences, zeros beyond their lengths."""
+    inputs = rounded_inputs(query, key, scoring.relative, compute_dtype)
+    shape = scores_shape(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k)
+    tables = (None, None) if scoring.relative is None else (inputs[2].position_key, inputs[2].position_query)
+    components = tuple(None if it is None else np.zeros(shape, query.dtype) for it in (query, *tables))
+    for piece in _pieces(scoring):
+        for target, product in zip(components, _products(*inputs, scoring.scale, piece), strict=True):
+            if product is not None:
+                _corner(target, piece, product)[...] = product
+    return components
 
 
 @np.errstate(invalid="ignore")
-def attention_backward(
-    grad_output, query, key, value, output, lse, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale
-):
-    """(grad_query, grad_key, grad_value, grad_bias or None); grad_bias has size 1 where bias is broadcast."""
-    grad_query = empty_like(query, cu_seqlens)
-    grad_key, grad_value = empty_like(key, cu_seqlens), empty_like(value, cu_seqlens)
-    grad_bias = None if bias is None else np.zeros(_unbroadcast(bias).shape)
-    for piece in _pieces(cu_seqlens, cu_seqlens_k):
-        scores = _scores(query, key, attn_mask, bias, is_causal, scale, piece)
-        piece_lse = widen(lse[piece.queries])[..., None]
-        probs = np.exp(scores - np.where(piece_lse == -np.inf, 0, piece_lse))
+def attention_backward(grad_output, query, key, value, output, lse, scoring):
+    """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
+
+    grad_bias has size 1 where bias is broadcast.
+    """
+    relative, heads = scoring.relative, query.shape[1]
+    grad_query = empty_like(query, scoring.cu_seqlens)
+    grad_key, grad_value = empty_like(key, scoring.cu_seqlens), empty_like(value, scoring.cu_seqlens)
+    grad_bias = None if scoring.bias is None else np.zeros(unbroadcast(scoring.bias).shape)
+    grad_relative = None if relative is None else _empty_gradients(relative, query, scoring.cu_seqlens)
+    for piece in _pieces(scoring):
+        scores = _scores(_products(query, key, relative, scoring.scale, piece), scoring, piece)
         grad = widen(grad_output[piece.queries])
-        grad_value[piece.keys] = transpose(probs) @ grad
-        grad_probs = grad @ transpose(widen(value[piece.keys]))
+        probs = _probabilities(scores, widen(lse[piece.queries]))
+        grad_probs = grad @ transpose(_for_heads(value[piece.keys], heads))
         grad_scores = probs * (grad_probs - (probs * grad_probs).sum(axis=-1, keepdims=True))
-        grad_query[piece.queries] = scale * (grad_scores @ widen(key[piece.keys]))
-        grad_key[piece.keys] = scale * (transpose(grad_scores) @ widen(query[piece.queries]))
         if grad_bias is not None:
             _add_reduced(grad_bias, grad_scores, piece)
-    return grad_query, grad_key, grad_value, None if bias is None else grad_bias.astype(bias.dtype)
+        scaled = scoring.scale * grad_scores
+        q, k = widen(query[piece.queries]), _for_heads(key[piece.keys], heads)
+        of_query, of_key = scaled @ k, transpose(scaled) @ q
+        if relative is not None:
+            terms = _differentiate_terms(grad_scores, scaled, q, k, relative, grad_relative, piece)
+            of_query, of_key = of_query + terms[0], of_key + terms[1]
+        grad_query[piece.queries] = of_query
+        grad_key[piece.keys] = _sum_heads(of_key, key.shape[1])
+        grad_value[piece.keys] = _sum_heads(transpose(probs) @ grad, key.shape[1])
+    if grad_relative is not None:
+        grad_relative = RelativePositions(
+            None, **{name: array.astype(query.dtype, copy=False) for name, array in grad_relative.items()}
+        )
+    return grad_query, grad_key, grad_value, None if grad_bias is None else grad_bias.astype(query.dtype), grad_relative
 
 
-def _pieces(cu_seqlens, cu_seqlens_k) -> Iterator[Piece]:
-    if cu_seqlens is None:
+# --- the pieces -------------------------------------------------------------------------------------
+
+
+def _pieces(scoring) -> Iterator[Piece]:
+    if scoring.cu_seqlens is None:
         everything = (slice(None), slice(None), slice(None))
         yield Piece(everything, everything, (slice(None),))
         return
-    bounds = zip(pairwise(cu_seqlens.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
+    bounds = zip(pairwise(scoring.cu_seqlens.tolist()), pairwise(scoring.cu_seqlens_k.tolist()), strict=True)
     for sequence, (queries, keys) in enumerate(bounds):
         everything = (slice(None), slice(None))
         yield Piece((*everything, slice(*queries)), (*everything, slice(*keys)), (slice(sequence, sequence + 1),))
 
 
+def _corner(array, piece, scores):
+    """What belongs to a piece of (sequences, heads, longest query, longest key)."""
+    return array[piece.scores][..., : scores.shape[2], : scores.shape[3]]
+
+
+def _for_heads(array, heads):
+    """Keys or values, widened, for each of the `heads` of the queries."""
+    wide = widen(array)
+    return wide if wide.shape[1] == heads else np.repeat(wide, heads // wide.shape[1], axis=1)
+
+
+def _sum_heads(grad, heads):
+    """The sum over the queries' heads that share a head of keys and values."""
+    batch, of_queries, *rest = grad.shape
+    return grad if of_queries == heads else grad.reshape(batch, heads, of_queries // heads, *rest).sum(axis=2)
+
+
+# --- scores -----------------------------------------------------------------------------------------
+
+
 @np.errstate(invalid="ignore")
-def _scores(query, key, attn_mask, bias, is_causal, scale, piece):
+def _products(query, key, relative, scale, piece):
+    """(content to content, content to position, position to content), scaled, (batch, heads, queries, keys) each."""
+    q, k = widen(query[piece.queries]), _for_heads(key[piece.keys], query.shape[1])
+    to_position = from_position = None
+    if relative is not None:
+        rows = _distance_rows(relative, q.shape[2], k.shape[2])
+        if relative.position_key is not None:
+            p = q if relative.query_for_position is None else widen(relative.query_for_position[piece.queries])
+            to_position = scale * _taken(p @ _columns(relative.position_key), rows)
+        if relative.position_query is not None:
+            from_position = scale * transpose(_taken(k @ _columns(relative.position_query), rows.T))
+    return scale * (q @ transpose(k)), to_position, from_position
+
+
+@np.errstate(invalid="ignore")
+def _scores(products, scoring, piece):
     """S of the formula, (batch, heads, queries, keys), in the working precision."""
-    scores = scale * (widen(query[piece.queries]) @ transpose(widen(key[piece.keys])))
+    scores, relative = sum(product for product in products if product is not None), scoring.relative
     queries, keys = scores.shape[2:]
-    if bias is not None:
-        scores += widen(bias[piece.scores][..., :queries, :keys])
-    if attn_mask is not None:
-        mask = attn_mask[piece.scores][..., :queries, :keys]
+    if relative is not None and relative.segment_scores is not None:
+        same, other = (widen(relative.segment_scores[piece.queries])[..., column, None] for column in (0, 1))
+        scores = scores + scoring.scale * np.where(piece.segments(relative), other, same)
+    if relative is not None and relative.position_bias is not None:
+        scores = scores + widen(relative.position_bias.T)[:, _distance_rows(relative, queries, keys)]
+    if scoring.bias is not None:
+        scores = scores + widen(_corner(scoring.bias, piece, scores))
+    if scoring.attn_mask is not None:
+        mask = _corner(scoring.attn_mask, piece, scores)
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + widen(mask)
-    if is_causal:
-        scores[..., ~np.tri(queries, keys, dtype=np.bool_)] = -np.inf
+    if scoring.is_causal or scoring.window != (UNLIMITED, UNLIMITED):
+        scores = np.where(_is_near(scoring, queries, keys), scores, -np.inf)
     return scores
 
 
+def _is_near(scoring, queries, keys):
+    """Where window and causality let a query see a key, (queries, keys)."""
+    i, j = np.arange(queries)[:, None], np.arange(keys)
+    left, right = scoring.window
+    beyond = j - (i + keys - queries)  # how far the key is behind the query
+    return (-left <= beyond) & (beyond <= right) & ((j <= i) | (not scoring.is_causal))
+
+
+def _distance_rows(relative, queries, keys):
+    """The table's row of each pair of query and key, (queries, keys)."""
+    middle = len(relative.distance_rows) // 2
+    distances = np.arange(queries)[:, None] + keys - queries - np.arange(keys)
+    return relative.distance_rows[np.clip(distances, -middle, middle) + middle]
+
+
+def _columns(table):
+    """(rows, heads, head_dim) as (heads, head_dim, rows), contiguous in its rows."""
+    return transpose(widen(table.transpose(1, 0, 2)))
+
+
+def _taken(products, rows):
+    """products[b, h, i, rows[i, j]] as (batch, heads, i, j)."""
+    return np.take_along_axis(products, np.broadcast_to(rows, (*products.shape[:2], *rows.shape)), axis=3)
+
+
+# --- softmax ----------------------------------------------------------------------------------------
+
+
 @np.errstate(invalid="ignore", divide="ignore")
-def softmax_rows(scores):
-    """Row-wise (exponentials, their sum or 1 if that is 0, its logarithm); the greatest exponential is 1.
+def _softmax(scores):
+    """Row-wise (exponentials, their sum or 1 if that is 0, lse); the greatest exponential is 1.
 
     So they are of the size of the probabilities, to which they are rounded in low precision.
     """
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    shift = np.where(peak == -np.inf, 0, peak)
-    exponentials = np.exp(scores - shift)
+    exponentials = np.exp(scores - np.where(peak == -np.inf, 0, peak))
     total = exponentials.sum(axis=-1, keepdims=True)
-    return exponentials, np.where(total == 0, 1, total), (np.log(total) + shift)[..., 0]
+    total = np.where(total == 0, 1, total)
+    return exponentials, total, np.concatenate([np.where(np.isnan(total), total, peak), np.log(total)], axis=-1)
 
 
-def rounded(array, compute_dtype):
-    """`array` with its values rounded to bfloat16, if that is asked for."""
-    if compute_dtype is None:
-        return array
-    return array.astype(importlib.import_module("ml_dtypes").bfloat16).astype(array.dtype)
+def _probabilities(scores, lse):
+    peak, log_total = lse[..., :1], lse[..., 1:]
+    return np.exp(scores - np.where(peak == -np.inf, 0, peak) - log_total)
+
+
+# --- gradients --------------------------------------------------------------------------------------
+
+
+def _empty_gradients(relative, query, cu_seqlens):
+    """By name: room for the gradients of what has one, float64 zeros of tables."""
+    grads = {}
+    for name in ("position_key", "position_query", "position_bias"):
+        if getattr(relative, name) is not None:
+            grads[name] = np.zeros(getattr(relative, name).shape)
+    for name in ("query_for_position", "segment_scores"):
+        if getattr(relative, name) is not None:
+            grads[name] = empty_like(getattr(relative, name), cu_seqlens)
+    return grads
+
+
+def _differentiate_terms(grad_scores, scaled, q, k, relative, grads, piece):
+    """(what is to be added to the gradient of the queries, to that of the keys); adds to and writes into `grads`."""
+    rows, of_query, of_key = _distance_rows(relative, *scaled.shape[2:]), 0, 0
+    if relative.position_query is not None:
+        table = relative.position_query, grads["position_query"]
+        of_key = _differentiate_table(transpose(scaled), k, *table, rows.T)
+    if relative.position_key is not None:
+        table, p = (relative.position_key, grads["position_key"]), relative.query_for_position
+        if p is None:
+            of_query = _differentiate_table(scaled, q, *table, rows)
+        else:
+            of_position = _differentiate_table(scaled, widen(p[piece.queries]), *table, rows)
+            grads["query_for_position"][piece.queries] = of_position
+    if relative.position_bias is not None:
+        np.add.at(grads["position_bias"], rows, grad_scores.sum(axis=0, dtype=np.float64).transpose(1, 2, 0))
+    if relative.segment_scores is not None:
+        is_other = piece.segments(relative)
+        for column, chosen in enumerate((~is_other, is_other)):
+            grads["segment_scores"][piece.queries][..., column] = np.where(chosen, scaled, 0).sum(axis=-1)
+    return of_query, of_key
+
+
+def _differentiate_table(grad_scores, vectors, table, grad_table, rows):
+    """Add to grad_table, (rows, heads, head_dim), what `vectors` multiplied with it; the gradient of the vectors.
+
+    grad_scores (batch, heads, vectors, others) and rows (vectors, others) say with which row, and how much.
+    """
+    batch, heads, count, _ = grad_scores.shape
+    per_row = np.zeros((batch, heads, count, len(table)), grad_scores.dtype)
+    places = np.arange(batch)[:, None, None, None], np.arange(heads)[:, None, None], np.arange(count)[:, None], rows
+    np.add.at(per_row, places, grad_scores)
+    grad_table += (transpose(per_row).astype(np.float64) @ vectors).sum(axis=0).transpose(1, 0, 2)
+    return per_row @ widen(table.transpose(1, 0, 2))
 
 
 def _add_reduced(grad_bias, grad_scores, piece):
@@ -142,7 +306,25 @@ def _add_reduced(grad_bias, grad_scores, piece):
     grad_bias[sequences][..., :queries, :keys] += grad_scores
 
 
-def _unbroadcast(array):
+# --- arrays -----------------------------------------------------------------------------------------
+
+
+def rounded(array, compute_dtype):
+    """`array` with its values rounded to bfloat16, if that is asked for."""
+    if compute_dtype is None or array is None:
+        return array
+    return array.astype(importlib.import_module("ml_dtypes").bfloat16).astype(array.dtype)
+
+
+def rounded_inputs(query, key, relative, compute_dtype):
+    """(query, key, relative) with what is multiplied rounded."""
+    if compute_dtype is not None and relative is not None:
+        names = ("position_key", "position_query", "query_for_position")
+        relative = replace(relative, **{name: rounded(getattr(relative, name), compute_dtype) for name in names})
+    return rounded(query, compute_dtype), rounded(key, compute_dtype), relative
+
+
+def unbroadcast(array):
     """`array` with size 1 along the axes of stride 0."""
     return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
 
@@ -159,8 +341,8 @@ def empty_like(array, cu_seqlens):
     """A new array of this shape; when packed, its memory is C-contiguous as (tokens, heads, head_dim)."""
     if cu_seqlens is None:
         return np.empty(array.shape, dtype=array.dtype)
-    _, heads, tokens, head_dim = array.shape
-    return np.empty((tokens, heads, head_dim), dtype=array.dtype).transpose(1, 0, 2)[None]
+    _, heads, tokens, size = array.shape
+    return np.empty((tokens, heads, size), dtype=array.dtype).transpose(1, 0, 2)[None]
 
 
 def transpose(matrices):

@@ -149,7 +149,7 @@ __device__ __forceinline__ void softmax_step(Scores<S> &scores, RowState<S> &sta
 
 // Divides by the sums and rounds into the warp's rows of `tile`; writes lse, which `unit` brings to natural units.
 template <class T, class S>
-__device__ __forceinline__ void finish_rows(T *tile, float *lse, const Output<S> &output, const RowState<S> &state,
+__device__ __forceinline__ void finish_rows(T *tile, float2 *lse, const Output<S> &output, const RowState<S> &state,
                                             float unit, int warp_row, int rows) {
   const int lane = threadIdx.x % WARP;
 #pragma unroll
@@ -164,7 +164,7 @@ __device__ __forceinline__ void finish_rows(T *tile, float *lse, const Output<S>
         *reinterpret_cast<unsigned *>(chunk_of<S::PITCH>(tile, warp_row + row, n) + lane % 4 * 2) =
             pack<T>(output[strip][n][half * 2] * inverse, output[strip][n][half * 2 + 1] * inverse);
       if (lane % 4 == 0 && row < rows)
-        lse[row] = total == 0.f ? -INFINITY : fmaf(state.peak[strip][half], unit, logf(total));
+        lse[row] = highest_and_log(state.peak[strip][half] * unit, total);
     }
 }
 
@@ -183,7 +183,7 @@ __device__ __forceinline__ void store_rows(T *global, long long stride, T *tile,
 
 // The work of a block; `terms`: see NoTerms.
 template <class T, class S, class Terms>
-__device__ __forceinline__ void attend(T *output, float *lse, const T *query, const T *key, const T *value,
+__device__ __forceinline__ void attend(T *output, float2 *lse, const T *query, const T *key, const T *value,
                                        const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
                                        const T *bias, const Problem &problem, Terms terms) {
   const bool packed = cu_seqlens;

@@ -6,13 +6,13 @@ from numba.extending import overload
 
 from .._numba import helper, kernel, num_threads
 from .._numba.steps import ATTENTION, FIELDS, LAYER_NORM, LINEAR, OPTIONS, RELATIVE_ATTENTION
-from ..attention.cpu import ATTENTION_STORAGE
 from ..attention.forward import run_step as run_attention
+from ..attention.relative_forward import run_step as run_relative_attention
+from ..attention.views import ATTENTION_STORAGE
 from ..layer_norm.cpu import run_step as run_layer_norm
 from ..linear.cpu import has_two_phases
 from ..linear.cpu import prepare_step as prepare_linear
 from ..linear.cpu import run_step as run_linear
-from ..relative_attention.forward import run_step as run_relative_attention
 
 _LINE = 8  # int64: counters of different steps share no cache line
 

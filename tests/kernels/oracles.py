@@ -99,6 +99,12 @@ def cross_entropy(x, target, ignore_index):
     return np.array(losses), lse
 
 
+def _highest_and_log(scores):
+    """The highest score and the logarithm of the sum of exponentials beside it."""
+    peak = max(scores, default=-math.inf)
+    return (peak, math.log(math.fsum(math.exp(it - peak) for it in scores))) if peak > -math.inf else (-math.inf, 0)
+
+
 def _added(mask):
     """What a boolean or additive mask entry adds to a score."""
     return (0.0 if mask else -math.inf) if isinstance(mask, np.bool_) else mask
@@ -107,7 +113,7 @@ def _added(mask):
 def attention(query, key, value, lengths, lengths_k, attn_mask, bias, is_causal, scale):
     """(output, lse, probabilities) of packed (tokens, heads, head_dim) arrays; masks in full, not to be broadcast."""
     tokens, heads, _ = query.shape
-    output, lse = np.zeros(query.shape), np.zeros((heads, tokens))
+    output, lse = np.zeros(query.shape), np.zeros((heads, tokens, 2))
     probs = np.zeros((len(lengths), heads, max(lengths, default=0), max(lengths_k, default=0)))
     starts, starts_k = np.cumsum([0, *lengths]), np.cumsum([0, *lengths_k])
     for s, h, i in np.ndindex(probs.shape[:3]):
@@ -121,7 +127,7 @@ def attention(query, key, value, lengths, lengths_k, attn_mask, bias, is_causal,
             scores.append(-math.inf if is_causal and j > i else score)
         row = _softmax_line(scores)
         probs[s, h, i, : len(row)] = row
-        lse[h, starts[s] + i] = _log_sum_exp(scores)
+        lse[h, starts[s] + i] = _highest_and_log(scores)
         for j, probability in enumerate(row):
             output[starts[s] + i, h] += probability * value[starts_k[s] + j, h]
     return output, lse, probs
@@ -134,7 +140,7 @@ def relative_attention(arrays, distance_rows, segments, lengths, lengths_k, attn
     """
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
     tokens, heads, _ = query.shape
-    output, lse = np.zeros(query.shape), np.zeros((heads, tokens))
+    output, lse = np.zeros(query.shape), np.zeros((heads, tokens, 2))
     shape = (len(lengths), heads, max(lengths, default=0), max(lengths_k, default=0))
     probs, components = np.zeros(shape), [np.zeros(shape) for _ in range(3)]
     starts, starts_k, middle = np.cumsum([0, *lengths]), np.cumsum([0, *lengths_k]), len(distance_rows) // 2
@@ -158,7 +164,7 @@ def relative_attention(arrays, distance_rows, segments, lengths, lengths_k, attn
             scores.append(scale * math.fsum(parts) + added)
         row = _softmax_line(scores)
         probs[s, h, i, : len(row)] = row
-        lse[h, q] = _log_sum_exp(scores)
+        lse[h, q] = _highest_and_log(scores)
         for j, probability in enumerate(row):
             output[q, h] += probability * value[starts_k[s] + j, h]
     return output, lse, probs, components

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bertcore.kernels import attention
 from bertcore.kernels.attention import reference
 from tests.kernels import oracles
+from tests.kernels.attention_forms import backward, forward
 from tests.kernels.finite_differences import assert_gradient
 from tests.kernels.parity import torch_gradients
 from tests.kernels.strategies import QUICK, dtypes, layouts, normal, seeds
@@ -57,8 +58,19 @@ def test_oracle_packed(name, mask, is_causal):
     query, key, value = packed(1, sum(lengths)), packed(2, sum(lengths_k)), packed(3, sum(lengths_k))
     shape = (len(lengths), HEADS, max(lengths, default=0), max(lengths_k, default=0))
     attn_mask, bias = masks(4, shape)[mask], normal(6, shape)
-    found = reference.attention(
-        query, key, value, offsets(lengths), offsets(lengths_k), attn_mask, bias, is_causal, SCALE, True, None
+    found = forward(
+        reference,
+        query,
+        key,
+        value,
+        offsets(lengths),
+        offsets(lengths_k),
+        attn_mask,
+        bias,
+        is_causal,
+        SCALE,
+        True,
+        None,
     )
     tokens_first = (array[0].transpose(1, 0, 2) for array in (query, key, value))
     expected = oracles.attention(*tokens_first, lengths, lengths_k, attn_mask, bias, is_causal, SCALE)
@@ -78,10 +90,10 @@ def test_dense_equals_packed(name, mask, is_causal):
     shape = (batch, HEADS, length, length_k)
     attn_mask, bias = masks(4, (batch, 1, length, length_k))[mask], normal(5, (HEADS, length, length_k))
     attn_mask, bias = everywhere(attn_mask, bias, shape)
-    dense = reference.attention(query, key, value, None, None, attn_mask, bias, is_causal, SCALE, True, None)
+    dense = forward(reference, query, key, value, None, None, attn_mask, bias, is_causal, SCALE, True, None)
     grad = normal(6, query.shape)
-    dense_grads = reference.attention_backward(
-        grad, query, key, value, *dense[:2], None, None, attn_mask, bias, is_causal, SCALE
+    dense_grads = backward(
+        reference, grad, query, key, value, *dense[:2], None, None, attn_mask, bias, is_causal, SCALE
     )
 
     def pack(array):
@@ -89,13 +101,13 @@ def test_dense_equals_packed(name, mask, is_causal):
 
     cu_seqlens, cu_seqlens_k = offsets([length] * batch), offsets([length_k] * batch)
     packed_inputs = [pack(array) for array in (query, key, value)]
-    found = reference.attention(*packed_inputs, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, SCALE, True, None)
-    grads = reference.attention_backward(
-        pack(grad), *packed_inputs, *found[:2], cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, SCALE
+    found = forward(reference, *packed_inputs, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, SCALE, True, None)
+    grads = backward(
+        reference, pack(grad), *packed_inputs, *found[:2], cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, SCALE
     )
     assert dense[0].flags.c_contiguous
     assert_close(pack(dense[0]), found[0], name="output")
-    assert_close(dense[1].transpose(1, 0, 2).reshape(found[1].shape), found[1], name="lse")
+    assert_close(dense[1].transpose(1, 0, 2, 3).reshape(found[1].shape), found[1], name="lse")
     if batch:
         assert_close(dense[2], found[2], name="probabilities")
     for one, other in zip(dense_grads[:3], grads[:3], strict=True):
@@ -121,14 +133,14 @@ def test_low_precision(lengths, dtype, layout, is_causal, mask, seed):
     wide = [array.astype(np.float64) for array in (query, key, value, grad)]
     options = (cu_seqlens, cu_seqlens, *everywhere(attn_mask, bias, shape), is_causal, SCALE)
     wide_options = (cu_seqlens, cu_seqlens, *everywhere(wide_mask, bias.astype(np.float64), shape), is_causal, SCALE)
-    found = reference.attention(query, key, value, *options, True, None)
-    exact = reference.attention(*wide[:3], *wide_options, True, None)
+    found = forward(reference, query, key, value, *options, True, None)
+    exact = forward(reference, *wide[:3], *wide_options, True, None)
     assert found[0].dtype == found[2].dtype == dtype
     assert found[1].dtype == (np.float64 if dtype == np.float64 else np.float32)
     for name, one, other in zip(("output", "lse", "probabilities"), found, exact, strict=True):
         assert_close(one, other, name=name)
-    gradients = reference.attention_backward(grad, query, key, value, *found[:2], *options)
-    expected = reference.attention_backward(wide[3], *wide[:3], *exact[:2], *wide_options)
+    gradients = backward(reference, grad, query, key, value, *found[:2], *options)
+    expected = backward(reference, wide[3], *wide[:3], *exact[:2], *wide_options)
     for name, one, other in zip(("query", "key", "value", "bias"), gradients, expected, strict=True):
         # The backward starts from an output that was rounded already.
         assert_close(one, other, name=f"grad_{name}", at_least=1, factor=3)
@@ -145,14 +157,12 @@ def test_finite_differences(name, mask, is_causal):
     options = (offsets(lengths), offsets(lengths_k), attn_mask)
 
     def output(query=query, key=key, value=value, bias=bias):
-        return reference.attention(
-            query, key, value, *options, np.broadcast_to(bias, shape), is_causal, SCALE, False, None
+        return forward(
+            reference, query, key, value, *options, np.broadcast_to(bias, shape), is_causal, SCALE, False, None
         )
 
     full_bias = np.broadcast_to(bias, shape)
-    gradients = reference.attention_backward(
-        grad, query, key, value, *output()[:2], *options, full_bias, is_causal, SCALE
-    )
+    gradients = backward(reference, grad, query, key, value, *output()[:2], *options, full_bias, is_causal, SCALE)
     assert_gradient(lambda query: output(query=query)[0], query, grad, gradients[0], "query")
     assert_gradient(lambda key: output(key=key)[0], key, grad, gradients[1], "key")
     assert_gradient(lambda value: output(value=value)[0], value, grad, gradients[2], "value")
@@ -164,10 +174,10 @@ def test_a_query_that_sees_no_key():
     query, key, value = (normal(seed, (1, 1, 3, 4)) for seed in range(3))
     mask = np.ones((1, 1, 3, 3), bool)
     mask[0, 0, 1] = False
-    output, lse, probs = reference.attention(query, key, value, None, None, mask, None, False, SCALE, True, None)
-    assert not output[0, 0, 1].any() and not probs[0, 0, 1].any() and lse[0, 0, 1] == -np.inf
-    grads = reference.attention_backward(
-        np.ones_like(output), query, key, value, output, lse, None, None, mask, None, False, SCALE
+    output, lse, probs = forward(reference, query, key, value, None, None, mask, None, False, SCALE, True, None)
+    assert not output[0, 0, 1].any() and not probs[0, 0, 1].any() and tuple(lse[0, 0, 1]) == (-np.inf, 0)
+    grads = backward(
+        reference, np.ones_like(output), query, key, value, output, lse, None, None, mask, None, False, SCALE
     )
     assert not grads[0][0, 0, 1].any() and all(np.isfinite(grad).all() for grad in grads[:3])
     assert grads[3] is None
@@ -176,31 +186,33 @@ def test_a_query_that_sees_no_key():
 def test_nan_reaches_every_query_that_sees_it_and_no_other():
     query, key, value = (normal(seed, (1, 1, 3, 4)) for seed in range(3))
     key[0, 0, 2, 1] = np.nan
-    output, lse, _ = reference.attention(query, key, value, None, None, None, None, False, SCALE, False, None)
+    output, lse, _ = forward(reference, query, key, value, None, None, None, None, False, SCALE, False, None)
     assert np.isnan(output).all() and np.isnan(lse).all()
-    output, lse, _ = reference.attention(query, key, value, None, None, None, None, True, SCALE, False, None)
+    output, lse, _ = forward(reference, query, key, value, None, None, None, None, True, SCALE, False, None)
     assert np.isfinite(output[0, 0, :2]).all() and np.isnan(output[0, 0, 2]).all()
-    np.testing.assert_array_equal(np.isnan(lse), [[[False, False, True]]])
+    np.testing.assert_array_equal(np.isnan(lse[..., 1]), [[[False, False, True]]])
 
 
 def test_large_scores_do_not_overflow():
     query = np.full((1, 1, 1, 1), 1e4, np.float32)
     key = np.array([1e4, 1e4, -1e4], np.float32).reshape(1, 1, 3, 1)
     value = np.array([1, 3, 100], np.float32).reshape(1, 1, 3, 1)
-    output, lse, probs = reference.attention(query, key, value, None, None, None, None, False, 1.0, True, None)
+    output, lse, probs = forward(reference, query, key, value, None, None, None, None, False, 1.0, True, None)
     np.testing.assert_array_equal(probs.ravel(), [0.5, 0.5, 0])
-    assert output.item() == 2 and lse.item() == np.float32(1e8)
+    assert output.item() == 2
+    assert_close(lse.ravel(), np.array([1e8, np.log(2)]))
 
 
 def test_a_sequence_is_computed_as_if_it_were_alone():
     lengths = [5, 13, 2]
     query, key, value = (packed(seed, 20, np.float32) for seed in range(3))
-    together = reference.attention(
-        query, key, value, offsets(lengths), offsets(lengths), None, None, False, SCALE, False, None
+    together = forward(
+        reference, query, key, value, offsets(lengths), offsets(lengths), None, None, False, SCALE, False, None
     )
     for start, length in zip(accumulate([0, *lengths]), lengths, strict=False):
         tokens = (slice(None), slice(None), slice(start, start + length))
-        alone = reference.attention(
+        alone = forward(
+            reference,
             query[tokens],
             key[tokens],
             value[tokens],
@@ -223,10 +235,10 @@ def test_bfloat16_rounds_what_is_multiplied():
     query, key = np.full((1, 1, 1, 1), one_and_bits, np.float32), np.array([one_and_bits, 0], np.float32)
     value = np.array([3 + 2.0**-9, 1], np.float32)
     key, value = key.reshape(1, 1, 2, 1), value.reshape(1, 1, 2, 1)
-    output, lse, probs = reference.attention(query, key, value, None, None, None, None, False, 1.0, True, "bfloat16")
+    output, lse, probs = forward(reference, query, key, value, None, None, None, None, False, 1.0, True, "bfloat16")
     small = np.exp(-1.0)
     rounded = 0.3671875  # exp(-1) to 8 bits
-    assert_close(lse, np.full((1, 1, 1), 1 + np.log(1 + small)))
+    assert_close(lse.ravel(), np.array([1, np.log(1 + small)]))
     assert_close(probs.ravel(), np.array([1, small]) / (1 + small))
     assert_close(output.ravel(), np.array([(3 + rounded) / (1 + small)]))
 
@@ -257,11 +269,9 @@ def test_torch(lengths, is_causal):
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=SCALE)
 
     output, *expected = torch_gradients(function, grad, query, key, value, bias)
-    found, lse, _ = reference.attention(query, key, value, None, None, visible, bias, is_causal, SCALE, False, None)
+    found, lse, _ = forward(reference, query, key, value, None, None, visible, bias, is_causal, SCALE, False, None)
     assert_close(found, output)
-    gradients = reference.attention_backward(
-        grad, query, key, value, found, lse, None, None, visible, bias, is_causal, SCALE
-    )
+    gradients = backward(reference, grad, query, key, value, found, lse, None, None, visible, bias, is_causal, SCALE)
     for one, other in zip(gradients, expected, strict=True):
         assert_close(one, other, at_least=1)
 

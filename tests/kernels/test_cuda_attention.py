@@ -1,5 +1,7 @@
 """CUDA attention in the emulator (and on a GPU where there is one) against the float64 definition."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,11 +10,15 @@ from bertcore.kernels import _cuda
 from bertcore.kernels.attention import cuda as attention_cuda
 from bertcore.kernels.attention import reference
 from tests.cuda_emulator import Emulator
+from tests.kernels.attention_forms import forward
 from tests.tolerances import assert_close
 
 from .cuda_support import EmulatorTarget
 
 FLOAT16, BFLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
+
+
+run_cuda = functools.partial(forward, attention_cuda)
 
 
 @pytest.fixture(params=[FLOAT16, BFLOAT16, FLOAT32], ids=str)
@@ -46,8 +52,8 @@ def check(
     if cu_seqlens is not None and cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens
     arrays = (query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
-    expected = reference.attention(*map(wide, arrays), is_causal, scale, True, None)
-    found = cuda.run(attention_cuda.attention, *arrays, is_causal, scale, True, None)
+    expected = forward(reference, *map(wide, arrays), is_causal, scale, True, None)
+    found = cuda.run(run_cuda, *arrays, is_causal, scale, True, None)
     tokens_first = found[0].transpose(0, 2, 1, 3) if cu_seqlens is not None else found[0]
     assert tokens_first.flags.c_contiguous
     assert found[1].dtype == np.float32
@@ -129,8 +135,8 @@ def test_finding_one_of_many_sequences(sequences):
     arrays = [normal(seed, 1, 1, lengths.sum(), 8, dtype=FLOAT16) for seed in range(3)]
     arguments = (offsets(*lengths),) * 2
     with _cuda.use_runtime(Emulator()):
-        output, *_ = attention_cuda.attention(*arrays, *arguments, None, None, False, 1.0, False, None)
-    assert_close(output, reference.attention(*map(wide, arrays), *arguments, None, None, False, 1.0, False, None)[0])
+        output, *_ = run_cuda(*arrays, *arguments, None, None, False, 1.0, False, None)
+    assert_close(output, forward(reference, *map(wide, arrays), *arguments, None, None, False, 1.0, False, None)[0])
 
 
 def test_no_sequences(cuda, dtype):
@@ -182,8 +188,8 @@ def test_lowest_finite_masks(cuda, dtype, hidden):
     mask[..., 0 if hidden else 30 :] = lowest
     arrays = dense(dtype, length=10, length_k=70, head_dim=16)
     rest = (None, None, mask, None, False, 0.25, False)
-    expected, *_ = reference.attention(*(array.astype(np.float32) for array in arrays), *rest, None)
-    found, *_ = cuda.run(attention_cuda.attention, *arrays, *rest, None)
+    expected, *_ = forward(reference, *(array.astype(np.float32) for array in arrays), *rest, None)
+    found, *_ = cuda.run(run_cuda, *arrays, *rest, None)
     assert_close(found, expected)
 
 
@@ -222,9 +228,7 @@ def test_read_only_arrays(cuda, dtype):
 
 def test_head_dim_too_large(cuda):
     with pytest.raises(ValueError, match="head_dim 257, the CUDA kernels take at most 256"):
-        cuda.run(
-            attention_cuda.attention, *dense(FLOAT16, length=2, head_dim=257), *[None] * 4, False, 1.0, False, None
-        )
+        cuda.run(run_cuda, *dense(FLOAT16, length=2, head_dim=257), *[None] * 4, False, 1.0, False, None)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)

@@ -1,14 +1,16 @@
 """CUDA relative attention in the emulator (and on a GPU where there is one) against the float64 definition."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from bertcore import kernels
 from bertcore.kernels import _cuda
-from bertcore.kernels.relative_attention import cuda as relative_attention_cuda
-from bertcore.kernels.relative_attention import reference
+from bertcore.kernels.attention import cuda as attention_cuda
+from bertcore.kernels.attention import reference, relative_cuda
 from tests.cuda_emulator import Emulator
+from tests.kernels.attention_forms import relative_attention, relative_attention_backward, relative_forward
 from tests.tolerances import assert_close
 
 from .cuda_support import EmulatorTarget
@@ -25,6 +27,9 @@ FORMS = {
     "queries only": ("position_query", "segment_scores"),
     "everything": ("position_key", "position_query", "query_for_position", "segment_scores"),
 }
+
+
+run_cuda = functools.partial(relative_forward, attention_cuda)
 
 
 @pytest.fixture(params=[FLOAT16, BFLOAT16, FLOAT32], ids=str)
@@ -69,9 +74,9 @@ ORDER = (
 
 
 def arguments(arrays, scale=None, convert=lambda array: array):
-    """In the order of the backends, with probabilities."""
+    """In the order of `relative_forward`."""
     scale = (3 * max(arrays["query"].shape[-1], 1)) ** -0.5 if scale is None else scale
-    return (*(convert(arrays[name]) for name in ORDER), scale, True, False, None)
+    return (*(convert(arrays[name]) for name in ORDER), scale)
 
 
 def wide(array):
@@ -80,15 +85,14 @@ def wide(array):
 
 def check(cuda, arrays, scale=None):
     """Compares output, lse and probabilities with the reference's; returns the output in float64."""
-    expected = reference.relative_attention(*arguments(arrays, scale, wide))
-    found = cuda.run(relative_attention_cuda.relative_attention, *arguments(arrays, scale))
+    expected = relative_forward(reference, *arguments(arrays, scale, wide))
+    found = cuda.run(run_cuda, *arguments(arrays, scale))
     assert found[0].flags.c_contiguous
     assert found[1].dtype == np.float32
     assert_close(found[0], expected[0], name="output")
     assert_close(found[1], expected[1], name="lse", at_least=1)
     # exp() multiplies the rounding of a score by its size.
     assert_close(found[2], expected[2], name="probabilities", factor=4)
-    assert found[3] is None
     return wide(found[0])
 
 
@@ -175,9 +179,9 @@ def test_unknown_rows_are_not_read(dtype):
     expected = dict(arrays, distance_rows=np.where((wrong < 0) | (wrong >= ROWS), ROWS, wrong))
     for name in ("position_key", "position_query"):
         expected[name] = np.concatenate([arrays[name], np.zeros_like(arrays[name][:1])])
-    expected, *_ = reference.relative_attention(*arguments(expected, convert=wide))
+    expected, *_ = relative_forward(reference, *arguments(expected, convert=wide))
     with _cuda.use_runtime(Emulator("random")):
-        found, *_ = relative_attention_cuda.relative_attention(*arguments(dict(arrays, distance_rows=wrong)))
+        found, *_ = run_cuda(*arguments(dict(arrays, distance_rows=wrong)))
     assert_close(found, expected)
 
 
@@ -190,17 +194,15 @@ def test_turing(dtype, head_dim):
 
 def test_shared_memory_fits_the_smallest_gpu():
     limit = 64 << 10  # sm_75
-    assert (
-        max(relative_attention_cuda.shared_memory(d, FLOAT32, 1, 1, 1) for d in relative_attention_cuda.FP32) <= limit
-    )
+    assert max(relative_cuda.shared_memory(d, FLOAT32, 1, 1, 1) for d in relative_cuda.FP32) <= limit
     static = 256  # AddedScores and Place
-    most = max(relative_attention_cuda.shared_memory(d, FLOAT16, 1, 1, 1) for d in relative_attention_cuda.MMA)
+    most = max(relative_cuda.shared_memory(d, FLOAT16, 1, 1, 1) for d in relative_cuda.MMA)
     assert most + static <= limit
 
 
 def test_head_dim_too_large(cuda):
     with pytest.raises(ValueError, match="head_dim 129, the CUDA kernels take at most 128"):
-        cuda.run(relative_attention_cuda.relative_attention, *arguments(inputs(FLOAT16, head_dim=129)))
+        cuda.run(run_cuda, *arguments(inputs(FLOAT16, head_dim=129)))
 
 
 def test_public_function():
@@ -209,10 +211,11 @@ def test_public_function():
     given = {name: arrays[name] for name in ORDER[3:7] if arrays[name] is not None}
     content = [arrays[name] for name in ("query", "key", "value")]
     with _cuda.use_runtime(Emulator()):
-        output, lse = kernels.relative_attention(*content, **given, return_lse=True, backend="cupy")
+        output, lse = relative_attention(*content, **given, return_lse=True, backend="cupy")
         with pytest.raises(ValueError, match="return_components"):
-            kernels.relative_attention(*content, **given, return_components=True, backend="cupy")
-        with pytest.raises(NotImplementedError, match="relative_attention_backward has no implementation"):
-            kernels.relative_attention_backward(output, *content, output, lse, **given, backend="cupy")
+            relative_attention(*content, **given, return_components=True, backend="cupy")
+        with pytest.raises(NotImplementedError, match="attention_backward has no implementation"):
+            names = {"query": content[0], "key": content[1], "value": content[2], "output": output, "lse": lse}
+            relative_attention_backward(output, **names, **given, backend="cupy")
     given = {name: wide(array) for name, array in given.items()}
-    assert_close(output, kernels.relative_attention(*map(wide, content), **given, backend="numpy"))
+    assert_close(output, relative_attention(*map(wide, content), **given, backend="numpy"))

@@ -24,7 +24,7 @@ DENSE = (f32(2, 4, 5, 8),) * 3
 PACKED = (f32(7, 4, 8),) * 3
 OFFSETS = np.array([0, 3, 7])
 TABLES = f32(9, 4), f32(9, 4)
-LSE, PACKED_LSE = np.zeros((2, 4, 5), np.float32), np.zeros((4, 7), np.float32)
+LSE, PACKED_LSE = np.zeros((2, 4, 5, 2), np.float32), np.zeros((4, 7, 2), np.float32)
 
 # Each: the call, the error, and what its message must hold (the argument, what came, what was expected).
 HOSTILE = {
@@ -248,9 +248,9 @@ HOSTILE = {
         "query (2, 4, 5, 8) (any, any, any)",
     ),
     "attention, heads": (
-        lambda: kernels.attention(DENSE[0], f32(2, 3, 5, 8), DENSE[0]),
+        lambda: kernels.attention(DENSE[0], *[f32(2, 3, 5, 8)] * 2),
         ValueError,
-        "key (2, 3, 5, 8) (2, 4, any, 8)",
+        "key 3 heads query 4 divides",
     ),
     "attention, value's head_dim": (
         lambda: kernels.attention(*DENSE[:2], f32(2, 4, 5, 7)),
@@ -346,7 +346,7 @@ HOSTILE = {
     "attention, lse's shape": (
         lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE[0]),
         ValueError,
-        "lse (4, 5) (2, 4, 5)",
+        "lse (4, 5, 2) (2, 4, 5, 2)",
     ),
     "attention, lse's dtype": (
         lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE.astype(np.float64)),
@@ -354,9 +354,11 @@ HOSTILE = {
         "lse float64 float32",
     ),
     "attention, packed lse's shape": (
-        lambda: kernels.attention_backward(PACKED[0], *PACKED, PACKED[0], PACKED_LSE.T, cu_seqlens=OFFSETS),
+        lambda: kernels.attention_backward(
+            PACKED[0], *PACKED, PACKED[0], PACKED_LSE.swapaxes(0, 1), cu_seqlens=OFFSETS
+        ),
         ValueError,
-        "lse (7, 4) (4, 7)",
+        "lse (7, 4, 2) (4, 7, 2)",
     ),
 }
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from bertcore.kernels import threads
 from bertcore.kernels._numba import LEVEL, scores
-from bertcore.kernels.attention import cpu, forward, reference
+from bertcore.kernels.attention import cpu, reference, views
+from bertcore.kernels.attention import forward as kernel
+from tests.kernels.attention_forms import backward, forward
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, normal, seeds
 from tests.tolerances import assert_close
@@ -20,7 +22,7 @@ from tests.tolerances import assert_close
 DTYPES = {"avx2": [np.float32], "generic": [np.float64]}.get(FORCED, [np.float32, np.float64])
 DTYPE = DTYPES[0]
 HEAD_DIMS = [1, 7, 39, 48, 64, 160]
-QUERIES, KEYS = forward.QUERY_BLOCK, forward.KEY_BLOCK
+QUERIES, KEYS = kernel.QUERY_BLOCK, kernel.KEY_BLOCK
 GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_bias")
 HEADS = 2
 
@@ -45,17 +47,17 @@ def masks(kind, shape, dtype, seed=5):
 def exact(arrays, offsets, mask, bias, is_causal, scale):
     """Everything by the reference in float64: output, lse, probabilities, gradients."""
     query, key, value, grad = (array.astype(np.float64) for array in arrays)
-    bias = None if bias is None else np.broadcast_to(reference._unbroadcast(bias).astype(np.float64), bias.shape)
+    bias = None if bias is None else np.broadcast_to(reference.unbroadcast(bias).astype(np.float64), bias.shape)
     options = (offsets, offsets, mask, bias, is_causal, scale)
-    output, lse, probs = reference.attention(query, key, value, *options, True, None)
-    return output, lse, probs, *reference.attention_backward(grad, query, key, value, output, lse, *options)
+    output, lse, probs = forward(reference, query, key, value, *options, True, None)
+    return output, lse, probs, *backward(reference, grad, query, key, value, output, lse, *options)
 
 
 def computed(arrays, offsets, mask, bias, is_causal, scale):
     query, key, value, grad = arrays
     options = (offsets, offsets, mask, bias, is_causal, scale)
-    output, lse, probs = cpu.attention(query, key, value, *options, True, None)
-    return output, lse, probs, *cpu.attention_backward(grad, query, key, value, output, lse, *options)
+    output, lse, probs = forward(cpu, query, key, value, *options, True, None)
+    return output, lse, probs, *backward(cpu, grad, query, key, value, output, lse, *options)
 
 
 def check(arrays, offsets, mask, bias, is_causal, scale):
@@ -99,10 +101,10 @@ def test_block_borders_between_unequal_lengths(keys, is_causal, kind):
     key, query = key * np.linspace(0.1, 4, key.shape[2], dtype=DTYPE)[:, None], query.copy()
     mask, bias = masks(kind, (3, HEADS, QUERIES + 1, keys), DTYPE)
     options = (offsets, offsets_k, mask, bias, is_causal, 0.3, True, None)
-    found = cpu.attention(query, key, value, *options)
+    found = forward(cpu, query, key, value, *options)
     wide = [array.astype(np.float64) for array in (query, key, value)]
     bias = None if bias is None else bias.astype(np.float64)
-    expected = reference.attention(*wide, *options[:3], bias, *options[4:])
+    expected = forward(reference, *wide, *options[:3], bias, *options[4:])
     for name, one, other in zip(("output", "lse", "probs"), found, expected, strict=True):
         assert_close(one, other, name=name, factor=3, at_least=1)
 
@@ -113,9 +115,9 @@ def test_a_special_score_in_any_block(where, special):
     query, key, value = (normal(seed, (1, 1, length, 8), DTYPE) for seed, length in ((1, 3), (2, 520), (3, 520)))
     bias = np.zeros((1, 1, 3, 520), DTYPE)
     bias[0, 0, 1, where] = special
-    found = cpu.attention(query, key, value, None, None, None, bias, False, 0.3, True, None)
+    found = forward(cpu, query, key, value, None, None, None, bias, False, 0.3, True, None)
     with np.errstate(invalid="ignore"):
-        expected = reference.attention(query, key, value, None, None, None, bias, False, 0.3, True, None)
+        expected = forward(reference, query, key, value, None, None, None, bias, False, 0.3, True, None)
     for name, one, other in zip(("output", "lse", "probs"), found, expected, strict=True):
         assert_close(one, other, name=name, factor=3, at_least=1)
 
@@ -125,7 +127,7 @@ def test_what_a_task_needs_is_bounded():
 
     @numba.njit
     def scratch_size(head_dim, like):
-        return forward._scratch_size(QUERIES, KEYS, head_dim, like)
+        return kernel._scratch_size(QUERIES, KEYS, head_dim, like)
 
     assert scratch_size(64, np.float32(0)) < 2**17
 
@@ -138,8 +140,8 @@ def test_bfloat16(head_dim, kind, is_causal):
     lengths = [1, 2, 39, 0, KEYS + 45]
     arrays, offsets = packed(lengths, head_dim, np.float32)
     options = (*masks(kind, (5, HEADS, KEYS + 45, KEYS + 45), np.float32), is_causal, 0.3, True, "bfloat16")
-    found = cpu.attention(*arrays[:3], offsets, offsets, *options)
-    expected = reference.attention(*arrays[:3], offsets, offsets, *options)
+    found = forward(cpu, *arrays[:3], offsets, offsets, *options)
+    expected = forward(reference, *arrays[:3], offsets, offsets, *options)
     for name, one, other in zip(("output", "lse", "probs"), found, expected, strict=True):
         # Exponentials are rounded against the highest score so far, of the last block against the highest of all.
         assert_close(one, other, name=name, factor=1000 if name == "output" else 3, at_least=1)
@@ -153,13 +155,13 @@ def test_bfloat16_has_the_same_bits_alone_and_in_any_batch():
     lengths = [5, 39, 300, 1, 33]
     arrays, offsets = packed(lengths, 39, np.float32)
     options = (None, None, False, 0.2, False, "bfloat16")
-    whole, *_ = cpu.attention(*arrays[:3], offsets, offsets, *options)
+    whole, *_ = forward(cpu, *arrays[:3], offsets, offsets, *options)
     for sequence, length in enumerate(lengths):
         rows, own = slice(offsets[sequence], offsets[sequence + 1]), np.array([0, length], np.int32)
         for first in (0, length // 2):  # fewer queries of the same keys, too
             queries = np.array([0, length - first], np.int32)
             query = arrays[0][:, :, rows][:, :, first:]
-            alone, *_ = cpu.attention(query, *(a[:, :, rows] for a in arrays[1:3]), queries, own, *options)
+            alone, *_ = forward(cpu, query, *(a[:, :, rows] for a in arrays[1:3]), queries, own, *options)
             np.testing.assert_array_equal(alone, whole[:, :, rows][:, :, first:])
 
 
@@ -183,15 +185,15 @@ def test_a_sequence_has_the_same_bits_alone_in_any_batch_and_padded(dtype):
         some = own[0][:, :, length // 2 :], *own[1:3]  # fewer queries of the same keys
         counts = np.array([0, length - length // 2], np.int32), np.array([0, length], np.int32)
         for found, index in zip(
-            cpu.attention(*some, *counts, None, None, False, 0.2, False, None), (0, 1), strict=False
+            forward(cpu, *some, *counts, None, None, False, 0.2, False, None), (0, 1), strict=False
         ):
             np.testing.assert_array_equal(found, alone[index][:, :, length // 2 :])
         for index in (0, 1, 3, 4, 5):
             np.testing.assert_array_equal(alone[index], whole[index][:, :, rows])
         padding = ((0, 0), (0, 0), (0, 23), (0, 0))
         visible = np.broadcast_to(np.arange(length + 23) < length, (1, HEADS, length + 23, length + 23))
-        padded = cpu.attention(
-            *(np.pad(array, padding) for array in own[:3]), None, None, visible, None, False, 0.2, False, None
+        padded = forward(
+            cpu, *(np.pad(array, padding) for array in own[:3]), None, None, visible, None, False, 0.2, False, None
         )
         np.testing.assert_array_equal(padded[0][:, :, :length], alone[0])
         np.testing.assert_array_equal(padded[1][:, :, :length], alone[1])
@@ -220,13 +222,13 @@ def test_several_python_threads_at_once():
 def test_views_are_not_copied_and_need_no_further_specialisation():
     arrays, offsets = packed([39, 5], 20)
     for array in arrays:
-        assert cpu.with_unit_columns(array) is array
-    cpu.attention(*arrays[:3], offsets, offsets, None, None, False, 0.2, False, None)
-    before = len(forward.forward.signatures)
+        assert views.with_unit_columns(array) is array
+    forward(cpu, *arrays[:3], offsets, offsets, None, None, False, 0.2, False, None)
+    before = len(kernel.forward.signatures)
     dense = [np.array(array) for array in arrays[:3]]
     mask, bias = masks("keys", (1, HEADS, 44, 44), DTYPE)
-    cpu.attention(*dense, None, None, mask, bias, True, 0.2, True, None)
-    assert len(forward.forward.signatures) == before
+    forward(cpu, *dense, None, None, mask, bias, True, 0.2, True, None)
+    assert len(kernel.forward.signatures) == before
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -237,7 +239,7 @@ def test_queries_that_see_nothing(dtype):
     output, lse, probs, *gradients = computed(arrays, offsets, mask, None, False, 0.2)
     blind = (0, slice(None), [0, 17, 38])
     assert not output[blind].any() and not probs[blind].any() and not gradients[0][blind].any()
-    assert np.all(lse[blind] == -np.inf)
+    assert np.all(lse[blind] == (-np.inf, 0))
     assert all(np.isfinite(gradient).all() for gradient in gradients[:3])
 
 
@@ -246,13 +248,13 @@ def test_empty_sides(where):
     queries, keys, head_dim = {"no keys": (5, 0, 4), "no queries": (0, 5, 4), "no head_dim": (5, 7, 0)}[where]
     query, key = np.ones((2, HEADS, queries, head_dim), DTYPE), np.ones((2, HEADS, keys, head_dim), DTYPE)
     options = (None, None, None, None, False, 1.0)
-    output, lse, probs = cpu.attention(query, key, key, *options, True, None)
+    output, lse, probs = forward(cpu, query, key, key, *options, True, None)
     assert output.shape == query.shape and not output.any() and probs.shape == (2, HEADS, queries, keys)
     if where == "no head_dim":
-        np.testing.assert_allclose(lse, np.log(7), rtol=1e-6)
+        np.testing.assert_allclose(lse[..., 1], np.log(7), rtol=1e-6)
     elif where == "no keys":
-        assert np.all(lse == -np.inf)
-    gradients = cpu.attention_backward(output, query, key, key, output, lse, *options)
+        assert np.all(lse == (-np.inf, 0))
+    gradients = backward(cpu, output, query, key, key, output, lse, *options)
     for gradient, array in zip(gradients, (query, key, key), strict=False):
         assert gradient.shape == array.shape and not gradient.any()
 

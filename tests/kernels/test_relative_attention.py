@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.kernels import attention, relative_attention, relative_attention_backward
+from bertcore.kernels import attention
 from tests.kernels import oracles
+from tests.kernels.attention_forms import relative_attention, relative_attention_backward
 from tests.kernels.finite_differences import assert_gradient
 from tests.kernels.strategies import QUICK, dtypes, normal, seeds
 from tests.tolerances import assert_close
@@ -105,8 +106,8 @@ def test_finite_differences(name, terms, mask):
         def function(changed, name=name):
             return relative_attention(**{**arrays, name: changed}, **others, backend="numpy")
 
-        assert_gradient(function, array, grad, getattr(gradients, name), name)
-    for name, gradient in gradients._asdict().items():
+        assert_gradient(function, array, grad, gradients[name], name)
+    for name, gradient in gradients.items():
         assert (gradient is None) == (name not in arrays)
 
 
@@ -129,7 +130,7 @@ def test_low_precision(lengths, terms, dtype, seed):
         grad.astype(np.float64), **wide, **others, output=exact, lse=exact_lse, backend="numpy"
     )
     for name in arrays:
-        assert_close(getattr(found, name), getattr(expected, name), name=f"grad_{name}", at_least=1, factor=3)
+        assert_close(found[name], expected[name], name=f"grad_{name}", at_least=1, factor=3)
 
 
 def test_bfloat16_rounds_the_tables_and_what_they_are_multiplied_with():
@@ -138,7 +139,7 @@ def test_bfloat16_rounds_the_tables_and_what_they_are_multiplied_with():
     arguments = {"query": vector, "key": vector, "value": vector, "position_key": table, "position_query": table}
     options = {"distance_rows": np.array([0]), "scale": 1.0, "compute_dtype": "bfloat16", "return_components": True}
     output, lse, components = relative_attention(**arguments, **options, return_lse=True, backend="numpy")
-    assert output.item() == 1 and lse.item() == 3
+    assert output.item() == 1 and tuple(lse.ravel()) == (3, 0)
     assert [component.item() for component in components] == [1, 1, 1]
 
 
@@ -186,7 +187,7 @@ def test_what_is_returned():
     everything = relative_attention(
         **arrays, **others, return_lse=True, return_probs=True, return_components=True, backend="numpy"
     )
-    assert [array.shape for array in everything[:3]] == [(7, HEADS, HEAD_DIM), (HEADS, 7), (2, HEADS, 4, 4)]
+    assert [array.shape for array in everything[:3]] == [(7, HEADS, HEAD_DIM), (HEADS, 7, 2), (2, HEADS, 4, 4)]
     assert everything[3][2] is None and everything[3][0].shape == (2, HEADS, 4, 4)
     del others["cu_seqlens"], others["cu_seqlens_k"], others["scale"]
     whole = {"cu_seqlens": np.array([0, 7]), "cu_seqlens_k": np.array([0, 7]), "scale": HEAD_DIM**-0.5}
@@ -247,12 +248,8 @@ HOSTILE = {
         },
         ValueError, "segment_ids_k 8 7",
     ),
-    "offsets of keys alone": (
-        {"cu_seqlens": None, "cu_seqlens_k": np.array([0, 7])}, ValueError, "cu_seqlens_k without cu_seqlens",
-    ),
     "no offsets for other keys": ({"key": f32(8, 2, 4), "value": f32(8, 2, 4)}, ValueError, "cu_seqlens_k 8 7"),
     "offsets beyond the tokens": ({"cu_seqlens": np.array([0, 8])}, ValueError, "cu_seqlens 8 7 query"),
-    "dense arrays": ({"query": f32(1, 7, 2, 4)}, ValueError, "query (1, 7, 2, 4) (any, any, any)"),
     "a mask's shape": ({"attn_mask": np.ones((2, 2, 3, 3), bool)}, ValueError, "attn_mask (2, 2, 3, 3) (2, 2, 4, 4)"),
     "a mask of integers": ({"attn_mask": np.ones((4, 4), int)}, TypeError, "attn_mask int64 bool float32"),
     "a compute_dtype": ({"compute_dtype": "float16"}, ValueError, "compute_dtype float16 bfloat16"),

@@ -15,12 +15,10 @@ from bertcore.kernels.dispatch import IMPLEMENTATIONS
 KERNELS = Path(kernels.__file__).parent
 OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/reference.py"))
 
-ATTENTION = "cu_seqlens=None, cu_seqlens_k=None, attn_mask=None, bias=None, is_causal=False, scale=None"
-RELATIVE = (
-    "distance_rows, position_key=None, position_query=None, query_for_position=None, segment_ids=None, "
-    "segment_ids_k=None, segment_scores=None, cu_seqlens=None, cu_seqlens_k=None, attn_mask=None, scale=None"
+ATTENTION = (
+    "cu_seqlens=None, cu_seqlens_k=None, attn_mask=None, bias=None, is_causal=False, window=None, relative=None, "
+    "scale=None"
 )
-ROTARY = "cos, sin, *, cu_seqlens=None, positions=None, interleaved=False, inplace=False, backend=None"
 PUBLIC = {
     "softmax": "input, dim=-1, *, backend=None",
     "softmax_backward": "grad_output, output, dim=-1, *, backend=None",
@@ -35,16 +33,10 @@ PUBLIC = {
     "linear": "input, weight, bias=None, *, activation=None, residual=None, backend=None",
     "linear_backward": "grad_output, input, weight, bias=None, *, activation=None, backend=None",
     "attention": (
-        f"query, key, value, *, {ATTENTION}, compute_dtype=None, return_lse=False, return_probs=False, backend=None"
-    ),
-    "attention_backward": f"grad_output, query, key, value, output, lse, *, {ATTENTION}, backend=None",
-    "relative_attention": (
-        f"query, key, value, *, {RELATIVE}, compute_dtype=None, return_lse=False, return_probs=False, "
+        f"query, key, value, *, {ATTENTION}, compute_dtype=None, return_lse=False, return_probs=False, "
         "return_components=False, backend=None"
     ),
-    "relative_attention_backward": f"grad_output, query, key, value, output, lse, *, {RELATIVE}, backend=None",
-    "rotary": f"input, {ROTARY}",
-    "rotary_backward": f"grad_output, {ROTARY}",
+    "attention_backward": f"grad_output, query, key, value, output, lse, *, {ATTENTION}, backend=None",
     "embedding": "input, weight, *, backend=None",
     "embedding_backward": "grad_output, input, num_embeddings, *, backend=None",
     "cross_entropy": "input, target, *, ignore_index=-100, reduction='mean', backend=None",

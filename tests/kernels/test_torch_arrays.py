@@ -15,7 +15,18 @@ IDS, OFFSETS = np.array([0, 3, 3, 1, 4]), np.array([0, 2, 2, 5])
 HEADS = normal(4, (5, 2, 4), np.float32)
 ROWS = np.array([0, 2, 4], np.int32)
 MASK = np.array([[True, False, True]])
-LSE = np.zeros((2, 5), np.float32)
+LSE = np.zeros((2, 5, 2), np.float32)
+
+
+def relative(t):
+    return kernels.RelativePositions(t(ROWS), position_key=t(HEADS))
+
+
+def attention_gradients(*arrays, **options):
+    """In one tuple."""
+    *gradients, of_relative = kernels.attention_backward(*arrays, **options)
+    return *gradients, *(() if of_relative is None else vars(of_relative).values())
+
 
 CALLS = {
     "softmax": lambda t: kernels.softmax(t(X)),
@@ -32,22 +43,14 @@ CALLS = {
     "attention": lambda t: kernels.attention(
         t(HEADS), t(HEADS), t(HEADS), cu_seqlens=t(OFFSETS), attn_mask=t(MASK), return_lse=True, return_probs=True
     ),
-    "attention_backward": lambda t: kernels.attention_backward(
+    "attention_backward": lambda t: attention_gradients(
         t(HEADS), t(HEADS), t(HEADS), t(HEADS), t(HEADS), t(LSE), cu_seqlens=t(OFFSETS), bias=t(X[:2, :1, None])
     ),
-    "relative_attention": lambda t: kernels.relative_attention(
-        t(HEADS),
-        t(HEADS),
-        t(HEADS),
-        distance_rows=t(ROWS),
-        position_key=t(HEADS),
-        cu_seqlens=t(OFFSETS),
-        return_lse=True,
+    "attention, relative": lambda t: kernels.attention(
+        t(HEADS), t(HEADS), t(HEADS), cu_seqlens=t(OFFSETS), relative=relative(t), return_lse=True
     ),
-    "relative_attention_backward": lambda t: tuple(
-        kernels.relative_attention_backward(
-            *[t(HEADS)] * 5, t(LSE), distance_rows=t(ROWS), position_key=t(HEADS), cu_seqlens=t(OFFSETS)
-        )
+    "attention_backward, relative": lambda t: attention_gradients(
+        *[t(HEADS)] * 5, t(LSE), relative=relative(t), cu_seqlens=t(OFFSETS)
     ),
     "embedding": lambda t: kernels.embedding(t(IDS), t(X)),
     "embedding_backward": lambda t: kernels.embedding_backward(t(X), t(IDS), 6),

@@ -19,7 +19,7 @@ class Relations:
 
     Attributes:
         sinusoids: the encoding of each distance, (distances, hidden).
-        distance_rows: the row of `sinusoids` for each distance, as `kernels.relative_attention` has it.
+        distance_rows: the row of `sinusoids` for each distance, as `kernels.RelativePositions` has it.
         cu_seqlens_k: offsets of the keys' sequences, int32 (sequences + 1,).
         key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; None without one.
         query_rows: with a memory, the rows of the keys that are queries, too.

@@ -1,9 +1,6 @@
 """Attention within packed sequences, and what stands around it, each with its gradient rule."""
 
-from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.program import computed
@@ -85,18 +82,24 @@ def self_attention(
 
 def _relative_attention_with_pullback(
     query, key, value, position_key=None, position_query=None, query_for_position=None, segment_scores=None,
-    *, attentions=None, compute_dtype=None, **where,
+    *, distance_rows, segment_ids=None, segment_ids_k=None, attentions=None, compute_dtype=None, **where,
 ):  # fmt: skip
     assert compute_dtype is None, "gradients need the arrays' own precision"
-    where |= {"position_key": position_key, "position_query": position_query}
-    where |= {"query_for_position": query_for_position, "segment_scores": segment_scores}
+    relative = kernels.RelativePositions(
+        distance_rows, position_key, position_query, query_for_position, None, segment_ids, segment_ids_k,
+        segment_scores,
+    )  # fmt: skip
+    where["relative"] = relative
     options = {"return_lse": True, "return_probs": attentions is not None}
-    output, lse, *probabilities = kernels.relative_attention(query, key, value, **where, **options)
+    output, lse, *probabilities = kernels.attention(query, key, value, **where, **options)
     if attentions is not None:
         attentions.extend(probabilities)
 
     def pullback(grad):
-        return kernels.relative_attention_backward(grad, query, key, value, output, lse, **where)
+        grads = kernels.attention_backward(grad, query, key, value, output, lse, **where)
+        terms = grads.relative
+        of_terms = terms.position_key, terms.position_query, terms.query_for_position, terms.segment_scores
+        return *grads[:3], *of_terms
 
     return output, pullback
 
@@ -105,37 +108,40 @@ def _relative_attention_with_pullback(
 def relative_attention(
     query: Any, key: Any, value: Any, position_key: Any = None, position_query: Any = None,
     query_for_position: Any = None, segment_scores: Any = None,
-    *, attentions: list | None = None, **where: Any,
+    *, distance_rows: Any, segment_ids: Any = None, segment_ids_k: Any = None, attentions: list | None = None,
+    **where: Any,
 ) -> Any:  # fmt: skip
-    """Attention that depends on relative positions within each packed sequence; see `kernels.relative_attention`.
+    """Attention that depends on relative positions within each packed sequence; see `kernels.attention`.
 
     Args:
-        query, key, value, position_key, position_query, query_for_position, segment_scores: as there.
+        query, key, value: as there.
+        position_key, position_query, query_for_position, segment_scores, distance_rows, segment_ids, segment_ids_k: as
+            in `kernels.RelativePositions`.
         attentions: a list to which the probabilities are appended, (sequences, heads, longest, longest of the keys).
-        where: distance_rows, segment_ids, segment_ids_k, cu_seqlens, cu_seqlens_k, attn_mask, scale as there; and
-            compute_dtype, not while a tape records.
+        where: cu_seqlens, cu_seqlens_k, attn_mask, scale as there; and compute_dtype, not while a tape records.
 
     Returns:
         (tokens, heads, head_dim).
     """
-    where |= {"position_key": position_key, "position_query": position_query}
-    where |= {"query_for_position": query_for_position, "segment_scores": segment_scores}
+    relative = kernels.RelativePositions(
+        distance_rows, position_key, position_query, query_for_position, None, segment_ids, segment_ids_k,
+        segment_scores,
+    )  # fmt: skip
     if attentions is None:
-        return kernels.relative_attention(query, key, value, **where)
-    output, probabilities = kernels.relative_attention(query, key, value, **where, return_probs=True)
+        return kernels.attention(query, key, value, relative=relative, **where)
+    output, probabilities = kernels.attention(query, key, value, relative=relative, **where, return_probs=True)
     attentions.append(probabilities)
     return output
 
 
-def _attention_of(
+def _relative(
     query: Any, position_key: Any, position_query: Any, distance_rows: Any
-) -> tuple[Callable, Callable, dict[str, Any]]:
-    """The kernel, its backward, and what they take of positions: plain attention's where there is no table."""
-    tables = {"position_key": position_key, "position_query": position_query}
-    tables = {name: table.reshape(-1, *query.shape[1:]) for name, table in tables.items() if table is not None}
-    if not tables:
-        return kernels.attention, kernels.attention_backward, {}
-    return kernels.relative_attention, kernels.relative_attention_backward, tables | {"distance_rows": distance_rows}
+) -> kernels.RelativePositions | None:
+    """What the kernel takes of positions; None where there is no table."""
+    if position_key is None and position_query is None:
+        return None
+    tables = (None if it is None else it.reshape(-1, *query.shape[1:]) for it in (position_key, position_query))
+    return kernels.RelativePositions(distance_rows, *tables)
 
 
 def _disentangled_attention_with_pullback(
@@ -144,19 +150,19 @@ def _disentangled_attention_with_pullback(
 ):  # fmt: skip
     assert compute_dtype is None, "gradients need the arrays' own precision"
     heads = split_heads(qkv, num_heads, is_by_head=is_by_head)
-    attend, attend_backward, positions = _attention_of(heads[0], position_key, position_query, distance_rows)
-    options = positions | masks
-    output, lse, *probabilities = attend(*heads, **options, return_lse=True, return_probs=attentions is not None)
+    options = {"relative": _relative(heads[0], position_key, position_query, distance_rows), **masks}
+    asked = {"return_lse": True, "return_probs": attentions is not None}
+    output, lse, *probabilities = kernels.attention(*heads, **options, **asked)
     if attentions is not None:
         attentions.extend(probabilities)
     _note_components(components, heads, options)
 
     def pullback(grad):
-        grads = attend_backward(grad.reshape(heads[0].shape), *heads, output, lse, **options)
+        grads = kernels.attention_backward(grad.reshape(heads[0].shape), *heads, output, lse, **options)
         grad_qkv = qkv.copy()  # in the memory and dtype of qkv; every entry is overwritten
         for target, part in zip(split_heads(grad_qkv, num_heads, is_by_head=is_by_head), grads[:3], strict=True):
             target[...] = part
-        tables = (getattr(grads, name, None) for name in ("position_key", "position_query"))
+        tables = (getattr(grads.relative, name, None) for name in ("position_key", "position_query"))
         return grad_qkv, *(None if table is None else table.reshape(table.shape[0], -1) for table in tables)
 
     return output.reshape(qkv.shape[0], qkv.shape[1] // 3), pullback
@@ -181,7 +187,7 @@ def disentangled_attention(
     Args:
         qkv: query, key and value side by side, (tokens, 3 * hidden): first all queries, then all keys, then all values;
             with `is_by_head` those of each head in turn.
-        position_key, position_query: the tables of `kernels.relative_attention`, (rows, hidden), or None.
+        position_key, position_query: the tables of `kernels.RelativePositions`, (rows, hidden), or None.
         distance_rows: as there; not read without a table.
         attentions: a list to which the probabilities are appended, (sequences, heads, longest, longest).
         components: a list to which a tuple of scaled scores is appended, like the probabilities each: content to
@@ -193,27 +199,19 @@ def disentangled_attention(
         (tokens, hidden).
     """
     heads = split_heads(qkv, num_heads, is_by_head=is_by_head)
-    attend, _, positions = _attention_of(heads[0], position_key, position_query, distance_rows)
-    options = positions | masks
+    options = {"relative": _relative(heads[0], position_key, position_query, distance_rows), **masks}
     if attentions is None:
-        output = attend(*heads, **options, compute_dtype=compute_dtype)
+        output = kernels.attention(*heads, **options, compute_dtype=compute_dtype)
     else:
-        output, probabilities = attend(*heads, **options, compute_dtype=compute_dtype, return_probs=True)
+        output, probabilities = kernels.attention(*heads, **options, compute_dtype=compute_dtype, return_probs=True)
         attentions.append(probabilities)
     _note_components(components, heads, options)
     return output.reshape(qkv.shape[0], qkv.shape[1] // 3)
 
 
 def _note_components(components, heads, options):
-    if components is None:
-        return
-    has_positions = "distance_rows" in options
-    if not has_positions:  # of which the kernel wants at least one table
-        query = heads[0]
-        nothing = kernels.array_module(query).zeros((1, *query.shape[1:]), query.dtype)
-        options = options | {"position_key": nothing, "distance_rows": kernels.to_backend(np.zeros(1, np.int32))}
-    _, parts = kernels.relative_attention(*heads, **options, return_components=True)
-    components.append(parts if has_positions else (parts[0], None, None))
+    if components is not None:
+        components.append(kernels.attention(*heads, **options, return_components=True)[1])
 
 
 def _blind_rows(is_real: Any, cu_seqlens: Any) -> list[tuple[slice, Any]]:
@@ -305,7 +303,7 @@ def _entity_aware_attention_with_pullback(
         xp = kernels.array_module(grad)
         grad_output = xp.zeros(output.shape, grad.dtype)
         grad_output[:, :, :size] = grad.reshape(-1, heads, size)
-        query, key, value, _ = kernels.attention_backward(grad_output, *doubled, output, lse, **options)
+        query, key, value, *_ = kernels.attention_backward(grad_output, *doubled, output, lse, **options)
         grad_qkv = xp.zeros(qkv.shape, qkv.dtype)
         grad_query, grad_key, grad_value = split_heads(grad_qkv, heads)
         grad_query[word_rows] = query[word_rows, :, :size]

@@ -200,6 +200,7 @@ def attention() -> Iterator[Case]:
     yield Case("dense, many keys", dense(1, 130, 700, 64))
     yield from attention_masks()
     yield from attention_extremes()
+    yield from relative_positions()
 
 
 def attention_masks() -> Iterator[Case]:
@@ -234,8 +235,8 @@ def attention_extremes() -> Iterator[Case]:
     yield Case("infinity in a mask", base | {"attn_mask": mask}, forward_only=True)
 
 
-def relative_attention() -> Iterator[Case]:
-    """DeBERTa's two tables, XLNet's table with segments, and everything at once, of lengths as attention's."""
+def relative_positions() -> Iterator[Case]:
+    """Of attention: DeBERTa's two tables, XLNet's table with segments, and everything at once."""
     for index, (name, (lengths, lengths_k)) in enumerate(LENGTHS.items()):
         head_dim, rows = (8, 5, 13)[index % 3], 9
         base = packed(lengths, lengths_k, head_dim) | {"distance_rows": np.arange(2 * index + 1) * 5 % rows}
@@ -247,16 +248,18 @@ def relative_attention() -> Iterator[Case]:
             "segment_scores": normal(12, (tokens, HEADS, 2)),
         }
         of_xlnet = segments | {"position_key": table, "query_for_position": normal(13, (tokens, HEADS, head_dim))}
-        yield Case(f"{name}, both tables", base | {"position_key": table, "position_query": other_table})
-        yield Case(f"{name}, position_query alone", base | {"position_query": other_table, "scale": 0.3})
-        yield Case(f"{name}, segments", base | of_xlnet)
+        yield Case(f"relative {name}, both tables", base | {"position_key": table, "position_query": other_table})
+        yield Case(f"relative {name}, position_query alone", base | {"position_query": other_table, "scale": 0.3})
+        yield Case(f"relative {name}, segments", base | of_xlnet)
         scores = (len(lengths), HEADS, max(lengths, default=0), max(lengths_k, default=0))
         mask = np.where(visible(scores), normal(14, scores), -np.inf)
-        yield Case(f"{name}, all", base | of_xlnet | {"position_query": other_table, "attn_mask": mask})
-    one = {name: array for name, array in packed([7], [7], 4).items() if name != "cu_seqlens"}
+        yield Case(f"relative {name}, all", base | of_xlnet | {"position_query": other_table, "attn_mask": mask})
+    one = packed([7], [7], 4)
     table = normal(10, (5, HEADS, 4))
     distances = np.array([1, 4, 0], np.uint8)
-    yield Case("one sequence", one | {"distance_rows": distances, "position_key": table, "attn_mask": visible((1, 7))})
+    yield Case(
+        "relative one sequence", one | {"distance_rows": distances, "position_key": table, "attn_mask": visible((1, 7))}
+    )
 
 
 CASES = {
@@ -268,7 +271,6 @@ CASES = {
         activation,
         linear,
         attention,
-        relative_attention,
         rotary,
         embedding,
         cross_entropy,

@@ -4,6 +4,8 @@ Each function takes the public arguments of the forward, `grad` (from an output 
 `backend`; it yields (name, array), the forward results first. Names of gradients begin with "grad".
 """
 
+from dataclasses import fields
+
 from bertcore import kernels
 from bertcore.kernels.cross_entropy import REDUCTIONS
 from bertcore.kernels.precision import working_dtype
@@ -75,25 +77,21 @@ def cross_entropy(arguments, grad, backend):
 
 
 def attention(arguments, grad, backend):
+    """The fields of `RelativePositions` stand among the arguments, flat."""
+    arguments = dict(arguments)
+    of_relative = [field.name for field in fields(kernels.RelativePositions)]
+    terms = {name: arguments.pop(name) for name in of_relative if name in arguments}
+    if terms:
+        arguments["relative"] = kernels.RelativePositions(**terms)
     yield "output alone", kernels.attention(**arguments, backend=backend)
-    output, lse, probs = kernels.attention(**arguments, return_lse=True, return_probs=True, backend=backend)
-    yield from (("output", output), ("lse", lse), ("probabilities", probs))
-    inputs = {name: arguments[name] for name in ("query", "key", "value")}
-    options = {name: value for name, value in arguments.items() if name not in inputs}
-    gradients = kernels.attention_backward(grad(output), **inputs, output=output, lse=lse, **options, backend=backend)
-    yield from zip(("grad_query", "grad_key", "grad_value", "grad_bias"), gradients, strict=True)
-
-
-def relative_attention(arguments, grad, backend):
-    yield "output alone", kernels.relative_attention(**arguments, backend=backend)
     asked = {"return_lse": True, "return_probs": True, "return_components": backend != "cupy"}
-    output, lse, probs, *components = kernels.relative_attention(**arguments, **asked, backend=backend)
+    output, lse, probs, *components = kernels.attention(**arguments, **asked, backend=backend)
     yield from (("output", output), ("lse", lse), ("probabilities", probs))
     for given in components:
         yield from zip(("content", "content to position", "position to content"), given, strict=True)
     inputs = {name: arguments[name] for name in ("query", "key", "value")}
     options = {name: value for name, value in arguments.items() if name not in inputs}
-    gradients = kernels.relative_attention_backward(
-        grad(output), **inputs, output=output, lse=lse, **options, backend=backend
-    )
-    yield from ((f"grad_{name}", gradient) for name, gradient in gradients._asdict().items())
+    gradients = kernels.attention_backward(grad(output), **inputs, output=output, lse=lse, **options, backend=backend)
+    yield from zip(("grad_query", "grad_key", "grad_value", "grad_bias"), gradients[:4], strict=True)
+    if terms:
+        yield from ((f"grad_{name}", gradient) for name, gradient in vars(gradients.relative).items())

@@ -19,7 +19,7 @@ KERNELS = Path(kernels.__file__).parent
 DTYPES_OF = {"numpy": tuple(DTYPES), **BACKEND_DTYPES}
 
 # Half a minute of compiling for each direction.
-SLOW = {("relative_attention", "numba", "float64"): pytest.mark.slow}
+SLOW = {("attention", "numba", "float64", "relative"): pytest.mark.slow}
 
 
 def on_disk(backend):
@@ -34,8 +34,8 @@ def on_disk(backend):
         pytest.param(operation, backend, DTYPES[dtype], name, id=f"{operation}-{backend}-{dtype}-{name}", marks=marks)
         for backend in ("numpy", "numba")
         for operation, dtype in product(on_disk(backend), DTYPES_OF[backend])
-        for marks in [SLOW.get((operation, backend, dtype), ())]
         for name in CASES[operation]
+        for marks in [SLOW.get((operation, backend, dtype, name.partition(" ")[0]), ())]
     ],
 )
 def test_on_cpu(operation, backend, dtype, name, monkeypatch):

@@ -7,14 +7,14 @@ array, but for the lengths of the sequences if return_probs asks for their proba
 import numpy as np
 
 from .. import _cuda
-from ..attention.cuda import PROBS_THREADS, compute_probs, problem_struct, set_strides
+from .problem import PROBS_THREADS, compute_probs, problem_struct, set_strides
 
-# {padded head_dim: (queries per block, keys at once)}: RelativeTiling in tensor_core_terms.cuh, RelativeFp32Tiling in
-# fp32_terms.cuh.
+# {padded head_dim: (queries per block, keys at once)}: RelativeTiling in relative_tensor_cores.cuh, RelativeFp32Tiling
+# in relative_fp32.cuh.
 MMA = {32: (64, 32), 64: (64, 32), 128: (32, 16)}
 FP32 = {32: (64, 32), 64: (32, 32), 128: (16, 16)}
 FP32_THREADS = 128
-WARP_ROWS, WARP_BYTES = 16, 2048  # queries of a warp and its room for products, in tensor_core_terms.cuh
+WARP_ROWS, WARP_BYTES = 16, 2048  # queries of a warp and its room for products, in relative_tensor_cores.cuh
 MAX_HEAD_DIM = 128
 
 INSTANTIATIONS = [
@@ -22,42 +22,53 @@ INSTANTIATIONS = [
     *(f"relative_attention_forward_fp32<{d}>" for d in FP32),
     *(f"relative_attention_probs<{dtype}>" for dtype in _cuda.C_TYPES.values()),
 ]
-KERNELS = _cuda.Module(__file__, "relative_attention.cu", instantiations=INSTANTIATIONS)
+KERNELS = _cuda.Module(__file__, "relative.cu", instantiations=INSTANTIATIONS)
 
 STRIDED = ("query_for_position", "position_key", "position_query", "segment_scores")
 RELATIVE = np.dtype(
     [*((name, np.int64, 3) for name in STRIDED), *((name, np.int32) for name in ("rows", "distances"))], align=True
 )
-"""struct Relative of terms.cuh."""
+"""struct Relative of relative_terms.cuh."""
 
 
-def relative_attention(
-    query, key, value, position_key, position_query, query_for_position, distance_rows,
-    segment_ids, segment_ids_k, segment_scores, cu_seqlens, cu_seqlens_k, attn_mask,
-    scale, return_probs, return_components, compute_dtype,
-):  # fmt: skip
-    """(output, lse, probabilities or None, None); return_components must be False and compute_dtype None."""
+def attention(query, key, value, scoring, return_probs):
+    """(output, lse, probabilities or None) of packed sequences."""
+    relative = scoring.relative
+    if (
+        scoring.cu_seqlens is None
+        or scoring.bias is not None
+        or scoring.is_causal
+        or relative.position_bias is not None
+    ):
+        raise NotImplementedError(
+            "relative terms with dense arrays, bias, is_causal or position_bias have no implementation on backend "
+            "'cupy' yet"
+        )
     xp = _cuda.array_module(query)
-    tokens, heads, head_dim = query.shape
+    _, heads, tokens, head_dim = query.shape
     if head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"query has head_dim {head_dim}, the CUDA kernels take at most {MAX_HEAD_DIM}")
-    output = xp.empty(query.shape, dtype=query.dtype)
-    lse = xp.empty((heads, tokens), dtype=np.float32)
-    tiles = (query_for_position, position_key, position_query)
-    query, key, value, *tiles = (_heads_first(array, pad=True) for array in (query, key, value, *tiles))
-    positional = (*tiles, _heads_first(segment_scores))
-    indices = (distance_rows, segment_ids, segment_ids_k, cu_seqlens, cu_seqlens_k)
+        raise ValueError(f"query has head_dim {head_dim}, the CUDA kernels take at most {MAX_HEAD_DIM} with tables")
+    output = xp.empty((tokens, heads, head_dim), dtype=query.dtype).transpose(1, 0, 2)[None]
+    lse = xp.empty((1, heads, tokens, 2), dtype=np.float32)
+    tables = (_heads_first(table) for table in (relative.position_key, relative.position_query))
+    tiles = (query, key, value, relative.query_for_position, *tables)
+    query, key, value, *tiles = (None if array is None else _cuda.vector_rows(array) for array in tiles)
+    positional = (*tiles, relative.segment_scores)
+    indices = (
+        relative.distance_rows, relative.segment_ids, relative.segment_ids_k, scoring.cu_seqlens, scoring.cu_seqlens_k,
+    )  # fmt: skip
     indices = tuple(None if array is None else xp.ascontiguousarray(array) for array in indices)
-    problem = problem_struct(query, key, head_dim, cu_seqlens, attn_mask, False, scale)
+    attn_mask = scoring.attn_mask
+    problem = problem_struct(query, key, head_dim, scoring.cu_seqlens, attn_mask, False, scoring.scale)
     set_strides(problem, query=query, key=key, value=value, attn_mask=attn_mask)
-    structs = problem, _relative_struct(positional, distance_rows)
+    structs = problem, _relative_struct(positional, relative.distance_rows)
     shared_args = (*positional, *indices, attn_mask, *structs)
     if lse.size:
         kernel, blocks, threads, shared_bytes = _forward(problem, query.dtype, tiles)
         args = (output, lse, query, key, value, *shared_args)
         KERNELS.launch(kernel, (blocks, heads), (threads,), args, shared_bytes)
     probs = _probs(lse, query, key, indices, shared_args) if return_probs else None
-    return output, lse, probs, None
+    return output, lse, probs
 
 
 def _forward(problem, dtype, tiles):
@@ -75,7 +86,7 @@ def _forward(problem, dtype, tiles):
 
 
 def shared_memory(padded, dtype, has_query_for_position, has_position_key, has_position_query):
-    """The bytes that a block takes: the tiles of attention, those of RelativeTiles in terms.cuh, and the products."""
+    """The bytes of a block: the tiles of attention, those of RelativeTiles in relative_terms.cuh, and the products."""
     rows, keys = (FP32 if dtype == np.float32 else MMA)[padded]
     count = has_query_for_position * rows + (has_position_key + has_position_query) * (rows + keys)
     if dtype == np.float32:
@@ -93,11 +104,9 @@ def _probs(lse, query, key, indices, shared_args):
     return compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, cu_seqlens.shape[0] - 1)
 
 
-def _heads_first(array, pad=False):
-    """(tokens, heads, width) as (1, heads, tokens, width); `pad`: with rows of whole 16-byte vectors."""
-    if array is None:
-        return None
-    return (_cuda.vector_rows(array) if pad else array).transpose(1, 0, 2)[None]
+def _heads_first(table):
+    """(rows, heads, head_dim) as (1, heads, rows, head_dim)."""
+    return None if table is None else table.transpose(1, 0, 2)[None]
 
 
 def _relative_struct(positional, distance_rows):

@@ -1,6 +1,6 @@
 // Terms of relative position for the probabilities.
-#include "../attention/probs.cuh"
-#include "terms.cuh"
+#include "probs.cuh"
+#include "relative_terms.cuh"
 
 template <class T> struct RelativeProbsTerms {
   static constexpr int BAND = 64, PITCH = 33;

@@ -4,7 +4,7 @@
 // In a tile of queries and keys the distances are a range: ROWS + KEYS - 1 of them. Their rows of the tables come to
 // shared memory as a band, row by row through distance_rows: the score of row i and column j takes band row
 // i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing is gathered element by element.
-#include "../attention/problem.cuh"
+#include "problem.cuh"
 
 // Passed by value; RELATIVE in cuda.py is its NumPy twin. Strides: batch (0), head, token or row of the table.
 struct Relative {

@@ -1,6 +1,6 @@
 // Terms of relative position on tensor cores.
-#include "../attention/tensor_cores.cuh"
-#include "terms.cuh"
+#include "tensor_cores.cuh"
+#include "relative_terms.cuh"
 
 // Head dimensions beyond 64 have smaller tiles, so that both bands fit into 64 KB, the largest block of sm_75.
 template <int D> using RelativeTiling = Tiling<D, 1, (D <= 64 ? 4 : 2), (D <= 64 ? 32 : 16)>;

@@ -36,9 +36,9 @@ from .._numba.simd import (
     store,
     store_masked,
 )
-from ..attention.backward import run_backward
-from ..attention.forward import row_size
-from ..attention.terms import (
+from .backward import run_backward
+from .forward import row_size
+from .terms import (
     add_terms_to_rows,
     backward_terms_size,
     begin_terms,

@@ -1,7 +1,7 @@
 // Terms of relative position by ordinary FMA. A thread's scores are 8 rows and 16 columns apart: those of row i and
 // column j and of row i + 2 and column j + 1 have the same distance and share what they read of the bands.
-#include "../attention/fp32.cuh"
-#include "terms.cuh"
+#include "fp32.cuh"
+#include "relative_terms.cuh"
 
 // All tiles and both bands fit into 64 KB, the largest block of sm_75.
 template <int D> using RelativeFp32Tiling = Fp32Tiling<D, (D <= 32 ? 64 : D <= 64 ? 32 : 16), (D <= 64 ? 32 : 16)>;

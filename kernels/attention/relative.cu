@@ -1,11 +1,11 @@
 // The kernels of attention with terms of relative position and segments added to the scores.
-#include "fp32_terms.cuh"
-#include "probs_terms.cuh"
-#include "tensor_core_terms.cuh"
+#include "relative_fp32.cuh"
+#include "relative_probs.cuh"
+#include "relative_tensor_cores.cuh"
 
 template <class T, int D>
 __global__ void __launch_bounds__(RelativeTiling<D>::THREADS, D <= 64 ? 3 : 1)
-relative_attention_forward(T *output, float *lse, const T *query, const T *key, const T *value,
+relative_attention_forward(T *output, float2 *lse, const T *query, const T *key, const T *value,
                            const T *query_for_position, const T *position_key, const T *position_query,
                            const T *segment_scores, const int *distance_rows, const int *segment_ids,
                            const int *segment_ids_k, const int *cu_seqlens, const int *cu_seqlens_k,
@@ -19,7 +19,7 @@ relative_attention_forward(T *output, float *lse, const T *query, const T *key, 
 
 template <int D>
 __global__ void __launch_bounds__(128, 1)
-relative_attention_forward_fp32(float *output, float *lse, const float *query, const float *key, const float *value,
+relative_attention_forward_fp32(float *output, float2 *lse, const float *query, const float *key, const float *value,
                                 const float *query_for_position, const float *position_key,
                                 const float *position_query, const float *segment_scores, const int *distance_rows,
                                 const int *segment_ids, const int *segment_ids_k, const int *cu_seqlens,
@@ -34,7 +34,7 @@ relative_attention_forward_fp32(float *output, float *lse, const float *query, c
 
 template <class T>
 __global__ void __launch_bounds__(256, 1)
-relative_attention_probs(T *probs, const float *lse, const T *query, const T *key, const T *query_for_position,
+relative_attention_probs(T *probs, const float2 *lse, const T *query, const T *key, const T *query_for_position,
                          const T *position_key, const T *position_query, const T *segment_scores,
                          const int *distance_rows, const int *segment_ids, const int *segment_ids_k,
                          const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const Problem problem,

@@ -25,8 +25,8 @@ from .._numba.operands import as_words, elements_per_word, lay_rows, multiply, p
 from .._numba.panels import TILE_ROWS, pack_panel, pack_strip
 from .._numba.scores import row_pointer
 from .._numba.simd import broadcast, lanes, load, pointer, pointer_at, select, store
-from ..attention.forward import MORE, kernel_view, row_size, run, step_arguments
-from ..attention.terms import add_terms, prepare_terms, terms_size, with_terms
+from .forward import MORE, kernel_view, row_size, run, step_arguments
+from .terms import add_terms, prepare_terms, terms_size, with_terms
 
 KEY_ROWS = TILE_ROWS * 2 // 3  # of a tile of the keys' products, a power of two as the lanes are
 _INT32 = np.int32(0)

@@ -1,0 +1,100 @@
+"""Terms of attention's scores that depend on how far a key stands from a query."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import checks
+
+
+@dataclass(frozen=True, eq=False)
+class RelativePositions:
+    """What relative position, and segments, add to the scores of `attention`.
+
+    Query i of a sequence stands at the key position i + keys - queries, so that earlier keys are memory. Its distance
+    to key j is d = i + keys - queries - j, whose row of the tables is
+
+        r(d) = distance_rows[d + (len(distance_rows) - 1) // 2], the end entries for all d beyond them
+
+    To query @ key.T are added, before the scale (query_for_position is the query by default):
+
+        query_for_position[i] . position_key[r(d)]                       content to position
+        key[j] . position_query[r(d)]                                    position to content
+        segment_scores[i, h, segment_ids[i] != segment_ids_k[j]]         segments
+
+    and after the scale, before bias and mask, position_bias[r(d), h].
+
+    Sources: disentangled attention, He et al. 2021, arXiv:2006.03654; Transformer-XL, Dai et al. 2019,
+    arXiv:1901.02860; segments, Yang et al. 2019, arXiv:1906.08237; biases, Raffel et al. 2020, arXiv:1910.10683.
+
+    Attributes:
+        distance_rows: an odd number of integers: the row of the tables for each distance, ascending, 0 in the middle.
+            On a GPU their values are not checked.
+        position_key: table of what a query's content looks for, (rows, heads, head_dim), of the query's dtype.
+        position_query: table of what looks for a key's content, of the same shape.
+        query_for_position: of the query's shape and dtype. Needs position_key.
+        position_bias: (rows, heads) of the query's dtype. At least one of the three tables is given.
+        segment_ids: integers of a magnitude below 2**24, (tokens,), dense (batch, length); on a GPU their values are
+            not checked.
+        segment_ids_k: the same for the keys; by default segment_ids.
+        segment_scores: for keys of the same segment and of another, of the query's shape but for the last axis, which
+            has size 2. Given with segment_ids.
+    """
+
+    distance_rows: Any
+    position_key: Any = None
+    position_query: Any = None
+    query_for_position: Any = None
+    position_bias: Any = None
+    segment_ids: Any = None
+    segment_ids_k: Any = None
+    segment_scores: Any = None
+
+
+def alibi_positions(num_heads: int, longest: int, dtype: Any = np.float32) -> RelativePositions:
+    """Attention with linear biases: -slope * |distance|, symmetric (Press et al. 2021, arXiv:2108.12409).
+
+    The slopes of n heads, n a power of two, are 2^(-8 k / n) for k from 1 to n. Other numbers of heads take those of
+    the power of two below, then every second one of the power above.
+
+    Args:
+        num_heads: at least 1.
+        longest: the number of tokens of the longest sequence, at least 1.
+        dtype: that of the queries.
+    """
+    num_heads = checks.integer_number("num_heads", num_heads, minimum=1)
+    last = checks.integer_number("longest", longest, minimum=1) - 1
+    bias = -np.arange(last + 1)[:, None] * _alibi_slopes(num_heads)
+    return RelativePositions(np.abs(np.arange(-last, last + 1, dtype=np.int32)), position_bias=bias.astype(dtype))
+
+
+def _alibi_slopes(num_heads: int) -> np.ndarray:
+    below = 1 << (num_heads.bit_length() - 1)
+    slopes = 2.0 ** (-8 * np.arange(1, below + 1) / below)
+    between = 2.0 ** (-8 * np.arange(1, 2 * below + 1, 2) / (2 * below))
+    return np.concatenate([slopes, between])[:num_heads]
+
+
+def bucketed_distances(num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
+    """The bidirectional buckets of T5 and MPNet as `distance_rows`: int32, (2 * max_distance + 1,).
+
+    Keys before the query have the first half of the buckets, those behind it the second half. Half of a half is for
+    the exact distances, the rest for logarithmic ranges up to max_distance, beyond which all share the last bucket.
+    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1.
+
+    Args:
+        num_buckets: a multiple of 4.
+        max_distance: more than num_buckets / 4.
+    """
+    half, exact = num_buckets // 2, num_buckets // 4
+    if num_buckets % 4 or num_buckets <= 0:
+        raise ValueError(f"num_buckets is {num_buckets}, expected a positive multiple of 4")
+    if max_distance <= exact:
+        raise ValueError(f"max_distance is {max_distance}, expected more than num_buckets / 4 = {exact}")
+    distances = np.arange(-max_distance, max_distance + 1)
+    size = np.abs(distances)
+    share = np.log(np.maximum(size, 1) / exact) / math.log(max_distance / exact)
+    far = np.minimum(exact + (share * (half - exact)).astype(np.int64), half - 1)
+    return (np.where(size < exact, size, far) + np.where(distances < 0, half, 0)).astype(np.int32)

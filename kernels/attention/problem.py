@@ -1,0 +1,61 @@
+"""What the launches of attention's CUDA kernels have in common: the struct that they take, and probabilities."""
+
+import numpy as np
+
+from .. import _cuda
+
+PROBS_TILE, PROBS_THREADS = 32, 256
+BOOL_MASK, FLOAT_MASK = 1, 2  # of problem.cuh
+
+PROBLEM = np.dtype(
+    [
+        *((name, np.int64, 3) for name in ("query", "key", "value")),
+        *((name, np.int64, 4) for name in ("attn_mask", "bias")),
+        *((name, np.int32) for name in ("heads", "sequences", "length", "length_k", "head_dim", "mask_kind")),
+        ("scale", np.float32),
+        ("is_causal", np.bool_),
+    ],
+    align=True,
+)
+"""struct Problem of problem.cuh."""
+
+
+def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
+    """The probabilities that launch(blocks, probabilities, (longest query sequence, longest key sequence)) writes."""
+    xp = _cuda.array_module(query)
+    longest_q, longest_k = _longest(query, key, cu_seqlens, cu_seqlens_k)
+    heads = query.shape[1]
+    probs = xp.empty((sequences, heads, longest_q, longest_k), dtype=query.dtype)
+    if probs.size:
+        tiles = -(-longest_q // PROBS_TILE) * -(-longest_k // PROBS_TILE)
+        launch(sequences * heads * tiles, probs, (np.int32(longest_q), np.int32(longest_k)))
+    return probs
+
+
+def _longest(query, key, cu_seqlens, cu_seqlens_k):
+    """Lengths of the longest sequence of queries and of keys; packed offsets are read, which synchronises."""
+    if cu_seqlens is None:
+        return query.shape[2], key.shape[2]
+    lengths = (offsets[1:] - offsets[:-1] for offsets in (cu_seqlens, cu_seqlens_k))
+    return tuple(int(each.max()) if each.size else 0 for each in lengths)
+
+
+def problem_struct(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale):
+    """The struct that the kernels take, but for the strides; `head_dim` without padding."""
+    problem = np.zeros((), dtype=PROBLEM)[()]
+    problem["sequences"], problem["heads"], problem["length"], _ = query.shape
+    if cu_seqlens is not None:
+        problem["sequences"] = cu_seqlens.shape[0] - 1
+    problem["length_k"], problem["head_dim"] = key.shape[2], head_dim
+    if attn_mask is not None:
+        problem["mask_kind"] = BOOL_MASK if attn_mask.dtype == np.bool_ else FLOAT_MASK
+    problem["scale"], problem["is_causal"] = scale, is_causal
+    return problem
+
+
+def set_strides(struct, **arrays):
+    """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros."""
+    for name, array in arrays.items():
+        if array is not None:
+            count = struct.dtype[name].shape[0]  # of the last axis of query, key and value it is 1
+            struct[name] = [stride // array.dtype.itemsize for stride in array.strides[:count]]
