@@ -2,13 +2,11 @@
 
     from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, use_backend
 
-Everything is loaded at first use: `import bertcore` costs neither Numba nor CuPy nor tokenizers.
+Everything is loaded at first use: `import bertcore` costs neither NumPy nor Numba nor CuPy nor tokenizers.
 """
 
 import importlib
 from typing import Any
-
-from .kernels import BackendUnavailable, get_backend, get_num_threads, set_backend, set_num_threads, use_backend
 
 __version__ = "0.1.0"
 
@@ -26,8 +24,14 @@ _LAZY = {
     "AutoModelForSequenceClassification": "bertcore.models.auto",
     "AutoModelForTokenClassification": "bertcore.models.auto",
     "AutoTokenizer": "bertcore.tokenization",
+    "BackendUnavailable": "bertcore.kernels",
     "SentenceEncoder": "bertcore.sentence_encoder",
+    "get_backend": "bertcore.kernels",
+    "get_num_threads": "bertcore.kernels",
     "load_model": "bertcore.models.architectures",
+    "set_backend": "bertcore.kernels",
+    "set_num_threads": "bertcore.kernels",
+    "use_backend": "bertcore.kernels",
     "value_and_grad": "bertcore.gradients",
 }
 
@@ -58,6 +62,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "kernels":
+        return importlib.import_module("bertcore.kernels")
     if name not in _LAZY:
         raise AttributeError(f"module 'bertcore' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)

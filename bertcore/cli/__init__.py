@@ -3,16 +3,22 @@
 Command modules import what is heavy inside `run`, so that `bertcore --help` answers at once.
 """
 
-import argparse
-import functools
-import os
-import sys
-import traceback
-from collections.abc import Sequence
+from bertcore.cli.signals import BROKEN_PIPE, INTERRUPTED, interrupts_end_at_once, termination_cleans_up
 
-import bertcore
-from bertcore.cli import compare, demo, doctor, embed, fill_mask, info, precision, quantize, warmup
-from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
+with interrupts_end_at_once():
+    import argparse
+    import functools
+    import os
+    import sys
+    import traceback
+    import warnings
+    from collections.abc import Sequence
+
+    import bertcore
+    from bertcore.cli import compare, demo, doctor, embed, fill_mask, info, precision, quantize, warmup
+    from bertcore.cli.outputs import UNWRITABLE
+    from bertcore.cli.tables import printable
+    from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 
 COMMANDS = {
     "compare": compare,
@@ -26,9 +32,6 @@ COMMANDS = {
     "warmup": warmup,
 }
 
-# What a shell reports for a program that a signal ended: 128 and the signal's number.
-INTERRUPTED, BROKEN_PIPE = 130, 141
-
 # Errors whose message tells a user what is wrong; of others the type is shown as well.
 EXPECTED_ERRORS = (OSError, ValueError, ImportError, RuntimeError)
 
@@ -39,34 +42,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 on success, 2 for a wrong command line, 1 for a failure, told in one line on stderr.
     """
     try:
-        try:
-            args = _arguments(sys.argv[1:] if argv is None else list(argv))
-        except SystemExit as exit:  # --help, or a wrong command line
-            code = exit.code
-        else:
-            code = _run(args)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return int(code or 0)
+        with termination_cleans_up():
+            return _code(sys.argv[1:] if argv is None else list(argv))
     except BrokenPipeError:  # the reader of our output has gone (`bertcore embed ... | head`)
         _drop_stdout()
         return BROKEN_PIPE
+    except KeyboardInterrupt:
+        print("bertcore: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
-def _run(args: argparse.Namespace) -> int | None:
+def _code(argv: list[str]) -> int:
+    """Parse a command line, run it and flush its output; the exit code."""
+    command, show_traceback = "bertcore", False
     try:
-        return args.run(args)
+        try:
+            args = _arguments(argv)
+        except SystemExit as exit:  # --help, or a wrong command line
+            code = exit.code
+        else:
+            command, show_traceback = f"bertcore {args.command}", args.traceback
+            code = _run(args, command)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return int(code or 0)
     except BrokenPipeError:
         raise
-    except KeyboardInterrupt:
-        print(f"bertcore {args.command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except Exception as error:
-        if args.traceback:
+        if show_traceback:
             traceback.print_exc()
         else:
-            print(f"bertcore {args.command}: {_one_line(error)}", file=sys.stderr)
+            print(f"{command}: {_one_line(error)}", file=sys.stderr)
+        _drop_unwritten()
         return 1
+
+
+def _run(args: argparse.Namespace, command: str) -> int | None:
+    def show(message, *where):
+        print(f"{command}: {_plain(message)}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        try:
+            return args.run(args)
+        except KeyboardInterrupt:
+            print(f"{command}: interrupted", file=sys.stderr)
+            return INTERRUPTED
+
+
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message, file=None):
+        (file or sys.stderr).write(message or "")  # argparse's own says nothing where it cannot write
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -81,7 +107,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """The parser of the whole, and that of each command."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="bertcore",
         description="The BERT family without PyTorch, on the command line.",
         epilog="`bertcore COMMAND --help` explains a command and gives examples.",
@@ -118,10 +144,24 @@ def _add_common_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    message = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in UNWRITABLE and error.filename is None:
+        return f"stdout cannot be written: {error.strerror}"
+    message = _plain(error)
     if isinstance(error, EXPECTED_ERRORS) and message:
         return message
     return f"{type(error).__name__}: {message} (--traceback shows where)"
+
+
+def _plain(message: object) -> str:
+    return printable(" ".join(str(message).split()))
+
+
+def _drop_unwritten() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
 
 
 def _drop_stdout() -> None:

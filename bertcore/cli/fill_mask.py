@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+from bertcore.cli.tables import printable
 
 HELP = "predict masked words"
 EXAMPLES = """\
@@ -89,6 +90,7 @@ def _best(logits: Any, tokenizer: Any, top_k: int) -> list[Prediction]:
 
 
 def _table(index: int, words: list[Prediction], of: int) -> str:
-    width = max(len(word.token) for word in words)
-    lines = [f"{word.token:<{width}}  {word.probability:.4f}" for word in words]
+    tokens = [printable(word.token) for word in words]
+    width = max(map(len, tokens))
+    lines = [f"{token:<{width}}  {word.probability:.4f}" for token, word in zip(tokens, words, strict=True)]
     return "\n".join(lines if of == 1 else [f"mask {index}", *(f"  {line}" for line in lines)])

@@ -1,5 +1,6 @@
 """Where embeddings go: a .npy file or JSON lines, written row by row, to a file that appears whole or not at all."""
 
+import errno
 import os
 import shutil
 import sys
@@ -12,6 +13,9 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from bertcore.cli.common import CommandError
+
+# The errors of a write: a full disk or quota, a file that is too large for its system, a disk that fails.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextmanager
@@ -28,15 +32,27 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
     if path == "-" and sys.stdout is None:
         raise CommandError("stdout is closed: give -o FILE")
     target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
-    if path != "-" and (target.is_file() or not target.exists()):
-        with _replaced(target) as stream:
-            yield stream
-    elif path == "-":
-        with _spooled(sys.stdout.buffer, seekable) as stream:
-            yield stream
-    else:
-        with _opened(target, target, "wb") as device, _spooled(device, seekable) as stream:
-            yield stream
+    with _naming("stdout" if path == "-" else path):
+        if path != "-" and (target.is_file() or not target.exists()):
+            with _replaced(target) as stream:
+                yield stream
+        elif path == "-":
+            with _spooled(sys.stdout.buffer, seekable) as stream:
+                yield stream
+        else:
+            with _opened(target, target, "wb") as device, _spooled(device, seekable) as stream:
+                yield stream
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """A block in which an error of writing, which knows no name, tells what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        raise CommandError(f"{name} cannot be written: {error.strerror}") from error
 
 
 @contextmanager

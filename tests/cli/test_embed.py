@@ -130,6 +130,12 @@ def test_options_reach_the_encoder(tmp_path, texts_file):
             np.testing.assert_allclose(np.load(out), encoder.encode(TEXTS, **options), atol=1e-6)
 
 
+def test_texts_that_are_cut_are_told(encoder_folder, texts_file, capsys):
+    assert embed(encoder_folder, texts_file, "--max-seq-length", 4) == 0
+    told = "bertcore embed: 2 of 4 texts were cut to 4 tokens; the model takes up to 40 (max_seq_length)."
+    assert capsys.readouterr().err.startswith(told)
+
+
 def test_progress(encoder_folder, texts_file, capsys):
     assert embed(encoder_folder, texts_file, "--progress") == 0
     assert "4 texts" in capsys.readouterr().err
@@ -240,7 +246,12 @@ def test_results_come_while_the_input_is_still_open(encoder_folder):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_ctrl_c_leaves_nothing(encoder_folder, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [(signal.SIGINT, 130, b"bertcore embed: interrupted\n"), (signal.SIGTERM, 143, b"")],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_a_signal_leaves_nothing(encoder_folder, tmp_path, number, code, told):
     process = start(encoder_folder, "-o", tmp_path / "out.npy")
     process.stdin.write(LINES)
     process.stdin.flush()
@@ -249,12 +260,12 @@ def test_ctrl_c_leaves_nothing(encoder_folder, tmp_path):
         time.sleep(0.01)
     assert [file.suffix for file in tmp_path.iterdir()] == [".tmp"]
     for _ in range(12):  # Python drops an interrupt that comes while it runs a finaliser
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)
             break
-    assert process.wait(timeout=60) == 130
-    assert process.stderr.read() == b"bertcore embed: interrupted\n"
+    assert process.wait(timeout=60) == code
+    assert process.stderr.read() == told
     assert not list(tmp_path.iterdir())
     process.stdin.close()
 

@@ -1,13 +1,18 @@
 """The command as such: help, exit codes, one-line errors, start-up."""
 
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 
+import numpy as np
 import pytest
 
 import bertcore
+from bertcore.checkpoint import open_checkpoint
 from bertcore.cli import COMMANDS, main
+from tests.checkpoint.files import write_tensors
 
 HEAVY = ["numba", "cupy", "tokenizers", "safetensors", "tqdm", "torch", "transformers", "bertcore.models.model"]
 
@@ -87,6 +92,84 @@ def test_interruption(monkeypatch, capsys):
     monkeypatch.setattr(COMMANDS["doctor"], "run", interrupted)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "bertcore doctor: interrupted\n"
+
+
+# The interrupt comes while `bertcore.cli` imports its commands; before, nothing takes long (see below).
+INTERRUPTED_IMPORT = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+sys.meta_path.insert(0, Finder())
+import bertcore.cli
+print("imported")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize("module", ["numpy", "bertcore.cli.compare", "bertcore.cli.warmup"])
+def test_an_interrupt_at_the_start(module):
+    result = run(["-c", INTERRUPTED_IMPORT], module)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "bertcore: interrupted\n")
+
+
+def test_bertcore_itself_imports_at_once():
+    result = run(["-c", "import sys, bertcore; print('numpy' in sys.modules, bertcore.kernels.softmax.__name__)"])
+    assert result.stdout == "False softmax\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["--help"],
+        ["embed", "--help"],
+        ["--version"],
+        ["info"],
+        ["info", "mini-bert", "--json"],
+        ["compare", "mini-bert"],
+        ["compare", "--csv"],
+        ["doctor", "--backend", "numpy"],
+        ["fill-mask", "MASKED", "[MASK]", "--backend", "numpy"],
+        ["embed", "ENCODER", "--backend", "numpy"],
+        ["embed", "ENCODER", "--backend", "numpy", "--format", "npy"],
+        ["embed", "ENCODER", "--backend", "numpy", "-o", "/dev/full"],
+    ],
+    ids=" ".join,
+)
+def test_output_that_cannot_be_written(command, encoder_folder, masked_lm_folder, monkeypatch, capsys, stdin):
+    stdin(b"the cat\n")
+    folders = {"MASKED": str(masked_lm_folder), "ENCODER": str(encoder_folder)}
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        assert main([folders.get(part, part) for part in command]) == 1
+    name = "" if command[0].startswith("--") or "--help" in command else f" {command[0]}"
+    where = "/dev/full" if "-o" in command else "stdout"
+    told = capsys.readouterr().err
+    assert told.endswith(f"bertcore{name}: {where} cannot be written: No space left on device\n")
+    assert told.count("cannot be written") == 1 and "Traceback" not in told
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path, masked_lm_folder, monkeypatch, capsys):
+    folder = shutil.copytree(masked_lm_folder, tmp_path / "model")
+    arrays = dict(open_checkpoint(folder)) | {"\x1b[2Jbert.x\u202e": np.ones(3)}
+    write_tensors(folder / "model.safetensors", arrays)
+    assert main(["fill-mask", str(folder), "[MASK]", "--backend", "numpy"]) == 1
+    assert r"\x1b[2Jbert.x\u202e" in capsys.readouterr().err
+    monkeypatch.setattr("bertcore.tokenization.Tokenizer.decode", lambda *args: "\x1b[31mred ü")
+    assert main(["fill-mask", str(masked_lm_folder), "[MASK]", "--backend", "numpy"]) == 0
+    assert r"\x1b[31mred ü" in capsys.readouterr().out
+
+
+def test_warnings_are_lines_of_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(COMMANDS["doctor"], "run", lambda args: warnings.warn("take\ncare", stacklevel=1))
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().err == "bertcore doctor: take care\n"
 
 
 @pytest.mark.parametrize("command", ["embed", "fill-mask"])
