@@ -44,15 +44,18 @@ def usable_cache_folder(holding: str) -> Path:
         with suppress(OSError):
             if (folder / holding).is_dir():
                 _check_owner(folder)
+                _check_owner(folder / holding)
                 return folder
             _check_writable(folder)
             return folder
     for folder in cache_candidates():
         with suppress(OSError):
             _check_owner(folder)
-            if folder.is_dir() or not os.environ.get("BERTCORE_CACHE_DIR"):
+            if not (folder / holding).is_dir() and (folder.is_dir() or not os.environ.get("BERTCORE_CACHE_DIR")):
                 return folder
-    return writable_cache_folder()  # tells what is wrong
+    folder = writable_cache_folder()  # tells what is wrong
+    _check_owner(folder / holding)
+    return folder
 
 
 def _check_writable(folder: Path) -> None:
@@ -63,10 +66,16 @@ def _check_writable(folder: Path) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """In a shared temporary folder, somebody else may have made ours first."""
-    in_temporary = folder.name.startswith("bertcore-") and not os.environ.get("BERTCORE_CACHE_DIR")
-    if hasattr(os, "getuid") and in_temporary and folder.stat().st_uid != os.getuid():
-        raise PermissionError(1, "belongs to another user")
+    """What lies in the cache is run: only the user's own may be used, or what the system's own (an image's root) made.
+
+    Somebody else may have made a folder in a shared place first.
+    """
+    if hasattr(os, "getuid") and _owner(folder) not in (os.getuid(), 0):
+        raise PermissionError(1, f"{folder} belongs to another user")
+
+
+def _owner(folder: Path) -> int:
+    return folder.stat().st_uid
 
 
 def _user_name() -> str:

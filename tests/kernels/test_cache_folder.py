@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bertcore.kernels.cache_folder import cache_candidates, writable_cache_folder
+from bertcore.kernels import cache_folder
+from bertcore.kernels.cache_folder import cache_candidates, usable_cache_folder, writable_cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +44,23 @@ def test_home_that_cannot_be_written(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX users")
-def test_temporary_folder_of_somebody_else_is_refused(monkeypatch, tmp_path):
+@pytest.mark.parametrize("explicit", [False, True])
+def test_the_folder_of_somebody_else_is_refused(monkeypatch, tmp_path, explicit):
     (tmp_path / "home").write_text("not a folder")
-    Path(cache_candidates()[-1]).mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    monkeypatch.setattr(os, "getuid", lambda: 77)
+    folder = Path(cache_candidates()[-1])
+    if explicit:
+        folder = tmp_path / "mine"
+        monkeypatch.setenv("BERTCORE_CACHE_DIR", str(folder))
+    (folder / "kernels").mkdir(parents=True)
+    owners = {folder: 4242, folder / "kernels": 4242}
+    monkeypatch.setattr(cache_folder, "_owner", owners.get)
     with pytest.raises(OSError, match="belongs to another user"):
         writable_cache_folder()
+    with pytest.raises(OSError, match="belongs to another user"):
+        usable_cache_folder("kernels")
+    owners[folder] = 0
+    with pytest.raises(OSError, match="belongs to another user"):
+        usable_cache_folder("kernels")
+    owners[folder / "kernels"] = 77
+    assert usable_cache_folder("kernels") == folder
