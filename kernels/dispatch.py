@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import _cuda
-from .program import Deferred
+from .deferred import Deferred
 
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
@@ -154,16 +154,16 @@ def implementation(package: str, backend: str) -> ModuleType:
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
-    __slots__ = ("_tensor_module", "arrays", "backend", "package", "program")
+    __slots__ = ("_recorder", "_tensor_module", "arrays", "backend", "package")
 
     def __init__(self, package: str, backend: str | None, arrays: dict[str, Any], optional: Collection[str]):
         self.package = package
-        self._tensor_module = self.program = None
+        self._tensor_module = self._recorder = None
         if _are_plain(arrays, optional):  # by far the most calls: nothing to convert, one home
             self.arrays = tuple(arrays.values())
             self.backend = resolve_backend(backend, on_gpu=False)
             if self.backend == "numba":
-                self.program = next((array.program for array in self.arrays if type(array) is Deferred), None)
+                self._recorder = next((array.recorder for array in self.arrays if type(array) is Deferred), None)
             if self.backend != "cupy":
                 return
         natives, homes = {}, {}
@@ -183,8 +183,8 @@ class Call:
         module = implementation(self.package, self.backend)
         if not hasattr(module, function):
             raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
-        if self.program is not None:
-            return self.program.call(module, function, args)
+        if self._recorder is not None:
+            return self._recorder.call(module, function, args)
         if self.backend != "cupy" or _cuda.is_emulated():
             return getattr(module, function)(*args)
         with self._device():

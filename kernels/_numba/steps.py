@@ -1,23 +1,19 @@
-"""What the steps of a program (kernels/program) are made of: rows of int64, read by compiled code.
+"""What the steps of a program (kernels/program) are made of: records that hold addresses, read by compiled code."""
 
-Each operation's cpu.py writes its own steps (`deferred_<name>`) and reads them (`run_step`).
-"""
-
-import struct
-
+import numpy as np
 from numba import carray
 
 from .jit import inline_helper
 from .simd import pointer_at
 
-LINEAR, LAYER_NORM, ATTENTION, RELATIVE_ATTENTION = range(4)
-FIELDS = 40
 OPTIONS = {"nogil": True, "error_model": "numpy"}  # of overloads: those of helpers
+FLOAT, BFLOAT16, INT8, UINT8, INT32 = np.float32(0), np.uint16(0), np.int8(0), np.uint8(0), np.int32(0)  # for array_at
+ADDRESS = np.intp
 
 
-def bits_of(number: float) -> int:
-    """A float64 as the integer with its bits; compiled code reads it by `step.view(np.float64)`."""
-    return struct.unpack("q", struct.pack("d", number))[0]
+def record(*fields: tuple) -> np.dtype:
+    """The dtype of a step's records, with (name, dtype) fields; aligned, as compiled code reads it."""
+    return np.dtype(list(fields), align=True)
 
 
 @inline_helper

@@ -4,8 +4,7 @@ import numpy as np
 
 from .._numba import as_kernel_array, num_threads
 from .._numba.rows import task_count
-from .._numba.steps import ATTENTION
-from ..program import computed
+from ..deferred import computed
 from . import reference, relative_cpu
 from .arguments import UNLIMITED
 from .backward import backward
@@ -13,14 +12,11 @@ from .forward import forward
 from .positions import RelativePositions
 from .reference import empty_like, score_components, scores_shape, unbroadcast
 from .views import (
-    ATTENTION_STORAGE,
     GRAIN,
     STORAGE,
     added_mask,
-    is_deferred_float32,
     optional_view,
     sequence_table,
-    step_fields,
     view,
     view_address,
     with_unit_columns,
@@ -33,7 +29,7 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     """(output, lse, probabilities or None, components or None); components are computed as the definition does."""
     relative = _computed(scoring.relative)
     scoring = scoring._replace(relative=relative)
-    if _only_by_definition(query, key, scoring):
+    if only_by_definition(query, key, scoring):
         return reference.attention(query, key, value, scoring, return_probs, return_components, compute_dtype)
     components = score_components(query, key, scoring, compute_dtype) if return_components else None
     forward = _attention if relative is None else relative_cpu.attention
@@ -47,7 +43,7 @@ def _computed(relative):
     return RelativePositions(**{name: computed(value) for name, value in vars(relative).items()})
 
 
-def _only_by_definition(query, key, scoring):
+def only_by_definition(query, key, scoring):
     """What the kernels do not compute yet."""
     relative = scoring.relative
     if scoring.window != (UNLIMITED, UNLIMITED) or query.shape[1] != key.shape[1]:
@@ -87,38 +83,13 @@ def _attention(query, key, value, scoring, return_probs, compute_dtype):
     return output, lse, probs
 
 
-def deferred_attention(program, query, key, value, scoring, return_probs, return_components, compute_dtype):
-    """Note the step of packed attention in float32, or in bfloat16 beside weights of low precision; None for others."""
-    arrays, relative = (query, key, value), scoring.relative
-    storage = STORAGE[compute_dtype or query.dtype]
-    has_masks = scoring.attn_mask is not None or scoring.bias is not None
-    if scoring.cu_seqlens is None or return_probs or return_components or has_masks or not query.size:
-        return None
-    if ATTENTION_STORAGE.get(type(program.storage)) is not type(storage) or not all(map(is_deferred_float32, arrays)):
-        return None
-    if _only_by_definition(query, key, scoring):
-        return None
-    if relative is not None:
-        return relative_cpu.deferred_attention(program, query, key, value, scoring)
-    _, heads, tokens, head_dim = query.shape
-    output = program.empty((tokens, heads, head_dim), np.float32).transpose(1, 0, 2)[None]
-    lse = program.empty((1, heads, tokens, 2), np.float32)
-    sequences, keys = len(scoring.cu_seqlens) - 1, key.shape[2]
-    tasks = task_count(2 * heads * tokens * (keys // sequences) * head_dim, GRAIN)
-    offsets = scoring.cu_seqlens, scoring.cu_seqlens_k
-    program.note(
-        ATTENTION, tasks, *step_fields(program, *arrays, output, lse, *offsets, scoring.is_causal, scoring.scale)
-    )
-    return output, lse, None, None
-
-
 def attention_backward(grad_output, query, key, value, output, lse, scoring):
     """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
 
     Rows of probabilities are whole here, so `output` is not needed (see reference.py for why that is better).
     """
     scoring = scoring._replace(relative=_computed(scoring.relative))
-    if _only_by_definition(query, key, scoring):
+    if only_by_definition(query, key, scoring):
         return reference.attention_backward(grad_output, query, key, value, output, lse, scoring)
     if scoring.relative is not None:
         return relative_cpu.attention_backward(grad_output, query, key, value, lse, scoring)

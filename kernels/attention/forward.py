@@ -29,7 +29,6 @@ from .._numba.simd import (
     store,
     store_masked,
 )
-from .._numba.steps import array_at
 from .._numba.tasks import take_task
 from .online_softmax import begin_softmax, continue_softmax, finish_softmax, rescale
 from .terms import add_terms, prepare_terms, terms_size
@@ -94,46 +93,6 @@ def run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, is_causal, scale,
         else:
             before += heads * blocks
             s += 1
-
-
-# The integers of a program's step after the operation and its tasks, as `step_fields` of cpu.py lists them.
-(
-    QUERY, KEY, VALUE, OUTPUT, LSE, QUERY_STRIDES, KEY_STRIDES, VALUE_STRIDES, OUTPUT_STRIDES, OFFSETS, KEY_OFFSETS,
-    SEQUENCES, HEADS, TOKENS, KEYS, HEAD_DIM, IS_CAUSAL, SCALE, MORE,
-) = (*range(2, 8), 9, 11, 13, *range(15, 25))  # fmt: skip
-_FLOAT, _INT32 = np.float32(0), np.int32(0)
-
-
-@helper
-def run_step(step, counter, storage):
-    """Take tasks of a program's step until there are none left."""
-    arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, scale = step_arguments(step)
-    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, step[IS_CAUSAL] != 0, scale, storage, counter, None)
-
-
-@inline_helper
-def step_arguments(step):
-    """What `run` takes of a step: (arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, scale)."""
-    absent, row = array_at(step[OUTPUT], (0,), _FLOAT), (step[HEAD_DIM],)
-    arrays = (
-        array_at(step[QUERY], row, _FLOAT), array_at(step[KEY], row, _FLOAT), array_at(step[VALUE], row, _FLOAT),
-        array_at(step[OUTPUT], row, _FLOAT), absent, absent, absent,
-    )  # fmt: skip
-    nowhere = _strides(step, QUERY_STRIDES)
-    strides = (
-        _strides(step, QUERY_STRIDES), _strides(step, KEY_STRIDES), _strides(step, VALUE_STRIDES),
-        _strides(step, OUTPUT_STRIDES), nowhere, nowhere, nowhere,
-    )  # fmt: skip
-    lse = array_at(step[LSE], (1, step[HEADS], step[TOKENS], 2), _FLOAT)
-    offsets = (step[SEQUENCES] + 1,)
-    cu_seqlens, cu_seqlens_k = array_at(step[OFFSETS], offsets, _INT32), array_at(step[KEY_OFFSETS], offsets, _INT32)
-    sizes = step[SEQUENCES], step[HEADS], step[TOKENS], step[KEYS], step[HEAD_DIM]
-    return arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, np.float32(step.view(np.float64)[SCALE])
-
-
-@inline_helper
-def _strides(step, at):
-    return 0, step[at], step[at + 1], 0
 
 
 @inline_helper

@@ -4,8 +4,6 @@ import numpy as np
 
 from .._numba import as_kernel_array, num_threads
 from .._numba.rows import task_count
-from .._numba.steps import RELATIVE_ATTENTION
-from ..program import Deferred
 from .positions import RelativePositions
 from .reference import empty_like, scores_shape
 from .relative_backward import backward
@@ -14,10 +12,8 @@ from .views import (
     GRAIN,
     STORAGE,
     added_mask,
-    is_deferred_float32,
     optional_view,
     sequence_table,
-    step_fields,
     view,
     view_address,
     with_unit_columns,
@@ -38,22 +34,22 @@ def attention(query, key, value, scoring, return_probs, compute_dtype):
     if return_probs:
         probs = np.zeros(scores_shape(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k), dtype)
     query_row, key_row, value_row, output_row = (_row(array, dtype) for array in (query, key, value, output))
-    terms = (_row(array, dtype) for array in _floats(relative, query))
+    terms = (_row(array, dtype) for array in floats_of(relative, query))
     if tokens * heads:
         forward(
             *query_row, *key_row, *value_row, *output_row, *optional_view(probs, dtype),
             *optional_view(added_mask(scoring.attn_mask, dtype), dtype), *(part for term in terms for part in term),
             lse, as_kernel_array(relative.distance_rows),
-            *map(_ids, (relative.segment_ids, relative.segment_ids_k)),
+            *map(ids_or_none, (relative.segment_ids, relative.segment_ids_k)),
             as_kernel_array(scoring.cu_seqlens), as_kernel_array(scoring.cu_seqlens_k),
             (len(scoring.cu_seqlens) - 1, heads, tokens, keys, head_dim), dtype.type(scoring.scale),
             STORAGE[compute_dtype or dtype], np.zeros(1, np.int64),
-            _tasks((1, heads, tokens, head_dim), keys, len(scoring.cu_seqlens) - 1),
+            tasks((1, heads, tokens, head_dim), keys, len(scoring.cu_seqlens) - 1),
         )  # fmt: skip
     return output, lse, probs
 
 
-def _floats(relative, query):
+def floats_of(relative, query):
     """position_key, position_query, query_for_position, segment_scores, as (1, heads, rows, width)."""
     for_position = relative.query_for_position
     if for_position is None and relative.position_key is not None:
@@ -64,44 +60,7 @@ def _floats(relative, query):
     return *tables, for_position, relative.segment_scores
 
 
-def deferred_attention(program, query, key, value, scoring):
-    """Note the step; None for arrays that a step cannot read."""
-    relative = scoring.relative
-    position_key, position_query, for_position, segment_scores = _floats(relative, query)
-    terms = for_position, position_key, position_query, segment_scores
-    if not all(_is_readable(program, array) for array in terms):
-        return None
-    _, heads, tokens, head_dim = query.shape
-    output = program.empty((tokens, heads, head_dim), np.float32).transpose(1, 0, 2)[None]
-    lse = program.empty((1, heads, tokens, 2), np.float32)
-    offsets = scoring.cu_seqlens, scoring.cu_seqlens_k
-    program.note(
-        RELATIVE_ATTENTION, _tasks(query.shape, key.shape[2], len(scoring.cu_seqlens) - 1),
-        *step_fields(program, query, key, value, output, lse, *offsets, False, scoring.scale),
-        *(field for array in terms for field in _fields(program, array)),
-        program.address(as_kernel_array(relative.distance_rows)), len(relative.distance_rows),
-        *(program.address(_ids(ids)) for ids in (relative.segment_ids, relative.segment_ids_k)),
-    )  # fmt: skip
-    return output, lse, None, None
-
-
-def _is_readable(program, array):
-    """Whether a step can read a Deferred or an array, or None."""
-    if type(array) is Deferred:
-        return array.program is program and is_deferred_float32(array)
-    if array is None:
-        return True
-    *strides, unit = array.strides[1:]
-    whole = unit == array.itemsize and not any(stride % array.itemsize for stride in strides)
-    return array.dtype == np.float32 and array.flags.aligned and whole
-
-
-def _fields(program, array):
-    """(address, stride of the heads, of the rows) of (1, heads, rows, head_dim), in bytes."""
-    return (0, 0, 0) if array is None else (program.address(array), *array.strides[1:3])
-
-
-def _tasks(shape, keys, sequences):
+def tasks(shape, keys, sequences):
     """The tasks for queries (1, heads, tokens, head_dim)."""
     _, heads, tokens, head_dim = shape
     return task_count(PRODUCTS * tokens * heads * (keys // sequences) * head_dim, GRAIN)
@@ -112,7 +71,7 @@ def _row(array, dtype):
     return optional_view(None, dtype) if array is None else view(with_unit_columns(array))
 
 
-def _ids(segment_ids):
+def ids_or_none(segment_ids):
     return _NO_IDS if segment_ids is None else as_kernel_array(segment_ids[0])
 
 
@@ -137,7 +96,7 @@ def attention_backward(grad_output, query, key, value, lse, scoring):
         None if table is None else np.zeros((parts, *table.shape), query.dtype)
         for table in (relative.position_key, relative.position_query)
     ]
-    position_key, position_query, *queries = _floats(relative, query)
+    position_key, position_query, *queries = floats_of(relative, query)
     terms = (queries[0], position_key, position_query, queries[1])
     terms = (None if array is None else with_unit_columns(array) for array in terms)
     grad_tables = (None if table is None else table.transpose(0, 2, 1, 3) for table in tables)
@@ -149,7 +108,7 @@ def attention_backward(grad_output, query, key, value, lse, scoring):
         table = sequence_table(inputs[0], inputs[1], scoring.cu_seqlens, scoring.cu_seqlens_k)
         backward(
             *map(view_address, arrays), as_kernel_array(relative.distance_rows),
-            *map(_ids, (relative.segment_ids, relative.segment_ids_k)),
+            *map(ids_or_none, (relative.segment_ids, relative.segment_ids_k)),
             as_kernel_array(lse), table, (parts, heads), head_dim, query.dtype.type(scoring.scale),
             np.zeros(1, np.int64), num_threads(),
         )  # fmt: skip

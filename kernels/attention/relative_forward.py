@@ -17,19 +17,17 @@ Measured (Zen 4, 1 thread, 12 heads of 64, 8x128 and 1x512): with both tables 2.
 with one of them 1.5 to 1.8 times, with one and segments 1.6 to 1.7 times; bfloat16 the same.
 """
 
-import numpy as np
 from numba import prange
 
 from .._numba import helper, inline_helper, kernel
 from .._numba.operands import as_words, elements_per_word, lay_rows, multiply, pointer_to_word
 from .._numba.panels import TILE_ROWS, pack_panel, pack_strip
 from .._numba.scores import row_pointer
-from .._numba.simd import broadcast, lanes, load, pointer, pointer_at, select, store
-from .forward import MORE, kernel_view, row_size, run, step_arguments
+from .._numba.simd import broadcast, lanes, load, pointer, select, store
+from .forward import kernel_view, row_size, run
 from .terms import add_terms, prepare_terms, terms_size, with_terms
 
 KEY_ROWS = TILE_ROWS * 2 // 3  # of a tile of the keys' products, a power of two as the lanes are
-_INT32 = np.int32(0)
 
 
 @kernel(parallel=True)
@@ -76,30 +74,6 @@ def _terms(
         (pointer(distance_rows, 0), len(distance_rows) // 2),
         (kernel_view(segment_scores, segment_scores_strides), pointer(segment_ids, 0), pointer(segment_ids_k, 0)),
     )
-
-
-# The integers of a program's step after those of attention: three for each array, its address (0 if it is absent) and
-# its strides along heads and rows, then addresses and a count.
-QUERY_FOR_POSITION, POSITION_KEY, POSITION_QUERY, SEGMENT_SCORES = range(MORE, MORE + 12, 3)
-DISTANCE_ROWS, DISTANCES, SEGMENT_IDS, SEGMENT_IDS_K = range(MORE + 12, MORE + 16)
-
-
-@helper
-def run_step(step, counter, storage):
-    """Take tasks of a program's step until there are none left."""
-    arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, scale = step_arguments(step)
-    rows = pointer_at(step[DISTANCE_ROWS], _INT32), step[DISTANCES] // 2
-    ids = pointer_at(step[SEGMENT_IDS], _INT32), pointer_at(step[SEGMENT_IDS_K], _INT32)
-    terms = (
-        (_step_view(step, QUERY_FOR_POSITION), _step_view(step, POSITION_KEY)), _step_view(step, POSITION_QUERY), rows,
-        (_step_view(step, SEGMENT_SCORES), *ids),
-    )  # fmt: skip
-    run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, storage, counter, terms)
-
-
-@inline_helper
-def _step_view(step, at):
-    return step[at], 0, step[at + 1] // 4, step[at + 2] // 4
 
 
 # --- the scratch of a block -------------------------------------------------------------------------

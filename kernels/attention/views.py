@@ -1,32 +1,12 @@
-"""What arrays are to attention's compiled code: addresses and strides, masks that are added, steps of a program."""
+"""What arrays are to attention's compiled code: addresses and strides, masks that are added."""
 
 import numpy as np
 
 from .._numba import as_kernel_array
-from .._numba.steps import bits_of
-from ..program import Deferred
 from .reference import unbroadcast
 
 GRAIN = 300_000  # multiply-adds: see task_count
 STORAGE = {"bfloat16": np.uint16(0), np.dtype(np.float32): np.float32(0), np.dtype(np.float64): np.float64(0)}
-ATTENTION_STORAGE = {np.float32: np.float32, np.uint16: np.uint16, np.int8: np.uint16}  # beside weights of these words
-
-
-def step_fields(program, query, key, value, output, lse, cu_seqlens, cu_seqlens_k, is_causal, scale):
-    """What a step of attention holds after its operation and its tasks (see forward.py)."""
-    arrays = query, key, value, output
-    _, heads, tokens, head_dim = query.shape
-    return (
-        *map(program.address, (*arrays, lse)),
-        *(stride for array in arrays for stride in array.strides[1:3]),
-        program.address(as_kernel_array(cu_seqlens)), program.address(as_kernel_array(cu_seqlens_k)),
-        len(cu_seqlens) - 1, heads, tokens, key.shape[2], head_dim, is_causal, bits_of(scale),
-    )  # fmt: skip
-
-
-def is_deferred_float32(array):
-    """Whether an array is a Deferred whose rows are contiguous float32."""
-    return type(array) is Deferred and array.dtype == np.float32 and array.strides[-1] == array.itemsize
 
 
 def with_unit_columns(array):

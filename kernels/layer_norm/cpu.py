@@ -23,11 +23,8 @@ from .._numba.simd import (
     store_masked,
     wide_pointer,
 )
-from .._numba.steps import LAYER_NORM, array_at, bits_of
-from ..program import is_plain
 
 GRAIN = 1 << 15
-_FLOAT = np.float32(0)
 
 
 def layer_norm(input, weight, bias, eps, residual):
@@ -38,19 +35,6 @@ def layer_norm(input, weight, bias, eps, residual):
         parameters = _or_full(weight, 1, width, dtype), _or_full(bias, 0, width, dtype)
         arrays = flat(input), _or_full(residual, 0, 0, dtype), *parameters, output.reshape(-1)
         _forward(*arrays, width, eps, task_count(output.size, GRAIN))
-    return output
-
-
-def deferred_layer_norm(program, input, weight, bias, eps, residual):
-    """Note the step of `layer_norm` of float32 with weight and bias; None for what has no deferred form."""
-    if weight is None or bias is None or not input.size or not all(map(is_plain, (input, weight, bias, residual))):
-        return None
-    output, width = program.empty(input.shape, input.dtype), input.shape[-1]
-    program.note(
-        LAYER_NORM, task_count(input.size, GRAIN), program.address(input), input.size // width, width,
-        program.address(residual), program.address(weight), program.address(bias), bits_of(eps),
-        program.address(output),
-    )  # fmt: skip
     return output
 
 
@@ -138,7 +122,7 @@ def _forward_row(row, weight, bias, out, width, eps):
 
 
 @helper
-def _forward_rows(x, residual, weight, bias, out, width, eps, first, last):
+def forward_rows(x, residual, weight, bias, out, width, eps, first, last):
     scratch = np.empty_like(weight)
     for at in range(first * width, last * width, width):
         row = _row(x, residual, scratch, at, width)
@@ -152,11 +136,11 @@ def _forward_rows(x, residual, weight, bias, out, width, eps, first, last):
 def _forward(x, residual, weight, bias, out, width, eps, tasks):
     rows = x.size // width
     if tasks == 1:
-        _forward_rows(x, residual, weight, bias, out, width, eps, 0, rows)
+        forward_rows(x, residual, weight, bias, out, width, eps, 0, rows)
     else:
         for task in prange(tasks):
             first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-            _forward_rows(x, residual, weight, bias, out, width, eps, first, last)
+            forward_rows(x, residual, weight, bias, out, width, eps, first, last)
 
 
 @inline_helper
@@ -223,18 +207,3 @@ def _backward(grad, x, residual, weight, out, weight_sums, bias_sums, grad_weigh
                 _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, block)
     sum_blocks(weight_sums, grad_weight)
     sum_blocks(bias_sums, grad_bias)
-
-
-# The integers of a step after the operation and its tasks, as `deferred_layer_norm` notes them.
-INPUT, ROWS, WIDTH, RESIDUAL, WEIGHT, BIAS, EPS, OUTPUT = range(2, 10)
-
-
-@helper
-def run_step(step, task, tasks):
-    """A task's share of the rows of a step."""
-    rows, width = step[ROWS], step[WIDTH]
-    x, out = array_at(step[INPUT], (rows * width,), _FLOAT), array_at(step[OUTPUT], (rows * width,), _FLOAT)
-    residual = array_at(step[RESIDUAL], (rows * width if step[RESIDUAL] != 0 else 0,), _FLOAT)
-    weight, bias = array_at(step[WEIGHT], (width,), _FLOAT), array_at(step[BIAS], (width,), _FLOAT)
-    eps = step.view(np.float64)[EPS]
-    _forward_rows(x, residual, weight, bias, out, width, eps, share(rows, task, tasks), share(rows, task + 1, tasks))

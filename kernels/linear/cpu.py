@@ -9,19 +9,16 @@ at 16 to 1024 rows and BERT-base's widths (76-90 % without the prefetch of the o
 """
 
 import numpy as np
-from numba import prange, types
-from numba.extending import overload
+from numba import prange
 
-from .._numba import LEVEL, aligned_empty, as_kernel_array, empty, helper, inline_helper, kernel, num_threads
+from .._numba import LEVEL, aligned_empty, as_kernel_array, empty, helper, kernel, num_threads
 from .._numba.low_precision import quantize_row, round_row
 from .._numba.panels import pack_panel
 from .._numba.pointwise import CODES, activate_backward, add_lines
 from .._numba.product import NO_ACTIVATION, TILE_ROWS, TILE_VECTORS, finish_with, run_product
 from .._numba.rows import BLOCK_ROWS as SUM_ROWS
 from .._numba.rows import block_count, share, sum_blocks
-from .._numba.simd import lanes, pointer, pointer_at, wide_pointer
-from .._numba.steps import LINEAR, OPTIONS, array_at
-from ..program import is_plain
+from .._numba.simd import pointer, pointer_at, wide_pointer
 
 GROUP_ROWS = max(TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words of 32 bits, see run_product
 
@@ -76,30 +73,6 @@ def linear(input, weight, bias, activation, residual):
     depth = rows.shape[1]
     strides = depth, 1, depth * _group_rows(rows.dtype)
     return _multiply(rows, strides, input.shape[0], packed.panels, packed.out_features, bias, activation, residual)
-
-
-def deferred_linear(program, input, weight, bias, activation, residual):
-    """Note the step of `linear` with a packed weight of float32 or less; None for what has no deferred form."""
-    if not isinstance(weight, PackedWeight) or not input.size or not all(map(is_plain, (input, bias, residual))):
-        return None
-    storage = STORAGE.get(weight.dtype.name)
-    if storage is None or not program.takes(storage):
-        return None
-    rows, depth = input.shape[0], weight.panels.shape[1]
-    output = program.empty((rows, weight.out_features), np.float32)
-    rounded = zero = step = None
-    if weight.dtype.itemsize < 4:
-        rounded = program.empty((rows, depth * 4), np.uint8)  # words
-    if weight.dtype == np.int8:
-        zero, step = program.empty((rows,), np.int32), program.empty((rows,), np.float32)
-    program.note(
-        LINEAR, num_threads(), program.address(input), rows, weight.in_features,
-        *map(program.address, (weight.panels, weight.scale, weight.column_sums)), len(weight.panels), depth,
-        weight.out_features, program.address(bias), program.address(residual),
-        NO_ACTIVATION if activation is None else CODES[activation],
-        *map(program.address, (output, rounded, zero, step)),
-    )  # fmt: skip
-    return output
 
 
 def linear_backward(grad_output, input, weight, bias, activation):
@@ -213,38 +186,38 @@ def _pack_some(address, column_stride, depth_stride, columns, panels, first, las
 @kernel(parallel=True)
 def _product(a, row, column, group, panels, output, bias, residual, activation, counter, tasks):
     if tasks == 1:
-        _run_floats(a, (row, column, group), panels, output, bias, residual, activation, counter)
+        run_floats(a, (row, column, group), panels, output, bias, residual, activation, counter)
     else:
         for _ in prange(tasks):
-            _run_floats(a, (row, column, group), panels, output, bias, residual, activation, counter)
+            run_floats(a, (row, column, group), panels, output, bias, residual, activation, counter)
 
 
 @helper
-def _run_floats(a, strides, panels, output, bias, residual, activation, counter):
+def run_floats(a, strides, panels, output, bias, residual, activation, counter):
     run_product(a, strides, panels, output, output, finish_with(bias, residual, activation), None, counter)
 
 
 @kernel(parallel=True)
 def _product_bfloat16(x, rounded, panels, output, bias, residual, activation, counter, tasks):
     if tasks == 1:
-        _round_rows(x, rounded, 0, len(x))
-        _run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
+        round_rows(x, rounded, 0, len(x))
+        run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
     else:
         for task in prange(tasks):
-            _round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+            round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
         for _ in prange(tasks):
-            _run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
+            run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
 
 
 @helper
-def _round_rows(x, rounded, first, last):
+def round_rows(x, rounded, first, last):
     depth = rounded.shape[1]
     for i in range(first, last):
         round_row(wide_pointer(x, i * x.shape[1]), x.shape[1], pointer(rounded, i * depth), depth)
 
 
 @helper
-def _run_bfloat16(rounded, panels, output, bias, residual, activation, counter):
+def run_bfloat16(rounded, panels, output, bias, residual, activation, counter):
     words = rounded.shape[1] // 2
     finish = finish_with(bias, residual, activation)
     run_product(rounded, (words, 1, words * GROUP_ROWS), panels, output, output, finish, None, counter)
@@ -255,17 +228,17 @@ def _product_int8(
     x, levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter, tasks
 ):
     if tasks == 1:
-        _quantize_rows(x, levels, zero, step, 0, len(x))
-        _run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter)
+        quantize_rows(x, levels, zero, step, 0, len(x))
+        run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter)
     else:
         for task in prange(tasks):
-            _quantize_rows(x, levels, zero, step, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+            quantize_rows(x, levels, zero, step, share(len(x), task, tasks), share(len(x), task + 1, tasks))
         for _ in prange(tasks):
-            _run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter)
+            run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter)
 
 
 @helper
-def _quantize_rows(x, levels, zero, step, first, last):
+def quantize_rows(x, levels, zero, step, first, last):
     depth = levels.shape[1]
     for i in range(first, last):
         row = wide_pointer(x, i * x.shape[1])
@@ -273,98 +246,11 @@ def _quantize_rows(x, levels, zero, step, first, last):
 
 
 @helper
-def _run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter):
+def run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter):
     words = levels.shape[1] // 4
     finish = finish_with(bias, residual, activation)
     by_level = pointer(zero, 0), pointer(step, 0), pointer(scale, 0), pointer(column_sums, 0)
     run_product(levels, (words, 1, words * GROUP_ROWS), panels, zero, output, finish, by_level, counter)
-
-
-# --- steps of programs ------------------------------------------------------------------------------
-
-# The integers of a step after the operation and its tasks, as `deferred_linear` notes them.
-(
-    INPUT, ROWS, IN_FEATURES, PANELS, SCALE, COLUMN_SUMS, COUNT, DEPTH, OUT_FEATURES, BIAS, RESIDUAL, ACTIVATION,
-    OUTPUT, ROUNDED, ZERO, STEP,
-) = range(2, 18)  # fmt: skip
-_FLOAT, _BFLOAT16, _INT8, _BYTE, _INT32 = np.float32(0), np.uint16(0), np.int8(0), np.uint8(0), np.int32(0)
-STORAGE = {"float32": _FLOAT, "bfloat16": _BFLOAT16, "int8": _INT8}  # a weight's dtype -> a scalar of its panels' dtype
-
-
-def has_two_phases(storage):
-    """Whether the rows of the input are rounded before the product."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(has_two_phases)
-def _has_two_phases(storage):
-    return (lambda storage: False) if storage == types.float32 else (lambda storage: True)
-
-
-def prepare_step(step, storage, task, tasks):
-    """A task's share of the rounding of the input."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(prepare_step, jit_options=OPTIONS)
-def _prepare_step(step, storage, task, tasks):
-    def round_to_bfloat16(step, storage, task, tasks):
-        rows, depth, width = step[ROWS], step[DEPTH], step[IN_FEATURES]
-        x, rounded = array_at(step[INPUT], (rows, width), _FLOAT), array_at(step[ROUNDED], (rows, 2 * depth), _BFLOAT16)
-        _round_rows(x, rounded, share(rows, task, tasks), share(rows, task + 1, tasks))
-
-    def quantize(step, storage, task, tasks):
-        rows, depth, width = step[ROWS], step[DEPTH], step[IN_FEATURES]
-        x, levels = array_at(step[INPUT], (rows, width), _FLOAT), array_at(step[ROUNDED], (rows, 4 * depth), _BYTE)
-        zero, scale = array_at(step[ZERO], (rows,), _INT32), array_at(step[STEP], (rows,), _FLOAT)
-        _quantize_rows(x, levels, zero, scale, share(rows, task, tasks), share(rows, task + 1, tasks))
-
-    forms = {types.uint16: round_to_bfloat16, types.int8: quantize}
-    return forms.get(storage, lambda step, storage, task, tasks: None)
-
-
-@inline_helper
-def _finish_of(step):
-    """bias, residual, the activation's code and the output of a step."""
-    rows, columns = step[ROWS], step[OUT_FEATURES]
-    bias = array_at(step[BIAS], (columns if step[BIAS] != 0 else 0,), _FLOAT)
-    residual = array_at(step[RESIDUAL], (rows if step[RESIDUAL] != 0 else 0, columns), _FLOAT)
-    return bias, residual, step[ACTIVATION], array_at(step[OUTPUT], (rows, columns), _FLOAT)
-
-
-def run_step(step, counter, storage):
-    """Take tasks of a step's product until there are none left."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(run_step, jit_options=OPTIONS)
-def _run_step(step, counter, storage):
-    def floats(step, counter, storage):
-        rows, width, count = step[ROWS], step[IN_FEATURES], step[COUNT]
-        bias, residual, activation, output = _finish_of(step)
-        panels = array_at(step[PANELS], (count, step[DEPTH], TILE_VECTORS * lanes(_FLOAT)), _FLOAT)
-        x, strides = array_at(step[INPUT], (rows * width,), _FLOAT), (width, 1, width * GROUP_ROWS)
-        _run_floats(x, strides, panels, output, bias, residual, activation, counter)
-
-    def bfloat16(step, counter, storage):
-        rows, count, depth = step[ROWS], step[COUNT], step[DEPTH]
-        bias, residual, activation, output = _finish_of(step)
-        panels = array_at(step[PANELS], (count, depth, 2 * TILE_VECTORS * lanes(_FLOAT)), _BFLOAT16)
-        rounded = array_at(step[ROUNDED], (rows, 2 * depth), _BFLOAT16)
-        _run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
-
-    def int8(step, counter, storage):
-        rows, count, depth = step[ROWS], step[COUNT], step[DEPTH]
-        bias, residual, activation, output = _finish_of(step)
-        width = TILE_VECTORS * lanes(_FLOAT)
-        panels = array_at(step[PANELS], (count, depth, 4 * width), _INT8)
-        scale = array_at(step[SCALE], (count * width,), _FLOAT)
-        column_sums = array_at(step[COLUMN_SUMS], (count * width,), _INT32)
-        levels, zero = array_at(step[ROUNDED], (rows, 4 * depth), _BYTE), array_at(step[ZERO], (rows,), _INT32)
-        steps = array_at(step[STEP], (rows,), _FLOAT)
-        _run_int8(levels, zero, steps, panels, scale, column_sums, output, bias, residual, activation, counter)
-
-    return {types.float32: floats, types.uint16: bfloat16, types.int8: int8}[storage]
 
 
 @kernel(parallel=True)

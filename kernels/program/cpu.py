@@ -1,69 +1,91 @@
-"""The compiled code that runs a program's steps, one parallel region after another, in one call."""
+"""The compiled code that runs a program's steps, one parallel region after another, in one call.
+
+An operation that can be a step has a step.py beside its cpu.py: `STEP`, the dtype of the records that hold what a step
+takes, `deferred_<name>`, which notes one, and `run_step`, which compiled code runs it by. All of them are listed here.
+"""
 
 import numpy as np
 from numba import prange, types
 from numba.extending import overload
 
-from .._numba import helper, kernel, num_threads
-from .._numba.steps import ATTENTION, FIELDS, LAYER_NORM, LINEAR, OPTIONS, RELATIVE_ATTENTION
-from ..attention.forward import run_step as run_attention
-from ..attention.relative_forward import run_step as run_relative_attention
-from ..attention.views import ATTENTION_STORAGE
-from ..layer_norm.cpu import run_step as run_layer_norm
-from ..linear.cpu import has_two_phases
-from ..linear.cpu import prepare_step as prepare_linear
-from ..linear.cpu import run_step as run_linear
+from .._numba import empty, helper, kernel, num_threads
+from .._numba.steps import OPTIONS
+from ..attention import step as attention
+from ..layer_norm import step as layer_norm
+from ..linear import step as linear
 
+__all__ = ["DEFERRED_FORMS", "StepTable", "empty"]
+
+DEFERRED_FORMS = {
+    "linear": linear.deferred_linear,
+    "layer_norm": layer_norm.deferred_layer_norm,
+    "attention": attention.deferred_attention,
+}
+
+_KINDS = linear.STEP, layer_norm.STEP, attention.STEP, attention.RELATIVE_STEP
+_LINEAR, _LAYER_NORM, _ATTENTION, _RELATIVE_ATTENTION = range(len(_KINDS))
+_INDEX = np.dtype([("kind", np.int64), ("record", np.int64), ("tasks", np.int64)])
 _LINE = 8  # int64: counters of different steps share no cache line
 
 
 class StepTable:
-    """Steps as compiled code reads them: (operation, tasks, what the operation takes ...).
+    """Steps as compiled code reads them: for each its kind, and where among the records of that kind it is.
 
     `storage`, a typed scalar, says what the weights are stored as; None if there are none.
     """
 
     def __init__(self, steps, storage):
-        self._table = np.zeros((len(steps), FIELDS), np.int64)
-        for row, step in zip(self._table, steps, strict=True):
-            row[: len(step)] = step
+        records = [[] for _ in _KINDS]
+        numbers = {id(kind): number for number, kind in enumerate(_KINDS)}
+        index = []
+        for step in steps:
+            number = numbers[id(step.kind)]
+            index.append((number, len(records[number]), step.tasks))
+            records[number].append(step.values)
+        self._index = np.array(index, _INDEX)
+        self._records = tuple(map(np.array, records, _KINDS))
         self._counters = np.zeros((len(steps), _LINE), np.int64)
         storage = np.float32(0) if storage is None else storage  # there are no weights
-        attention_storage = ATTENTION_STORAGE[type(storage)](0)
-        has_relative = any(step[0] == RELATIVE_ATTENTION for step in steps)
-        self._storage = storage, attention_storage, attention_storage if has_relative else None
+        attention_storage = attention.STORAGE_BESIDE[type(storage)](0)
+        self._storage = storage, attention_storage, attention_storage if records[_RELATIVE_ATTENTION] else None
 
     def run(self):
         """Run the steps in their order."""
         self._counters.fill(0)
-        _run(self._table, self._counters, *self._storage, num_threads())
+        _run(self._index, self._records, self._counters, *self._storage, num_threads())
 
 
 @kernel(parallel=True)
-def _run(steps, counters, storage, attention_storage, relative_storage, tasks):
-    for i in range(len(steps)):
-        if tasks == 1 or steps[i, 1] == 1:
-            if has_two_phases(storage) and steps[i, 0] == LINEAR:
-                prepare_linear(steps[i], storage, 0, 1)
-            _perform(steps[i], counters[i], storage, attention_storage, relative_storage, 0, 1)
+def _run(index, records, counters, storage, attention_storage, relative_storage, tasks):
+    for i in range(len(index)):
+        if tasks == 1 or index[i].tasks == 1:
+            if linear.has_two_phases(storage):
+                _prepare(index[i], records, storage, 0, 1)
+            _perform(index[i], records, counters[i], storage, attention_storage, relative_storage, 0, 1)
         else:
-            if has_two_phases(storage) and steps[i, 0] == LINEAR:
+            if linear.has_two_phases(storage) and index[i].kind == _LINEAR:
                 for task in prange(tasks):
-                    prepare_linear(steps[i], storage, task, tasks)
+                    _prepare(index[i], records, storage, task, tasks)
             for task in prange(tasks):
-                _perform(steps[i], counters[i], storage, attention_storage, relative_storage, task, tasks)
+                _perform(index[i], records, counters[i], storage, attention_storage, relative_storage, task, tasks)
 
 
 @helper
-def _perform(step, counter, storage, attention_storage, relative_storage, task, tasks):
-    if step[0] == LINEAR:
-        run_linear(step, counter, storage)
-    elif step[0] == LAYER_NORM:
-        run_layer_norm(step, task, tasks)
-    elif step[0] == ATTENTION:
-        run_attention(step, counter, attention_storage)
-    elif step[0] == RELATIVE_ATTENTION:
-        _run_relative(step, counter, relative_storage)
+def _prepare(step, records, storage, task, tasks):
+    if step.kind == _LINEAR:
+        linear.prepare_step(records[_LINEAR][step.record], storage, task, tasks)
+
+
+@helper
+def _perform(step, records, counter, storage, attention_storage, relative_storage, task, tasks):
+    if step.kind == _LINEAR:
+        linear.run_step(records[_LINEAR][step.record], counter, storage)
+    elif step.kind == _LAYER_NORM:
+        layer_norm.run_step(records[_LAYER_NORM][step.record], task, tasks)
+    elif step.kind == _ATTENTION:
+        attention.run_step(records[_ATTENTION][step.record], counter, attention_storage)
+    elif step.kind == _RELATIVE_ATTENTION:
+        _run_relative(records[_RELATIVE_ATTENTION][step.record], counter, relative_storage)
 
 
 def _run_relative(step, counter, storage):
@@ -75,4 +97,4 @@ def _run_relative(step, counter, storage):
 def _run_relative_or_nothing(step, counter, storage):
     if isinstance(storage, types.NoneType):
         return lambda step, counter, storage: None
-    return lambda step, counter, storage: run_relative_attention(step, counter, storage)
+    return lambda step, counter, storage: attention.run_relative_step(step, counter, storage)

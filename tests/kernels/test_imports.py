@@ -68,6 +68,32 @@ def test_the_folder_imports_itself_relatively_and_little_else():
             assert level or top in ALLOWED or top in sys.stdlib_module_names, f"{path}: import {module}"
 
 
+def inner_imports(path):
+    """The files of the folder that a file imports, also within its functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = path.parents[node.level - 1].joinpath(*filter(None, (node.module or "").split(".")))
+        for place in (base, *(base / alias.name for alias in node.names)):
+            yield from (file for file in (place.with_suffix(".py"), place / "__init__.py") if file.exists())
+
+
+def test_arrows_point_down():
+    """program -> operations -> dispatch -> deferred, and no circle."""
+    arrows = {path: set(inner_imports(path)) for path in KERNELS.rglob("*.py")}
+    operations = {path.parent for path in KERNELS.glob("*/reference.py")}
+    program = KERNELS / "program"
+    for path, imported in arrows.items():
+        if path.parent != program:
+            assert not {file for file in imported if file.parent == program}, f"{path} imports the program"
+    for name in ("dispatch", "deferred", "checks"):
+        assert not {file for file in arrows[KERNELS / f"{name}.py"] if file.parent in operations}, name
+    left = {path: imported - {path} for path, imported in arrows.items() if path != KERNELS / "__init__.py"}
+    while done := {path for path, imported in left.items() if not imported & left.keys()}:
+        left = {path: imported for path, imported in left.items() if path not in done}
+    assert not left, f"a circle in {sorted(map(str, left))}"
+
+
 def test_vendored_under_another_name(tmp_path):
     shutil.copytree(KERNELS, tmp_path / "numerics", ignore=shutil.ignore_patterns("__pycache__"))
     modules = [f"{path.parent.name}.{path.stem}" for path in sorted(KERNELS.glob("[a-z]*/*.py"))]

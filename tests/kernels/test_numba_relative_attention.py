@@ -14,7 +14,8 @@ from bertcore.kernels.attention import terms as attention_terms
 from bertcore.kernels.attention.forward import KEY_BLOCK, QUERY_BLOCK
 from bertcore.kernels.attention.relative_cpu import LEAST_TASKS
 from bertcore.kernels.attention.relative_forward import forward
-from bertcore.kernels.program import Deferred, Program
+from bertcore.kernels.deferred import Deferred
+from bertcore.kernels.program import Program
 from tests.kernels.attention_forms import relative_attention, relative_attention_backward
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, normal, seeds
@@ -293,7 +294,7 @@ def test_in_a_program_it_has_the_same_bits(dtype):
     for terms in TERMS:
         layer = Layer(terms, dtype)
         noted = layer(layer(Program().enter(x), cu_seqlens), cu_seqlens)
-        assert type(noted) is Deferred and not noted.program.has_run
+        assert type(noted) is Deferred and not noted.recorder.has_run
         np.testing.assert_array_equal(noted.result(), layer(layer(x, cu_seqlens), cu_seqlens), err_msg=terms)
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.kernels import program
 from bertcore.kernels._numba import threads
-from bertcore.kernels.program import Deferred, Program, Recordings
+from bertcore.kernels.deferred import Deferred
+from bertcore.kernels.program import Program, Recordings
 from bertcore.kernels.program import cpu as program_cpu
+from bertcore.kernels.program import recordings as recordings_module
 from tests.kernels.forced_isa import not_when_forced, run_tests_under
 from tests.kernels.strategies import normal
 
@@ -56,7 +57,7 @@ def test_the_same_bits(lengths, sizes, dtype):
     noted = Program().enter(x)
     for _ in range(3):
         expected, noted = block(expected, cu_seqlens), block(noted, cu_seqlens)
-    assert type(noted) is Deferred and noted.shape == hidden.shape and len(noted.program.steps) == 3 * 7
+    assert type(noted) is Deferred and noted.shape == hidden.shape and len(noted.recorder.steps) == 3 * 7
     np.testing.assert_array_equal(noted.result(), expected)
     np.testing.assert_array_equal(np.asarray(noted), expected)
 
@@ -81,10 +82,10 @@ def test_memory_serves_latersteps():
     for _ in range(10):
         noted = block(noted, cu_seqlens)
     gc.collect()
-    after_ten = noted.program.nbytes
+    after_ten = noted.recorder.nbytes
     for _ in range(10):
         noted = block(noted, cu_seqlens)
-    assert noted.program.nbytes == after_ten and len(noted.program.steps) == 20 * 7
+    assert noted.recorder.nbytes == after_ten and len(noted.recorder.steps) == 20 * 7
 
 
 def test_what_was_read_is_not_overwritten():
@@ -206,7 +207,7 @@ def test_what_is_interrupted_runs_again(monkeypatch):
 # --- recordings -------------------------------------------------------------------------------------
 
 
-def recorded(recordings, block, lengths, key=None, calls=None):
+def recorded(recordings, block, lengths, key=None, calls=None, version=None):
     """What a recording gives for a batch of these lengths, checked against the operations called at once."""
     x, cu_seqlens = packed(lengths, 64)
 
@@ -215,7 +216,7 @@ def recorded(recordings, block, lengths, key=None, calls=None):
             calls.append(lengths)
         return block(block(hidden, offsets), offsets)
 
-    found = recordings.run(key, build, x, cu_seqlens)
+    found = recordings.run(key, build, x, cu_seqlens, version=version)
     np.testing.assert_array_equal(found, block(block(x, cu_seqlens), cu_seqlens))
     return found
 
@@ -238,16 +239,25 @@ def test_recordings_depend_on_shapes_and_key():
     assert len(calls) == 2 * 4
 
 
-def test_what_must_compute_at_once_is_not_recorded():
+def test_what_must_compute_at_once_is_remembered_as_such():
     recordings, (x, cu_seqlens), calls = Recordings(), packed([39], 64), []
 
     def build(hidden, offsets):
-        calls.append(1)
+        calls.append(hidden)
         return kernels.layer_norm(kernels.softmax(hidden), x[0], x[1])
 
+    expected = build(x, None)
     for _ in range(4):
-        np.testing.assert_array_equal(recordings.run(None, build, x, cu_seqlens), build(x, None))
-    assert len(calls) == 8
+        np.testing.assert_array_equal(recordings.run(None, build, x, cu_seqlens), expected)
+    assert all(hidden.array is x for hidden in calls[1:]), "it was copied to be recorded again"
+
+
+def test_another_version_lets_all_others_go():
+    recordings, block, calls = Recordings(), Block(64, 160, 4), []
+    for version, noted in [(1, 1), (1, 2), (1, 2), (2, 3), (2, 4), (2, 4), (1, 5)]:
+        recorded(recordings, block, [39], calls=calls, version=version)
+        assert len(calls) == noted
+        assert {key[0] for key in recordings._kept} <= {version}
 
 
 def test_what_is_computed_at_once_and_goes_on_is_not_recorded():
@@ -275,15 +285,15 @@ def test_offsets_are_checked_at_every_run(wrong):
 
 
 def test_a_huge_shape_leaves_the_small_ones(monkeypatch):
-    monkeypatch.setattr(program, "MOST_KEPT", 300_000)
+    monkeypatch.setattr(recordings_module, "MOST_KEPT", 300_000)
     recordings, block = Recordings(), Block(64, 160, 4)
     for lengths in ([20], [20], [2000], [2000], [2000]):
         recorded(recordings, block, lengths)
-    assert [key[1] for key in recordings._kept] == [(20, 64)]
+    assert [key[2] for key in recordings._kept] == [(20, 64)]
 
 
 def test_kept_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(program, "MOST_KEPT", 400_000)
+    monkeypatch.setattr(recordings_module, "MOST_KEPT", 400_000)
     recordings, block = Recordings(), Block(64, 160, 4)
     for _ in range(2):
         for tokens in range(100, 110):
@@ -293,7 +303,7 @@ def test_kept_memory_is_bounded(monkeypatch):
 
 
 def test_shapes_that_do_not_come_again_are_not_kept(monkeypatch):
-    monkeypatch.setattr(program, "MOST_SEEN", 5)
+    monkeypatch.setattr(recordings_module, "MOST_SEEN", 5)
     recordings, block = Recordings(), Block(64, 160, 4)
     for tokens in range(1, 20):
         recorded(recordings, block, [tokens])

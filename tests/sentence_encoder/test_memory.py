@@ -28,10 +28,10 @@ PROCESS = """
 import re, sys
 from pathlib import Path
 from bertcore import SentenceEncoder
-from bertcore.kernels import program
+from bertcore.kernels.program import recordings
 from bertcore.models import encoder as layers
 
-program.MOST_KEPT = 0  # kept recordings and groups bound the memory by numbers of their own
+recordings.MOST_KEPT = 0  # kept recordings and groups bound the memory by numbers of their own
 layers.GROUP_TOKENS = 1 << 30
 
 def resident(name):

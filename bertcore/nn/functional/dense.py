@@ -3,7 +3,7 @@
 from typing import Any
 
 from bertcore import kernels
-from bertcore.kernels.program import computed
+from bertcore.kernels.deferred import computed
 from bertcore.nn.functional.rows import column_sums
 from bertcore.tape import differentiable
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.deferred import computed
 from bertcore.kernels.precision import working_dtype
-from bertcore.kernels.program import computed
 from bertcore.tape import differentiable
 
 

@@ -1,0 +1,118 @@
+"""Arrays whose values are not computed yet, which operations take and return in an array's place.
+
+Whoever makes a Deferred (its recorder: kernels/program) notes what is to be computed; the operations that cannot be
+noted, and whatever reads a Deferred as an array, have it computed.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Recorder(Protocol):
+    """What notes operations to compute them later."""
+
+    has_run: bool
+
+    def call(self, implementation: Any, function: str, args: tuple[Any, ...]) -> Any:
+        """Note a function of an implementation, some of whose arguments are Deferreds, or compute it at once."""
+
+    def run(self) -> None:
+        """Compute all that was noted."""
+
+    def give_back(self, block: np.ndarray) -> None:
+        """Take memory back that no Deferred stands for any more."""
+
+
+class Deferred:
+    """An array that a recorder is going to compute: its shape, dtype and strides are known, its values are not yet.
+
+    Reshaping, transposing and slicing give Deferreds of the same memory.
+    """
+
+    __slots__ = ("_memory", "array", "recorder")
+    __array_ufunc__ = None  # arithmetic on it is an error, not a guess: read it with numpy.asarray
+
+    def __init__(self, recorder: Recorder, array: np.ndarray, memory: "Memory"):
+        self.recorder, self.array, self._memory = recorder, array, memory
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.array.ndim
+
+    @property
+    def size(self) -> int:
+        return self.array.size
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    @property
+    def itemsize(self) -> int:
+        return self.array.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self.array.strides
+
+    def reshape(self, *shape: Any) -> Any:
+        if not self.array.flags.c_contiguous:  # it might have to be copied
+            return self.result().reshape(*shape)
+        return Deferred(self.recorder, self.array.reshape(*shape), self._memory)
+
+    def transpose(self, *axes: int) -> "Deferred":
+        return Deferred(self.recorder, self.array.transpose(*axes), self._memory)
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        if not all(part is None or isinstance(part, int | slice) for part in parts):
+            return self.result()[index]  # a copy
+        part = self.array[index]
+        return Deferred(self.recorder, part, self._memory) if isinstance(part, np.ndarray) else self.result()[index]
+
+    def copy(self, order: str = "C") -> np.ndarray:
+        return self.result().copy(order)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.result(), dtype, copy=copy)
+
+    def result(self) -> np.ndarray:
+        """The computed array; runs what was noted."""
+        self.recorder.run()
+        self._memory.is_shared = True  # with whoever gets the array: no later step may write there
+        return self.array
+
+
+class Memory:
+    """Memory of a recorder, which serves later steps when the last Deferred of it is gone."""
+
+    __slots__ = ("block", "is_shared", "recorder")
+
+    def __init__(self, recorder: Recorder, block: np.ndarray):
+        self.recorder, self.block, self.is_shared = recorder, block, False
+
+    def __del__(self) -> None:
+        if not getattr(self, "is_shared", True):  # interrupted before it was made
+            self.recorder.give_back(self.block)
+
+
+def computed(array: Any) -> Any:
+    """The values of a Deferred, or `array` as it is."""
+    return array.result() if type(array) is Deferred else array
+
+
+def is_plain(array: Any) -> bool:
+    """Whether a float32 array or Deferred, or None, lies in memory as one block in C order."""
+    if array is None:
+        return True
+    if type(array) is Deferred:
+        array = array.array
+    return array.dtype == np.float32 and array.flags.c_contiguous and array.flags.aligned

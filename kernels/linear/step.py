@@ -1,0 +1,142 @@
+"""Linear as a step of a program: its record, what notes it and what runs it."""
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from .._numba import inline_helper, num_threads
+from .._numba.pointwise import CODES
+from .._numba.product import NO_ACTIVATION, TILE_VECTORS
+from .._numba.rows import share
+from .._numba.simd import lanes
+from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, UINT8, array_at, record
+from ..deferred import is_plain
+from .cpu import GROUP_ROWS, PackedWeight, quantize_rows, round_rows, run_bfloat16, run_floats, run_int8
+
+STEP = record(
+    ("input", ADDRESS),
+    ("rows", np.intp),
+    ("in_features", np.intp),
+    ("panels", ADDRESS),
+    ("scale", ADDRESS),  # of an int8 weight
+    ("column_sums", ADDRESS),
+    ("panel_count", np.intp),
+    ("depth", np.intp),  # in words
+    ("out_features", np.intp),
+    ("bias", ADDRESS),  # 0 if it is absent, as the residual
+    ("residual", ADDRESS),
+    ("activation", np.intp),
+    ("output", ADDRESS),
+    ("rounded", ADDRESS),  # rows of the input in low precision
+    ("zero", ADDRESS),  # of each row in int8, as its step
+    ("step_size", ADDRESS),
+)
+STORAGE = {"float32": FLOAT, "bfloat16": BFLOAT16, "int8": INT8}  # a weight's dtype -> a scalar of its panels' dtype
+
+
+def deferred_linear(program, input, weight, bias, activation, residual):
+    """Note the step of `linear` with a packed weight of float32 or less; None for what has no deferred form."""
+    if not isinstance(weight, PackedWeight) or not input.size or not all(map(is_plain, (input, bias, residual))):
+        return None
+    storage = STORAGE.get(weight.dtype.name)
+    if storage is None or not program.takes(storage):
+        return None
+    rows, depth = input.shape[0], weight.panels.shape[1]
+    output = program.empty((rows, weight.out_features), np.float32)
+    rounded = zero = step_size = None
+    if weight.dtype.itemsize < 4:
+        rounded = program.empty((rows, depth * 4), np.uint8)  # words
+    if weight.dtype == np.int8:
+        zero, step_size = program.empty((rows,), np.int32), program.empty((rows,), np.float32)
+    arrays = {
+        "input": input, "panels": weight.panels, "scale": weight.scale, "column_sums": weight.column_sums,
+        "bias": bias, "residual": residual, "output": output, "rounded": rounded, "zero": zero, "step_size": step_size,
+    }  # fmt: skip
+    program.note(
+        STEP,
+        num_threads(),
+        rows=rows,
+        in_features=weight.in_features,
+        panel_count=len(weight.panels),
+        depth=depth,
+        out_features=weight.out_features,
+        activation=NO_ACTIVATION if activation is None else CODES[activation],
+        **{name: program.address(array) for name, array in arrays.items()},
+    )
+    return output
+
+
+def has_two_phases(storage):
+    """Whether the rows of the input are rounded before the product."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(has_two_phases)
+def _has_two_phases(storage):
+    return (lambda storage: False) if storage == types.float32 else (lambda storage: True)
+
+
+def prepare_step(step, storage, task, tasks):
+    """A task's share of the rounding of the input."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(prepare_step, jit_options=OPTIONS)
+def _prepare_step(step, storage, task, tasks):
+    def round_to_bfloat16(step, storage, task, tasks):
+        rows, depth, width = step.rows, step.depth, step.in_features
+        x, rounded = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 2 * depth), BFLOAT16)
+        round_rows(x, rounded, share(rows, task, tasks), share(rows, task + 1, tasks))
+
+    def quantize(step, storage, task, tasks):
+        rows, depth, width = step.rows, step.depth, step.in_features
+        x, levels = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 4 * depth), UINT8)
+        zero, scale = array_at(step.zero, (rows,), INT32), array_at(step.step_size, (rows,), FLOAT)
+        quantize_rows(x, levels, zero, scale, share(rows, task, tasks), share(rows, task + 1, tasks))
+
+    forms = {types.uint16: round_to_bfloat16, types.int8: quantize}
+    return forms.get(storage, lambda step, storage, task, tasks: None)
+
+
+@inline_helper
+def _finish_of(step):
+    """bias, residual, the activation's code and the output of a step."""
+    rows, columns = step.rows, step.out_features
+    bias = array_at(step.bias, (columns if step.bias != 0 else 0,), FLOAT)
+    residual = array_at(step.residual, (rows if step.residual != 0 else 0, columns), FLOAT)
+    return bias, residual, step.activation, array_at(step.output, (rows, columns), FLOAT)
+
+
+def run_step(step, counter, storage):
+    """Take tasks of a step's product until there are none left."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(run_step, jit_options=OPTIONS)
+def _run_step(step, counter, storage):
+    def floats(step, counter, storage):
+        rows, width, count = step.rows, step.in_features, step.panel_count
+        bias, residual, activation, output = _finish_of(step)
+        panels = array_at(step.panels, (count, step.depth, TILE_VECTORS * lanes(FLOAT)), FLOAT)
+        x, strides = array_at(step.input, (rows * width,), FLOAT), (width, 1, width * GROUP_ROWS)
+        run_floats(x, strides, panels, output, bias, residual, activation, counter)
+
+    def bfloat16(step, counter, storage):
+        rows, count, depth = step.rows, step.panel_count, step.depth
+        bias, residual, activation, output = _finish_of(step)
+        panels = array_at(step.panels, (count, depth, 2 * TILE_VECTORS * lanes(FLOAT)), BFLOAT16)
+        rounded = array_at(step.rounded, (rows, 2 * depth), BFLOAT16)
+        run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
+
+    def int8(step, counter, storage):
+        rows, count, depth = step.rows, step.panel_count, step.depth
+        bias, residual, activation, output = _finish_of(step)
+        width = TILE_VECTORS * lanes(FLOAT)
+        panels = array_at(step.panels, (count, depth, 4 * width), INT8)
+        scale = array_at(step.scale, (count * width,), FLOAT)
+        column_sums = array_at(step.column_sums, (count * width,), INT32)
+        levels, zero = array_at(step.rounded, (rows, 4 * depth), UINT8), array_at(step.zero, (rows,), INT32)
+        steps = array_at(step.step_size, (rows,), FLOAT)
+        run_int8(levels, zero, steps, panels, scale, column_sums, output, bias, residual, activation, counter)
+
+    return {types.float32: floats, types.uint16: bfloat16, types.int8: int8}[storage]

@@ -1,0 +1,106 @@
+"""The steps of one program, and the memory of their results."""
+
+import importlib
+import math
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..deferred import Deferred, Memory
+
+ALIGNMENT = 64  # bytes: a cache line
+
+
+class Step(NamedTuple):
+    """One operation of a program: the dtype of its records, the number of its tasks, and the record's values."""
+
+    kind: np.dtype
+    tasks: int
+    values: tuple[Any, ...]
+
+
+def _compiled() -> ModuleType:
+    """What loads Numba: imported when the first operation is noted."""
+    return importlib.import_module(".cpu", __package__)
+
+
+class Program:
+    """Steps to be run together, noted by one thread."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.used: list[Any] = []  # what the steps read by address lives until they ran
+        self.nbytes = 0  # of all memory it took for its results
+        self.has_run = False  # or was asked to
+        self.storage: Any = None  # what the weights are stored as (see linear/step.py), once a step has weights
+        self._idle: list[np.ndarray] = []
+
+    def enter(self, array: np.ndarray) -> Deferred:
+        """A computed array as a Deferred of this program."""
+        memory = Memory(self, array)
+        memory.is_shared = True
+        return Deferred(self, array, memory)
+
+    def call(self, module: Any, function: str, args: tuple[Any, ...]) -> Any:
+        """Note a step for `function` of an implementation; without a deferred form that suits, compute at once."""
+        args = tuple(arg.result() if type(arg) is Deferred and arg.recorder is not self else arg for arg in args)
+        form = _compiled().DEFERRED_FORMS.get(function)
+        noted = None if form is None else form(self, *args)
+        if noted is not None:
+            return noted
+        return getattr(module, function)(*(arg.result() if type(arg) is Deferred else arg for arg in args))
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Deferred:
+        """Memory for the result of a step."""
+        dtype = np.dtype(dtype)
+        block = self._take(math.prod(shape) * dtype.itemsize)
+        return Deferred(self, np.ndarray(shape, dtype, block), Memory(self, block))
+
+    def _take(self, size: int) -> np.ndarray:
+        for index, block in enumerate(self._idle):
+            if size <= block.size <= 2 * size:
+                return self._idle.pop(index)
+        memory = _compiled().empty((size + ALIGNMENT,), np.uint8)
+        start = -memory.__array_interface__["data"][0] % ALIGNMENT
+        block = memory[start : start + size]
+        self.used.append(block)
+        self.nbytes += size
+        return block
+
+    def give_back(self, block: np.ndarray) -> None:
+        """Take memory back that no Deferred stands for any more."""
+        self._idle.append(block)
+
+    def address(self, array: Any) -> int:
+        """Where a Deferred or a contiguous array lies, for a step; 0 for None."""
+        if array is None:
+            return 0
+        if type(array) is Deferred:
+            array = array.array
+        self.used.append(array)
+        return array.__array_interface__["data"][0]
+
+    def takes(self, storage: Any) -> bool:
+        """Whether all weights can be stored as `storage`, a typed scalar; the first one asked for decides."""
+        if self.storage is None:
+            self.storage = storage
+        return type(self.storage) is type(storage)  # typed zeros are all equal
+
+    def note(self, kind: np.dtype, tasks: int, **fields: Any) -> None:
+        """Append a step: a record of its operation's dtype, to be computed by `tasks` tasks if there are that many."""
+        if fields.keys() != kind.fields.keys():
+            raise TypeError(f"the step has the fields {sorted(fields)}, expected {sorted(kind.fields)}")
+        self.steps.append(Step(kind, tasks, tuple(fields[name] for name in kind.names)))
+
+    def table(self) -> Any:
+        """The steps as compiled code reads them (cpu.py)."""
+        return _compiled().StepTable(self.steps, self.storage)
+
+    def run(self) -> None:
+        """Run the steps noted so far."""
+        self.has_run = True
+        if self.steps:
+            self.table().run()
+            self.steps = []  # not before: what is interrupted runs again, from the first step on
+            self.used.clear()
