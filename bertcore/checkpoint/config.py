@@ -11,6 +11,8 @@ from .replacing import check_complete
 CONFIG_NAME = "config.json"
 WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 
+MOST_DEPTH = 64  # of objects and lists in each other: an error that showed a value 990 deep would fail itself
+
 
 def checkpoint_folder(path) -> Path:
     """The folder of the checkpoint at `path`: the folder itself, or the one a file of weights is in.
@@ -51,9 +53,21 @@ def read_json_object(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply") from error
+    if _is_deeper(value, MOST_DEPTH):
+        raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply")
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} holds a JSON {type(value).__name__}; expected an object")
     return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        found = (inner.values() if isinstance(inner, dict) else inner for inner in level)
+        level = [inner for values in found for inner in values if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def read_config(folder) -> dict[str, Any]:

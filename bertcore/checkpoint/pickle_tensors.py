@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .pickle_machine import Function, Refused, Vocabulary, check_key, kind, shown
-
-MOST_DIMENSIONS = 8
-LARGEST = 2**48  # elements; beyond any file, and far from what overflows 64 bits
+from .shapes import LARGEST, MOST_DIMENSIONS, could_be_array
 
 ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
@@ -131,7 +129,7 @@ def _check_bounds(tensor: Tensor, room: int) -> None:
         raise Refused(f"{where} ends behind its storage {shown(tensor.storage.key)} of {room} elements")
     if math.prod(tensor.shape) > room:
         raise Refused(f"{where} has more elements than its storage {shown(tensor.storage.key)}, {room}")
-    if math.prod(count for count in tensor.shape if count) > LARGEST:  # an empty array, but NumPy could not make it
+    if not could_be_array(tensor.shape):
         raise Refused(f"{where} is too large")
 
 

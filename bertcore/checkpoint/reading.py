@@ -18,6 +18,8 @@ PICKLED_INDEX_NAME = "pytorch_model.bin.index.json"
 # Where a folder may have its weights; the first that is there is taken.
 WEIGHTS_NAMES = (WEIGHTS_NAME, INDEX_NAME, PICKLED_NAME, PICKLED_INDEX_NAME)
 
+LONGEST_NAME = 255  # bytes of a file's name
+
 TensorFile = SafetensorsFile | PickleFile
 
 
@@ -111,4 +113,6 @@ def read_weight_map(index: Path) -> dict[str, str]:
         # An index is downloaded data: it may not point outside its own folder.
         if PurePosixPath(file).name != file or file in ("", ".", "..") or "\\" in file or ":" in file:
             raise CheckpointError(f"{index} names the file {file!r}; expected a plain name in the same folder")
+        if not file.isprintable() or len(file.encode()) > LONGEST_NAME:
+            raise CheckpointError(f"{index} names the file {file[:40]!r}..., which no file system can hold")
     return weight_map

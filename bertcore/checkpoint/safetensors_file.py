@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from .errors import CheckpointError
+from .shapes import could_be_array
 
 # bfloat16 is read as uint16, and seen as ml_dtypes.bfloat16 (see `native`).
 NUMPY_DTYPES = {
@@ -24,6 +25,8 @@ NUMPY_DTYPES = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
 }  # fmt: skip
+
+MOST_HEADER_BYTES = 8 << 20  # 50,000 tensors or more; an eighth of a second for each megabyte
 
 EXPLANATIONS = {
     "file not fully covered": "its length is not what its header says (truncated or still downloading?)",
@@ -53,6 +56,7 @@ class SafetensorsFile:
         self.file = file
         try:
             with file.open("rb") as stream:
+                _check_header_size(file, int.from_bytes(stream.read(8), "little"))
                 _check_intact(file)
                 self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
@@ -64,6 +68,12 @@ class SafetensorsFile:
             name: TensorInfo(file, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0])
             for name, entry in header.items()
         }
+
+        for name, info in self.info.items():
+            if not could_be_array(info.shape):
+                raise CheckpointError(
+                    f"{file}: tensor {name} has the shape {list(info.shape)}, which no array can have"
+                )
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as a read-only array in the machine's byte order; bfloat16 is that of ml_dtypes."""
@@ -90,6 +100,12 @@ def native(array: np.ndarray, dtype: str) -> np.ndarray:
         array = array.view(importlib.import_module("ml_dtypes").bfloat16)
     array.flags.writeable = False
     return array
+
+
+def _check_header_size(file: Path, size: int) -> None:
+    """CheckpointError for a header that would take seconds to read; one that the file has no room for is told later."""
+    if MOST_HEADER_BYTES < size <= file.stat().st_size - 8:
+        raise CheckpointError(f"{file}: its header has {size} bytes, expected at most {MOST_HEADER_BYTES}")
 
 
 def _check_intact(file: Path) -> None:

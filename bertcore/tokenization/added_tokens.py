@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from bertcore.checkpoint.errors import CheckpointError
+
 
 @dataclass(frozen=True)
 class AddedTokenSettings:
@@ -13,3 +15,9 @@ class AddedTokenSettings:
     single_word: bool = False
     normalized: bool = False
     special: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            self.content.encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"tokenizer files: the token {self.content!r} is not valid Unicode") from error

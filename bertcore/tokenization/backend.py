@@ -12,6 +12,7 @@ from bertcore.checkpoint.replacing import check_complete
 
 from . import byte_bpe, unigram, word_piece
 from .added_tokens import AddedTokenSettings
+from .engine import library_errors
 from .families import FAMILIES, GENERIC, TokenizerFamily
 from .settings import GENERIC_CLASSES, SPECIAL_TOKEN_NAMES, TOKENIZER_JSON, TokenizerSettings
 
@@ -65,9 +66,15 @@ def build_backend(folder: Path, settings: TokenizerSettings) -> Built:
 def _from_tokenizer_json(file: Path) -> Tokenizer:
     check_complete(file)
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises Exception itself for a file it cannot read
-        raise CheckpointError(f"{file} cannot be read by the tokenizers library: {error}") from error
+        with library_errors():
+            backend = Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise CheckpointError(f"{file} cannot be read by the tokenizers library: {error.__cause__ or error}") from error
+    if isinstance(backend.model, models.WordPiece | models.WordLevel):
+        unknown = backend.model.unk_token
+        if backend.token_to_id(unknown) is None:  # it is needed for the first word that is not in the vocabulary
+            raise CheckpointError(f"{file} lacks the unknown token {unknown!r}")
+    return backend
 
 
 def _family_of_model(backend: Tokenizer, settings: TokenizerSettings) -> TokenizerFamily:

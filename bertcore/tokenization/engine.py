@@ -43,7 +43,7 @@ class Engine:
         """The library's encoding of each input: a tuple of one text or two; when `split`, texts are lists of words."""
         tokenizer = self.plain if truncation is None else self._truncating(truncation)
         options = {"is_pretokenized": split, "add_special_tokens": add_special_tokens}
-        with no_panic():
+        with library_errors():
             if len(inputs) < PARALLEL_TEXTS:
                 return [tokenizer.encode(*texts, **options) for texts in inputs]
             global _pool_used
@@ -58,14 +58,14 @@ class Engine:
         """One encoding or two, cut and with the special tokens around them."""
         tokenizer = self.plain if truncation is None else self._truncating(truncation)
         try:
-            with no_panic():
+            with library_errors():
                 return tokenizer.post_process(*encodings, add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises Exception itself where a text is too short to be cut
             raise ValueError(f"a text cannot be cut as truncation asks: {error}") from error
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """The text of token ids that are in the vocabulary."""
-        with no_panic():
+        with library_errors():
             return self.plain.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _truncating(self, truncation: Truncation):
@@ -82,15 +82,16 @@ class Engine:
 
 
 @contextmanager
-def no_panic():
-    """A block in which a panic of the library's Rust code is an ordinary error.
+def library_errors():
+    """A block in which what the library raises without a kind of its own is a RuntimeError.
 
-    Its own exception passes every `except Exception`. A tokenizer.json that contradicts itself can bring it about.
+    A panic of its Rust code has a class that passes every `except Exception`; other failures are of the class Exception
+    itself. A tokenizer.json that contradicts itself, or lacks the unknown token that it names, can bring both about.
     """
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise RuntimeError(f"the tokenizers library failed, as it does on a broken tokenizer: {error}") from error
 

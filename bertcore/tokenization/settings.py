@@ -125,7 +125,10 @@ def _number(values: Mapping[str, Any], key: str) -> int:
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, bool | None]:
-    stated = {key: values[key] for key in OPTIONS if key in values}
+    # Null leaves a setting to the family; that strip_accents is null means that it follows do_lower_case.
+    stated = {
+        key: values[key] for key in OPTIONS if key in values and (values[key] is not None or key == "strip_accents")
+    }
     for key, value in stated.items():
         if not isinstance(value, bool | None):
             raise _wrong(key, value, "true, false or null")

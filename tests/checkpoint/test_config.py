@@ -9,6 +9,8 @@ def test_reads_the_object(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 39}')
     assert read_config(tmp_path) == {"model_type": "bert", "hidden_size": 39}
     assert read_config(str(tmp_path))["hidden_size"] == 39
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 62 + "]" * 62 + "}")
+    assert list(read_config(tmp_path)) == ["a"]
 
 
 def test_folder_that_is_not_there(tmp_path):
@@ -43,6 +45,8 @@ def test_folder_without_config_names_what_it_holds(tmp_path):
         (b"\xff\xfe{}", "not valid JSON"),
         (b"[1, 2]", "holds a JSON list; expected an object"),
         (b'{"a":' + b"[" * 100_000, "cannot be read: its JSON is nested too deeply"),
+        (b'{"a":' + b"[" * 64 + b"]" * 64 + b"}", "cannot be read: its JSON is nested too deeply"),
+        (b'{"a":' + b'{"b":' * 990 + b"1" + b"}" * 991, "cannot be read: its JSON is nested too deeply"),
         (b"null", "holds a JSON NoneType; expected an object"),
     ],
 )

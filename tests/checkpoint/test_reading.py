@@ -128,6 +128,22 @@ def test_broken_file_is_named_with_its_problem(tmp_path, content, problem, shard
     assert f"{tmp_path / name} is not an intact safetensors file" in str(caught.value)
 
 
+@pytest.mark.parametrize("shape", [(0, 2**63), (0, 2**62, 4), (1,) * 65, (2**64 - 1, 0)], ids=str)
+def test_a_shape_that_no_array_can_have(tmp_path, shape):
+    size = 4 * int(0 not in shape)
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes({"a": entry("F32", shape, 0, size)}, bytes(size)))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*(shape|overflow)") as caught:
+        open_checkpoint(tmp_path)["a"]
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_header_that_takes_long_to_read_is_refused_at_once(tmp_path):
+    header = {f"layer.{number:040d}": entry("U8", (0,), 0, 0) for number in range(100_000)}
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(header, b""))
+    with pytest.raises(CheckpointError, match=r"safetensors: its header has \d+ bytes, expected at most 8388608"):
+        open_checkpoint(tmp_path)
+
+
 def test_every_truncation_is_noticed(tmp_path):
     file = tmp_path / "model.safetensors"
     for length in range(len(SOUND)):
@@ -183,6 +199,12 @@ class TestShards:
     def test_index_may_not_point_elsewhere(self, tmp_path, name):
         write_shards(tmp_path, self.SHARDS, one=name)
         with pytest.raises(CheckpointError, match="expected a plain name in the same folder"):
+            open_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("name", ["x" * 300 + ".safetensors", "ü" * 128, "a\0.safetensors", "a\x1b[2J"])
+    def test_names_that_no_file_has(self, tmp_path, name):
+        write_shards(tmp_path, self.SHARDS, one=name)
+        with pytest.raises(CheckpointError, match="which no file system can hold"):
             open_checkpoint(tmp_path)
 
     @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}'])

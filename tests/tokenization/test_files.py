@@ -74,6 +74,14 @@ def test_normalization(tmp_path, config, tokens):
     assert load(tmp_path).tokenize("The É 中日") == tokens
 
 
+@pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"])
+def test_null_is_nothing_said(demo_folder, tmp_path, key):
+    shutil.copy(demo_folder / "tokenizer.json", tmp_path / "tokenizer.json")
+    plain = load(tmp_path)(HARD_TEXTS)
+    write_json(tmp_path / "tokenizer_config.json", {key: None})
+    assert load(tmp_path)(HARD_TEXTS) == plain
+
+
 def test_config_overrules_tokenizer_json(demo_folder, tmp_path):
     shutil.copy(demo_folder / "tokenizer.json", tmp_path / "tokenizer.json")
     write_json(tmp_path / "tokenizer_config.json", {"do_lower_case": False})
@@ -166,6 +174,35 @@ class TestBroken:
         (tmp_path / "tokenizer.json").write_text(content)
         with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read by the tokenizers library: "):
             load(tmp_path)
+
+    def test_tokenizer_json_that_the_library_panics_at(self, demo_folder, tmp_path):
+        content = json.loads((demo_folder / "tokenizer.json").read_text(encoding="utf-8"))
+        content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+        write_json(tmp_path / "tokenizer.json", content)
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read by the tokenizers library: "):
+            load(tmp_path)
+
+    @pytest.mark.parametrize("kind", ["WordPiece", "WordLevel"])
+    def test_tokenizer_json_without_its_unknown_token(self, tmp_path, kind):
+        model = {"type": kind, "unk_token": "[UNK]", "vocab": {"the": 0}}
+        more = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"} if kind == "WordPiece" else {}
+        write_json(tmp_path / "tokenizer.json", {"version": "1.0", "added_tokens": [], "model": model | more})
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json lacks the unknown token '\[UNK\]'"):
+            load(tmp_path)
+
+    def test_unknown_piece_without_a_token(self, tmp_path):
+        model = {"type": "Unigram", "unk_id": None, "vocab": [["the", 0.0]], "byte_fallback": False}
+        write_json(tmp_path / "tokenizer.json", {"version": "1.0", "added_tokens": [], "model": model})
+        tokenizer = load(tmp_path)
+        with pytest.raises(RuntimeError, match="the tokenizers library failed, as it does on a broken tokenizer"):
+            tokenizer("z")
+
+    @pytest.mark.parametrize("key", ["pad_token", "mask_token", "additional_special_tokens", "added_tokens_decoder"])
+    def test_token_that_is_no_unicode(self, folder, key):
+        values = {"additional_special_tokens": ["\ud800"], "added_tokens_decoder": {"4": {"content": "\ud800"}}}
+        write_json(folder / "tokenizer_config.json", {key: values.get(key, "\ud800")})
+        with pytest.raises(CheckpointError, match=r"tokenizer files: the token '\\ud800' is not valid Unicode"):
+            load(folder)
 
     @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
     def test_json_beside_it(self, folder, name):
