@@ -249,7 +249,7 @@ def _linear(a, backend):
 
 
 def _linear_training(a, backend):
-    grads = kernels.linear_backward(a.grad_output, a.input, a.weight, a.bias, activation=a.activation, backend=backend)
+    grads = kernels.linear_backward(a.grad_output, a.input, a.weight, a.bias, backend=backend)
     return *_linear(a, backend), *grads
 
 

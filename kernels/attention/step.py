@@ -33,8 +33,8 @@ _FIELDS = (
 STEP = record(*_FIELDS)
 _TERMS = "position_key", "position_query", "query_for_position", "segment_scores"
 RELATIVE_STEP = record(
-    *_FIELDS,
     *((name, VIEW) for name in _TERMS),  # zeros if absent
+    *_FIELDS,  # not first: Numba would take a relative step for a STEP with more fields, and warn
     ("distance_rows", ADDRESS),
     ("distances", np.intp),
     ("segment_ids", ADDRESS),

@@ -8,53 +8,11 @@ import numpy as np
 
 from .. import checks, dispatch
 from ..activation import ACTIVATIONS
+from .prepared import LOW_PRECISION, PreparedWeight
 
 OPTIONAL = ("bias", "residual")
 ACTIVATIONS_OR_NONE = (None, *ACTIVATIONS)
-LOW_PRECISION = ("bfloat16", "int8")
 MOST_INT8_FEATURES = 2**16  # 255 * 127 * 2^16 is the longest sum that fits an int32
-
-
-class PreparedWeight:
-    """A weight in the form that one backend wants; made by `prepare_weight`, used in place of the array.
-
-    Attributes:
-        backend: the backend it belongs to.
-        out_features, in_features: its shape.
-        dtype: its dtype; bfloat16 and int8 on the CPU are for float32 inputs.
-        scale: of an int8 weight, float32 (out_features,); None of others.
-    """
-
-    def __init__(self, backend: str, form: Any):
-        self.backend = backend
-        self.form = form
-        self.out_features, self.in_features = form.out_features, form.in_features
-        self.dtype = form.dtype
-        scale = getattr(form, "scale", None)
-        self.scale = None if scale is None else scale[: form.out_features]  # what pads a panel is no channel
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(out_features, in_features)."""
-        return self.out_features, self.in_features
-
-    @property
-    def takes_float32(self) -> bool:
-        """Whether it is a form of low precision, which is multiplied with float32 inputs and gives float32."""
-        return self.backend != "cupy" and self.dtype.name in LOW_PRECISION
-
-    def to_array(self) -> Any:
-        """The weight as it was given, (out_features, in_features), as a NumPy or CuPy array; int8 comes as float32."""
-        return self.form.to_array()
-
-    def integers(self) -> np.ndarray:
-        """The int8 values of an int8 weight, (out_features, in_features); `scale` belongs to them."""
-        if self.dtype != np.int8:
-            raise TypeError(f"this weight is prepared as {self.dtype}, expected int8")
-        return self.form.integers()
-
-    def __repr__(self) -> str:
-        return f"PreparedWeight({self.out_features}, {self.in_features}, {self.dtype}, backend={self.backend!r})"
 
 
 def quantize_weight(weight: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +64,7 @@ def prepare_weight(
     else:
         _check_floating_weight(call, weight, scale, dtype)
         weight, scale = _converted(weight, dtype)
-    return PreparedWeight(call.backend, call.compute("prepare_weight", weight, scale))
+    return call.compute("prepare_weight", weight, scale)
 
 
 def _check_int8(call: dispatch.Call, weight: Any, scale: Any, dtype: str | None) -> None:
@@ -175,13 +133,14 @@ def linear(
         TypeError, ValueError: for a wrong kind of array, dtype or shape, and for a weight prepared for another backend.
         BackendUnavailable: if the backend cannot run here.
     """
-    call, weight = _enter(weight, backend, input=input, bias=bias, residual=residual)
+    call, weight = _open_call(weight, backend, input=input, bias=bias, residual=residual)
     input, bias, residual = call.arrays[:3]
-    out_features = _check(call, input, weight, activation, bias=bias, residual=residual)
+    checks.choice("activation", activation, ACTIVATIONS_OR_NONE)
+    out_features = _check(call, input, weight, bias=bias, residual=residual)
     shape = (*input.shape[:-1], out_features)
     checks.shape(shape, residual=residual)
     rows, residual = _rows(input), None if residual is None else _rows(residual)
-    output = call.compute("linear", rows, _form(weight), bias, activation, residual)
+    output = call.compute("linear", rows, weight, bias, activation, residual)
     return call.hand_back(output if input.ndim == 2 else output.reshape(shape))
 
 
@@ -191,35 +150,34 @@ def linear_backward(
     weight: Any,
     bias: Any = None,
     *,
-    activation: str | None = None,
     backend: str | None = None,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of `linear`; what the activation was applied to is computed again.
+    """The gradients of input @ weight.T + bias.
 
     Args:
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
-        input, weight, bias, activation, backend: as for `linear`.
+        input, weight, bias, backend: as for `linear`. A prepared weight is prepared for this direction, too, at the
+            first call, and keeps that form: it is packed once for any number of forwards and backwards.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., in_features), (out_features, in_features) and
-        (out_features,); grad_bias is None if bias is. The gradient of a residual is grad_output itself.
+        (out_features,); grad_bias is None if bias is.
 
     Raises:
         As `linear`.
     """
     if isinstance(weight, PreparedWeight) and weight.takes_float32 and getattr(input, "dtype", None) != weight.dtype:
         raise TypeError(f"weight is prepared as {weight.dtype}, which has no gradients: expected float32 or float64")
-    call, weight = _enter(weight, backend, input=input, grad_output=grad_output, bias=bias)
+    call, weight = _open_call(weight, backend, input=input, grad_output=grad_output, bias=bias)
     input, grad_output, bias = call.arrays[:3]
-    out_features = _check(call, input, weight, activation, grad_output=grad_output, bias=bias)
+    out_features = _check(call, input, weight, grad_output=grad_output, bias=bias)
     checks.shape((*input.shape[:-1], out_features), grad_output=grad_output)
-    grad_input, grad_weight, grad_bias = call.compute(
-        "linear_backward", _rows(grad_output), _rows(input), _form(weight), bias, activation
-    )
+    gradients = call.compute("linear_backward", _rows(grad_output), _rows(input), weight, bias)
+    grad_input, grad_weight, grad_bias = gradients
     return call.hand_back((grad_input.reshape(input.shape), grad_weight, grad_bias))
 
 
-def _enter(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Call, Any]:
+def _open_call(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Call, Any]:
     """The call, on the backend that a prepared weight belongs to, and the weight as a native array or prepared."""
     if not isinstance(weight, PreparedWeight):
         call = dispatch.open_call(__package__, backend, optional=OPTIONAL, **arrays, weight=weight)
@@ -233,13 +191,12 @@ def _enter(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Ca
     return dispatch.open_call(__package__, weight.backend, optional=OPTIONAL, **arrays), weight
 
 
-def _check(call: dispatch.Call, input: Any, weight: Any, activation: str | None, *, bias: Any, **others: Any) -> int:
+def _check(call: dispatch.Call, input: Any, weight: Any, *, bias: Any, **others: Any) -> int:
     """Check what `linear` and its backward share; the number of output features."""
     if isinstance(weight, PreparedWeight) and weight.takes_float32 and input.dtype != weight.dtype:
         _check_float32(weight, input=input, bias=bias, **others)
     else:
         checks.floating(call.backend, input=input, weight=weight, bias=bias, **others)
-    checks.choice("activation", activation, ACTIVATIONS_OR_NONE)
     checks.at_least_ndim(1, input=input)
     if len(weight.shape) != 2 or weight.shape[1] != input.shape[-1]:
         raise ValueError(
@@ -259,7 +216,3 @@ def _check_float32(weight: PreparedWeight, **arrays: Any) -> None:
 def _rows(array: Any) -> Any:
     """(..., features) as (rows, features)."""
     return array if array.ndim == 2 else array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
-
-
-def _form(weight: Any) -> Any:
-    return weight.form if isinstance(weight, PreparedWeight) else weight

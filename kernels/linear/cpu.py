@@ -14,44 +14,45 @@ from numba import prange
 from .._numba import LEVEL, aligned_empty, as_kernel_array, empty, helper, kernel, num_threads
 from .._numba.low_precision import quantize_row, round_row
 from .._numba.panels import pack_panel
-from .._numba.pointwise import CODES, activate_backward, add_lines
+from .._numba.pointwise import CODES, add_lines
 from .._numba.product import NO_ACTIVATION, TILE_ROWS, TILE_VECTORS, finish_with, run_product
 from .._numba.rows import BLOCK_ROWS as SUM_ROWS
 from .._numba.rows import block_count, share, sum_blocks
 from .._numba.simd import pointer, pointer_at, wide_pointer
+from .prepared import PreparedWeight
 
 GROUP_ROWS = max(TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words of 32 bits, see run_product
 
 
-class PackedWeight:
+class PackedWeight(PreparedWeight):
     """A weight as panels, (panels, depth in words, panel width in elements), the last one filled up with whatever.
 
     A word is a float, two bfloat16 (as uint16) or four int8, neighbours along in_features, which are filled up with
     zeros. int8 weights also have the scale and the sum of each column of the panels.
     """
 
+    backend = "numba"
+
     def __init__(self, weight, scale=None):
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
+        super().__init__(weight, scale)
+        self._transpose = None
         words = _words(weight)
         self._words = _pack(words, _panel_width(words.dtype))
         self.panels = self._words
         if weight.dtype.itemsize < 4:
             self.panels = self._words.view(np.int8 if scale is not None else np.uint16)
-        self.scale = self.column_sums = None
+        self.column_scales = self.column_sums = None
         if scale is not None:
             columns = self._words.shape[0] * self._words.shape[2]
-            self.scale, self.column_sums = np.zeros(columns, np.float32), np.zeros(columns, np.int32)
-            self.scale[: len(scale)] = scale
+            self.column_scales, self.column_sums = np.zeros(columns, np.float32), np.zeros(columns, np.int32)
+            self.column_scales[: len(scale)] = scale
             self.column_sums[: len(scale)] = weight.sum(axis=1, dtype=np.int32)
 
-    def to_array(self):
-        """The weight as it was given, (out_features, in_features); of an int8 one the values times their scale."""
-        return self._stored() if self.scale is None else self._stored() * self.scale[: self.out_features, None]
-
-    def integers(self):
-        """The int8 values."""
-        return self._stored()
+    def transposed(self):
+        """The packed transpose, made at the first backward."""
+        if self._transpose is None:
+            self._transpose = PackedWeight(self.to_array().T)
+        return self._transpose
 
     def _stored(self):
         count, depth, width = self._words.shape
@@ -75,14 +76,11 @@ def linear(input, weight, bias, activation, residual):
     return _multiply(rows, strides, input.shape[0], packed.panels, packed.out_features, bias, activation, residual)
 
 
-def linear_backward(grad_output, input, weight, bias, activation):
+def linear_backward(grad_output, input, weight, bias):
     """(grad_input, grad_weight, grad_bias or None)."""
-    grad = grad_output
-    if activation is not None:
-        grad, _ = activate_backward(grad, linear(input, weight, bias, None, None), activation, None)
-    array = weight.to_array() if isinstance(weight, PackedWeight) else weight
-    grad_input = linear(grad, array.T, None, None, None)
-    return grad_input, _product_of_columns(grad, input), None if bias is None else _sum_rows(grad)
+    transpose = weight.transposed() if isinstance(weight, PackedWeight) else weight.T
+    grad_input = linear(grad_output, transpose, None, None, None)
+    return grad_input, _product_of_columns(grad_output, input), None if bias is None else _sum_rows(grad_output)
 
 
 def _product_of_columns(a, b):
@@ -148,7 +146,7 @@ def _multiply_rounded(x, packed, bias, activation, residual):
     finish = *_finish(bias, residual, activation, output), num_threads()
     if packed.dtype == np.int8:
         rounded = empty((rows, depth), np.uint8), np.empty(rows, np.int32), np.empty(rows, np.float32)
-        _product_int8(x, *rounded, packed.panels, packed.scale, packed.column_sums, output, *finish)
+        _product_int8(x, *rounded, packed.panels, packed.column_scales, packed.column_sums, output, *finish)
     else:
         _product_bfloat16(x, empty((rows, depth), np.uint16), packed.panels, output, *finish)
     return output

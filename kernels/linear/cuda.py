@@ -4,6 +4,7 @@ import numpy as np
 
 from .. import _cuda
 from .._cuda.vectors import pad_rows
+from .prepared import PreparedWeight
 
 ACTIVATIONS = (None, "relu", "tanh", "silu", "gelu", "gelu_tanh")  # their numbers in epilogue.cuh
 
@@ -20,16 +21,16 @@ INSTANTIATIONS = [
 KERNELS = _cuda.Module(__file__, "linear.cu", instantiations=INSTANTIATIONS)
 
 
-class CudaWeight:
+class CudaWeight(PreparedWeight):
     """A weight of its own on the device, its rows padded with zeros to whole 16-byte vectors."""
 
+    backend = "cupy"
+
     def __init__(self, weight):
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
+        super().__init__(weight)
         self.array = pad_rows(_cuda.array_module(weight), weight)
 
-    def to_array(self):
-        """The weight as it was given, (out_features, in_features)."""
+    def _stored(self):
         return self.array[:, : self.in_features].copy()
 
 

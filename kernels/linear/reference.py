@@ -2,12 +2,10 @@
 
     output = activation(input @ weight.T + bias) + residual
 
-weight is (out_features, in_features), as checkpoints store it. The gradients, with g = grad_output times the derivative
-of the activation at input @ weight.T + bias (which is computed again), are
+weight is (out_features, in_features), as checkpoints store it. The gradients of input @ weight.T + bias, with
+g = grad_output, are
 
     grad_input = g @ weight,    grad_weight = g.T @ input,    grad_bias = sum of g over the rows
-
-and the residual's is grad_output itself.
 
 Low precision, for a float32 input and a weight prepared as such:
 
@@ -21,26 +19,22 @@ import numpy as np
 
 from ..activation import reference as _activation
 from ..precision import sum_rows, widen
+from .prepared import PreparedWeight
 
 STEPS = 254  # of a row's 256 levels: with 255, zero + the greatest level could round up to 256
 
 
-class ReferenceWeight:
+class ReferenceWeight(PreparedWeight):
     """A weight of its own: a C-contiguous copy that later changes to the original array do not reach."""
 
-    def __init__(self, weight, scale):
-        self._array = np.array(weight, order="C")
-        self.scale = None if scale is None else np.array(scale)
-        self.out_features, self.in_features = self._array.shape
-        self.dtype = self._array.dtype
+    backend = "numpy"
 
-    def to_array(self):
-        """The weight as it was given, (out_features, in_features); of an int8 one the values times their scale."""
-        return self._array.copy() if self.scale is None else self._array * self.scale[:, None]
+    def __init__(self, weight, scale=None):
+        super().__init__(weight, scale)
+        self.array = np.array(weight, order="C")
 
-    def integers(self):
-        """The int8 values."""
-        return self._array.copy()
+    def _stored(self):
+        return self.array.copy()
 
 
 def prepare_weight(weight, scale):
@@ -84,11 +78,9 @@ def linear(input, weight, bias, activation, residual):
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def linear_backward(grad_output, input, weight, bias, activation):
+def linear_backward(grad_output, input, weight, bias):
     """(grad_input, grad_weight, grad_bias or None)."""
     grad, x, w = widen(grad_output), widen(input), _widened(weight)
-    if activation is not None:
-        grad = _activation.activation_backward(grad, _affine(x, w, bias), activation)
     grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
     return np.asarray(grad @ w, input.dtype), np.asarray(grad.T @ x, input.dtype), grad_bias
 
@@ -103,14 +95,10 @@ def _product(input, weight):
 
 def _product_of_levels(x, weight):
     levels, zero, step = quantize_rows(x)
-    values = weight._array.astype(np.float64)  # sums of integers are exact in it
+    values = weight.array.astype(np.float64)  # sums of integers are exact in it
     sums = levels.astype(np.float64) @ values.T - zero * values.sum(axis=1)
     return sums.astype(np.float32) * (step * weight.scale)
 
 
-def _affine(x, w, bias):
-    return x @ w.T if bias is None else x @ w.T + widen(bias)
-
-
 def _widened(weight):
-    return widen(weight._array if isinstance(weight, ReferenceWeight) else weight)
+    return widen(weight.array if isinstance(weight, ReferenceWeight) else weight)

@@ -49,7 +49,7 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     if weight.dtype == np.int8:
         zero, step_size = program.empty((rows,), np.int32), program.empty((rows,), np.float32)
     arrays = {
-        "input": input, "panels": weight.panels, "scale": weight.scale, "column_sums": weight.column_sums,
+        "input": input, "panels": weight.panels, "scale": weight.column_scales, "column_sums": weight.column_sums,
         "bias": bias, "residual": residual, "output": output, "rounded": rounded, "zero": zero, "step_size": step_size,
     }  # fmt: skip
     program.note(

@@ -28,7 +28,7 @@ OFFSETS = np.array([0, 3, 7])
 def test_a_backend_that_is_not_here():
     if unavailable_reason("cupy") is None:
         pytest.skip("CuPy runs here")
-    with pytest.raises(BackendUnavailable, match="pip install"):
+    with pytest.raises(BackendUnavailable, match="pip install|no NVIDIA GPU"):
         kernels.layer_norm(f32(3), backend="cupy")
 
 
@@ -143,6 +143,13 @@ class TestPreparedWeight:
             with use_backend("auto"):
                 assert_close(kernels.linear(self.x, weight), self.x @ self.weight.T)
                 kernels.linear_backward(f32(2, 4), self.x, weight)
+
+    @pytest.mark.parametrize("backend", ["numpy", "numba"])
+    def test_its_scale_is_read_only(self, backend):
+        prepared = kernels.prepare_weight(self.weight, dtype="int8", backend=backend)
+        assert prepared.scale.shape == (4,)
+        with pytest.raises(ValueError, match="read-only"):
+            prepared.scale[0] = 0
 
     def test_gives_the_weight_back_bit_by_bit(self):
         for backend, dtype in [("numpy", np.float16), ("numba", np.float32), ("numba", np.float64)]:

@@ -13,6 +13,7 @@ from bertcore.kernels._numba import LEVEL
 from bertcore.kernels._numba.product import BLOCK_DEPTH as BLOCK
 from bertcore.kernels._numba.product import BLOCK_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
+from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, layouts, normal, seeds, sizes
@@ -97,7 +98,7 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
     grad = normal(9, residual.shape, np.float32)
 
     def results():
-        return linear(x, weight, bias, "tanh", residual), *linear_backward(grad, x, weight, bias, "tanh")
+        return linear(x, weight, bias, "tanh", residual), *linear_backward(grad, x, weight, bias)
 
     expected = results()
     for count in (1, 2, 3, 7):
@@ -118,22 +119,34 @@ def test_several_python_threads_at_once():
 
 @QUICK
 @given(rows=sizes(), in_features=sizes(), out_features=sizes(), dtype=st.sampled_from(DTYPES), layout=layouts(),
-       activation=st.sampled_from(ACTIVATIONS), seed=seeds())  # fmt: skip
-def test_backward(rows, in_features, out_features, dtype, layout, activation, seed):
+       seed=seeds())  # fmt: skip
+def test_backward(rows, in_features, out_features, dtype, layout, seed):
     x, weight, bias, grad = arguments(seed, rows, in_features, out_features, dtype, layout)
     wide = [array.astype(np.float64) for array in (grad, x, weight, bias)]
-    expected = reference.linear_backward(*wide, activation)
+    expected = reference.linear_backward(*wide)
     for given_weight in (weight, prepare_weight(weight, None)):
-        found = linear_backward(grad, x, given_weight, bias, activation)
+        found = linear_backward(grad, x, given_weight, bias)
         for name, one, other in zip(("grad_input", "grad_weight", "grad_bias"), found, expected, strict=True):
             assert one.dtype == dtype and one.flags.c_contiguous
             assert_close(one, other, name=name, factor=3, at_least=1)
-    assert linear_backward(grad, x, weight, None, activation)[2] is None
+    assert linear_backward(grad, x, weight, None)[2] is None
+
+
+def test_a_prepared_weight_is_packed_once_for_each_direction(monkeypatch):
+    x, weight, bias, grad = arguments(8, 5, 39, 17)
+    prepared, packed = prepare_weight(weight, None), []
+    pack = linear_cpu._pack
+    monkeypatch.setattr(linear_cpu, "_pack", lambda matrix, width: packed.append(matrix.shape) or pack(matrix, width))
+    for expected in ([(39, 17), (17, 5), (39, 5)], [(17, 5), (39, 5)]):  # the transpose, then grad and x
+        linear(x, prepared, bias, None, None)
+        linear_backward(grad, x, prepared, bias)
+        assert packed == expected
+        packed.clear()
 
 
 def test_gradients_over_many_rows_keep_their_digits():
     grad, x = np.full((100_000, 2), 0.1, np.float32), np.ones((100_000, 1), np.float32)
-    _, grad_weight, grad_bias = linear_backward(grad, x, np.ones((2, 1), np.float32), np.ones(2, np.float32), None)
+    _, grad_weight, grad_bias = linear_backward(grad, x, np.ones((2, 1), np.float32), np.ones(2, np.float32))
     exact = 100_000 * np.float64(np.float32(0.1))
     assert_close(grad_bias, np.full(2, exact))
     assert_close(grad_weight, np.full((2, 1), exact), factor=10)

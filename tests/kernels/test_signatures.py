@@ -31,7 +31,7 @@ PUBLIC = {
     "prepare_weight": "weight, scale=None, *, dtype=None, backend=None",
     "quantize_weight": "weight",
     "linear": "input, weight, bias=None, *, activation=None, residual=None, backend=None",
-    "linear_backward": "grad_output, input, weight, bias=None, *, activation=None, backend=None",
+    "linear_backward": "grad_output, input, weight, bias=None, *, backend=None",
     "attention": (
         f"query, key, value, *, {ATTENTION}, compute_dtype=None, return_lse=False, return_probs=False, "
         "return_components=False, backend=None"

@@ -91,7 +91,7 @@ def test_replaced_weights_count_at_once_and_old_ones_go(dtype):
     with use_backend("numba"):
         for _ in range(3):
             model(ids, mask), other(ids, mask)
-        old = weakref.ref(model.encoder.layers[0].feed_forward.expand.weight.weight.form.panels)
+        old = weakref.ref(model.encoder.layers[0].feed_forward.expand.weight.weight.panels)
         model.load_state_dict(other.state_dict())
         for _ in range(4):
             np.testing.assert_array_equal(

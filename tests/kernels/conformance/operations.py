@@ -44,7 +44,7 @@ def linear(arguments, grad, backend):
     prepared = arguments | {"weight": kernels.prepare_weight(arguments["weight"], backend=backend)}
     yield "output of a prepared weight", kernels.linear(**prepared, backend=backend)
     for name, given in (("", arguments), (" of a prepared weight", prepared)):
-        shared = {name: value for name, value in given.items() if name != "residual"}
+        shared = {name: value for name, value in given.items() if name not in ("residual", "activation")}
         gradients = kernels.linear_backward(grad(output), **shared, backend=backend)
         names = (f"grad_input{name}", f"grad_weight{name}", f"grad_bias{name}")
         yield from zip(names, gradients, strict=True)

@@ -1,0 +1,59 @@
+"""A weight in the form that one backend wants."""
+
+from typing import Any
+
+import numpy as np
+
+LOW_PRECISION = ("bfloat16", "int8")
+
+
+class PreparedWeight:
+    """A weight in the form that one backend wants; made by `prepare_weight`, used in place of the array.
+
+    Each backend has its own kind. A weight that `linear_backward` is given is prepared again for that direction, at the
+    first time, and this form is kept with it as well.
+
+    Attributes:
+        backend: the backend it belongs to.
+        out_features, in_features: its shape.
+        dtype: its dtype; bfloat16 and int8 on the CPU are for float32 inputs.
+        scale: of an int8 weight, float32 (out_features,), read-only; None of others.
+    """
+
+    backend: str
+
+    def __init__(self, weight: Any, scale: Any = None):
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self.scale = None
+        if scale is not None:
+            self.scale = np.array(scale)
+            self.scale.flags.writeable = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.out_features, self.in_features
+
+    @property
+    def takes_float32(self) -> bool:
+        """Whether it is a form of low precision, which is multiplied with float32 inputs and gives float32."""
+        return self.backend != "cupy" and self.dtype.name in LOW_PRECISION
+
+    def to_array(self) -> Any:
+        """The weight as it was given, (out_features, in_features), as a NumPy or CuPy array; int8 comes as float32."""
+        stored = self._stored()
+        return stored if self.scale is None else stored * self.scale[:, None]
+
+    def integers(self) -> np.ndarray:
+        """The int8 values of an int8 weight, (out_features, in_features); `scale` belongs to them."""
+        if self.dtype != np.int8:
+            raise TypeError(f"this weight is prepared as {self.dtype}, expected int8")
+        return self._stored()
+
+    def _stored(self) -> Any:
+        """A copy of the values in the weight's dtype, (out_features, in_features)."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"PreparedWeight({self.out_features}, {self.in_features}, {self.dtype}, backend={self.backend!r})"
