@@ -28,7 +28,7 @@ OFFSETS = np.array([0, 3, 7])
 def test_a_backend_that_is_not_here():
     if unavailable_reason("cupy") is None:
         pytest.skip("CuPy runs here")
-    with pytest.raises(BackendUnavailable, match="pip install|no NVIDIA GPU"):
+    with pytest.raises(BackendUnavailable, match=r"pip install|no NVIDIA GPU"):
         kernels.layer_norm(f32(3), backend="cupy")
 
 
