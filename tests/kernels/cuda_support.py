@@ -7,6 +7,8 @@ In the emulator `run` calls the launcher under every schedule and demands the sa
 depends on the order of the warps is a race. (Our kernels add nothing with floating-point atomics.)
 """
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -51,22 +53,23 @@ class GPUTarget:
     def run(self, function, *args):
         import cupy
 
-        result = function(*(_to_gpu(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
+        result = function(*(to_gpu(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
         if isinstance(result, tuple):
             return tuple(None if part is None else cupy.asnumpy(part) for part in result)
         return cupy.asnumpy(result)
 
 
-def _to_gpu(array):
-    """A copy on the GPU; of a contiguous array, one that begins as far from a 16-byte boundary."""
+def to_gpu(array):
+    """A copy on the GPU with the same strides, that begins as far from a 16-byte boundary."""
     import cupy
 
-    if not array.flags.c_contiguous or array.size == 0:
+    if array.size == 0:
         return cupy.asarray(array)
-    room = cupy.empty(array.nbytes + 16, np.uint8)
-    copy = cupy.ndarray(array.shape, array.dtype, memptr=room.data + array.ctypes.data % 16)
-    copy[...] = cupy.asarray(array)
-    return copy
+    begin, end = np.lib.array_utils.byte_bounds(array)
+    room = cupy.empty(end - begin + 16, np.uint8)[begin % 16 :][: end - begin]
+    room[...] = cupy.asarray(np.ctypeslib.as_array((ctypes.c_uint8 * room.size).from_address(begin)))
+    first = room.data + (array.__array_interface__["data"][0] - begin)
+    return cupy.ndarray(array.shape, array.dtype, memptr=first, strides=array.strides)
 
 
 def _same_bits(one, other):

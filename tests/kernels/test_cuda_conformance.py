@@ -1,15 +1,14 @@
-"""The conformance cases through the public functions, with the CUDA kernels running in the emulator.
+"""The conformance cases through the public functions over CuPy's arrays, with the CUDA kernels running in the emulator.
 
 The GPU's turn is in conformance/test_conformance.py. Here each case runs under one schedule (test_cuda_*.py compare the
-schedules) and in two memory layouts.
+schedules) and in one memory layout of two in turns.
 """
 
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 
-from bertcore.kernels import _cuda
-from tests.cuda_emulator import Emulator, unavailable_reason
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.conformance import test_conformance as conformance
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.strategies import DTYPES
@@ -18,9 +17,8 @@ pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(una
 
 
 @pytest.mark.parametrize("operation, dtype", list(product(conformance.on_disk("cupy"), conformance.DTYPES_OF["cupy"])))
-def test_in_emulator(operation, dtype, monkeypatch):
-    monkeypatch.setattr(conformance, "LAYOUTS", ("read_only", "slice"))
+def test_without_a_driver(operation, dtype, monkeypatch):
     computed_by = conformance.record_backends(monkeypatch)
-    with _cuda.use_runtime(Emulator("random")):
-        for case in CASES[operation].values():
-            conformance.assert_conforms(case, operation, "cupy", DTYPES[dtype], computed_by)
+    with driverless():
+        for case, layout in zip(CASES[operation].values(), cycle(("contiguous", "slice")), strict=False):
+            conformance.assert_conforms(case, operation, "cupy", DTYPES[dtype], computed_by, [layout])

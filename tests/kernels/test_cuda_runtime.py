@@ -1,56 +1,22 @@
-"""kernels/_cuda: what reaches CuPy, and how the text of a kernel is put together. CuPy itself is a stand-in here."""
+"""kernels/_cuda: what reaches CuPy, and how the text of a kernel is put together."""
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
+import cupy
 import numpy as np
 import pytest
-from cupy.cuda import runtime
 
 from bertcore.kernels import _cuda
-
-
-class FakeKernel:
-    def __init__(self):
-        self.calls, self.grants = [], []
-
-    def __call__(self, grid, block, args, shared_mem):
-        self.calls.append((grid, block, args, shared_mem))
-
-    @property
-    def max_dynamic_shared_size_bytes(self):
-        raise AssertionError("asks the driver at every launch")
-
-    @max_dynamic_shared_size_bytes.setter
-    def max_dynamic_shared_size_bytes(self, size):
-        self.grants.append(size)
-
-
-class FakeCuPy:
-    """As much of CuPy as the runtime uses: two GPUs, and a RawModule that remembers what it was asked to compile."""
-
-    def __init__(self):
-        self.current, self.compiled, self.kernels = 0, [], {}
-        names = [name for name in dir(runtime) if name.startswith("cudaDevAttr")]
-        attributes = dict.fromkeys((name.removeprefix("cudaDevAttr") for name in names), 0)
-        attributes |= {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
-        self.cuda = SimpleNamespace(
-            runtime=SimpleNamespace(getDevice=lambda: self.current),
-            Device=lambda index: SimpleNamespace(attributes=attributes, compute_capability="90"),
-        )
-
-    def RawModule(self, *, code, options, name_expressions):
-        self.compiled.append((code, options, name_expressions))
-        return SimpleNamespace(get_function=lambda name: self.kernels.setdefault((self.current, name), FakeKernel()))
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
 
 
 @pytest.fixture
-def cupy(monkeypatch):
-    fake = FakeCuPy()
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    with _cuda.use_runtime(_cuda.CuPyRuntime()):
-        yield fake
+def gpu():
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    with driverless(emulated=False) as gpu:
+        yield gpu
 
 
 @pytest.fixture
@@ -59,34 +25,37 @@ def module(tmp_path):
     return _cuda.Module(tmp_path / "cuda.py", "sum.cu", ["sum", "other<1>"])
 
 
-def test_a_kernel_is_compiled_once_per_device(cupy, module):
-    for device in (0, 0, 1, 0, 1):
-        cupy.current = device
+def test_a_kernel_is_compiled_once_per_device(gpu, module):
+    for gpu.current in (0, 0, 1, 0, 1):
         module.launch("sum", (3,), (64,), ())
-    assert cupy.compiled == [(module.text, ("-std=c++17",), ("sum",))] * 2
-    assert [len(cupy.kernels[device, "sum"].calls) for device in (0, 1)] == [3, 2]
+    assert gpu.compiled == [(module.text, "sum", ("-std=c++17",))] * 2
+    assert [launch.device for launch in gpu.launches] == [0, 0, 1, 0, 1]
 
 
-def test_arguments_and_extents(cupy, module):
-    module.launch("sum", (3,), (64, 2), (None, np.int32(7)), shared_bytes=16)
-    ((grid, block, (null, number), shared_bytes),) = cupy.kernels[0, "sum"].calls
-    assert (grid, block, shared_bytes) == ((3, 1, 1), (64, 2, 1), 16)
+def test_arguments_and_extents(gpu, module):
+    array, struct = cupy.empty((3, 4), np.float16)[1:], np.zeros((), [("a", np.int64), ("b", np.bool_)])[()]
+    module.launch("sum", (3,), (64, 2), (None, np.int32(7), array, struct), shared_bytes=16)
+    ((device, kernel, grid, block, (null, number, *others), shared_bytes),) = gpu.launches
+    assert (device, kernel, grid, block, shared_bytes) == (0, "sum", (3, 1, 1), (64, 2, 1), 16)
     assert null == 0 and null.dtype.itemsize == 8
     assert type(number) is np.int32
+    assert others[0] is array and others[1].tobytes() == struct.tobytes()
+    with pytest.raises(TypeError, match="Unsupported type"):
+        module.launch("sum", (3,), (64,), ([1.0],))
 
 
-def test_large_shared_memory_is_asked_for_when_it_grows(cupy, module):
+def test_large_shared_memory_is_asked_for_when_it_grows(gpu, module):
     for size in (0, 48 << 10, 64 << 10, 50 << 10, 96 << 10):
         module.launch("other<1>", (1,), (32,), (), shared_bytes=size)
-    assert cupy.kernels[0, "other<1>"].grants == [64 << 10, 96 << 10]
+    assert gpu.grants == [64 << 10, 96 << 10]
 
 
-def test_device(cupy):
-    assert _cuda.device() == (90, 132, 232448)
+def test_device(gpu):
+    assert _cuda.device() == (90, 132, 227 << 10)
     assert _cuda.array_module(None) is cupy
 
 
-def test_unknown_kernels_are_refused(cupy, module):
+def test_unknown_kernels_are_refused(gpu, module):
     with pytest.raises(ValueError, match="'product' is not among the instantiations"):
         module.launch("product", (1,), (1,), ())
 

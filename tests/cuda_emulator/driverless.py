@@ -1,0 +1,241 @@
+"""CuPy without a GPU: its arrays, devices and checks are the real ones, over host memory.
+
+    with driverless() as gpu:                                   # the backend "cupy" is available within the block
+        output = kernels.softmax(cupy.asarray(rows))            # a CuPy array, computed by the emulator
+    gpu.launches                                                # what reached CuPy, see Launch
+
+CuPy's wheel imports without a driver. What needs one is replaced: memory (an allocator), the answers about the device,
+our kernels (RawModule, the emulator) and CuPy's own kernels and copies: a function that fails for want of a driver is
+done again by NumPy over the same memory. So what CuPy refuses before it launches anything (types it does not take,
+attributes that it does not have), it refuses here.
+"""
+
+import functools
+import importlib
+import operator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest import mock
+
+import cupy
+import numpy as np
+
+from bertcore import kernels
+from bertcore.kernels import _cuda, dispatch
+
+from . import build
+from .runtime import Emulator
+
+STATIC_GRANT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
+
+
+def unavailable_reason():
+    """Why `driverless` cannot be used here, or None."""
+    if dispatch.unavailable_reason("cupy") is None:
+        return "there is a GPU, on which CuPy would work with memory of the host"
+    return build.unavailable_reason()
+
+
+class Launch(NamedTuple):
+    """A kernel as it was started; Driverless.launches keeps them. `args` are what CuPy was given."""
+
+    device: int
+    kernel: str
+    grid: tuple
+    block: tuple
+    args: tuple
+    shared_bytes: int
+
+
+class Driverless:
+    """The GPUs of a `driverless` block: `current` is the device that launches go to."""
+
+    def __init__(self, emulator, compute_capability, multiprocessors):
+        self.emulator = emulator
+        self.runtime = _cuda.CuPyRuntime()  # one that has compiled nothing yet
+        self.current = 0
+        self.compute_capability = str(compute_capability)
+        names = (name.partition("cudaDevAttr")[2] for name in dir(cupy.cuda.runtime))
+        self.attributes = dict.fromkeys(filter(None, names), 0)
+        self.attributes |= {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+        self.compiled = []  # (source, kernel, options)
+        self.grants = []  # bytes of shared memory that kernels asked for
+        self.launches = []
+
+    def allocate(self, size):
+        """CuPy's allocator: memory of the host that says it is on the current device."""
+        room = np.empty(size + 256, np.uint8)
+        address = -(-room.ctypes.data // 256) * 256
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, room, self.current), 0)
+
+    def device(self, index=None):
+        """What stands for cupy.cuda.Device."""
+        return SimpleNamespace(
+            id=self.current if index is None else index,
+            compute_capability=self.compute_capability,
+            attributes=self.attributes,
+        )
+
+    def raw_module(self, *, code, options, name_expressions):
+        """What stands for cupy.RawModule."""
+        self.compiled += [(code, name, options) for name in name_expressions]
+        return SimpleNamespace(get_function=lambda name: _Kernel(self, code, name))
+
+
+class _Kernel:
+    """What stands for cupy.RawKernel."""
+
+    def __init__(self, gpu, code, name):
+        self._gpu, self._code, self._name = gpu, code, name
+        self._granted = STATIC_GRANT
+
+    @property
+    def max_dynamic_shared_size_bytes(self):
+        raise AssertionError("asks the driver, which takes time at every launch")
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, size):
+        self._gpu.grants.append(size)
+        self._granted = size
+
+    def __call__(self, grid, block, args, shared_mem=0):
+        assert shared_mem <= self._granted, (
+            f"{self._name}: {shared_mem} bytes of shared memory, {self._granted} granted"
+        )
+        for array in args:
+            assert not isinstance(array, cupy.ndarray) or array.device.id == self._gpu.current, "memory of another GPU"
+        self._gpu.launches.append(Launch(self._gpu.current, self._name, grid, block, args, shared_mem))
+        passed = tuple(map(_as_kernel_gets_it, args))
+        if self._gpu.emulator is not None:
+            self._gpu.emulator.launch(_module_of(self._code), self._name, grid, block, passed, shared_mem)
+
+
+def _as_kernel_gets_it(arg):
+    """An argument by CuPy's rules: the address of an array on the GPU, the bytes of a scalar or of a host array."""
+    if isinstance(arg, cupy.ndarray):
+        return host(arg)
+    if isinstance(arg, np.ndarray) and arg.size == 1:
+        return arg[(0,) * arg.ndim]
+    if isinstance(arg, np.number | np.bool_):
+        return None if isinstance(arg, np.uintp) and arg == 0 else arg
+    raise TypeError(f"Unsupported type {type(arg)}")
+
+
+@functools.cache
+def _modules():
+    """Every _cuda.Module by its text."""
+    folders = (path.parent.name for path in Path(kernels.__file__).parent.glob("*/cuda.py"))
+    namespaces = (vars(importlib.import_module(f"{kernels.__name__}.{name}.cuda")) for name in folders)
+    found = [value for names in namespaces for value in names.values() if isinstance(value, _cuda.Module)]
+    return {module.text: module for module in found}
+
+
+def _module_of(code):
+    return _modules()[code]
+
+
+# ---- CuPy's own kernels, by NumPy ------------------------------------------------------------------------------------
+
+
+def host(array):
+    """The memory of a CuPy array as a NumPy array."""
+    if array.size == 0:
+        return np.empty(array.shape, array.dtype)
+    interface = {"data": (array.data.ptr, False), "shape": (*array.shape, array.itemsize), "typestr": "|u1"}
+    interface |= {"strides": (*array.strides, 1), "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__=interface)).view(array.dtype)[..., 0]
+
+
+def _to_host(value):
+    if isinstance(value, cupy.ndarray):
+        return host(value)
+    if isinstance(value, tuple | list):
+        return type(value)(map(_to_host, value))
+    return value
+
+
+def _to_device(value):
+    if isinstance(value, np.ndarray | np.generic):
+        array = cupy.empty(value.shape, value.dtype, order="F" if np.isfortran(value) else "C")
+        host(array)[...] = value
+        return array
+    return type(value)(map(_to_device, value)) if isinstance(value, tuple | list) else value
+
+
+def _through_numpy(real, substitute):
+    """`real`, done by `substitute` over host memory where it fails for want of a driver."""
+
+    @functools.wraps(real)
+    def call(*args, **options):
+        try:
+            return real(*args, **options)
+        except cupy.cuda.runtime.CUDARuntimeError:
+            given = [_to_host(arg) for arg in args]
+            with np.errstate(all="ignore"):
+                result = substitute(*given, **{name: _to_host(value) for name, value in options.items()})
+            if "out" in options:
+                return options["out"]
+            is_same = (
+                given and isinstance(args[0], cupy.ndarray) and result is given[0]
+            )  # done in place, or nothing to do
+            return args[0] if is_same else _to_device(result)
+
+    return call
+
+
+def _methods():
+    """What arrays of CuPy and NumPy both can: public methods, operators and conversions."""
+    for name in dir(cupy.ndarray):
+        plain = f"__{name[3:]}" if name.startswith("__r") else name
+        is_operator = name.startswith("__") and plain in vars(operator)
+        if is_operator or not name.startswith("_") or name in ("__bool__", "__int__", "__float__"):
+            real, substitute = getattr(cupy.ndarray, name), getattr(np.ndarray, name, None)
+            if callable(real) and callable(substitute):
+                yield name, _through_numpy(real, substitute)
+
+
+def _functions():
+    """What the modules cupy and numpy both have."""
+    for name in dir(cupy):
+        real, substitute = getattr(cupy, name), getattr(np, name, None)
+        if callable(real) and callable(substitute) and not isinstance(real, type) and not name.startswith("_"):
+            yield name, _through_numpy(real, substitute)
+
+
+def _to_numpy(array, *_, **__):
+    return host(array).copy()
+
+
+def _replacements(gpu):
+    """(owner, name, what stands for it) of everything that needs a driver."""
+    runtime = cupy.cuda.runtime
+    yield runtime, "getDevice", lambda: gpu.current
+    yield runtime, "getDeviceCount", lambda: 2
+    yield cupy.cuda, "Device", gpu.device
+    yield _cuda, "_CUPY", gpu.runtime
+    yield cupy, "RawModule", gpu.raw_module
+    yield from ((cupy.ndarray, name, method) for name, method in _methods())
+    yield from ((cupy, name, function) for name, function in _functions())
+    yield from ((cupy.ndarray, "get", _to_numpy), (cupy, "asnumpy", _to_numpy))
+
+
+@contextmanager
+def driverless(schedule="random", emulated=True, compute_capability=90, multiprocessors=132):
+    """Within the block the backend "cupy" works; yields a Driverless. Without `emulated` kernels compute nothing.
+
+    For the whole process: one block at a time.
+    """
+    emulator = Emulator(schedule) if emulated else None
+    gpu = Driverless(emulator, compute_capability, multiprocessors)
+    with ExitStack() as stack:
+        for owner, name, replacement in _replacements(gpu):
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        previous = cupy.cuda.get_allocator()
+        stack.callback(cupy.cuda.set_allocator, previous)
+        cupy.cuda.set_allocator(gpu.allocate)
+        stack.enter_context(_cuda.use_runtime(gpu.runtime))
+        stack.callback(dispatch._missing.cache_clear)
+        dispatch._missing.cache_clear()
+        yield gpu
