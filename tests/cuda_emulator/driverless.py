@@ -11,10 +11,8 @@ attributes that it does not have), it refuses here.
 """
 
 import functools
-import importlib
 import operator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
@@ -22,10 +20,10 @@ from unittest import mock
 import cupy
 import numpy as np
 
-from bertcore import kernels
 from bertcore.kernels import _cuda, dispatch
 
 from . import build
+from .modules import module_with
 from .runtime import Emulator
 
 STATIC_GRANT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
@@ -109,7 +107,8 @@ class _Kernel:
         self._gpu.launches.append(Launch(self._gpu.current, self._name, grid, block, args, shared_mem))
         passed = tuple(map(_as_kernel_gets_it, args))
         if self._gpu.emulator is not None:
-            self._gpu.emulator.launch(_module_of(self._code), self._name, grid, block, passed, shared_mem)
+            module = module_with(self._name, self._code)
+            self._gpu.emulator.launch(module, self._name, grid, block, passed, shared_mem)
 
 
 def _as_kernel_gets_it(arg):
@@ -121,19 +120,6 @@ def _as_kernel_gets_it(arg):
     if isinstance(arg, np.number | np.bool_):
         return None if isinstance(arg, np.uintp) and arg == 0 else arg
     raise TypeError(f"Unsupported type {type(arg)}")
-
-
-@functools.cache
-def _modules():
-    """Every _cuda.Module by its text."""
-    folders = (path.parent.name for path in Path(kernels.__file__).parent.glob("*/cuda.py"))
-    namespaces = (vars(importlib.import_module(f"{kernels.__name__}.{name}.cuda")) for name in folders)
-    found = [value for names in namespaces for value in names.values() if isinstance(value, _cuda.Module)]
-    return {module.text: module for module in found}
-
-
-def _module_of(code):
-    return _modules()[code]
 
 
 # ---- CuPy's own kernels, by NumPy ------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ content.
 """
 
 import hashlib
-import importlib
 import importlib.metadata
 import io
 import re
@@ -13,20 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from bertcore import kernels
 from bertcore.kernels import _cuda
 from tests.cuda_emulator.build import cuda_include_folders
+from tests.cuda_emulator.modules import KERNELS, OPERATIONS, modules
 
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+# The code branches at sm_80 alone: the others, a minute of compiling each, take their turn with the slow tests.
+ARCHITECTURES = (
+    "sm_80",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("sm_75", "sm_90", "sm_100", "sm_120")),
+)
 CACHE = Path(__file__).parents[2] / "build" / "cuda_compile"
-OPERATIONS = sorted(path.parent.name for path in Path(kernels.__file__).parent.glob("*/cuda.py"))
 COMPILER = pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')
-
-
-def modules(operation):
-    """The _cuda.Module objects of an operation's cuda.py."""
-    namespace = vars(importlib.import_module(f"{kernels.__name__}.{operation}.cuda"))
-    return [value for value in namespace.values() if isinstance(value, _cuda.Module)]
 
 
 def compile_log(text, instantiations, architecture):
@@ -92,5 +88,5 @@ def test_spills_are_noticed():
 def test_each_source_has_a_launcher():
     """No .cu file is left out of the tests above."""
     for operation in OPERATIONS:
-        sources = {path.name for path in (Path(kernels.__file__).parent / operation).glob("*.cu")}
+        sources = {path.name for path in (KERNELS / operation).glob("*.cu")}
         assert sources == {module.path.name for module in modules(operation)}

@@ -1,0 +1,28 @@
+"""Every CUDA source of bertcore.kernels and what is launched of it."""
+
+import functools
+import importlib
+from pathlib import Path
+
+from bertcore import kernels
+from bertcore.kernels import _cuda
+
+KERNELS = Path(kernels.__file__).parent
+OPERATIONS = sorted({path.parent.name for path in KERNELS.glob("*/*cuda.py")})
+
+
+def modules(operation):
+    """The _cuda.Module objects of an operation's cuda.py and its like (relative_cuda.py)."""
+    names = sorted(path.stem for path in (KERNELS / operation).glob("*cuda.py"))
+    namespaces = [vars(importlib.import_module(f"{kernels.__name__}.{operation}.{name}")) for name in names]
+    return [value for names in namespaces for value in names.values() if isinstance(value, _cuda.Module)]
+
+
+@functools.cache
+def module_with(kernel, text):
+    """The module whose source is `text` and of which `kernel` is launched."""
+    every = (module for operation in OPERATIONS for module in modules(operation))
+    found = [module for module in every if kernel in module.instantiations and module.text == text]
+    if not found:
+        raise LookupError(f"no cuda.py has a module with this source and the kernel {kernel}")
+    return found[0]
