@@ -13,21 +13,16 @@ from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register
-from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DistilBERT config; where its own keys are absent BERT's stand for them, as in transformers."""
     read = ConfigReader(config)
-
-    def size(key: str, key_of_bert: str, default: int, **limits: int) -> int:
-        return read.size(key if key in config else key_of_bert, default, **limits)
-
     return standard_spec(
         config,
-        hidden_size=size("dim", "hidden_size", 768),
-        num_heads=size("n_heads", "num_attention_heads", 12),
-        num_layers=size("n_layers", "num_hidden_layers", 6, most=MOST_LAYERS),
+        keys={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+        default_num_hidden_layers=6,
         intermediate_size=read.size("hidden_dim", 3072),
         activation=read.activation("activation", "gelu"),
         type_vocab_size=0,

@@ -18,8 +18,10 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 
-# A config may come from anywhere: a number of layers beyond any real model's would fill the memory with blocks.
+# A config may come from anywhere: sizes beyond any real model's would fill the memory before a weight is read.
 MOST_LAYERS = 10_000
+MOST_POSITIONS = MOST_LABELS = 2**20
+MOST = 2**24  # of anything else: words, widths
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,6 @@ class EncoderSpec:
     details: Any = None
 
     def __post_init__(self) -> None:
-        width, name = self.bottleneck_size or self.hidden_size, "bottleneck" if self.bottleneck_size else "hidden"
-        if width % self.num_heads:
-            raise ValueError(f"config: {name}_size {width} is not a multiple of {self.num_heads} heads")
         if self.positions_after_padding and self.pad_token_id is None:
             raise ValueError("config: pad_token_id is null, expected an integer: positions start after it")
         if self.positions_after_padding and self.position_offset >= self.max_positions:
@@ -123,14 +122,16 @@ def standard_spec(
         "num_layers": read.size("num_hidden_layers", 12, most=MOST_LAYERS),
         "embedding_size": values["hidden_size"],
         "type_vocab_size": read.count("type_vocab_size", 2),
-        "max_positions": read.size("max_position_embeddings", 512),
+        "max_positions": read.size("max_position_embeddings", 512, most=MOST_POSITIONS),
         "activation": read.activation("hidden_act", "gelu"),
         "layer_norm_eps": read.number("layer_norm_eps", 1e-12),
         "initializer_range": read.number("initializer_range", 0.02),
         "pad_token_id": read.index("pad_token_id", 0, values["vocab_size"]),
         "tied_decoder": read.flag("tie_word_embeddings", True),
     }
-    return EncoderSpec(**(values | choices))
+    spec = EncoderSpec(**(values | choices))
+    read.check_heads(spec)
+    return spec
 
 
 class ConfigReader:
@@ -148,7 +149,7 @@ class ConfigReader:
     ):
         self._config, self._defaults, self._keys = config, defaults, keys
 
-    def size(self, key: str, default: int, *, most: int = 2**31 - 1) -> int:
+    def size(self, key: str, default: int, *, most: int = MOST) -> int:
         """A positive integer, at most `most`."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -221,6 +222,16 @@ class ConfigReader:
     def num_labels(self) -> int:
         """How many classes a classifying head tells apart: of id2label, or num_labels, 2 by default."""
         labels = self._config.get("id2label")
-        if isinstance(labels, Mapping) and labels:
-            return len(labels)
-        return self.size("num_labels", 2)
+        if not isinstance(labels, Mapping) or not labels:
+            return self.size("num_labels", 2, most=MOST_LABELS)
+        if len(labels) > MOST_LABELS:
+            raise ValueError(f"config: id2label has {len(labels)} entries, expected at most {MOST_LABELS}")
+        return len(labels)
+
+    def check_heads(self, spec: EncoderSpec) -> None:
+        """Refuse a width that the heads cannot share."""
+        key = "bottleneck_size" if spec.bottleneck_size else "hidden_size"
+        width = getattr(spec, key)
+        if width % spec.num_heads:
+            heads = self._name("num_attention_heads")
+            raise ValueError(f"config: {self._name(key)} is {width}, expected a multiple of {heads} {spec.num_heads}")

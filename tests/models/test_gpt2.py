@@ -128,7 +128,7 @@ def test_parameters():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_embd": 40}, "hidden_size 40 is not a multiple of 3 heads"),
+        ({"n_embd": 40}, "n_embd is 40, expected a multiple of n_head 3"),
         ({"n_inner": 0}, "n_inner is 0"),
         ({"activation_function": "mish"}, "activation_function is 'mish'"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),

@@ -151,7 +151,7 @@ def test_labels_are_not_booleans(masked_lm):
     [
         ({"model_type": "gpt9"}, "model_type is 'gpt9', known are: .*bert"),
         ({"model_type": None}, "model_type is None, known are: .*bert"),
-        ({"hidden_size": 7}, "hidden_size 7 is not a multiple of 2 heads"),
+        ({"hidden_size": 7}, "hidden_size is 7, expected a multiple of num_attention_heads 2"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish', known are"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1, expected a positive integer"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected at most 10000"),

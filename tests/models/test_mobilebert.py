@@ -146,5 +146,5 @@ def test_configs_that_are_refused():
     check_refused(AutoModel.from_config, TINY, refused)
     with pytest.raises(ValueError, match="intra_bottleneck_size is 16, expected hidden_size 24"):
         AutoModel.from_config(TINY | {"key_query_shared_bottleneck": False})
-    with pytest.raises(ValueError, match="bottleneck_size 15 is not a multiple of 2 heads"):
+    with pytest.raises(ValueError, match="intra_bottleneck_size is 15, expected a multiple of num_attention_heads 2"):
         AutoModel.from_config(TINY | {"intra_bottleneck_size": 15})

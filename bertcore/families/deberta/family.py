@@ -12,7 +12,7 @@ from bertcore.families.deberta.encoder import COMPONENTS, DisentangledEncoder
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
 
 _TYPES = ("c2p", "p2c")
 
@@ -52,8 +52,8 @@ def max_distance(config: Mapping[str, Any]) -> int:
     if not read.flag("relative_attention", False):
         return 0
     if value is None or (type(value) is int and value < 1):
-        return read.size("max_position_embeddings", 512)
-    return read.size("max_relative_positions", 1)
+        return read.size("max_position_embeddings", 512, most=MOST_POSITIONS)
+    return read.size("max_relative_positions", 1, most=MOST_POSITIONS)
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:

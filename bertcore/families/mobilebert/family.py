@@ -12,7 +12,7 @@ from bertcore.families.mobilebert.blocks import (
     TrigramEmbeddings,
 )
 from bertcore.models.registry import HeadSpec, register
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import FirstToken, Pooler
 
@@ -20,11 +20,12 @@ from bertcore.nn.pooler import FirstToken, Pooler
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a MobileBERT config; what it lacks is as in mobilebert-uncased."""
     read = ConfigReader(config)
+    layers = read.size("num_hidden_layers", 24, most=MOST_LAYERS)
     details = BottleneckDetails(
         has_bottleneck=read.flag("use_bottleneck", True),
         attends_in_bottleneck=read.flag("use_bottleneck_attention", False),
         shares_query_key=read.flag("key_query_shared_bottleneck", True),
-        num_feed_forwards=read.size("num_feedforward_networks", 4),
+        num_feed_forwards=read.size("num_feedforward_networks", 4, most=MOST_LAYERS // layers),
         has_layer_norms=read.choice("normalization_type", "no_norm", "no_norm", "layer_norm") == "layer_norm",
         has_trigrams=read.flag("trigram_input", True),
         has_pooler_map=read.flag("classifier_activation", True),
@@ -41,12 +42,14 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         raise ValueError(f"config: embedding_size is {embedding_size}, expected at most hidden_size {hidden}")
     return standard_spec(
         config,
+        keys={"bottleneck_size": "intra_bottleneck_size"},
+        num_layers=layers,
+        type_vocab_size=read.size("type_vocab_size", 2),
         embedding_size=embedding_size,
         bottleneck_size=narrow,
         is_relative=details.has_trigrams,
         details=details,
         default_hidden_size=512,
-        default_num_hidden_layers=24,
         default_num_attention_heads=4,
         default_intermediate_size=512,
         default_hidden_act="relu",
