@@ -27,6 +27,8 @@ examples:
 
 PACKAGES = ("numpy", "numba", "llvmlite", "tbb", "safetensors", "tokenizers", "ml_dtypes", "torch", "transformers")
 
+AMX = ("amx-tile", "amx-int8", "amx-bf16")
+
 Rows = list[tuple[str, str]]
 
 
@@ -89,7 +91,7 @@ def _cpu(numba_problem: str | None) -> Rows:
         return [*rows, ("threads", f"unknown without numba; {os.cpu_count()} CPUs")]
     machinery = _numba_machinery()
     threads = machinery.thread_count()
-    features = [name for name, found in machinery.host_features().items() if found]
+    features = [name for name, found in machinery.host_features().items() if found] + _tiles()
     return [
         *rows,
         ("features", " ".join(features) or "none of those that matter here"),
@@ -98,11 +100,23 @@ def _cpu(numba_problem: str | None) -> Rows:
     ]
 
 
+def _tiles() -> list[str]:
+    """What the CPU has of AMX, by LLVM's account or Linux's."""
+    import llvmlite.binding as llvm
+
+    found, flags = llvm.get_host_cpu_features(), _cpu_info("flags").split()
+    return [name for name in AMX if found.get(name, False) or name.replace("-", "_") in flags]
+
+
 def _cpu_model() -> str:
+    return f"{_cpu_info('model name') or platform.processor() or 'unknown'} ({platform.machine()})"
+
+
+def _cpu_info(key: str) -> str:
+    """What Linux says of the first CPU under a name; "" where it does not."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def _gpu(cupy_problem: str | None) -> Rows:

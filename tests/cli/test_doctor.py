@@ -41,6 +41,18 @@ def test_report(without_cupy, monkeypatch, capsys):
     assert line(shown, "compiled for").startswith(_numba.LEVEL.name)
 
 
+@pytest.mark.parametrize("source", ["llvm", "linux", "neither"])
+def test_amx_is_listed(monkeypatch, source):
+    from llvmlite import binding
+
+    names = ["amx-tile", "amx-int8", "amx-bf16"]
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: dict.fromkeys(names, source == "llvm"))
+    flags = "fpu amx_bf16 avx512f amx_tile amx_int8" if source == "linux" else "fpu"
+    monkeypatch.setattr(doctor, "_cpu_info", lambda key: flags if key == "flags" else "a CPU")
+    shown = dict(doctor._cpu(None))["features"].split()
+    assert [name for name in shown if name.startswith("amx")] == ([] if source == "neither" else names)
+
+
 def test_a_backend_that_cannot_run_is_exit_code_1(without_cupy, capsys):
     assert main(["doctor", "--backend", "cupy"]) == 1
     assert line(capsys.readouterr().out, "in force") == "cupy (--backend)"
