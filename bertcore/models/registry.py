@@ -79,6 +79,8 @@ class Family:
             for, or by their own name.
         soft_labels: where the config has no problem_type, labels of (sequences, num_labels) are the probabilities of
             one choice among classes (DeBERTa); elsewhere each class is chosen or not by itself.
+        code: modules of custom code that the family stands for, as auto_map names them: "REPOSITORY--module", or
+            "module" of the checkpoint's own folder. They decide before the model_type, and none is ever run.
     """
 
     model_type: str
@@ -98,6 +100,7 @@ class Family:
     endings: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, type] = field(default_factory=dict)
     soft_labels: bool = False
+    code: tuple[str, ...] = ()
 
 
 _families: dict[str, Family] = {}
@@ -117,10 +120,37 @@ def known_families() -> list[str]:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a config; ValueError names the known ones."""
+    """The family of a config; ValueError names the known ones, and the known code where auto_map names code."""
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}, expected a mapping as in config.json, or a preset's name")
     model_type, known = config.get("model_type"), known_families()
+    if (custom := _custom_code(config)) is not None:
+        return _family_of_code(custom)
     if model_type not in known:
         raise ValueError(f"config: model_type is {model_type!r}, known are: {', '.join(known)}")
     return _families[model_type]
+
+
+def _custom_code(config: Mapping[str, Any]) -> list[str] | None:
+    """The modules of custom code that the config names for models (or, with none, for configs); None without any."""
+    auto_map = config.get("auto_map") or {}
+    if not isinstance(auto_map, Mapping) or not all(isinstance(name, str | list) for name in auto_map.values()):
+        raise ValueError(f"config: auto_map is {auto_map!r}, expected an object of names of classes")
+    models = [name for key, name in auto_map.items() if key.startswith("AutoModel")] or auto_map.get("AutoConfig")
+    if not models:
+        return None
+    names = [models] if isinstance(models, str) else models
+    return sorted({str(name).rpartition(".")[0] for name in names})
+
+
+def _family_of_code(modules: list[str]) -> Family:
+    """The family that stands for these modules; ValueError names those that one stands for."""
+    stands_for = {module: family for family in _families.values() for module in family.code}
+    found = {stands_for[module].model_type: stands_for[module] for module in modules if module in stands_for}
+    if len(found) != 1 or not stands_for.keys() >= set(modules):
+        raise ValueError(
+            f"config: auto_map names code of its own, {', '.join(modules)}, which is never run; "
+            f"code that a family here stands for: {', '.join(sorted(stands_for)) or 'none'}"
+        )
+    (family,) = found.values()
+    return family
