@@ -24,6 +24,7 @@ from .embedding import embedding, embedding_backward
 from .gelu import gelu, gelu_backward
 from .layer_norm import layer_norm, layer_norm_backward
 from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
+from .rms_norm import rms_norm, rms_norm_backward
 from .rotary import rotary, rotary_backward
 from .rotary.tables import rotary_tables
 from .softmax import softmax, softmax_backward
@@ -55,6 +56,8 @@ __all__ = [
     "prepare_weight",
     "quantize_weight",
     "resolve_backend",
+    "rms_norm",
+    "rms_norm_backward",
     "rotary",
     "rotary_backward",
     "rotary_tables",

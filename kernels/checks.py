@@ -104,6 +104,16 @@ def finite_number(name: str, value: Any, *, minimum: float | None = None) -> flo
     return float(value)
 
 
+def norm(backend: str, eps: Any, *, weight: Any = None, bias: Any = None, **arrays: Any) -> float:
+    """The arguments of a norm over rows: `arrays`, of which the first is the input, share its shape; eps as a float."""
+    floating(backend, **arrays, weight=weight, bias=bias)
+    name, input = next(iter(arrays.items()))
+    at_least_ndim(1, **{name: input})
+    shape(input.shape, **arrays)
+    shape(input.shape[-1:], weight=weight, bias=bias)
+    return finite_number("eps", eps, minimum=0)
+
+
 def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> None:
     """Host integers lie in [0, size), or equal `also`; arrays on a GPU are not read (the kernels guard themselves)."""
     if not isinstance(values, np.ndarray) or values.size == 0:

@@ -60,6 +60,11 @@ class Deferred:
     def strides(self) -> tuple[int, ...]:
         return self.array.strides
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether somebody else may read or have written the memory."""
+        return self._memory.is_shared
+
     def reshape(self, *shape: Any) -> Any:
         if not self.array.flags.c_contiguous:  # it might have to be copied
             return self.result().reshape(*shape)

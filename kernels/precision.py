@@ -2,6 +2,9 @@
 
 import numpy as np
 
+# Decorates what computes with NumPy: infinities and NaN come and go as IEEE 754 says, whatever numpy.seterr asks for.
+ieee_arithmetic = np.errstate(all="ignore")
+
 
 def working_dtype(dtype):
     """float32 for float16, bfloat16 and float32; float64 for float64."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.texts import ragged_lengths
 from bertcore import kernels
+from bertcore.kernels.precision import working_dtype
 
 FORWARD, TRAINING = "forward", "forward+backward"
 DIRECTIONS = (FORWARD, TRAINING)
@@ -170,8 +171,25 @@ def _layer_norm(a, backend):
 
 
 def _layer_norm_training(a, backend):
-    grads = kernels.layer_norm_backward(a.grad_output, a.input, a.weight, residual=a.residual, backend=backend)
+    grads = kernels.layer_norm_backward(a.grad_output, a.input, a.weight, a.bias, residual=a.residual, backend=backend)
     return *_layer_norm(a, backend), *grads
+
+
+def _rms_norm_cases(size: str, length: str) -> Iterator[Case]:
+    width = SIZES[size].hidden
+    rows = Normal((SIZES[size].tokens(length), width))
+    count = math.prod(rows.shape)
+    inputs = {"input": rows, "weight": Normal((width,)), "grad_output": rows}
+    costs = _Cost(2 * count + width), _Cost(3 * count + 2 * width)
+    yield from _pair(("rms_norm", "plain", size, length), inputs, (_rms_norm, _rms_norm_training), *costs)
+
+
+def _rms_norm(a, backend):
+    return (kernels.rms_norm(a.input, a.weight, backend=backend),)
+
+
+def _rms_norm_training(a, backend):
+    return *_rms_norm(a, backend), *kernels.rms_norm_backward(a.grad_output, a.input, a.weight, backend=backend)
 
 
 # gelu and activation: the inside of the feed-forward
@@ -330,6 +348,33 @@ def _relative_attention_training(a, backend):
     return output, *grads[:3], grads.relative.position_key, grads.relative.position_query
 
 
+# rotary: query and key of packed texts, in one (tokens, 2, heads, head_dim) array
+
+
+def _rotary_cases(size: str, length: str) -> Iterator[Case]:
+    heads, hidden = SIZES[size].heads, SIZES[size].hidden
+    for name, lengths in SIZES[size].batches[length].items():
+        rows = Normal((sum(lengths), 2, heads, hidden // heads))
+        cos, sin = kernels.rotary_tables(max(lengths), hidden // heads // 2 * 2)
+        inputs = {"input": rows, "cos": cos, "sin": sin, "grad_output": rows}
+        inputs["cu_seqlens"] = np.cumsum((0, *lengths), dtype=np.int32)
+        cost = _Cost(2 * math.prod(rows.shape) + cos.size + sin.size)
+        yield from _pair(("rotary", name, size, length), inputs, (_rotary, _rotary_training), cost, cost)
+
+
+def _rotary(a, backend):
+    return (kernels.rotary(a.input, *_tables(a), cu_seqlens=a.cu_seqlens, backend=backend),)
+
+
+def _rotary_training(a, backend):
+    grad = kernels.rotary_backward(a.grad_output, *_tables(a), cu_seqlens=a.cu_seqlens, backend=backend)
+    return *_rotary(a, backend), grad
+
+
+def _tables(a):
+    return tuple(table.astype(working_dtype(a.input.dtype), copy=False) for table in (a.cos, a.sin))
+
+
 # embedding and cross entropy: both ends of a masked language model
 
 
@@ -370,11 +415,13 @@ def _cross_entropy_training(a, backend):
 OPS = {
     "softmax": _softmax_cases,
     "layer_norm": _layer_norm_cases,
+    "rms_norm": _rms_norm_cases,
     "gelu": _gelu_cases,
     "activation": _activation_cases,
     "linear": _linear_cases,
     "attention": _attention_cases,
     "relative_attention": _relative_attention_cases,
+    "rotary": _rotary_cases,
     "embedding": _embedding_cases,
     "cross_entropy": _cross_entropy_cases,
 }

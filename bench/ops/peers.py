@@ -58,6 +58,17 @@ def _layer_norm(functional, a):
     return functional.layer_norm(x, x.shape[-1:], a.weight, a.bias)
 
 
+def _rms_norm(functional, a):
+    return functional.rms_norm(a.input, a.input.shape[-1:], a.weight, 1e-6)
+
+
+def _rotary(functional, a):
+    half, texts = a.cos.shape[1], len(a.cu_seqlens) - 1
+    cos, sin = (table.tile(texts, 1)[:, None, None] for table in (a.cos, a.sin))
+    first, second, rest = a.input[..., :half], a.input[..., half : 2 * half], a.input[..., 2 * half :]
+    return importlib.import_module("torch").cat((first * cos - second * sin, first * sin + second * cos, rest), -1)
+
+
 def _gelu(functional, a):
     return functional.gelu(a.input + a.bias, approximate=a.approximate)
 
@@ -108,6 +119,8 @@ def _cross_entropy(functional, a):
 _PEERS = {  # the function, and what has a gradient, in the order in which the case returns them
     "softmax": (_softmax, ("input",)),
     "layer_norm": (_layer_norm, ("input", "weight", "bias")),
+    "rms_norm": (_rms_norm, ("input", "weight")),
+    "rotary": (_rotary, ("input",)),
     "gelu": (_gelu, ("input", "bias")),
     "activation": (_activation, ("input",)),
     "linear": (_linear, ("input", "weight", "bias")),

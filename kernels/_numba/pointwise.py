@@ -32,13 +32,13 @@ def activate(input, name, bias):
 def activate_backward(grad_output, input, name, bias):
     """(grad_input, grad_bias or None)."""
     grad_input = empty(input.shape, input.dtype)
-    grad_bias = np.zeros(0 if bias is None else bias.size, input.dtype)
+    grad_bias = np.zeros(0 if bias is None else bias.size)
     if grad_input.size:
         line, bias_line = _line_and_bias(input, bias)
         arguments = flat(grad_output), flat(input), bias_line, CODES[name], line, grad_input.reshape(-1)
         partial = np.zeros((block_count(input.size // line), grad_bias.size), input.dtype)
         _backward(*arguments, partial, grad_bias, task_count(input.size, GRAIN))
-    return grad_input, None if bias is None else grad_bias
+    return grad_input, None if bias is None else grad_bias.astype(input.dtype, copy=False)
 
 
 def _line_and_bias(input, bias):

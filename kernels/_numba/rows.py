@@ -70,11 +70,7 @@ def peak(x, width):
 
 @helper
 def sum_blocks(partial, total):
-    """total[c] = the sum of partial[block, c] over the blocks, in their order, in float64."""
-    blocks, width = partial.shape
-    exact = np.zeros(width)
-    for block in range(blocks):
-        for c in range(width):
-            exact[c] += partial[block, c]
-    for c in range(width):
-        total[c] = exact[c]
+    """Adds partial[block, c] over the blocks, in their order, to total[c], which is float64."""
+    for block in range(len(partial)):
+        for c in range(len(total)):
+            total[c] += partial[block, c]

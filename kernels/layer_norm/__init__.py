@@ -40,17 +40,15 @@ def layer_norm(
         __package__, backend, optional=OPTIONAL, input=input, weight=weight, bias=bias, residual=residual
     )
     input, weight, bias, residual = call.arrays
-    checks.floating(call.backend, input=input, weight=weight, bias=bias, residual=residual)
-    checks.at_least_ndim(1, input=input)
-    checks.shape(input.shape[-1:], weight=weight, bias=bias)
-    checks.shape(input.shape, residual=residual)
-    return call.run("layer_norm", input, weight, bias, checks.finite_number("eps", eps, minimum=0), residual)
+    eps = checks.norm(call.backend, eps, input=input, weight=weight, bias=bias, residual=residual)
+    return call.run("layer_norm", input, weight, bias, eps, residual)
 
 
 def layer_norm_backward(
     grad_output: Any,
     input: Any,
     weight: Any = None,
+    bias: Any = None,
     eps: float = 1e-5,
     *,
     residual: Any = None,
@@ -60,22 +58,21 @@ def layer_norm_backward(
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        input, weight, eps, residual, backend: as for `layer_norm`.
+        input, weight, bias, eps, residual, backend: as for `layer_norm`.
 
     Returns:
-        (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,); grad_weight is None if
-        weight is. The gradient of the residual equals grad_input.
+        (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,); the gradient of an absent
+        weight or bias is None. The gradient of the residual equals grad_input.
 
     Raises:
         As `layer_norm`.
     """
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, grad_output=grad_output, input=input, weight=weight, residual=residual
+        __package__, backend, optional=OPTIONAL, grad_output=grad_output, input=input, weight=weight, bias=bias,
+        residual=residual,
+    )  # fmt: skip
+    grad_output, input, weight, bias, residual = call.arrays
+    eps = checks.norm(
+        call.backend, eps, input=input, weight=weight, bias=bias, residual=residual, grad_output=grad_output
     )
-    grad_output, input, weight, residual = call.arrays
-    checks.floating(call.backend, input=input, grad_output=grad_output, weight=weight, residual=residual)
-    checks.at_least_ndim(1, input=input)
-    checks.shape(input.shape, grad_output=grad_output, residual=residual)
-    checks.shape(input.shape[-1:], weight=weight)
-    eps = checks.finite_number("eps", eps, minimum=0)
-    return call.run("layer_norm_backward", grad_output, input, weight, eps, residual)
+    return call.run("layer_norm_backward", grad_output, input, weight, bias, eps, residual)

@@ -15,13 +15,13 @@ and the residual's gradient is the same.
 
 import numpy as np
 
-from ..precision import sum_rows, widen
+from ..precision import ieee_arithmetic, sum_rows, widen
 
 
-@np.errstate(invalid="ignore", over="ignore")
+@ieee_arithmetic
 def layer_norm(input, weight, bias, eps, residual):
     """Layer norm of (..., width); weight and bias are (width,) or None, residual has the shape of input or is None."""
-    output, _ = _normalise(input, eps, residual)
+    output, _ = normalise(sum_with_residual(input, residual), eps, centred=True)
     if weight is not None:
         output = output * widen(weight)
     if bias is not None:
@@ -29,28 +29,41 @@ def layer_norm(input, weight, bias, eps, residual):
     return np.asarray(output, input.dtype)
 
 
-@np.errstate(invalid="ignore", over="ignore")
-def layer_norm_backward(grad_output, input, weight, eps, residual):
-    """(grad_input, grad_weight or None, grad_bias); mean and variance are computed again from the input."""
-    normalised, inverse_deviation = _normalise(input, eps, residual)
+@ieee_arithmetic
+def layer_norm_backward(grad_output, input, weight, bias, eps, residual):
+    """(grad_input, grad_weight or None, grad_bias or None); mean and variance are computed again from the input."""
+    normalised, inverse_deviation = normalise(sum_with_residual(input, residual), eps, centred=True)
     grad = widen(grad_output)
     grad_weight = None if weight is None else sum_rows(grad * normalised).astype(weight.dtype)
-    grad_bias = sum_rows(grad).astype(input.dtype)
+    grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
     if weight is not None:
         grad = grad * widen(weight)
-    along = normalised * _mean(grad * normalised)
-    grad_input = (grad - _mean(grad) - along) * inverse_deviation
+    along = normalised * mean_of_rows(grad * normalised)
+    grad_input = (grad - mean_of_rows(grad) - along) * inverse_deviation
     return np.asarray(grad_input, input.dtype), grad_weight, grad_bias
 
 
-def _normalise(input, eps, residual):
-    x = widen(input)
-    if residual is not None:
-        x = x + widen(residual)
-    deviation = x - _mean(x)
-    inverse_deviation = 1 / np.sqrt(_mean(deviation * deviation) + x.dtype.type(eps))
-    return deviation * inverse_deviation, inverse_deviation
+def sum_with_residual(input, residual):
+    """input + residual in the working dtype; residual may be None."""
+    return widen(input) if residual is None else widen(input) + widen(residual)
 
 
-def _mean(x):  # NaN for rows without entries, which no entry then receives
+def normalise(x, eps, *, centred):
+    """(the rows of x over their deviation, 1 / that); from their mean if `centred`, else from 0.
+
+    Rows whose squares would overflow are scaled down first, by a power of 2: the result does not depend on scale.
+    """
+    limits = np.finfo(x.dtype)
+    is_large = np.abs(x).max(axis=-1, keepdims=True, initial=0) > 2.0 ** (limits.maxexp // 2 - 10)
+    shrink = np.where(is_large, 2.0 ** -(5 * limits.maxexp // 8), 1).astype(x.dtype)
+    x, eps = x * shrink, np.where(is_large, limits.tiny * (eps > 0), eps).astype(x.dtype)
+    if centred:
+        x = x - mean_of_rows(x)
+        x = x - mean_of_rows(x)  # what rounding left of the mean: of equal numbers it is all there is
+    inverse_deviation = 1 / np.sqrt(mean_of_rows(x * x) + eps)
+    return x * inverse_deviation, inverse_deviation * shrink
+
+
+def mean_of_rows(x):
+    """(..., 1): the mean over the last axis; NaN for rows without entries, which no entry then receives."""
     return x.sum(axis=-1, keepdims=True) / x.shape[-1]

@@ -1,12 +1,12 @@
-"""Layer norm as a step of a program: its record, what notes it and what runs it."""
+"""Layer norm, and RMS norm with it, as a step of a program: its record, what notes it and what runs it."""
 
 import numpy as np
 
 from .._numba import helper
+from .._numba.norms import GRAIN, forward_rows
 from .._numba.rows import share, task_count
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
 from ..deferred import is_plain
-from .cpu import GRAIN, forward_rows
 
 STEP = record(
     ("input", ADDRESS),
@@ -16,15 +16,27 @@ STEP = record(
     ("weight", ADDRESS),
     ("bias", ADDRESS),
     ("eps", np.float64),
+    ("centred", np.bool_),
     ("output", ADDRESS),
 )
 
 
 def deferred_layer_norm(program, input, weight, bias, eps, residual):
-    """Note the step of `layer_norm` of float32 with weight and bias; None for what has no deferred form."""
-    if weight is None or bias is None or not input.size or not all(map(is_plain, (input, weight, bias, residual))):
+    """Note the step of `layer_norm` of float32; None for what has no deferred form."""
+    return _deferred_norm(program, input, weight, bias, eps, residual, True)
+
+
+def deferred_rms_norm(program, input, weight, eps, residual):
+    """Note the step of `rms_norm` of float32; None for what has no deferred form."""
+    return _deferred_norm(program, input, weight, None, eps, residual, False)
+
+
+def _deferred_norm(program, input, weight, bias, eps, residual, centred):
+    if not input.size or not all(map(is_plain, (input, weight, bias, residual))):
         return None
     output, width = program.empty(input.shape, input.dtype), input.shape[-1]
+    weight = np.ones(width, np.float32) if weight is None else weight
+    bias = np.zeros(width, np.float32) if bias is None else bias
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias, "output": output}
     program.note(
         STEP,
@@ -32,6 +44,7 @@ def deferred_layer_norm(program, input, weight, bias, eps, residual):
         rows=input.size // width,
         width=width,
         eps=eps,
+        centred=centred,
         **{name: program.address(array) for name, array in arrays.items()},
     )
     return output
@@ -45,4 +58,4 @@ def run_step(step, task, tasks):
     residual = array_at(step.residual, (rows * width if step.residual != 0 else 0,), FLOAT)
     weight, bias = array_at(step.weight, (width,), FLOAT), array_at(step.bias, (width,), FLOAT)
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    forward_rows(x, residual, weight, bias, out, width, step.eps, first, last)
+    forward_rows(x, residual, weight, bias, out, width, step.eps, step.centred, first, last)

@@ -13,17 +13,20 @@ from .._numba.steps import OPTIONS
 from ..attention import step as attention
 from ..layer_norm import step as layer_norm
 from ..linear import step as linear
+from ..rotary import step as rotary
 
 __all__ = ["DEFERRED_FORMS", "StepTable", "empty"]
 
 DEFERRED_FORMS = {
     "linear": linear.deferred_linear,
     "layer_norm": layer_norm.deferred_layer_norm,
+    "rms_norm": layer_norm.deferred_rms_norm,
+    "rotary": rotary.deferred_rotary,
     "attention": attention.deferred_attention,
 }
 
-_KINDS = linear.STEP, layer_norm.STEP, attention.STEP, attention.RELATIVE_STEP
-_LINEAR, _LAYER_NORM, _ATTENTION, _RELATIVE_ATTENTION = range(len(_KINDS))
+_KINDS = linear.STEP, layer_norm.STEP, rotary.STEP, attention.STEP, attention.RELATIVE_STEP
+_LINEAR, _LAYER_NORM, _ROTARY, _ATTENTION, _RELATIVE_ATTENTION = range(len(_KINDS))
 _INDEX = np.dtype([("kind", np.int64), ("record", np.int64), ("tasks", np.int64)])
 _LINE = 8  # int64: counters of different steps share no cache line
 
@@ -82,6 +85,8 @@ def _perform(step, records, counter, storage, attention_storage, relative_storag
         linear.run_step(records[_LINEAR][step.record], counter, storage)
     elif step.kind == _LAYER_NORM:
         layer_norm.run_step(records[_LAYER_NORM][step.record], task, tasks)
+    elif step.kind == _ROTARY:
+        rotary.run_step(records[_ROTARY][step.record], task, tasks)
     elif step.kind == _ATTENTION:
         attention.run_step(records[_ATTENTION][step.record], counter, attention_storage)
     elif step.kind == _RELATIVE_ATTENTION:

@@ -10,6 +10,7 @@ from numba import prange
 from .._numba import address_of, as_addressed_array, empty, helper, inline_helper, kernel
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, pointer, pointer_at, store_masked
+from .._numba.steps import ADDRESS, record
 
 GRAIN = 1 << 16
 
@@ -30,27 +31,32 @@ def _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, directio
     if input.size:
         offsets = np.array([0, len(input)], np.int32) if cu_seqlens is None else flat(cu_seqlens)
         positions = np.empty(0, np.int64) if positions is None else flat(np.asarray(positions, np.int64))
-        layout = *_layout(source), *_layout(target), *_sizes(input.shape), cos.shape[1]
-        tables = flat(cos), flat(sin), offsets, positions
-        _rotate(*tables, np.array(layout), interleaved, direction, task_count(input.size, GRAIN))
+        plan = np.array([plan_of(source, target, cos, interleaved, direction)], PLAN)
+        _rotate(flat(cos), flat(sin), offsets, positions, plan, task_count(input.size, GRAIN))
     if inplace and source is not input:
         input[...] = source
     return input if inplace else target
 
 
-def _layout(array):
-    """(address, strides in bytes of tokens, parts and heads)."""
-    strides = array.strides[:-1]
-    return address_of(array), strides[0], strides[1] if len(strides) == 3 else 0, strides[-1]
+PLACE = record(("address", ADDRESS), *((f"{what}_stride", np.intp) for what in ("token", "part", "head")))  # in bytes
+PLAN = record(
+    ("source", PLACE),
+    ("target", PLACE),
+    *((name, np.intp) for name in ("tokens", "parts", "heads", "head_dim", "half", "direction")),
+    ("interleaved", np.bool_),
+)
 
 
-def _sizes(shape):
-    """(tokens, parts, heads, head_dim)."""
-    return shape if len(shape) == 4 else (shape[0], 1, *shape[1:])
+def plan_of(source, target, cos, interleaved, direction):
+    """The values of a PLAN for arrays as `as_addressed_array` gives them; the direction is 1 or, back, -1."""
+    tokens, *parts, heads, head_dim = source.shape
+    sizes = tokens, *(parts or (1,)), heads, head_dim, cos.shape[1]
+    return _place(source), _place(target), *sizes, direction, interleaved
 
 
-# The integers of a layout: as `_turn` lists them.
-SOURCE, TARGET, TOKENS, PARTS, HEADS, HEAD_DIM, HALF = 0, 4, 8, 9, 10, 11, 12
+def _place(array):
+    token, *part, head = array.strides[:-1]
+    return address_of(array), token, *(part or (0,)), head
 
 
 @inline_helper
@@ -82,39 +88,40 @@ def _turn_neighbours(x, c, s, sign, out, half):
 
 
 @helper
-def rotate_tokens(cos, sin, offsets, positions, layout, interleaved, direction, first, last):
+def rotate_tokens(cos, sin, offsets, positions, plan, first, last):
     """The tokens from `first` to `last`."""
-    half, rotary_dim, head_dim = layout[HALF], 2 * layout[HALF], layout[HEAD_DIM]
-    in_place, sign, sequence = layout[SOURCE] == layout[TARGET], cos.dtype.type(direction), 0
+    half, sign, sequence = plan.half, cos.dtype.type(plan.direction), 0
     for token in range(first, last):
         while offsets[sequence + 1] <= token:
             sequence += 1
         position = positions[token] if positions.size > 0 else np.int64(token - offsets[sequence])
         c, s = pointer(cos, position * half), pointer(sin, position * half)
-        for part in range(layout[PARTS]):
-            for head in range(layout[HEADS]):
-                x = pointer_at(_address(layout, SOURCE, token, part, head), sign)
-                out = pointer_at(_address(layout, TARGET, token, part, head), sign)
-                if interleaved:
+        for part in range(plan.parts):
+            for head in range(plan.heads):
+                x, out = _row(plan.source, token, part, head, sign), _row(plan.target, token, part, head, sign)
+                if plan.interleaved:
                     _turn_neighbours(x, c, s, sign, out, half)
                 else:
                     _turn_halves(x, c, s, sign, out, half)
-                if not in_place:
-                    for i in range(rotary_dim, head_dim):
+                if plan.source.address != plan.target.address:
+                    for i in range(2 * half, plan.head_dim):
                         out[i] = x[i]
 
 
 @inline_helper
-def _address(layout, at, token, part, head):
-    return layout[at] + token * layout[at + 1] + part * layout[at + 2] + head * layout[at + 3]
+def _row(place, token, part, head, like):
+    return pointer_at(
+        place.address + token * place.token_stride + part * place.part_stride + head * place.head_stride, like
+    )
 
 
 @kernel(parallel=True)
-def _rotate(cos, sin, offsets, positions, layout, interleaved, direction, tasks):
-    tokens = layout[TOKENS]
+def _rotate(cos, sin, offsets, positions, plan, tasks):
+    """`plan`: an array of one PLAN."""
+    tokens = plan[0].tokens
     if tasks == 1:
-        rotate_tokens(cos, sin, offsets, positions, layout, interleaved, direction, 0, tokens)
+        rotate_tokens(cos, sin, offsets, positions, plan[0], 0, tokens)
     else:
         for task in prange(tasks):
             first, last = share(tokens, task, tasks), share(tokens, task + 1, tasks)
-            rotate_tokens(cos, sin, offsets, positions, layout, interleaved, direction, first, last)
+            rotate_tokens(cos, sin, offsets, positions, plan[0], first, last)

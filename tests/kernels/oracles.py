@@ -43,6 +43,15 @@ def layer_norm(x, weight, bias, eps, residual):
     return normalised * (1 if weight is None else weight) + (0 if bias is None else bias)
 
 
+def rms_norm(x, weight, eps, residual):
+    def line(values):
+        square = math.fsum(value**2 for value in values) / len(values)
+        return [value / math.sqrt(square + eps) for value in values]
+
+    normalised = _along(line, x if residual is None else x + residual, -1)
+    return normalised * (1 if weight is None else weight)
+
+
 def activation(x, name):
     return np.array([ACTIVATIONS[name](float(value)) for value in x.flat], np.float64).reshape(x.shape)
 

@@ -1,9 +1,10 @@
-"""layer_norm/reference.py against a naive oracle, finite differences, itself in float64, and PyTorch."""
+"""The references of layer_norm and rms_norm against naive oracles, finite differences, float64, and PyTorch."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 
+from bertcore import kernels
 from bertcore.kernels.layer_norm import reference
 from tests.kernels import oracles
 from tests.kernels.finite_differences import assert_gradient
@@ -15,62 +16,87 @@ SHAPES = [(5, 7), (2, 3, 39), (160,), (4, 1), (0, 4), (4, 0)]
 EPS = 1e-5
 
 
-def arguments(seed, shape, dtype=np.float64, layout="contiguous"):
-    """input, weight, bias, residual, grad_output."""
-    width = shape[-1:]
-    return (
-        normal(seed, shape, dtype, layout, scale=2),
-        normal(seed + 1, width, dtype, layout),
-        normal(seed + 2, width, dtype, layout),
-        normal(seed + 3, shape, dtype, layout),
-        normal(seed + 4, shape, dtype, layout),
-    )
+class LayerNorm:
+    parameters = ("weight", "bias")
+    forward, backward, oracle = kernels.layer_norm, kernels.layer_norm_backward, oracles.layer_norm
+
+    def torch(self, torch, x, weight, bias):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, EPS)
 
 
-@pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize("with_affine", [False, True])
+class RMSNorm:
+    parameters = ("weight",)
+    forward, backward, oracle = kernels.rms_norm, kernels.rms_norm_backward, oracles.rms_norm
+
+    def torch(self, torch, x, weight):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, EPS)
+
+
+NORMS = pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
+
+
+@pytest.fixture(autouse=True)
+def numpy_backend():
+    with kernels.use_backend("numpy"):
+        yield
+
+
+def arguments(norm, seed, shape, dtype=np.float64, layout="contiguous"):
+    """(grad_output, input, parameters by name, residual)."""
+    parameters = {name: normal(seed + i, shape[-1:], dtype, layout) for i, name in enumerate(norm.parameters)}
+    grad, x, residual = (normal(seed + 3 + i, shape, dtype, layout, scale=2) for i in range(3))
+    return grad, x, parameters, residual
+
+
+@NORMS
+@pytest.mark.parametrize("options", ["", "weight", "bias", "residual", "weight bias residual"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_oracle(shape, with_affine, with_residual):
-    x, weight, bias, residual, _ = arguments(1, shape)
-    weight, bias = (weight, bias) if with_affine else (None, None)
-    residual = residual if with_residual else None
-    found = reference.layer_norm(x, weight, bias, EPS, residual)
-    assert_close(found, oracles.layer_norm(x, weight, bias, EPS, residual))
+def test_oracle(norm, shape, options):
+    _, x, parameters, residual = arguments(norm, 1, shape)
+    given = {name: array for name, array in (parameters | {"residual": residual}).items() if name in options}
+    absent = dict.fromkeys((*norm.parameters, "residual"))
+    assert_close(norm.forward(x, eps=EPS, **given), norm.oracle(x, eps=EPS, **absent | given))
 
 
+@NORMS
 @QUICK
 @given(shape=shapes(), dtype=dtypes(), layout=layouts(), seed=seeds())
-def test_low_precision_rounds_once(shape, dtype, layout, seed):
-    x, weight, bias, residual, grad = arguments(seed, shape, dtype, layout)
-    wide = [array.astype(np.float64) for array in (x, weight, bias, residual, grad)]
-    found = reference.layer_norm(x, weight, bias, EPS, residual)
-    assert found.dtype == dtype and found.flags.c_contiguous and found.flags.writeable
-    assert_close(found, reference.layer_norm(*wide[:3], EPS, wide[3]), at_least=1, factor=5)  # few entries: see below
-    gradients = reference.layer_norm_backward(grad, x, weight, EPS, residual)
-    exact = reference.layer_norm_backward(wide[4], wide[0], wide[1], EPS, wide[3])
-    for name, one, other in zip(("grad_input", "grad_weight", "grad_bias"), gradients, exact, strict=True):
+def test_low_precision_rounds_once(norm, shape, dtype, layout, seed):
+    def both(convert):
+        grad, x, parameters, residual = arguments(norm, seed, shape, dtype, layout)
+        parameters = {name: convert(array) for name, array in parameters.items()}
+        options = {"residual": convert(residual), "eps": EPS}
+        yield norm.forward(convert(x), **parameters, **options)
+        yield from norm.backward(convert(grad), convert(x), **parameters, **options)
+
+    exact = both(lambda array: array.astype(np.float64))
+    for found, truth in zip(both(lambda array: array), exact, strict=True):
+        assert found.dtype == dtype and found.flags.c_contiguous and found.flags.writeable
         # A row of two nearly equal entries divides the rounding of the input by its small deviation.
-        assert_close(one, other, name=name, at_least=1, factor=20 if shape[-1] < 5 else 5)
+        assert_close(found, truth, at_least=1, factor=20 if shape[-1] < 5 else 5)
 
 
+@NORMS
 @pytest.mark.parametrize("shape", SHAPES)
-def test_finite_differences(shape):
-    x, weight, bias, residual, grad = arguments(2, shape)
-    grad_input, grad_weight, grad_bias = reference.layer_norm_backward(grad, x, weight, EPS, residual)
+def test_finite_differences(norm, shape):
+    grad, x, parameters, residual = arguments(norm, 2, shape)
+    options = {"residual": residual, "eps": EPS}
+    grad_input, *gradients = norm.backward(grad, x, **parameters, **options)
     if shape != (4, 1):  # a row of one entry has no deviation: sqrt(eps) makes its function too sharp to step across
-        assert_gradient(lambda x: reference.layer_norm(x, weight, bias, EPS, residual), x, grad, grad_input)
-    assert_gradient(lambda w: reference.layer_norm(x, w, bias, EPS, residual), weight, grad, grad_weight)
-    assert_gradient(lambda b: reference.layer_norm(x, weight, b, EPS, residual), bias, grad, grad_bias)
+        assert_gradient(lambda x: norm.forward(x, **parameters, **options), x, grad, grad_input)
+    for (name, array), gradient in zip(parameters.items(), gradients, strict=True):
+        assert_gradient(
+            lambda a, name=name: norm.forward(x, **parameters | {name: a}, **options), array, grad, gradient
+        )
 
 
-def test_weight_may_be_absent_in_the_backward():
-    x, _, _, _, grad = arguments(3, (5, 7))
-    ones = np.ones(7)
-    with_ones = reference.layer_norm_backward(grad, x, ones, EPS, None)
-    without = reference.layer_norm_backward(grad, x, None, EPS, None)
-    assert without[1] is None
-    assert_close(without[0], with_ones[0])
-    assert_close(without[2], with_ones[2])
+@NORMS
+def test_an_absent_parameter_has_no_gradient(norm, cpu_backend):
+    grad, x, parameters, _ = arguments(norm, 3, (5, 7))
+    without = norm.backward(grad, x, eps=EPS, backend=cpu_backend)
+    assert without[1:] == (None,) * len(parameters)
+    ones = norm.backward(grad, x, weight=np.ones(7), eps=EPS, backend=cpu_backend)
+    assert_close(without[0], ones[0])
 
 
 def test_variance_survives_a_large_mean():
@@ -85,32 +111,50 @@ def test_the_sum_with_the_residual_is_not_rounded():
     np.testing.assert_allclose(reference.layer_norm(x, None, None, EPS, residual), [1, -1], rtol=1e-3)
 
 
-def test_constant_rows_give_the_bias():
-    found = reference.layer_norm(np.full((2, 7), 3.5, np.float32), None, np.arange(7, dtype=np.float32), 0.1, None)
-    np.testing.assert_array_equal(found, np.tile(np.arange(7), (2, 1)))
+@pytest.mark.parametrize("value", [3.5, 1e30, 3e38, -3e38])
+@pytest.mark.parametrize("width", [1, 7, 17, 160])
+def test_equal_numbers_give_the_bias(cpu_backend, width, value):
+    bias = normal(1, (width,), np.float32)
+    found = kernels.layer_norm(np.full((2, width), value, np.float32), None, bias, EPS, backend=cpu_backend)
+    np.testing.assert_array_equal(found, np.tile(bias, (2, 1)))
 
 
+@NORMS
+@pytest.mark.parametrize("dtype, largest", [(np.float32, 3e38), (np.float64, 1e308)])
+def test_rows_whose_squares_overflow(norm, cpu_backend, dtype, largest):
+    """The result does not depend on the scale of a row, nor do its neighbours."""
+    _, x, parameters, _ = arguments(norm, 5, (3, 39), dtype)
+    expected = norm.forward(x, **parameters, eps=0, backend=cpu_backend)
+    assert_close(expected, norm.forward(x.astype(np.float64), **parameters_in_float64(parameters), eps=0))
+    x[1] *= largest / np.abs(x[1]).max()
+    assert_close(norm.forward(x, **parameters, eps=0, backend=cpu_backend), expected, factor=3)
+
+
+def parameters_in_float64(parameters):
+    return {name: array.astype(np.float64) for name, array in parameters.items()}
+
+
+@NORMS
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_nan_and_infinity_spoil_their_row_alone(poison):
+def test_nan_and_infinity_spoil_their_row_alone(norm, poison):
     x = np.array([[0.0, poison, 1], [1, 2, 3]])
-    output = reference.layer_norm(x, None, None, EPS, None)
-    assert np.isnan(output[0]).all() and np.isfinite(output[1]).all()
-    grad_input, _, _ = reference.layer_norm_backward(np.ones((2, 3)), x, None, EPS, None)
-    assert np.isnan(grad_input[0]).all() and np.isfinite(grad_input[1]).all()
+    output, grad_input = norm.forward(x, eps=EPS), norm.backward(np.ones((2, 3)), x, eps=EPS)[0]
+    for array in (output, grad_input):
+        assert np.isnan(array[0]).any() and np.isfinite(array[1]).all()
 
 
 @pytest.mark.parity
+@NORMS
 @pytest.mark.parametrize("shape", SHAPES)
-def test_torch(shape):
+def test_torch(norm, shape):
     torch = pytest.importorskip("torch")
-    x, weight, bias, residual, grad = arguments(5, shape)
-
-    def function(x, weight, bias, residual):
-        return torch.nn.functional.layer_norm(x + residual, shape[-1:], weight, bias, EPS)
-
-    output, *gradients = torch_gradients(function, grad, x, weight, bias, residual)
-    assert_close(reference.layer_norm(x, weight, bias, EPS, residual), output)
-    found = reference.layer_norm_backward(grad, x, weight, EPS, residual)
-    for name, one, other in zip(("input", "weight", "bias"), found, gradients, strict=False):
-        assert_close(one, other, name=f"grad_{name}", at_least=1)
-    assert_close(found[0], gradients[3], name="the residual's gradient", at_least=1)
+    grad, x, parameters, residual = arguments(norm, 5, shape)
+    names = [f"grad_{name}" for name in ("input", *parameters)]
+    output, *gradients = torch_gradients(
+        lambda x, residual, *given: norm().torch(torch, x + residual, *given), grad, x, residual, *parameters.values()
+    )
+    assert_close(norm.forward(x, **parameters, eps=EPS, residual=residual), output)
+    found = norm.backward(grad, x, **parameters, eps=EPS, residual=residual)
+    assert_close(found[0], gradients[1], name="the residual's gradient", at_least=1)
+    for name, one, other in zip(names, found, [gradients[0], *gradients[2:]], strict=True):
+        assert_close(one, other, name=name, at_least=1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertcore.kernels import _numba
-from bertcore.kernels._numba import pointwise, rows
+from bertcore.kernels._numba import norms, pointwise, rows
 from bertcore.kernels.activation import ACTIVATIONS
 from bertcore.kernels.activation import cpu as activation
 from bertcore.kernels.activation import reference as activation_reference
@@ -22,6 +22,8 @@ from bertcore.kernels.gelu import cpu as gelu
 from bertcore.kernels.gelu import reference as gelu_reference
 from bertcore.kernels.layer_norm import cpu as layer_norm
 from bertcore.kernels.layer_norm import reference as layer_norm_reference
+from bertcore.kernels.rms_norm import cpu as rms_norm
+from bertcore.kernels.rms_norm import reference as rms_norm_reference
 from bertcore.kernels.softmax import cpu as softmax
 from bertcore.kernels.softmax import reference as softmax_reference
 
@@ -31,7 +33,7 @@ from .strategies import LAYOUTS, QUICK, normal, seeds, with_layout
 
 DTYPES = [np.float32] if FORCED else [np.float32, np.float64]
 SHAPES = [(0, 7), (3, 0), (1, 1), (7, 1), (1, 7), (5, 39), (3, 160), (2, 3, 1000), (70, 65), (4097,)]
-MODULES = {"softmax": softmax, "layer_norm": layer_norm, "pointwise": pointwise, "cross_entropy": cross_entropy}
+MODULES = {"softmax": softmax, "norms": norms, "pointwise": pointwise, "cross_entropy": cross_entropy}
 IGNORED = -100
 
 
@@ -60,7 +62,14 @@ def layer_norm_calls(make, shape):
     weight, bias = make.floats(shape[-1]), make.floats(shape[-1])
     for w, b, r in ((weight, bias, residual), (None, bias, None), (weight, None, None), (None, None, residual)):
         yield "layer_norm", x, w, b, 1e-5, r
-        yield "layer_norm_backward", grad, x, w, 1e-5, r
+        yield "layer_norm_backward", grad, x, w, b, 1e-5, r
+
+
+def rms_norm_calls(make, shape):
+    x, residual, grad, weight = (*(make.floats(*shape) for _ in range(3)), make.floats(shape[-1]))
+    for w, r in ((weight, residual), (None, None)):
+        yield "rms_norm", x, w, 1e-5, r
+        yield "rms_norm_backward", grad, x, w, 1e-5, r
 
 
 def gelu_calls(make, shape):
@@ -96,9 +105,14 @@ def cross_entropy_calls(make, shape):
 
 OPERATIONS = {
     "softmax": SimpleNamespace(calls=softmax_calls, cpu=softmax, reference=softmax_reference),
-    "layer_norm": SimpleNamespace(calls=layer_norm_calls, cpu=layer_norm, reference=layer_norm_reference),
-    "gelu": SimpleNamespace(calls=gelu_calls, cpu=gelu, reference=gelu_reference),
-    "activation": SimpleNamespace(calls=activation_calls, cpu=activation, reference=activation_reference),
+    "layer_norm": SimpleNamespace(
+        calls=layer_norm_calls, cpu=layer_norm, reference=layer_norm_reference, shared="norms"
+    ),
+    "rms_norm": SimpleNamespace(calls=rms_norm_calls, cpu=rms_norm, reference=rms_norm_reference, shared="norms"),
+    "gelu": SimpleNamespace(calls=gelu_calls, cpu=gelu, reference=gelu_reference, shared="pointwise"),
+    "activation": SimpleNamespace(
+        calls=activation_calls, cpu=activation, reference=activation_reference, shared="pointwise"
+    ),
     "embedding": SimpleNamespace(calls=embedding_calls, cpu=embedding, reference=embedding_reference),
     "cross_entropy": SimpleNamespace(calls=cross_entropy_calls, cpu=cross_entropy, reference=cross_entropy_reference),
 }
@@ -126,7 +140,8 @@ def assert_as_reference(operation, function, *arguments):
         assert (mine is None) == (truth is None)
         if mine is not None:
             assert mine.dtype == dtype and mine.flags.c_contiguous and mine.flags.writeable
-            assert_close(mine, truth, name=function, at_least=1e-3)
+            # Gradients may cancel to nothing.
+            assert_close(mine, truth, name=function, at_least=1 if function.endswith("_backward") else 1e-3)
     return found
 
 
@@ -181,7 +196,7 @@ def test_sums_over_many_rows_keep_their_digits(dtype):
     grad, x = 1 + 0.1 * normal(0, (20000, 40), dtype), normal(1, (20000, 40), dtype)
     ids = np.zeros(20000, np.int64)
     assert_as_reference(OPERATIONS["embedding"], "embedding_backward", grad, ids, 3)
-    assert_as_reference(OPERATIONS["layer_norm"], "layer_norm_backward", grad, x, grad[0], 1e-5, None)
+    assert_as_reference(OPERATIONS["layer_norm"], "layer_norm_backward", grad, x, grad[0], grad[0], 1e-5, None)
     grad = np.resize(grad, (260000, 3))
     assert_as_reference(OPERATIONS["gelu"], "gelu_backward", grad, grad, "none", grad[0])
 
@@ -243,7 +258,9 @@ def test_layer_norm_of_special_values(dtype):
         *(m.layer_norm(x, weight, weight, 1e-12, None) for m in (layer_norm, layer_norm_reference))
     )
     grad = np.ones_like(x)
-    backward = [m.layer_norm_backward(grad, x, weight, 1e-12, None)[0] for m in (layer_norm, layer_norm_reference)]
+    backward = [
+        m.layer_norm_backward(grad, x, weight, None, 1e-12, None)[0] for m in (layer_norm, layer_norm_reference)
+    ]
     assert_as_reference_elementwise(*backward)
 
 
@@ -352,7 +369,7 @@ def test_one_specialisation_per_dtype(operation):
             for layout in ("contiguous", "read_only", "reversed"):
                 for call in operation.calls(Inputs(dtype, layout=layout), shape):
                     results(operation.cpu, *call)
-    module = operation.cpu if hasattr(operation.cpu, "prange") else pointwise
+    module = operation.cpu if hasattr(operation.cpu, "prange") else MODULES[operation.shared]
     kernels = [
         value for name, value in vars(module).items() if name in ("_forward", "_backward", "_gather", "_scatter")
     ]

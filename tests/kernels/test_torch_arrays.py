@@ -33,6 +33,8 @@ CALLS = {
     "softmax_backward": lambda t: kernels.softmax_backward(t(X), t(Y)),
     "layer_norm": lambda t: kernels.layer_norm(t(X), t(ROW), t(ROW), residual=t(Y)),
     "layer_norm_backward": lambda t: kernels.layer_norm_backward(t(X), t(Y)),
+    "rms_norm": lambda t: kernels.rms_norm(t(X)),
+    "rms_norm_backward": lambda t: kernels.rms_norm_backward(t(X), t(Y)),
     "gelu": lambda t: kernels.gelu(t(X), "tanh", bias=t(ROW)),
     "gelu_backward": lambda t: kernels.gelu_backward(t(X), t(Y)),
     "activation": lambda t: kernels.activation(t(X[0, 0]), "silu"),
@@ -52,6 +54,8 @@ CALLS = {
     "attention_backward, relative": lambda t: attention_gradients(
         *[t(HEADS)] * 5, t(LSE), relative=relative(t), cu_seqlens=t(OFFSETS)
     ),
+    "rotary": lambda t: kernels.rotary(t(HEADS), t(X[:, :2]), t(Y[:, :2]), cu_seqlens=t(OFFSETS)),
+    "rotary_backward": lambda t: kernels.rotary_backward(t(HEADS), t(X[:, :2]), t(Y[:, :2]), positions=t(IDS)),
     "embedding": lambda t: kernels.embedding(t(IDS), t(X)),
     "embedding_backward": lambda t: kernels.embedding_backward(t(X), t(IDS), 6),
     "cross_entropy": lambda t: kernels.cross_entropy(t(X), t(IDS)),

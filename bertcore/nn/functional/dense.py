@@ -27,7 +27,7 @@ def linear(input: Any, weight: Any, bias: Any, residual: Any = None, *, activati
 
 def _layer_norm_with_pullback(input, weight, bias, residual=None, *, eps):
     def pullback(grad):
-        grads = kernels.layer_norm_backward(grad, input, weight, eps, residual=residual)
+        grads = kernels.layer_norm_backward(grad, input, weight, bias, eps, residual=residual)
         return *grads, None if residual is None else grads[0]
 
     return kernels.layer_norm(input, weight, bias, eps, residual=residual), pullback

@@ -49,6 +49,22 @@ def layer_norm() -> Iterator[Case]:
     yield Case("constant rows", {"input": np.full((3, 39), 2.5), "weight": normal(2, (39,)), "eps": 1e-2})
     yield Case("NaN in a row", {"input": EXTREMES, "eps": 1e-5})
     yield Case("infinities", {"input": INFINITIES, "eps": 1e-5}, forward_only=True)
+    yield from norms_of_large_rows()
+
+
+def rms_norm() -> Iterator[Case]:
+    for case in layer_norm():
+        if "bias" not in case.arguments:
+            yield case
+    for shape in SHAPES:
+        yield Case(f"{shape} weight", {"input": normal(1, shape), "weight": normal(2, shape[-1:]), "eps": 1e-3})
+
+
+def norms_of_large_rows() -> Iterator[Case]:
+    """Squares and sums that overflow in float32 do not reach the result, nor the rows beside them."""
+    large = normal(1, (5, 39))
+    large[1], large[3] = 1e30 * large[1], 1e37 * large[3]
+    yield Case("large rows", {"input": large, "weight": normal(2, (39,)), "eps": 1e-5})
 
 
 def gelu() -> Iterator[Case]:
@@ -267,6 +283,7 @@ CASES = {
     for operation in (
         softmax,
         layer_norm,
+        rms_norm,
         gelu,
         activation,
         linear,

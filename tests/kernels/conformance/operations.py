@@ -20,9 +20,15 @@ def softmax(arguments, grad, backend):
 def layer_norm(arguments, grad, backend):
     output = kernels.layer_norm(**arguments, backend=backend)
     yield "output", output
-    shared = {name: value for name, value in arguments.items() if name != "bias"}
-    gradients = kernels.layer_norm_backward(grad(output), **shared, backend=backend)
+    gradients = kernels.layer_norm_backward(grad(output), **arguments, backend=backend)
     yield from zip(("grad_input", "grad_weight", "grad_bias"), gradients, strict=True)
+
+
+def rms_norm(arguments, grad, backend):
+    output = kernels.rms_norm(**arguments, backend=backend)
+    yield "output", output
+    gradients = kernels.rms_norm_backward(grad(output), **arguments, backend=backend)
+    yield from zip(("grad_input", "grad_weight"), gradients, strict=True)
 
 
 def gelu(arguments, grad, backend):

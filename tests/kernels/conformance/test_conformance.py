@@ -83,7 +83,8 @@ def results(case, operation, backend, rounding, dtype, layout):
         if not isinstance(value, np.ndarray):
             return value
         if value.dtype == np.float64:
-            value = value.astype(rounding).astype(dtype)
+            with np.errstate(over="ignore"):
+                value = value.astype(rounding).astype(dtype)
         return to_device(with_layout(value, layout), backend)
 
     given = {name: prepare(value) for name, value in case.arguments.items()}

@@ -1,0 +1,238 @@
+"""Layer norm and RMS norm of rows: the statistics of a row, then the result, in passes over a row in cache.
+
+RMS norm is layer norm whose mean is taken for 0. A missing weight is ones and a missing bias zeros (they stay in the
+first-level cache), so that one compiled kernel serves every combination. The sum with a residual is put where the
+result is going to be: nothing is allocated while threads run.
+
+A row is read as shrink * row, shrink being 1 except where the sums would overflow: then it is a power of 2 small
+enough, and the result, which scale does not change, stays exact. fma(x, 1, -mean) costs what x - mean does.
+"""
+
+import math
+
+import numpy as np
+from numba import prange
+
+from .arena import empty
+from .jit import helper, inline_helper, kernel
+from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
+from .simd import (
+    broadcast,
+    first_lanes,
+    fma,
+    itemsize,
+    lanes,
+    load,
+    load_masked,
+    prefetch,
+    reduce_add,
+    store_masked,
+    wide_pointer,
+)
+
+GRAIN = 1 << 15
+
+
+def normalise(input, weight, bias, eps, residual, centred):
+    """The rows of input + residual over their deviation, from their mean if `centred`, times weight, plus bias."""
+    output = empty(input.shape, input.dtype)
+    if output.size:
+        width, dtype = input.shape[-1], input.dtype
+        parameters = or_full(weight, 1, width, dtype), or_full(bias, 0, width, dtype)
+        arrays = flat(input), or_full(residual, 0, 0, dtype), *parameters, output.reshape(-1)
+        _forward(*arrays, width, eps, centred, task_count(output.size, GRAIN))
+    return output
+
+
+def normalise_backward(grad_output, input, weight, eps, residual, centred):
+    """(grad_input, gradient of a weight, gradient of a bias); the statistics are computed again from the input."""
+    width, dtype = input.shape[-1], input.dtype
+    grad_input, sums = empty(input.shape, dtype), np.zeros((2, width))
+    if grad_input.size:
+        arrays = flat(grad_output), flat(input), or_full(residual, 0, 0, dtype), or_full(weight, 1, width, dtype)
+        partial = np.zeros((2, block_count(input.size // width), width), dtype)
+        _backward(*arrays, grad_input.reshape(-1), *partial, *sums, eps, centred, task_count(input.size, GRAIN))
+    return grad_input, *sums.astype(dtype)
+
+
+def or_full(array, value, size, dtype):
+    """`array` as kernels take it; where it is absent, `size` times `value`."""
+    return np.full(size, value, dtype) if array is None else flat(array)
+
+
+@inline_helper
+def _sum(x, width, shrink):
+    """The sum of a row, in an order that depends on its width alone."""
+    full = width - width % lanes(x)
+    total = broadcast(x, 0.0)
+    for i in range(0, full, lanes(x)):
+        total = fma(load(x, i), shrink, total)
+    if full < width:
+        total = fma(load_masked(x, full, first_lanes(x, width - full), 0.0), shrink, total)
+    return reduce_add(total)
+
+
+@inline_helper
+def _sums_of_deviations(x, width, mean, shrink):
+    """The sum of the deviations from the mean, and of their squares: E[x^2] - mean^2 would cancel for a large mean."""
+    full = width - width % lanes(x)
+    total, squares = broadcast(x, 0.0), broadcast(x, 0.0)
+    for i in range(0, full, lanes(x)):
+        d = fma(load(x, i), shrink, -mean)
+        total += d
+        squares = fma(d, d, squares)
+    if full < width:
+        d = fma(load_masked(x, full, first_lanes(x, width - full), mean / shrink), shrink, -mean)
+        total += d
+        squares = fma(d, d, squares)
+    return reduce_add(total), reduce_add(squares)
+
+
+@inline_helper
+def _statistics(x, width, eps, centred):
+    """(mean, 1 / sqrt(mean square + eps), shrink) of shrink * row, as vectors."""
+    shrink, mean = broadcast(x, 1.0), broadcast(x, 0.0)
+    if centred:
+        mean = broadcast(x, _sum(x, width, shrink) / width)
+    _, squares = _sums_of_deviations(x, width, mean, shrink)
+    if not squares < np.inf:
+        factor = 2.0**-80 if itemsize(x) == 4 else 2.0**-540
+        shrink, mean = broadcast(x, factor), broadcast(x, 0.0)
+        eps = max(eps * factor * factor, 1e-60 if eps > 0.0 else 0.0)  # of equal numbers: 0 * 1e30, not 0 * inf
+        if centred:
+            mean = broadcast(x, _sum(x, width, shrink) / width)
+            rest, _ = _sums_of_deviations(x, width, mean, shrink)
+            mean += rest / width  # of equal numbers it is now exact
+        _, squares = _sums_of_deviations(x, width, mean, shrink)
+    return mean, broadcast(x, 1.0 / math.sqrt(squares / width + eps)), shrink
+
+
+@inline_helper
+def _fetch(x, at, width):
+    """Fetch a row ahead: the one before waits for its sums, too long for the processor to see this one coming.
+
+    Measured on (8192, 768) float32, one thread: 25% faster; in cache no slower.
+    """
+    row = wide_pointer(x, at)
+    for i in range(0, width, lanes(row)):
+        prefetch(row, i)
+
+
+@inline_helper
+def _row(x, residual, out, at, width):
+    """The row to normalise: that of x itself, or x + residual, written to where its result will be."""
+    if residual.size == 0:
+        return wide_pointer(x, at)
+    add_lines(wide_pointer(x, at), wide_pointer(residual, at), wide_pointer(out, at), width)
+    return wide_pointer(out, at)
+
+
+@inline_helper
+def _output_step(row, weight, bias, mean, scale, shrink, out, i, inside):
+    normalised = fma(load_masked(row, i, inside, 0.0), shrink, -mean) * scale
+    weight, bias = load_masked(weight, i, inside, 0.0), load_masked(bias, i, inside, 0.0)
+    store_masked(out, i, fma(normalised, weight, bias), inside)
+
+
+@helper
+def _forward_row(row, weight, bias, out, width, eps, centred):
+    full = width - width % lanes(row)
+    everywhere = first_lanes(row, lanes(row))  # a constant: the compiler makes plain loads and stores of it
+    mean, scale, shrink = _statistics(row, width, eps, centred)
+    for i in range(0, full, lanes(row)):
+        _output_step(row, weight, bias, mean, scale, shrink, out, i, everywhere)
+    if full < width:
+        _output_step(row, weight, bias, mean, scale, shrink, out, full, first_lanes(row, width - full))
+
+
+@helper
+def forward_rows(x, residual, weight, bias, out, width, eps, centred, first, last):
+    """The rows from `first` to `last`."""
+    for at in range(first * width, last * width, width):
+        row = _row(x, residual, out, at, width)
+        _fetch(x, at + width, width)
+        if residual.size:
+            _fetch(residual, at + width, width)
+        _forward_row(row, wide_pointer(weight, 0), wide_pointer(bias, 0), wide_pointer(out, at), width, eps, centred)
+
+
+@kernel(parallel=True)
+def _forward(x, residual, weight, bias, out, width, eps, centred, tasks):
+    rows = x.size // width
+    if tasks == 1:
+        forward_rows(x, residual, weight, bias, out, width, eps, centred, 0, rows)
+    else:
+        for task in prange(tasks):
+            first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
+            forward_rows(x, residual, weight, bias, out, width, eps, centred, first, last)
+
+
+@inline_helper
+def _parameter_step(grad, row, weight, statistics, weight_sums, bias_sums, i, inside):
+    """Adds to the parameters' gradients; returns g = grad * weight and g * normalised."""
+    mean, scale, shrink = statistics
+    g = load_masked(grad, i, inside, 0.0)
+    normalised = fma(load_masked(row, i, inside, mean / shrink), shrink, -mean) * scale
+    store_masked(weight_sums, i, fma(g, normalised, load_masked(weight_sums, i, inside, 0.0)), inside)
+    store_masked(bias_sums, i, g + load_masked(bias_sums, i, inside, 0.0), inside)
+    g *= load_masked(weight, i, inside, 0.0)
+    return g, g * normalised
+
+
+@inline_helper
+def _input_step(grad, row, weight, statistics, mean_g, mean_along, out, i, inside):
+    mean, scale, shrink = statistics
+    g = load_masked(grad, i, inside, 0.0) * load_masked(weight, i, inside, 0.0)
+    normalised = fma(load_masked(row, i, inside, 0.0), shrink, -mean) * scale
+    store_masked(out, i, (g - mean_g - normalised * mean_along) * (scale * shrink), inside)
+
+
+@helper
+def _backward_row(grad, row, weight, weight_sums, bias_sums, out, width, eps, centred):
+    full = width - width % lanes(row)
+    everywhere, tail = first_lanes(row, lanes(row)), first_lanes(row, width - full)
+    statistics = _statistics(row, width, eps, centred)
+    total, along = broadcast(row, 0.0), broadcast(row, 0.0)
+    for i in range(0, full, lanes(row)):
+        g, g_normalised = _parameter_step(grad, row, weight, statistics, weight_sums, bias_sums, i, everywhere)
+        total += g
+        along += g_normalised
+    if full < width:
+        g, g_normalised = _parameter_step(grad, row, weight, statistics, weight_sums, bias_sums, full, tail)
+        total += g
+        along += g_normalised
+    mean_g, mean_along = broadcast(row, 0.0), broadcast(row, reduce_add(along) / width)
+    if centred:
+        mean_g = broadcast(row, reduce_add(total) / width)
+    for i in range(0, full, lanes(row)):
+        _input_step(grad, row, weight, statistics, mean_g, mean_along, out, i, everywhere)
+    if full < width:
+        _input_step(grad, row, weight, statistics, mean_g, mean_along, out, full, tail)
+
+
+@helper
+def _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, centred, block):
+    sums = wide_pointer(weight_sums, block * width), wide_pointer(bias_sums, block * width)
+    start = block * BLOCK_ROWS * width
+    for at in range(start, min(start + BLOCK_ROWS * width, x.size), width):
+        row, target = _row(x, residual, out, at, width), wide_pointer(out, at)
+        _fetch(x, at + width, width)
+        _fetch(grad, at + width, width)
+        _backward_row(wide_pointer(grad, at), row, wide_pointer(weight, 0), *sums, target, width, eps, centred)
+
+
+@kernel(parallel=True)
+def _backward(
+    grad, x, residual, weight, out, weight_sums, bias_sums, grad_weight, grad_bias, eps, centred, tasks
+):  # fmt: skip
+    """`weight_sums` and `bias_sums`: (blocks, width), zeros, as are grad_weight and grad_bias, (width,) of float64."""
+    blocks, width = weight_sums.shape
+    if tasks == 1:
+        for block in range(blocks):
+            _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, centred, block)
+    else:
+        for task in prange(tasks):
+            for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
+                _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, centred, block)
+    sum_blocks(weight_sums, grad_weight)
+    sum_blocks(bias_sums, grad_bias)
