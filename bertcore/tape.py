@@ -2,8 +2,8 @@
 
 Model code is written once, over the operations of bertcore.nn.functional. Without a tape they get plain arrays and
 call the kernels directly. While a tape records, a parameter yields a Variable instead of its array; an operation that
-meets a Variable runs its recording form, which returns the output and a pullback: the function that turns the gradient
-of the output into the gradients of the inputs. `Tape.gradients` walks the records backwards.
+meets a Variable (bertcore.nn.operation) also makes a pullback: the function that turns the gradient of the output into
+the gradients of the inputs. `Tape.gradients` walks the records backwards.
 
 A Variable supports no arithmetic of its own, so that an expression outside the recorded operations fails loudly instead
 of losing its gradient.
@@ -11,12 +11,15 @@ of losing its gradient.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token, copy_context
+from dataclasses import dataclass
 from typing import Any
 
 _current: ContextVar[Tape | None] = ContextVar("bertcore_tape", default=None)
+
+current_tape: Callable[[], Tape | None] = _current.get
+"""The tape that records here, if any."""
 
 Pullback = Callable[[Any], tuple[Any, ...]]
 
@@ -28,81 +31,116 @@ class Variable:
 
     def __init__(self, value: Any, tape: Tape):
         self.value = value
-        self.tape = tape
+        self.tape: Tape | None = tape  # None once a checkpoint has let its record go
+
+
+@dataclass(slots=True)
+class _Record:
+    """An operation: its output, where its inputs came from (None: no gradient is wanted), and its pullback."""
+
+    output: Variable
+    inputs: tuple[Variable | None, ...]
+    pullback: Pullback
+
+
+@dataclass(slots=True)
+class _Checkpoint:
+    """A block of operations that is run again in the backward: its output, and what runs it."""
+
+    output: Variable
+    run: Callable[[], Variable]
 
 
 class Tape:
     """Records the operations called inside its `with` block."""
 
     def __init__(self) -> None:
-        self._leaves: dict[Hashable, Variable] = {}
-        self._records: list[tuple[Variable, tuple[Variable | None, ...], Pullback]] = []
+        self._leaves: dict[Hashable, dict[str, Variable]] = {}  # by key and form
+        self._records: list[_Record | _Checkpoint] = []
+        self._tokens: list[Token] = []
 
     def __enter__(self) -> Tape:
-        self._token = _current.set(self)
+        self._tokens.append(_current.set(self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        _current.reset(self._token)
+        _current.reset(self._tokens.pop())
 
-    def leaf(self, key: Hashable, make: Callable[[], Any]) -> Variable:
-        """The Variable that stands for `key` (a parameter); its array comes from `make` the first time."""
-        if key not in self._leaves:
-            self._leaves[key] = Variable(make(), self)
-        return self._leaves[key]
+    def leaf(self, key: Hashable, make: Callable[[], Any], form: str = "array") -> Variable:
+        """The Variable that stands for `key` (a parameter) in one of its forms; `make` gives its value the first time.
+
+        The gradients of all forms of one key are summed.
+        """
+        forms = self._leaves.setdefault(key, {})
+        if form not in forms:
+            forms[form] = Variable(make(), self)
+        return forms[form]
 
     def record(self, output: Any, inputs: tuple[Any, ...], pullback: Pullback) -> Variable:
         """Append one operation; `pullback` maps the output's gradient to those of `inputs`, in their order."""
         variable = Variable(output, self)
-        sources = tuple(item if isinstance(item, Variable) else None for item in inputs)
-        self._records.append((variable, sources, pullback))
+        sources = tuple(item if type(item) is Variable else None for item in inputs)
+        self._records.append(_Record(variable, sources, pullback))
         return variable
+
+    def checkpoint(self, block: Callable[[], Variable]) -> Variable:
+        """What `block()` returns; see the function `checkpoint`."""
+        first, context = len(self._records), copy_context()
+        made = block()
+        if len(self._records) == first:
+            return made
+        output = Variable(made.value, self)
+        for record in self._records[first:]:
+            record.output.tape = None
+        self._records[first:] = [_Checkpoint(output, lambda: context.run(block))]
+        return output
 
     def gradients(self, output: Variable, seed: Any) -> dict[Hashable, Any]:
         """The gradients of the leaves that `output` depends on, by their keys; `seed` is the gradient of `output`.
 
         The records are used up: what an operation kept for its pullback is let go as soon as it has run.
         """
-        pending = {id(output): seed}
+        pending: dict[int, Any] = {id(output): seed}
         while self._records:
-            variable, sources, pullback = self._records.pop()
-            gradient = pending.pop(id(variable), None)
+            record = self._records.pop()
+            gradient = pending.pop(id(record.output), None)
             if gradient is None:
                 continue
-            # not strict: arguments left out at the end have no source
-            for source, part in zip(sources, pullback(gradient), strict=False):
+            if type(record) is _Checkpoint:
+                sources, parts = (record.run(),), (gradient,)  # the block's operations are the last records now
+            else:
+                sources, parts = record.inputs, record.pullback(gradient)
+            for source, part in zip(sources, parts, strict=False):  # arguments left out at the end have no source
                 if source is not None and part is not None:
                     known = pending.get(id(source))
                     pending[id(source)] = part if known is None else known + part
-        return {key: pending[id(leaf)] for key, leaf in self._leaves.items() if id(leaf) in pending}
+        return self._of_leaves(pending)
+
+    def _of_leaves(self, pending: dict[int, Any]) -> dict[Hashable, Any]:
+        found: dict[Hashable, Any] = {}
+        for key, forms in self._leaves.items():
+            for leaf in forms.values():
+                if id(leaf) in pending:
+                    part = pending[id(leaf)]
+                    found[key] = found[key] + part if key in found else part
+        return found
 
 
-def current_tape() -> Tape | None:
-    """The tape that records here, if any."""
-    return _current.get()
+def checkpoint(block: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """block(*args, **options), of whose operations nothing is kept for the backward: it runs them again there.
+
+    A layer for which this is called costs one more forward, and of what it computes only the output stays in memory
+    (Chen et al. 2016, arXiv:1604.06174). The gradients have the same bits. Without a tape it is a call of the block.
+
+    `block` returns one Variable. It runs twice, so that it must compute the same both times (what is random takes its
+    seed from its arguments); and nothing that it makes, but the output, may be used outside: that is an error then.
+    """
+    tape = current_tape()
+    if tape is None:
+        return block(*args, **options)
+    return tape.checkpoint(lambda: block(*args, **options))
 
 
 def value_of(item: Any) -> Any:
     """The plain array behind `item`."""
     return item.value if type(item) is Variable else item
-
-
-def differentiable(pullback_form: Callable[..., tuple[Any, Pullback]]) -> Callable[[Callable], Callable]:
-    """Give an operation its recording form.
-
-    `pullback_form` takes the operation's arguments and returns (output, pullback). Arrays are positional arguments,
-    options are keyword arguments; the pullback returns one gradient, or None, for each positional argument.
-    """
-
-    def decorate(operation: Callable) -> Callable:
-        @functools.wraps(operation)
-        def call(*arrays: Any, **options: Any) -> Any:
-            for item in arrays:
-                if type(item) is Variable:
-                    output, pullback = pullback_form(*map(value_of, arrays), **options)
-                    return item.tape.record(output, arrays, pullback)
-            return operation(*arrays, **options)
-
-        return call
-
-    return decorate

@@ -1,15 +1,19 @@
 """The tape: gradients of composed operations, sharing, and what it refuses."""
 
+import weakref
+
 import numpy as np
 import pytest
 
+from bertcore import kernels
 from bertcore.nn import functional
-from bertcore.tape import Tape, Variable, current_tape, differentiable
+from bertcore.nn.operation import operation
+from bertcore.tape import Tape, Variable, checkpoint, current_tape
 
 
-@differentiable(lambda left, right: (left * right, lambda grad: (grad * right, grad * left)))
+@operation()
 def multiply(left, right):
-    return left * right
+    return left * right, lambda grad: (grad * right, grad * left)
 
 
 def test_without_a_tape_operations_return_plain_arrays():
@@ -71,3 +75,92 @@ def test_the_tape_ends_with_its_block():
     with pytest.raises(RuntimeError, match="inside"), Tape():
         raise RuntimeError("inside")
     assert current_tape() is None
+
+
+def test_forms_of_one_leaf_sum_their_gradients():
+    with Tape() as tape:
+        array, other = tape.leaf("x", lambda: np.float64(2)), tape.leaf("x", lambda: np.float64(7), "prepared")
+        output = multiply(multiply(array, other), array)
+    assert tape.gradients(output, np.float64(1)) == {"x": 2 * 2 * 7 + 2 * 2}
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------
+
+
+class Chain:
+    """Layers that multiply by one shared parameter and by one of their own, and count their calls."""
+
+    def __init__(self, kept):
+        self.kept, self.calls, self.ended = kept, 0, []
+
+    def layer(self, hidden, index):
+        self.calls += 1
+        tape = current_tape()
+        for key in ("shared", index):
+            hidden = multiply(hidden, tape.leaf(key, lambda key=key: PARAMETERS[key]))
+            weakref.finalize(hidden.value, self.ended.append, key)
+        return hidden
+
+    def run(self):
+        with Tape() as tape:
+            hidden = tape.leaf("input", lambda: PARAMETERS["input"])
+            for index in range(3):
+                hidden = checkpoint(self.layer, hidden, index) if self.kept == "outputs" else self.layer(hidden, index)
+        return tape, hidden
+
+
+RNG = np.random.default_rng(0)
+PARAMETERS = {key: RNG.normal(size=1000).astype(np.float32) for key in ("input", "shared", 0, 1, 2)}
+
+
+def test_a_checkpoint_has_the_same_bits_and_keeps_only_outputs():
+    whole, cut = Chain("everything"), Chain("outputs")
+    (tape, hidden), (cut_tape, cut_hidden) = whole.run(), cut.run()
+    assert not whole.ended
+    assert cut.ended == ["shared"] * 3  # what stands within a layer is let go at its end
+    np.testing.assert_array_equal(cut_hidden.value, hidden.value)
+    seed = np.ones(1000, np.float32)
+    expected, found = tape.gradients(hidden, seed), cut_tape.gradients(cut_hidden, seed)
+    assert cut.calls == 2 * whole.calls == 6
+    assert found.keys() == expected.keys() == PARAMETERS.keys()
+    for key, gradient in expected.items():
+        np.testing.assert_array_equal(found[key], gradient)
+
+
+def test_checkpoints_within_checkpoints_and_beside_other_uses():
+    def inner(x):
+        return multiply(x, x)
+
+    with Tape() as tape:
+        x = tape.leaf("x", lambda: np.float64(3))
+        same = checkpoint(lambda x: x, x)
+        output = multiply(checkpoint(lambda x: multiply(checkpoint(inner, x), x), same), x)  # x⁴
+    assert tape.gradients(output, np.float64(1)) == {"x": 4 * 3.0**3}
+
+
+def test_a_checkpoint_runs_again_under_the_backend_it_ran_under():
+    seen = []
+
+    def block(x):
+        seen.append(kernels.get_backend())
+        return multiply(x, x)
+
+    with Tape() as tape, kernels.use_backend("numpy"):
+        output = checkpoint(block, tape.leaf("x", lambda: np.float64(3)))
+    tape.gradients(output, np.float64(1))
+    assert seen == ["numpy", "numpy"]
+    assert checkpoint(lambda x: x + 1, 2) == 3  # without a tape: a call
+
+
+def test_what_is_made_within_a_checkpoint_may_not_be_used_outside():
+    shared = []
+
+    def block(x):
+        shared.append(multiply(x, x))
+        return multiply(shared[0], x)
+
+    with Tape() as tape:
+        x = tape.leaf("x", lambda: np.float64(3))
+        checkpoint(block, x)
+        with pytest.raises(RuntimeError, match=r"multiply got an array .* within tape\.checkpoint"):
+            multiply(shared[0], x)

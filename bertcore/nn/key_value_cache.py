@@ -48,7 +48,7 @@ class KeyValueCache:
 
         Returns (tokens, hidden).
         """
-        query, key, value = functional.split_heads(qkv, num_heads)
+        query, key, value = functional.split_heads(qkv, num_heads=num_heads)
         if layer not in self._layers:
             xp, shape = kernels.array_module(qkv), (len(self.lengths) * self._capacity, *key.shape[1:])
             self._layers[layer] = xp.zeros(shape, qkv.dtype), xp.zeros(shape, qkv.dtype)

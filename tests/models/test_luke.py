@@ -12,7 +12,6 @@ from bertcore.checkpoint import save_checkpoint
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.nn import functional
 from bertcore.presets import preset_config
-from bertcore.tape import Tape
 from tests.models.family_checks import check_backends, check_loads, check_refused, check_spellings, drawn_anew
 from tests.models.family_parity import check, random_batch
 from tests.tokenization.family_folders import write_family
@@ -216,50 +215,6 @@ def test_entity_aware_attention_is_attention_with_a_query_for_each_kind(attentio
     found = functional.entity_aware_attention(*arrays, **options, attentions=probabilities)
     np.testing.assert_allclose(found, naive(*arrays, is_word, 2, options["cu_seqlens"]), atol=1e-12)
     assert probabilities[0].shape == (4, 2, 5, 5)
-
-
-def gradients_of(operation, arrays, seed):
-    with Tape() as tape:
-        leaves = [tape.leaf(index, lambda array=array: array) for index, array in enumerate(arrays)]
-        output = operation(*leaves)
-    found = tape.gradients(output, seed)
-    return [found[index] for index in range(len(arrays))]
-
-
-def assert_gradients(operation, arrays):
-    """Gradients are the finite differences of the output's sum with random weights."""
-    rng = np.random.default_rng(1)
-    seed = rng.normal(size=operation(*arrays).shape)
-    for array, gradient in zip(arrays, gradients_of(operation, arrays, seed), strict=True):
-        assert gradient.shape == array.shape
-        expected = np.zeros_like(array)
-        for index in np.ndindex(array.shape):
-            kept = array[index]
-            sums = []
-            for step in (1e-6, -1e-6):
-                array[index] = kept + step
-                sums.append((operation(*arrays) * seed).sum())
-            array[index], expected[index] = kept, (sums[0] - sums[1]) / 2e-6
-        np.testing.assert_allclose(gradient, expected, atol=2e-8 * max(1, np.abs(expected).max()))
-
-
-def test_entity_aware_attention_has_its_gradients(attention_case, cpu_backend):
-    arrays, _, options = attention_case
-    assert_gradients(lambda *given: functional.entity_aware_attention(*given, **options), arrays)
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda table: functional.average_rows(table, rows=np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])),
-        lambda table: functional.concatenate(table, table, axis=1),
-        lambda table: functional.merge_rows(
-            table, table, first_rows=np.array([0, 2, 3, 7]), second_rows=np.array([1, 4, 5, 6])
-        ),
-    ],
-)
-def test_operations_on_rows_have_their_gradients(operation, cpu_backend):
-    assert_gradients(operation, [np.random.default_rng(2).normal(size=(4, 3))])
 
 
 def test_mean_of_rows_leaves_out_what_is_not_there(cpu_backend):

@@ -1,36 +1,102 @@
-"""The operations that models are made of: each gradient against finite differences in float64."""
+"""The operations that models are made of: each gradient against finite differences in float64, by one table."""
 
 import numpy as np
 import pytest
 
-from bertcore import use_backend
+from bertcore import kernels, use_backend
+from bertcore.families.deberta_v2.convolution import block_diagonal
+from bertcore.kernels import RelativePositions
 from bertcore.nn import functional
+from bertcore.nn.operation import Operation
 from bertcore.nn.parameter import bfloat16
 from bertcore.tape import Tape, value_of
 
 RNG = np.random.default_rng(5)
 OFFSETS = np.array([0, 3, 3, 4, 9], np.int32)  # an empty sequence among them
 FLAGS = RNG.integers(0, 2, (9, 2)).astype(float)
+SEEN = np.arange(9) != 5
+PACKED = {"cu_seqlens": OFFSETS}
+HEADS = (9, 2, 4)  # tokens, heads, head_dim
+DISTANCES = np.array([0, 1, 2, 3, 3])
+WORDS, ENTITIES = np.array([0, 1, 3, 4, 5, 6]), np.array([2, 7, 8])
+MASK = np.array([[1, 1, 1, 1, 0], [1] * 5, [1] * 5, [1, 1, 1, 1, 0]], bool)[:, None, None]
 
-CASES = {
-    "add": (functional.add, [(5, 3), (5, 3)], {}),
-    "scale": (functional.scale, [(5, 3)], {"factor": -0.7}),
+
+def with_relative(query, key, value, position_key, position_query, for_position, bias, scores):
+    segments = np.array([0, 0, 1, 0, 0, 1, 1, 1, 2])
+    relative = RelativePositions(
+        DISTANCES, position_key, position_query, for_position, bias, segment_ids=segments, segment_scores=scores
+    )
+    return functional.attention(query, key, value, relative=relative, scale=0.4, **PACKED)
+
+
+def with_tables(qkv, position_key, position_query):
+    relative = RelativePositions(DISTANCES, position_key, position_query)
+    return functional.self_attention(qkv, num_heads=2, is_by_head=True, relative=relative, **PACKED)
+
+
+CASES = {  # name: (operation, shapes of its arrays, options)
     "activation": (functional.activation, [(5, 3)], {"name": "tanh"}),
-    "reshape": (functional.reshape, [(6, 2)], {"shape": (3, 4)}),
-    "columns": (functional.slice_columns, [(5, 4)], {"first": 1, "last": 3}),
-    "sequence_mean": (functional.average_sequences, [(9, 2)], {"cu_seqlens": OFFSETS}),
-    "mean_squared_error": (functional.mean_squared_error, [(9, 2)], {"labels": FLAGS}),
-    "binary_cross_entropy": (functional.binary_cross_entropy, [(9, 2)], {"labels": FLAGS}),
-    "self_attention of parts": (
-        functional.self_attention,
-        [(9, 8), (9, 4)],
-        {"num_heads": 2, "cu_seqlens": OFFSETS, "is_causal": True, "scale": 0.3},
+    "add": (functional.add, [(5, 3), (5, 3)], {}),
+    "add to rows": (functional.add, [(5, 3), (3,)], {}),
+    "affine": (functional.affine, [(5, 3), (3,), (3,)], {}),
+    "affine with residual": (functional.affine, [(5, 3), (3,), (3,), (5, 3)], {}),
+    "attend_to_all_alike": (
+        functional.attend_to_all_alike,
+        [(9, 8), (9, 24)],
+        {"num_heads": 2, "is_by_head": True, "is_real": SEEN, **PACKED},
     ),
-    "neighbours": (functional.take_neighbours, [(9, 2)], {"cu_seqlens": OFFSETS, "distances": (1, 0, -2)}),
-    "scale_rows": (functional.affine, [(5, 3), (3,), (3,)], {}),
-    "scale_rows with residual": (functional.affine, [(5, 3), (3,), (3,), (5, 3)], {}),
+    "attention": (functional.attention, [HEADS] * 3, {"window": 1, "is_causal": True, **PACKED}),
+    "attention of grouped queries": (functional.attention, [(9, 4, 2), (9, 2, 2), (9, 2, 2)], PACKED),
+    "attention with relative terms": (
+        with_relative, [HEADS, HEADS, HEADS, (4, 2, 4), (4, 2, 4), HEADS, (4, 2), (9, 2, 2)], {}
+    ),
+    "average_rows": (
+        functional.average_rows, [(4, 5)], {"rows": np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])}
+    ),
+    "average_sequences": (functional.average_sequences, [(9, 2)], PACKED),
+    "bias_by_head": (functional.bias_by_head, [(6,), (6,)], {"num_heads": 3}),
+    "binary_cross_entropy": (functional.binary_cross_entropy, [(9, 2)], {"labels": FLAGS}),
+    "block_diagonal": (block_diagonal, [(6, 6)], {"size": 3, "groups": 2}),
+    "concatenate": (functional.concatenate, [(2, 3), (4, 3)], {}),
+    "concatenate columns": (functional.concatenate, [(2, 3), (2, 1), (2, 2)], {"axis": 1}),
+    "cross_entropy": (functional.cross_entropy, [(4, 5)], {"labels": np.array([4, -100, 0, 2])}),
+    "entity_aware_attention": (
+        functional.entity_aware_attention,
+        [(9, 24), (6, 8), (3, 16)],
+        {"num_heads": 2, "word_rows": WORDS, "entity_rows": ENTITIES, "attn_mask": MASK, **PACKED},
+    ),
+    "layer_norm": (functional.layer_norm, [(5, 3), (3,), (3,), (5, 3)], {"eps": 1e-3}),
+    "linear": (functional.linear, [(5, 3), (4, 3), (4,), (5, 4)], {"activation": "gelu"}),
     "linear without bias": (lambda x, w: functional.linear(x, w, None), [(5, 3), (4, 3)], {}),
-}
+    "mean_squared_error": (functional.mean_squared_error, [(9, 2)], {"labels": FLAGS}),
+    "merge_rows": (
+        functional.merge_rows, [(6, 2), (3, 2)], {"first_rows": WORDS, "second_rows": ENTITIES}
+    ),
+    "mix_rows": (functional.mix_rows, [(6, 2)], {"matrices": RNG.normal(size=(2, 4, 3))}),
+    "reshape": (functional.reshape, [(6, 2)], {"shape": (3, 4)}),
+    "scale": (functional.scale, [(5, 3)], {"factor": -0.7}),
+    "scale rows": (functional.scale, [(9, 3)], {"factor": SEEN[:, None]}),
+    "segment_scores": (functional.segment_scores, [(5, 3, 2), (3, 2), (2, 3, 2)], {}),
+    "self_attention of parts": (
+        functional.self_attention, [(9, 8), (9, 4)], {"num_heads": 2, "is_causal": True, "scale": 0.3, **PACKED}
+    ),
+    "self_attention of grouped queries": (
+        functional.self_attention, [(9, 16)], {"num_heads": 4, "num_key_value_heads": 2, **PACKED}
+    ),
+    "self_attention with tables": (with_tables, [(9, 24), (4, 2, 4), (4, 2, 4)], {}),
+    "slice_columns": (functional.slice_columns, [(5, 4)], {"first": 1, "last": 3}),
+    "slice_rows": (functional.slice_rows, [(5, 4)], {"first": 2, "last": 5}),
+    "soft_cross_entropy": (functional.soft_cross_entropy, [(9, 2)], {"labels": FLAGS}),
+    "take_neighbours": (functional.take_neighbours, [(9, 2)], {"distances": (1, 0, -2), **PACKED}),
+    "take_rows": (functional.take_rows, [(4, 3)], {"rows": np.array([3, 0, 3])}),
+    "transpose": (functional.transpose, [(5, 3)], {}),
+}  # fmt: skip
+
+
+def test_the_table_has_every_operation():
+    operations = {name for name in functional.__all__ if isinstance(getattr(functional, name), Operation)}
+    assert operations | {"attention", "self_attention"} <= {name.split()[0] for name in CASES}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -38,11 +104,12 @@ def test_gradients_are_those_of_finite_differences(name):
     operation, shapes, options = CASES[name]
     arrays = [RNG.normal(size=shape) for shape in shapes]
     with use_backend("numpy"):
-        weights = RNG.normal(size=np.shape(operation(*arrays, **options)))
+        expected_output = operation(*arrays, **options)
+        weights = RNG.normal(size=np.shape(expected_output))
         with Tape() as tape:
             leaves = [tape.leaf(index, lambda array=array: array) for index, array in enumerate(arrays)]
             output = operation(*leaves, **options)
-        np.testing.assert_array_equal(value_of(output), operation(*arrays, **options))
+        np.testing.assert_array_equal(value_of(output), expected_output)
         grads = tape.gradients(output, weights)
         for index, array in enumerate(arrays):
             expected = np.empty_like(array)
@@ -53,26 +120,49 @@ def test_gradients_are_those_of_finite_differences(name):
                     changed[index][place] += step
                     moved.append((operation(*changed, **options) * weights).sum())
                 expected[place] = (moved[0] - moved[1]) / 2e-6
-            np.testing.assert_allclose(grads[index], expected, rtol=1e-7, atol=1e-8)
+            np.testing.assert_allclose(grads[index], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_rows_of_padding_get_no_gradient():
+    with Tape() as tape, use_backend("numpy"):
+        table = tape.leaf("table", lambda: np.ones((3, 2)))
+        output = functional.take_rows(table, rows=np.array([0, 1, 1, 2]), padding_row=1)
+    np.testing.assert_array_equal(tape.gradients(output, np.ones((4, 2)))["table"], [[1, 1], [0, 0], [1, 1]])
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_attention_hands_out_what_it_is_asked_for(is_recorded):
+    arrays = [RNG.normal(size=HEADS) for _ in range(3)]
+    asked = {"attentions": [], "components": []}
+    with Tape() as tape, use_backend("numpy"):
+        given = [tape.leaf(index, lambda array=array: array) for index, array in enumerate(arrays)]
+        functional.attention(*(given if is_recorded else arrays), **PACKED, **asked)
+        _, probabilities, parts = kernels.attention(*arrays, **PACKED, return_probs=True, return_components=True)
+    np.testing.assert_array_equal(asked["attentions"], [probabilities])
+    np.testing.assert_array_equal(asked["components"][0][0], parts[0])
+
+
+def test_operations_without_a_step_read_what_a_program_computes():
+    array = RNG.normal(size=(5, 3)).astype(np.float32)
+    with use_backend("numba"):
+        deferred = kernels.program.Program().enter(array)
+        np.testing.assert_array_equal(functional.add(deferred, deferred), array + array)
+
+
+def test_means_and_neighbours_stay_within_their_sequences():
+    hidden = np.arange(18.0).reshape(9, 2)
+    mean = functional.average_sequences(hidden, cu_seqlens=OFFSETS)
+    np.testing.assert_array_equal(mean, [hidden[:3].mean(0), hidden[3], hidden[4:].mean(0)])
+    array = np.arange(1.0, 10)[:, None]
+    found = functional.take_neighbours(array, cu_seqlens=OFFSETS, distances=(1, 0, -2))
+    following, preceding = [2, 3, 0, 0, 6, 7, 8, 9, 0], [0, 0, 1, 0, 0, 0, 5, 6, 7]
+    np.testing.assert_array_equal(found, np.stack([following, array[:, 0], preceding], axis=1))
 
 
 def test_binary_cross_entropy_of_extreme_logits():
     logits, labels = np.array([1e4, -1e4, 1e4, -1e4]), np.array([1.0, 0.0, 0.0, 1.0])
     with np.errstate(all="raise", under="ignore"):
         assert functional.binary_cross_entropy(logits, labels=labels) == 5e3
-
-
-def test_mean_of_sequences():
-    hidden = np.arange(18.0).reshape(9, 2)
-    mean = functional.average_sequences(hidden, cu_seqlens=OFFSETS)
-    np.testing.assert_array_equal(mean, [hidden[:3].mean(0), hidden[3], hidden[4:].mean(0)])
-
-
-def test_neighbours():
-    array = np.arange(1.0, 10)[:, None]
-    found = functional.take_neighbours(array, cu_seqlens=OFFSETS, distances=(1, 0, -2))
-    following, preceding = [2, 3, 0, 0, 6, 7, 8, 9, 0], [0, 0, 1, 0, 0, 0, 5, 6, 7]
-    np.testing.assert_array_equal(found, np.stack([following, array[:, 0], preceding], axis=1))
 
 
 @pytest.mark.parametrize("dtype", ["float16", bfloat16()])

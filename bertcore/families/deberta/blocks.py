@@ -1,6 +1,6 @@
 """Disentangled attention: by content and by relative position (He et al. 2021, arXiv:2006.03654, DeBERTa)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,14 +186,13 @@ class DisentangledAttention(SelfAttention):
 
     def _attend(self, hidden: Any, context: LayerContext, compute_dtype: str | None) -> Any:
         positions, heads = context.shared, {"num_heads": self.num_heads, "is_by_head": self.is_by_head}
-        bias, position_key, position_query = self._bias_and_tables(positions)
+        bias, *tables = self._bias_and_tables(positions)
         qkv = functional.linear(hidden, self.qkv.weight.weight, bias)
-        attended = functional.disentangled_attention(
+        has_tables = any(table is not None for table in tables)
+        attended = functional.self_attention(
             qkv,
-            position_key,
-            position_query,
             **heads,
-            distance_rows=positions.distance_rows,
+            relative=kernels.RelativePositions(positions.distance_rows, *tables) if has_tables else None,
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
             scale=self.scale,
@@ -207,17 +206,23 @@ class DisentangledAttention(SelfAttention):
         return functional.attend_to_all_alike(attended, qkv, **places)
 
     def _bias_and_tables(self, positions: RelativePositions) -> tuple[Any, Any, Any]:
-        """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, hidden) or None."""
+        """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, heads,
+        head_dim) or None."""
         if current_tape() is not None:
-            return self._bias(), *self._tables(positions)
+            return self._bias(), *self._by_head(positions)
         kept, backend = self._constants, kernels.get_backend()  # kept by a call that began before they were forgotten
         if backend not in kept:
-            arrays = self._bias(), *self._tables(positions)
+            arrays = self._bias(), *self._by_head(positions)
             kept[backend] = tuple(None if array is None else _contiguous(array) for array in arrays)
         return kept[backend]
 
     def _bias(self) -> Any:
         return self.qkv.bias.value
+
+    def _by_head(self, positions: RelativePositions) -> Iterator[Any]:
+        for table in self._tables(positions):
+            shape = -1, self.num_heads, self.output.weight.shape[0] // self.num_heads
+            yield None if table is None else functional.reshape(table, shape=shape)
 
     def _tables(self, positions: RelativePositions) -> tuple[Any, Any]:
         """What the queries' content and the keys' content are compared with."""

@@ -8,8 +8,8 @@ from bertcore import kernels
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.layout import Layout
+from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
-from bertcore.tape import differentiable
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,17 @@ def _blocks(dense, size, groups):
         yield part, by_tap[part, :, group * features : (group + 1) * features]
 
 
-def _block_diagonal_with_pullback(weight, *, size, groups):
+@operation()
+def block_diagonal(weight: Any, *, size: int, groups: int) -> Any:
+    """A convolution's weight (rows, size * features of a group) as one for all features, (rows, size * features)."""
+    dense = kernels.array_module(weight).zeros((weight.shape[0], groups * weight.shape[1]), weight.dtype)
+    for part, block in _blocks(dense, size, groups):
+        block[...] = weight[part].reshape(block.shape)
+
     def pullback(grad):
         total = weight.copy()  # every entry is overwritten
         for part, block in _blocks(grad, size, groups):
             total[part] = block.reshape(block.shape[0], -1)
         return (total,)
 
-    dense = kernels.array_module(weight).zeros((weight.shape[0], groups * weight.shape[1]), weight.dtype)
-    for part, block in _blocks(dense, size, groups):
-        block[...] = weight[part].reshape(block.shape)
     return dense, pullback
-
-
-@differentiable(_block_diagonal_with_pullback)
-def block_diagonal(weight: Any, *, size: int, groups: int) -> Any:
-    """A convolution's weight (rows, size * features of a group) as one for all features, (rows, size * features)."""
-    return _block_diagonal_with_pullback(weight, size=size, groups=groups)[0]

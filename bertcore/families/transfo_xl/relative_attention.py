@@ -154,17 +154,19 @@ class RelativeAttention(Block):
         self, context: LayerContext, positions: Any, query: Any, for_position: Any, key: Any, value: Any, scores: Any
     ) -> Any:
         relations = context.shared
-        return functional.relative_attention(
+        relative = kernels.RelativePositions(
+            relations.distance_rows,
+            position_key=positions,
+            query_for_position=for_position,
+            segment_ids=None if scores is None else relations.segment_ids,
+            segment_ids_k=None if scores is None else relations.segment_ids_k,
+            segment_scores=scores,
+        )
+        return functional.attention(
             query,
             key,
             value,
-            positions,
-            None,
-            for_position,
-            scores,
-            distance_rows=relations.distance_rows,
-            segment_ids=None if scores is None else relations.segment_ids,
-            segment_ids_k=None if scores is None else relations.segment_ids_k,
+            relative=relative,
             cu_seqlens=context.cu_seqlens,
             cu_seqlens_k=relations.cu_seqlens_k,
             attn_mask=context.key_mask,

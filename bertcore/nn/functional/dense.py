@@ -3,12 +3,13 @@
 from typing import Any
 
 from bertcore import kernels
-from bertcore.kernels.deferred import computed
 from bertcore.nn.functional.rows import column_sums
-from bertcore.tape import differentiable
+from bertcore.nn.operation import operation
 
 
-def _linear_with_pullback(input, weight, bias, residual=None, *, activation=None):
+@operation(has_step=True)
+def linear(input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None) -> Any:
+    """activation(input @ weight.T + bias) + residual; see `kernels.linear`."""
     before = kernels.linear(input, weight, bias)  # kept: the activation's gradient needs it
     output = before if activation is None else kernels.activation(before, activation)
 
@@ -19,13 +20,15 @@ def _linear_with_pullback(input, weight, bias, residual=None, *, activation=None
     return output if residual is None else output + residual, pullback
 
 
-@differentiable(_linear_with_pullback)
-def linear(input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None) -> Any:
-    """activation(input @ weight.T + bias) + residual; see `kernels.linear`."""
+@linear.inference
+def _linear(input, weight, bias, residual=None, *, activation=None):
     return kernels.linear(input, weight, bias, activation=activation, residual=residual)
 
 
-def _layer_norm_with_pullback(input, weight, bias, residual=None, *, eps):
+@operation(has_step=True)
+def layer_norm(input: Any, weight: Any, bias: Any, residual: Any = None, *, eps: float) -> Any:
+    """Layer normalisation of input + residual over the last axis; see `kernels.layer_norm`."""
+
     def pullback(grad):
         grads = kernels.layer_norm_backward(grad, input, weight, bias, eps, residual=residual)
         return *grads, None if residual is None else grads[0]
@@ -33,28 +36,14 @@ def _layer_norm_with_pullback(input, weight, bias, residual=None, *, eps):
     return kernels.layer_norm(input, weight, bias, eps, residual=residual), pullback
 
 
-@differentiable(_layer_norm_with_pullback)
-def layer_norm(input: Any, weight: Any, bias: Any, residual: Any = None, *, eps: float) -> Any:
-    """Layer normalisation of input + residual over the last axis; see `kernels.layer_norm`."""
+@layer_norm.inference
+def _layer_norm(input, weight, bias, residual=None, *, eps):
     return kernels.layer_norm(input, weight, bias, eps, residual=residual)
 
 
-def _activation_with_pullback(input, *, name):
-    return kernels.activation(input, name), lambda grad: (kernels.activation_backward(grad, input, name),)
-
-
-@differentiable(_activation_with_pullback)
-def activation(input: Any, *, name: str) -> Any:
-    """An activation by its name in `kernels.activation`."""
-    return kernels.activation(input, name)
-
-
-def _affine(array, weight, bias, residual):
-    array = computed(array)
-    return (array if residual is None else array + computed(residual)) * weight + bias
-
-
-def _affine_with_pullback(array, weight, bias, residual=None):
+@operation()
+def affine(array: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
+    """(array + residual) * weight + bias: (rows, features) twice, and (features,) twice."""
     total = array if residual is None else array + residual
 
     def pullback(grad):
@@ -64,7 +53,7 @@ def _affine_with_pullback(array, weight, bias, residual=None):
     return total * weight + bias, pullback
 
 
-@differentiable(_affine_with_pullback)
-def affine(array: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
-    """(array + residual) * weight + bias: (rows, features) twice, and (features,) twice."""
-    return _affine(array, weight, bias, residual)
+@operation()
+def activation(input: Any, *, name: str) -> Any:
+    """An activation by its name in `kernels.activation`."""
+    return kernels.activation(input, name), lambda grad: (kernels.activation_backward(grad, input, name),)
