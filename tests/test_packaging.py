@@ -15,6 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "kernels": set(),
     "tape": set(),
+    "dtypes": set(),
     "nn": {"checkpoint", "kernels", "tape"},
     "heads": {"kernels", "nn", "tape"},
     "checkpoint": set(),

@@ -4,14 +4,13 @@ import argparse
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from bertcore.dtypes import DTYPES
 from bertcore.kernels import get_backend, resolve_backend, use_backend
 
 MODEL_HELP = (
     "folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or the word demo for "
     "all-MiniLM-L6-v2"
 )
-
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")  # the models' own, which are not imported for --help
 
 
 class CommandError(RuntimeError):

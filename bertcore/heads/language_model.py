@@ -50,8 +50,7 @@ class LanguageModelHead(Block):
             self.transform = Linear(names.transform, **sizes, activation=names.activation)
             self.norm = LayerNorm(names.transform_norm, features=transformed, eps=spec.layer_norm_eps)
         if spec.tied_decoder:
-            self.decoder, bias_name = word_embeddings, names.tied_bias
-            self.decoder.uses.add("weight")
+            self.decoder, bias_name = word_embeddings.used_as("weight"), names.tied_bias
         else:
             self.decoder = Parameter(f"{names.decoder}.weight", shape=(vocabulary, width), use="weight")
             bias_name = names.tied_bias and (names.untied_bias or f"{names.decoder}.bias")

@@ -14,16 +14,17 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint, kernels
+from bertcore.dtypes import DTYPES
+from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.encoder import Encoder, EncoderInput, Trace
 from bertcore.models.inputs import pack, pack_sequences
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
+from bertcore.nn.forms import bfloat16
 from bertcore.nn.once import computed_once
 from bertcore.nn.packing import PackedBatch
-from bertcore.nn.parameter import LOW_PRECISION, Block, bfloat16
+from bertcore.nn.parameter import Block
 from bertcore.tape import value_of
-
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")
 
 
 class NewlyInitialisedWarning(UserWarning):

@@ -1,8 +1,13 @@
-"""Layouts: tensors whose axes lie otherwise in a checkpoint than computing wants them."""
+"""How tensors lie in a checkpoint: several are joined in one array, and axes may have another order."""
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+
+import numpy as np
+
+from bertcore.checkpoint.dtypes import SCALE
 
 
 @dataclass(frozen=True)
@@ -56,3 +61,57 @@ class Layout:
         if array.shape != self.computing_shape:  # one number for each row
             sizes = tuple(size if place < self.row_axes else 1 for place, size in enumerate(sizes))
         return array.reshape(sizes).transpose(tuple(self.axes.index(axis) for axis in range(len(self.axes))))
+
+
+class JoinedTensors:
+    """The tensors of a checkpoint that one array joins along its first axis: query, key and value become one matrix.
+
+    Args:
+        names: of the tensors, which are equal in shape; names are what users see: in gradients, in errors, in saved
+            files.
+        shape: the shape of one of them; that of `layout` by default.
+        layout: how the checkpoint stores one, where that is not how computing wants it.
+    """
+
+    def __init__(self, names: tuple[str, ...], shape: tuple[int, ...] | None, layout: Layout | None):
+        self.names = names
+        self.layout = layout
+        self.part_shape = shape if layout is None else layout.computing_shape
+
+    @property
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor, by name."""
+        return dict.fromkeys(self.names, self.part_shape if self.layout is None else self.layout.shape)
+
+    @property
+    def expected_scales(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor's scales where it is stored in int8, by the tensor's name."""
+        return dict.fromkeys(self.names, (self.part_shape[0], 1) if self.layout is None else self.layout.scale_shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array in computing."""
+        return (len(self.names) * self.part_shape[0], *self.part_shape[1:])
+
+    def parts(self, array: Any) -> Iterator[tuple[str, Any]]:
+        """(name, tensor as the checkpoint stores it) for what `array` joins: values, their gradient, or scales."""
+        rows = self.part_shape[0]
+        for index, name in enumerate(self.names):
+            part = array if len(self.names) == 1 else array[index * rows : (index + 1) * rows]
+            yield name, part if self.layout is None else self.layout.to_stored(part)
+
+    def joined(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+        """The whole array of the tensors in `arrays`, and its scales, (rows,), if all of them are int8.
+
+        An int8 tensor stands for itself times its scales, which are under its name and "_scale", of `expected_scales`.
+        """
+        parts, scales = ([arrays.get(name + end) for name in self.names] for end in ("", SCALE))
+        if any(scale is None for scale in scales):
+            parts = [part if scale is None else part * scale for part, scale in zip(parts, scales, strict=True)]
+            return self._concatenated(parts), None
+        return self._concatenated(parts), self._concatenated(scales)[:, 0]
+
+    def _concatenated(self, parts: list[np.ndarray]) -> np.ndarray:
+        if self.layout is not None:
+            parts = [self.layout.to_computing(part) for part in parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -7,8 +7,6 @@ import pytest
 
 from bertcore import AutoModelForMaskedLM, SentenceEncoder, use_backend
 from bertcore.cli import main
-from bertcore.cli.common import DTYPES
-from bertcore.models import model
 from tests.demo import demo_folder  # noqa: F401
 from tests.tiny_bert import random_texts
 from tests.varied_texts import varied_texts
@@ -97,10 +95,6 @@ def test_no_texts(encoder_folder, stdin, capsys):
     stdin(b"")
     assert run(encoder_folder) == 1
     assert "stdin holds no texts" in capsys.readouterr().err
-
-
-def test_the_dtypes_of_the_command_line_are_the_models():
-    assert DTYPES == model.DTYPES
 
 
 @pytest.mark.slow

@@ -69,16 +69,16 @@ def test_backends_agree(dtype):
 def test_what_is_stored(cpu_backend, dtype):
     model = AutoModelForMaskedLM.from_pretrained(TIED, dtype=dtype)
     for parameter in model.parameters():
-        assert ("weight" in parameter.uses) == bool(parameter._weights)
-        assert all(weight.dtype.name == dtype for weight in parameter._weights.values())
-        array = parameter._array
+        assert ("weight" in parameter.uses) == bool(parameter.forms.weights)
+        assert all(weight.dtype.name == dtype for weight in parameter.forms.weights.values())
+        array = parameter.forms.array
         if parameter.uses == {"weight"}:
             assert array is None  # let go at load, before the first call
         else:
             assert array.dtype == (np.float32 if parameter.uses == {"vector"} else BFLOAT16)
-    before = [dict(parameter._weights) for parameter in model.parameters()]
+    before = [dict(parameter.forms.weights) for parameter in model.parameters()]
     logits(model)
-    assert [parameter._weights for parameter in model.parameters()] == before  # nothing more for a call
+    assert [parameter.forms.weights for parameter in model.parameters()] == before  # nothing more for a call
 
 
 def test_a_tied_decoder_has_a_table_and_a_weight_of_it(cpu_backend):
@@ -117,7 +117,7 @@ def test_load_state_dict(cpu_backend, dtype):
     other.load_state_dict(model.state_dict())
     # A scale that was multiplied out and found again may differ in its last bit.
     assert error(other(ids).logits, model(ids).logits) < (2e-6 if dtype == "bfloat16" else 1e-2)
-    assert all(weight._weights for weight in weights_of(other))
+    assert all(weight.forms.weights for weight in weights_of(other))
 
 
 @pytest.mark.parametrize("dtype", LOW)

@@ -7,8 +7,8 @@ from bertcore import kernels, use_backend
 from bertcore.families.deberta_v2.convolution import block_diagonal
 from bertcore.kernels import RelativePositions
 from bertcore.nn import functional
+from bertcore.nn.forms import bfloat16
 from bertcore.nn.operation import Operation
-from bertcore.nn.parameter import bfloat16
 from bertcore.tape import Tape, value_of
 
 RNG = np.random.default_rng(5)

@@ -1,6 +1,11 @@
 """Parameters on their own: joined parts, forms of low precision, pages of mapped files."""
 
+import copy
 import mmap
+import os
+import signal
+import threading
+import tracemalloc
 from pathlib import Path
 
 import ml_dtypes
@@ -8,7 +13,10 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.nn.parameter import Parameter, release_pages
+from bertcore.nn import forms
+from bertcore.nn.layers import Linear
+from bertcore.nn.pages import release_pages
+from bertcore.nn.parameter import Parameter, PerVersion
 
 RNG = np.random.default_rng(0)
 NAMES = ("query.weight", "key.weight")
@@ -66,6 +74,104 @@ def test_long_weights_are_quantised_as_whole_ones(cpu_backend):
     parameter.fill({"decoder.weight": weight}, np.dtype("int8"))
     values, scale = kernels.quantize_weight(weight)
     np.testing.assert_array_equal(parameter.array(), values * scale[:, None])
+
+
+# --- values that live ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use", ["weight", "table"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", ml_dtypes.bfloat16, "int8"])
+def test_update_reaches_every_form(cpu_backend, dtype, use):
+    parameter, wanted = filled(FLOATS, dtype, use), RNG.normal(size=(14, 5)).astype(np.float32)
+    expected = filled(dict(parameter.parts(wanted)), dtype, use)
+    input = np.eye(5, dtype=parameter.array().dtype if dtype == "float64" else np.float32)
+    parameter.weight, parameter.value  # noqa: B018 (prepared)
+    parameter.update(wanted)
+    assert parameter.version == 2
+    np.testing.assert_array_equal(parameter.array(), expected.array())
+    np.testing.assert_array_equal(parameter.value, expected.value)
+    if use == "weight":
+        found = kernels.linear(input, parameter.weight, None)
+        np.testing.assert_array_equal(found, kernels.linear(input, expected.weight, None))
+
+
+def test_what_cannot_be_taken_replaces_nothing(cpu_backend):
+    parameter = filled(FLOATS, "int8")
+    before = parameter.array()
+    with pytest.raises(ValueError, match=r"shape \(7, 5\), expected \(14, 5\) for query.weight, key.weight"):
+        parameter.update(before[:7])
+    with pytest.raises(ValueError, match="inf or NaN"):
+        parameter.update(np.full((14, 5), np.nan, np.float32))
+    np.testing.assert_array_equal(parameter.array(), before)
+    assert parameter.version == 1
+
+
+def test_a_block_knows_when_its_parameters_change():
+    block, other = (Linear("map", in_features=5, out_features=7) for _ in range(2))
+    kept, seen = PerVersion(dict), []
+    for change in (None, other.weight, block.weight, None, block.bias):
+        if change is not None:
+            change.fill({name: np.zeros(shape, np.float32) for name, shape in change.expected.items()}, np.float32)
+        made = kept.at(block.version)
+        seen.append(any(made is one for one in seen) or made)
+    assert [one is True for one in seen] == [False, True, False, True, False]
+    copied = copy.deepcopy(block)
+    copied.weight.update(np.ones((7, 5), np.float32))
+    assert copied.version == block.version + 1
+
+
+def test_uses_are_declared_before_there_are_values():
+    parameter = Parameter("table", shape=(2, 3), use="table").used_as("weight")
+    assert parameter.uses == {"table", "weight"}
+    parameter.fill({"table": np.zeros((2, 3), np.float32)}, np.dtype("float32"))
+    with pytest.raises(RuntimeError, match="table has values already"):
+        parameter.used_as("vector")
+    with pytest.raises(RuntimeError, match="table has no values yet"):
+        Parameter("table", shape=(2, 3)).array()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_initial_values_need_their_own_memory_alone(dtype):
+    parameter = Parameter(*NAMES, shape=(999, 1009), use="weight")
+    parameter.fill({name: np.zeros((999, 1009), dtype) for name in NAMES}, np.dtype(dtype))  # imports, caches
+    tracemalloc.start()
+    tensors = parameter.initial_tensors(NAMES, np.random.default_rng(3), 0.5, np.dtype(dtype))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    expected = np.random.default_rng(3).normal(0, 0.5, (2, 999, 1009)).astype(dtype)
+    np.testing.assert_array_equal(list(tensors.values()), expected)
+    assert peak < 1.1 * expected.nbytes + (2 << 20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_prepares_weights_though_a_thread_of_its_parent_did(cpu_backend):
+    parameter, held, done = filled(FLOATS, "float32", "table"), threading.Event(), threading.Event()
+
+    def hold():
+        with forms._preparing:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    parameter.forms.array = None
+    parameter.forms.device_array = np.ones((14, 5), np.float32).view(OnDevice)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # ends it if it hangs
+        os._exit(0 if parameter.value.sum() == 70 else 1)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    assert status == 0
+
+
+class OnDevice(np.ndarray):
+    """An array that has to be fetched."""
+
+    def get(self):
+        return np.asarray(self)
 
 
 def resident_kilobytes(file):

@@ -41,7 +41,7 @@ class AdaptiveSoftmax(Block):
         for index, table in enumerate(embeddings.tables):
             name, weight = names.output.format(group=index), table.table
             if spec.tied_decoder:
-                weight.uses.add("weight")
+                weight = weight.used_as("weight")
             else:
                 weight = Parameter(f"{name}.weight", shape=weight.part_shape, use="weight")
             self.outputs.append(weight)

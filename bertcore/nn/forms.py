@@ -1,0 +1,169 @@
+"""The forms in which computing wants values: arrays of a dtype, on a device, and weights prepared for a backend.
+
+Low precision on the CPU (bfloat16, int8) is a form of the weights of linear maps. There they are prepared at once, one
+after another, so that the model never stands in memory in float32; tables are bfloat16 arrays, vectors float32 ones.
+"""
+
+import importlib
+import os
+import threading
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.kernels.linear import LOW_PRECISION
+from bertcore.nn.pages import release_pages
+
+QUANTIZED_ROWS = 2048  # of a weight at once
+
+_preparing = threading.RLock()  # what two threads need is prepared once
+
+
+def _renew_lock() -> None:
+    global _preparing
+    _preparing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)  # the thread that held it does not live in the child
+
+
+def bfloat16() -> np.dtype:
+    """NumPy's dtype for bfloat16."""
+    return np.dtype(importlib.import_module("ml_dtypes").bfloat16)  # 12 ms: only for those who need it
+
+
+class Forms:
+    """One version of a parameter's values, and what they have become so far.
+
+        array           NumPy: what the CPU backends look tables up in and read vectors from
+        device array    the same in the memory of the GPU
+        weights         one PreparedWeight for each backend that multiplies by it
+
+    Each is made when it is first needed, but weights of low precision at once. A weight-only array is freed once it is
+    prepared: the prepared weight gives it back.
+
+    Args:
+        label: names the values in errors.
+        uses: "weight", "table" or "vector", as in `Parameter`.
+        dtype: that of the model.
+        array: of any dtype; it is not copied if it has the right one. CuPy arrays stay on their device.
+        scale: float32 (rows,), of an int8 `array`.
+    """
+
+    def __init__(self, label: str, uses: Set[str], dtype: np.dtype, array: Any, scale: Any = None):
+        self.label, self.uses, self.dtype = label, uses, dtype
+        self.is_low = dtype.name in LOW_PRECISION
+        self.array: np.ndarray | None = None
+        self.device_array: Any = None
+        self.weights: dict[str, kernels.PreparedWeight] = {}  # by backend
+        is_low_on_cpu = self.is_low_on_cpu
+        if kernels.array_module(array) is not np:
+            self.device_array = array.astype(dtype, copy=False)
+            return
+        if not is_low_on_cpu or self.uses != {"weight"}:
+            array, scale = self._as_array(array, scale), None
+            self.array = array
+        if is_low_on_cpu and "weight" in self.uses:
+            self.weights[kernels.get_backend()] = self._prepared(array, scale)
+
+    @property
+    def is_low_on_cpu(self) -> bool:
+        """Whether the backend in force multiplies float32 by a form of low precision."""
+        return self.is_low and kernels.get_backend() != "cupy"
+
+    def on_host(self) -> np.ndarray:
+        """The values in host memory: of an int8 weight, its integers times their scales."""
+        array = self.array  # read once: another thread may let it go
+        if array is not None:
+            return array
+        if not self.weights:
+            return self.device_array.get()
+        array = self.any_weight().to_array()  # for which the array was let go; it comes back as it was
+        return array if isinstance(array, np.ndarray) else array.get()
+
+    def any_weight(self) -> kernels.PreparedWeight:
+        """One of the prepared weights."""
+        return next(iter(self.weights.values()))
+
+    def array_in_force(self) -> Any:
+        """The array for the backend in force."""
+        if kernels.get_backend() == "cupy":
+            return self._on_device()
+        array = self.array
+        if array is None:
+            with _preparing:
+                array = self.array = self.on_host()
+        return array
+
+    def weight_in_force(self) -> Any:
+        """The weight of a linear map for the backend in force: prepared, or the array where there is nothing to."""
+        backend = kernels.get_backend()
+        if backend == "numpy" and not self.is_low:
+            return self.array_in_force()
+        weight = self.weights.get(backend)
+        if weight is None:
+            with _preparing:
+                weight = self.weights.get(backend) or self._prepare(backend)
+        return weight
+
+    def _on_device(self) -> Any:
+        if self.dtype == np.int8:
+            raise ValueError(
+                "this model was loaded with dtype='int8', which runs on the CPU alone (backends numpy and numba): "
+                'load it with dtype="float16" or "bfloat16" for the GPU'
+            )
+        with _preparing:
+            if self.device_array is None:
+                self.device_array = kernels.to_backend(np.asarray(self.on_host(), self.dtype))
+        return self.device_array
+
+    def _prepare(self, backend: str) -> kernels.PreparedWeight:
+        if self.dtype == np.int8 and backend == "cupy":
+            return self._on_device()  # which refuses
+        if self.array is None and self.dtype == np.int8:
+            weight = self._prepared(self.any_weight().integers(), self.any_weight().scale)
+        elif backend == "cupy" and self.device_array is not None:
+            weight = kernels.prepare_weight(self.device_array)
+        else:
+            weight = self._prepared(self.on_host())
+        self.weights[backend] = weight
+        if self.array is not None:
+            release_pages(self.array)
+            if self.uses == {"weight"}:
+                self.array = None
+        return weight
+
+    def _as_array(self, array: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
+        """The values in the dtype that the array form has in a model of this dtype."""
+        if scale is not None:
+            array = array * scale[:, None]
+        dtype = self.dtype
+        if self.is_low:
+            dtype = np.dtype(np.float32) if self.uses == {"vector"} else bfloat16()
+        return np.asarray(array, dtype)
+
+    def _prepared(self, array: np.ndarray, scale: np.ndarray | None = None) -> kernels.PreparedWeight:
+        """The weight for the backend in force."""
+        if not self.is_low_on_cpu:
+            return kernels.prepare_weight(kernels.to_backend(self._as_array(array, scale)))
+        if scale is not None and self.dtype != np.int8:
+            array, scale = array * scale[:, None], None
+        if scale is None and self.dtype == np.int8:
+            array, scale = self._quantized(array)
+        elif scale is None and array.dtype != bfloat16():
+            array = np.asarray(array, np.float32)
+        return kernels.prepare_weight(array, scale, dtype=self.dtype.name)
+
+    def _quantized(self, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The int8 values and scales; in blocks of rows, for a vocabulary's weight is large in float32."""
+        values, scale = np.empty(array.shape, np.int8), np.empty(len(array), np.float32)
+        for first in range(0, len(array), QUANTIZED_ROWS):
+            rows = slice(first, first + QUANTIZED_ROWS)
+            try:
+                values[rows], scale[rows] = kernels.quantize_weight(np.asarray(array[rows], np.float32))
+            except ValueError as error:
+                raise ValueError(f"{self.label}: {error}") from error
+        return values, scale
