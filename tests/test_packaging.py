@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "nn": {"checkpoint", "kernels", "tape"},
     "heads": {"kernels", "nn", "tape"},
     "checkpoint": set(),
-    "models": {"checkpoint", "families", "heads", "kernels", "nn", "presets", "tape"},  # the registry finds families
+    # the registry finds families
+    "models": {"checkpoint", "dtypes", "families", "heads", "kernels", "nn", "presets", "tape"},
     "families": {"checkpoint", "heads", "kernels", "models", "nn", "tape"},
     "presets": set(),
     "gradients": {"kernels", "tape"},

@@ -147,21 +147,26 @@ class Parameter(JoinedTensors):
     def value(self) -> Any:
         """The array for the backend in force; a Variable while a tape records."""
         tape = current_tape()
-        return self.forms.array_in_force() if tape is None else tape.leaf(self, self._recorded_array)
+        if tape is None:
+            return self.forms.array_in_force()
+        return tape.leaf(self, lambda: self._trainable().array_in_force())
 
     @property
     def weight(self) -> Any:
         """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records."""
-        return self.forms.weight_in_force() if current_tape() is None else self.value
+        tape = current_tape()
+        if tape is None:
+            return self.forms.weight_in_force()
+        return tape.leaf(self, lambda: self._trainable().weight_in_force(), form="weight")
 
-    def _recorded_array(self) -> Any:
+    def _trainable(self) -> Forms:
         forms = self.forms
         if forms.is_low_on_cpu:
             raise ValueError(
                 f"this model was loaded with dtype={self.dtype.name!r}, which on the CPU is for inference alone: "
                 'load it with dtype="float32" to compute gradients'
             )
-        return forms.array_in_force()
+        return forms
 
 
 class Block:

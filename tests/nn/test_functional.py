@@ -6,6 +6,7 @@ import pytest
 from bertcore import kernels, use_backend
 from bertcore.families.deberta_v2.convolution import block_diagonal
 from bertcore.kernels import RelativePositions
+from bertcore.kernels.program import Program
 from bertcore.nn import functional
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.operation import Operation
@@ -145,7 +146,7 @@ def test_attention_hands_out_what_it_is_asked_for(is_recorded):
 def test_operations_without_a_step_read_what_a_program_computes():
     array = RNG.normal(size=(5, 3)).astype(np.float32)
     with use_backend("numba"):
-        deferred = kernels.program.Program().enter(array)
+        deferred = Program().enter(array)
         np.testing.assert_array_equal(functional.add(deferred, deferred), array + array)
 
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.nn import forms
+from bertcore.nn import forms, functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.pages import release_pages
 from bertcore.nn.parameter import Parameter, PerVersion
+from bertcore.tape import Tape
 
 RNG = np.random.default_rng(0)
 NAMES = ("query.weight", "key.weight")
@@ -93,6 +94,28 @@ def test_update_reaches_every_form(cpu_backend, dtype, use):
     if use == "weight":
         found = kernels.linear(input, parameter.weight, None)
         np.testing.assert_array_equal(found, kernels.linear(input, expected.weight, None))
+
+
+def test_a_weight_is_prepared_once_for_forward_and_backward(monkeypatch):
+    """By both directions of all calls of a version, with the gradients of a weight that is prepared at each."""
+    parameter, prepared = filled(FLOATS, "float32"), []
+    prepare = kernels.prepare_weight
+    monkeypatch.setattr(kernels, "prepare_weight", lambda *args, **how: prepared.append(1) or prepare(*args, **how))
+    array = parameter.array()
+    input, seed = RNG.normal(size=(3, 5)).astype(np.float32), RNG.normal(size=(3, 14)).astype(np.float32)
+    with kernels.use_backend("numba"):
+        for _ in range(3):
+            with Tape() as tape:
+                output = functional.linear(input, parameter.weight, None)
+            found = tape.gradients(output, seed)[parameter]
+            _, expected, _ = kernels.linear_backward(seed, input, array)
+            np.testing.assert_array_equal(found, expected)
+        assert len(prepared) == 1
+        transpose = parameter.weight.transposed()
+        assert parameter.weight.transposed() is transpose
+        parameter.update(array * 2)
+        np.testing.assert_array_equal(parameter.weight.transposed().to_array(), array.T * 2)
+    assert len(prepared) == 2
 
 
 def test_what_cannot_be_taken_replaces_nothing(cpu_backend):
