@@ -2,7 +2,8 @@
 
 import pytest
 
-from bertcore import AutoModel
+from bertcore import AutoModel, AutoModelForPreTraining
+from bertcore.models.model import Model
 from bertcore.presets import PRESETS, preset, preset_config
 from bertcore.presets.published import PUBLISHED
 
@@ -143,6 +144,33 @@ def test_figures_of_others_are_those_of_their_sources():
             if glue_dev is not None:
                 assert glue_dev.value == pytest.approx(sum(scores) / 8, abs=0.051)
                 assert source in glue_dev.source and glue_dev.source.endswith("mean of its eight tasks")
+
+
+OTHER_HEADS = {
+    *("mini-bert", "spanbert", "minilm-l6-h384", "minilm-l12-h384", "tinybert-4l-312", "tinybert-6l-768", "codebert"),
+    *("electra-small-generator", "electra-base-generator", "electra-large-generator"),
+    *("deberta-v3-small", "deberta-v3-base", "deberta-v3-large"),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_pretraining_has_the_heads_of_the_objective_or_none(name, monkeypatch):
+    made = []
+    monkeypatch.setattr(Model, "from_config", classmethod(lambda cls, config, **options: made.append(config)))
+    monkeypatch.setattr(Model, "from_pretrained", classmethod(lambda cls, folder, **options: made.append(folder)))
+    calls = [(AutoModelForPreTraining.from_config, name)]
+    if PRESETS[name].hub_id:
+        calls.append((AutoModelForPreTraining.from_pretrained, PRESETS[name].hub_id))
+    for call, argument in calls:
+        if name in OTHER_HEADS:
+            with pytest.raises(ValueError, match=f"{name} was pretrained with .* take AutoModelForMaskedLM"):
+                call(argument)
+        else:
+            call(argument)
+    assert len(made) == (0 if name in OTHER_HEADS else len(calls))
+    if name not in OTHER_HEADS:
+        kind = AutoModelForPreTraining.class_for_config(preset_config(name))
+        assert set(kind._tasks) == set(PRESETS[name].pretraining_heads)
 
 
 def test_models_are_made_of_a_preset_by_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, head_specs
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
+from bertcore.presets import PRESETS, Preset, preset
 from bertcore.tape import value_of
 
 
@@ -26,9 +28,34 @@ class AutoModelForPreTraining(ModelWithHeads):
     order; `labels` and `sentence_order_label`. Both return a PreTrainingOutput, with a loss if both labels are given.
     ELECTRA: the discriminator, which tells replaced tokens; `labels` is 1 for those and 0 for others, (sequences,
     length), and a LogitsOutput is returned.
+
+    ValueError for a preset, or its id on the hub, that was pretrained with other heads than those (DeBERTa-v3,
+    CodeBERT, SpanBERT, what was distilled).
     """
 
     _architecture = "ForPreTraining"
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike, **options: Any) -> Model:
+        if isinstance(folder, str) and not os.path.lexists(folder):
+            cls._check_heads(next((known for known in PRESETS.values() if known.hub_id == folder), None))
+        return super().from_pretrained(folder, **options)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | str, **options: Any) -> Model:
+        cls._check_heads(preset(config) if isinstance(config, str) else None)
+        return super().from_config(config, **options)
+
+    @classmethod
+    def _check_heads(cls, known: Preset | None) -> None:
+        if known is None:
+            return
+        built = cls.class_for_config(known.config)._tasks
+        if set(built) != set(known.pretraining_heads):
+            raise ValueError(
+                f"{known.name} was pretrained with {known.objective} (the heads {', '.join(known.pretraining_heads)}); "
+                f"of its family there are {', '.join(built)} here: take AutoModelForMaskedLM, or AutoModel"
+            )
 
     @classmethod
     def class_for_config(cls, config: Mapping[str, Any]) -> type[Model]:

@@ -133,6 +133,7 @@ _LUKE = _ROBERTA.but(
     year=2020,
     paper="arXiv:2010.01057",
     objective="MLM of words and entities",
+    pretraining_heads=("masked_lm", "masked_entities"),
     tokenizer="byte-level BPE + entities",
     own="entity embeddings, queries that know words from entities",
 )
