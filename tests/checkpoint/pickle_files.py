@@ -3,6 +3,12 @@
 import io
 import zipfile
 
+import numpy as np
+import pytest
+
+from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint.pickle_file import PickleFile
+
 MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 VERSION = b"\x80\x02M\xe9\x03."
 LITTLE = b"\x80\x02}X\x0d\x00\x00\x00little_endian\x88s."
@@ -78,3 +84,18 @@ def stream(pickle: bytes, storages: dict[str, bytes], *, item=4, machine: bytes 
     items = item if isinstance(item, dict) else dict.fromkeys(storages, item)
     data = b"".join((len(content) // items[key]).to_bytes(8, "little") + content for key, content in storages.items())
     return MAGIC + VERSION + machine + pickle + keys + data
+
+
+VALUES = np.arange(6, dtype="<f4").tobytes()
+SOUND = state_dict({"w": tensor()})
+FORMATS = {"zip": archive, "stream": stream}
+
+
+def refused(folder, content: bytes, problem: str) -> None:
+    """Asserts that reading `content` is an error of one printable line that names the file and the problem."""
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=problem) as caught:
+        PickleFile(file)
+    message = str(caught.value)
+    assert message.startswith(str(file)) and len(message) < 600 and message.isprintable()

@@ -7,32 +7,17 @@ import struct
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.pickle_file import PickleFile
-from bertcore.checkpoint.pickle_machine import LIMIT, Refused, read_pickle
+from bertcore.checkpoint.pickle_machine import Refused, read_pickle
 from bertcore.checkpoint.pickle_tensors import VOCABULARY
 from tests.checkpoint import pickle_files as build
-
-VALUES = np.arange(6, dtype="<f4").tobytes()
-SOUND = build.state_dict({"w": build.tensor()})
-FORMATS = {"zip": build.archive, "stream": build.stream}
-
-
-def refused(folder, content, problem):
-    file = folder / "pytorch_model.bin"
-    file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=problem) as caught:
-        PickleFile(file)
-    message = str(caught.value)
-    assert message.startswith(str(file)) and len(message) < 600 and message.isprintable()
+from tests.checkpoint.pickle_files import FORMATS, SOUND, VALUES, refused
 
 
 class Payload:
@@ -184,13 +169,6 @@ REFERENCES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("reference", REFERENCES.values(), ids=REFERENCES)
-def test_storage_that_does_not_fit(tmp_path, reference, form):
-    content = build.state_dict({"w": build.tensor((1,), (1,), of=reference)})
-    refused(tmp_path, FORMATS[form](content, {"0": VALUES}), "storage")
-
-
 TENSORS = {
     "beyond the end": ((2, 3), (3, 1), 1),
     "far beyond": ((2, 3), (3, 1), 2**47),
@@ -207,13 +185,6 @@ TENSORS = {
     "many dimensions": ((1,) * 65, (1,) * 65, 0),
     "nothing beyond the end": ((0,), (1,), 7),
 }
-
-
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("view", TENSORS.values(), ids=TENSORS)
-def test_tensor_that_does_not_fit(tmp_path, view, form):
-    content = build.state_dict({"w": build.tensor(*view)})
-    refused(tmp_path, FORMATS[form](content, {"0": VALUES}), "a tensor")
 
 
 def rebuilt(*arguments, by="_rebuild_tensor_v2"):
@@ -241,11 +212,6 @@ CALLS = {
     "OrderedDict of text": b"\x80\x02" + build.call(build.name("collections", "OrderedDict"), build.text("x")) + b".",
     "OrderedDict of no pairs": b"\x80\x02" + build.call(build.name("collections", "OrderedDict"), b"](K\1e") + b".",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("content", CALLS.values(), ids=CALLS)
-def test_call_with_wrong_arguments(tmp_path, content):
-    refused(tmp_path, build.archive(content, {"0": VALUES}), "is no file of tensors that can be read: ")
 
 
 MALFORMED = {
@@ -296,145 +262,23 @@ OTHER_VALUES = {
 }
 
 
-@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
-def test_malformed(tmp_path, content):
-    refused(tmp_path, build.archive(content, {"0": VALUES}), "is no file of tensors that can be read: ")
+GENERAL = "is no file of tensors that can be read: "
+REFUSED = {
+    **{
+        f"storage: {what}": (build.state_dict({"w": build.tensor((1,), (1,), of=reference)}), "storage")
+        for what, reference in REFERENCES.items()
+    },
+    **{f"tensor: {what}": (build.state_dict({"w": build.tensor(*view)}), "a tensor") for what, view in TENSORS.items()},
+    **{f"call: {what}": (content, GENERAL) for what, content in CALLS.items()},
+    **{f"malformed: {what}": (content, GENERAL) for what, content in MALFORMED.items()},
+    **OTHER_VALUES,
+}
 
 
-@pytest.mark.parametrize("content, problem", OTHER_VALUES.values(), ids=OTHER_VALUES)
+@pytest.mark.parametrize("content, problem", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("form", FORMATS)
-def test_other_values(tmp_path, content, problem, form):
+def test_what_is_refused(tmp_path, content, problem, form):
     refused(tmp_path, FORMATS[form](content, {"0": VALUES}), problem)
-
-
-class TestArchive:
-    CONTENT = build.archive(SOUND, {"0": VALUES})
-
-    def test_every_truncation(self, tmp_path):
-        for length in range(len(self.CONTENT)):
-            refused(tmp_path, self.CONTENT[:length], "empty|truncated|damaged|neither a zip")
-
-    def test_every_damaged_byte_is_an_error_or_harmless(self, tmp_path):
-        """Only the numbers themselves, and what no reader looks at, may change unnoticed."""
-        file = tmp_path / "pytorch_model.bin"
-        for place in range(len(self.CONTENT)):
-            damaged = bytearray(self.CONTENT)
-            damaged[place] ^= 0xFF
-            file.write_bytes(damaged)
-            try:
-                assert PickleFile(file).read("w").shape == (2, 3)
-            except CheckpointError as error:
-                assert str(file) in str(error)
-
-    def test_compressed(self, tmp_path):
-        content = build.archive(SOUND, {"0": bytes(10**6)}, compression=zipfile.ZIP_DEFLATED)
-        refused(tmp_path, content, r"member 'archive/data\.pkl' is compressed, .*; torch\.save does not compress")
-
-    def test_zip_bomb(self, tmp_path):
-        content = bytearray(self.CONTENT)
-        directory = content.index(b"PK\1\2", content.index(b"PK\1\2") + 1)
-        content[directory + 20 : directory + 28] = struct.pack("<2L", 2**31, 2**31)
-        refused(tmp_path, bytes(content), "ends behind the members")
-
-    def test_encrypted(self, tmp_path):
-        content = bytearray(self.CONTENT)
-        content[content.index(b"PK\1\2") + 8] |= 1
-        refused(tmp_path, bytes(content), r"member 'archive/data\.pkl' is encrypted")
-
-    @pytest.mark.filterwarnings("ignore:Duplicate name")
-    def test_same_name_twice(self, tmp_path):
-        file = tmp_path / "twice.zip"
-        with zipfile.ZipFile(file, "w") as archive:
-            for content in (SOUND, attacks(tmp_path)["os.system"]):
-                archive.writestr("archive/data.pkl", content)
-        refused(tmp_path, file.read_bytes(), r"has the member 'archive/data\.pkl' twice")
-
-    def test_header_says_something_else_than_the_directory(self, tmp_path):
-        content = self.CONTENT.replace(b"archive/data/0", b"archive/data/1", 1)
-        refused(tmp_path, content, r"header of its member 'archive/data/0' says something else")
-
-    def test_longest_directory(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("bertcore.checkpoint.zip_members.LIMIT", 99)
-        refused(tmp_path, self.CONTENT, r"its directory has \d+ bytes, expected at most 99")
-
-    @pytest.mark.parametrize("top", ["..", "../..", "/etc", "a/b"])
-    def test_names_are_labels(self, tmp_path, top):
-        file = tmp_path / "pytorch_model.bin"
-        file.write_bytes(build.archive(SOUND, {"0": VALUES}, top=top))
-        before = sorted(tmp_path.rglob("*"))
-        if top == "..":
-            assert PickleFile(file).read("w").shape == (2, 3)
-        else:
-            refused(tmp_path, file.read_bytes(), r"has 0 pickles NAME/data\.pkl")
-        assert sorted(tmp_path.rglob("*")) == before
-
-    def test_two_pickles(self, tmp_path):
-        file = tmp_path / "two.zip"
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("a/data.pkl", SOUND)
-            archive.writestr("b/data.pkl", SOUND)
-        refused(tmp_path, file.read_bytes(), r"has 2 pickles NAME/data\.pkl")
-
-    def test_damaged_pickle(self, tmp_path):
-        refused(tmp_path, self.CONTENT.replace(b"\x89", b"\x88", 1), r"checksum of its member 'archive/data\.pkl'")
-
-    def test_byte_order(self, tmp_path):
-        content = build.archive(SOUND, {"0": VALUES}, more={"byteorder": b"middle" * 10**5})
-        refused(tmp_path, content, r"its byte order is b'middlemi', expected little or big")
-
-    def test_directory_in_64_bits(self, tmp_path, monkeypatch):
-        """zipfile writes those fields beyond its limit, which is lowered here."""
-        monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 20)
-        monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
-        content = build.archive(SOUND, {"0": VALUES})
-        assert b"PK\6\6" in content
-        file = tmp_path / "pytorch_model.bin"
-        file.write_bytes(content)
-        assert PickleFile(file).read("w").tolist() == [[0, 1, 2], [3, 4, 5]]
-        for place in range(content.index(b"PK\1\2"), len(content)):
-            for value in (0, 0xFF):
-                file.write_bytes(content[:place] + bytes([value]) + content[place + 1 :])
-                try:
-                    PickleFile(file).read("w")
-                except CheckpointError as error:
-                    assert str(file) in str(error)
-
-
-class TestStream:
-    CONTENT = build.stream(SOUND, {"0": VALUES})
-
-    def test_every_truncation(self, tmp_path):
-        for length in range(len(self.CONTENT)):
-            refused(tmp_path, self.CONTENT[:length], "empty|truncated|lacks the storage|of no tensor")
-
-    def test_what_it_says_of_itself(self, tmp_path):
-        refused(tmp_path, pickle.dumps({"a": 1}), "it is a pickle, but not one of torch.save")
-        refused(tmp_path, build.MAGIC + b"\x80\x02K\x05.", "its format has the version 5, expected 1001")
-        refused(tmp_path, build.MAGIC + b"\x80\x02].", "its format has the version a list, expected 1001")
-        refused(tmp_path, build.stream(SOUND, {}, machine=b"\x80\x02}."), "does not say whether little_endian")
-
-    def test_storages(self, tmp_path):
-        refused(tmp_path, build.stream(SOUND, {"0": VALUES, "1": VALUES}), "its storage 1 is of no tensor")
-        refused(tmp_path, build.stream(SOUND, {}), "lacks the storage 0")
-        refused(tmp_path, build.stream(SOUND, {"0": VALUES[:-4]}), "storage 0 has 20 bytes, its pickle says 24")
-        head = b"".join([build.MAGIC, build.VERSION, build.LITTLE, SOUND])
-        refused(tmp_path, head + b"\x80\x02N.", "list of storages is no list of keys")
-        refused(tmp_path, head + b"\x80\x02](X\1\0\0\x000X\1\0\0\x000e." + b"\0" * 16, "storage 0 is there twice")
-        endless = head + b"\x80\x02](X\1\0\0\x000e." + b"\xff" * 8 + VALUES
-        refused(tmp_path, endless, "ends inside its storage 0")
-
-
-@pytest.mark.parametrize(
-    "content, problem",
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git lfs pull"),
-        (b"<!DOCTYPE html><html>Not found</html>", "starts with b'<!DOCTYP', neither a zip archive nor a pickle"),
-        (bytes(257) + b"ustar" + bytes(250), "tar archive, as PyTorch wrote before version 0.2"),
-        (b"\x40\0\0\0\0\0\0\0{}", "neither a zip archive nor a pickle"),
-    ],
-)
-def test_other_files(tmp_path, content, problem):
-    refused(tmp_path, content, problem)
 
 
 SIZE = 1 << 19
@@ -498,8 +342,3 @@ PIECES = [
 def test_any_opcodes_are_read_or_refused(pieces):
     with contextlib.suppress(Refused):
         read_pickle(b"\x80\x02" + b"".join(pieces) + b".", VOCABULARY)
-
-
-def test_longest_pickle(tmp_path):
-    content = build.archive(b"\x80\x02" + b"N" * LIMIT + b".", {})
-    refused(tmp_path, content, "the pickle is longer than 4 MiB")
