@@ -1,5 +1,7 @@
 """What the folder of a sentence encoder says, done or refused."""
 
+import re
+import shutil
 import warnings
 
 import numpy as np
@@ -148,105 +150,73 @@ def test_checkpoint_without_pooler_loads_quietly(tmp_path, encoder):
     assert_same(without.encode(TEXTS), encoder.encode(TEXTS))
 
 
-@pytest.mark.parametrize(
-    ("modules", "message"),
-    [
-        (
-            ["Transformer", "Pooling", "Dense"],
-            "sentence_transformers.models.Dense, which is not supported; supported are",
-        ),
-        (["Transformer", "CNN", "Pooling"], "models.CNN, which is not supported"),
-        (["Transformer"], "modules Transformer; expected Transformer, Pooling"),
-        (["Pooling", "Transformer"], "modules Pooling, Transformer; expected"),
-        (["Transformer", "Normalize", "Pooling"], "modules Transformer, Normalize, Pooling; expected"),
+def listing(*kinds):
+    """modules.json of these kinds of modules."""
+    kinds = enumerate(f"sentence_transformers.models.{kind}" for kind in kinds)
+    return [{"path": f"{number}_", "type": kind} for number, kind in kinds]
+
+
+def pooled_in(path):
+    return [{"path": "", "type": "x.Transformer"}, {"path": path, "type": "x.Pooling"}]
+
+
+ANOTHER_SHAPE = "modules.json is not a list of modules"
+MODES = "expected one or several of cls"
+# What is said in which file -> what is wrong with it; None for a file that is not there.
+REFUSED = {
+    "modules.json": [
+        (listing("Transformer", "Pooling", "Dense"), "models.Dense, which is not supported; supported are Transf"),
+        (listing("Transformer", "CNN", "Pooling"), "models.CNN, which is not supported"),
+        (listing("Transformer"), "modules Transformer; expected Transformer, Pooling"),
+        (listing("Pooling", "Transformer"), "modules Pooling, Transformer; expected"),
+        (listing("Transformer", "Normalize", "Pooling"), "modules Transformer, Normalize, Pooling; expected"),
         ([], "modules none; expected"),
+        *[(wrong, ANOTHER_SHAPE) for wrong in ([{"type": "x"}], [3], {"a": 1}, 7, "text", b"[{", b"[" * 100_000)],
+        *[(pooled_in(path), "expected a folder inside") for path in ("../x", "/etc", "a/../../b", "..\\b", "C:\\b")],
     ],
-)
-def test_unsupported_modules(tmp_path, modules, message):
-    folder = save_tiny_encoder(tmp_path)
-    write_modules(folder, {f"{i}_{kind}": f"sentence_transformers.models.{kind}" for i, kind in enumerate(modules)})
-    with pytest.raises(CheckpointError, match=message):
-        SentenceEncoder(folder)
-
-
-@pytest.mark.parametrize("value", [[{"type": "x"}], [3], {"a": 1}, 7, "text"])
-def test_modules_file_of_another_shape(tmp_path, value):
-    folder = save_tiny_encoder(tmp_path)
-    write_json(folder / "modules.json", value)
-    with pytest.raises(CheckpointError, match=r"modules\.json"):
-        SentenceEncoder(folder)
-
-
-@pytest.mark.parametrize("content", ["[{", "[" * 100_000], ids=["cut", "deep"])
-def test_modules_file_that_is_not_json(tmp_path, content):
-    folder = save_tiny_encoder(tmp_path)
-    (folder / "modules.json").write_text(content, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"modules\.json is not a list of modules"):
-        SentenceEncoder(folder)
-
-
-@pytest.mark.parametrize("path", ["../other", "/etc", "a/../../b", "..\\b", "C:\\b"])
-def test_modules_may_not_point_outside(tmp_path, path):
-    folder = save_tiny_encoder(tmp_path / "model")
-    write_modules(
-        folder, {"": "sentence_transformers.models.Transformer", path: "sentence_transformers.models.Pooling"}
-    )
-    with pytest.raises(CheckpointError, match="expected a folder inside"):
-        SentenceEncoder(folder)
-
-
-@pytest.mark.parametrize(
-    ("pooling", "message"),
-    [
-        (
-            {"pooling_mode_weightedmean_tokens": True},
-            "'weightedmean' is not supported; supported are cls, max, mean, mean_sqr",
-        ),
+    "1_Pooling/config.json": [
+        (None, "config.json cannot be read"),
+        ({"pooling_mode_weightedmean_tokens": True}, "'weightedmean' is not supported; supported are cls, max, me"),
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, "'lasttoken' is not supported"),
         ({"pooling_mode": "median"}, "'median' is not supported"),
-        ({"pooling_mode": []}, r"pooling_mode is \[\], expected one or several of cls"),
-        ({"pooling_mode": 5}, "pooling_mode is 5, expected one or several of cls"),
-        ({"pooling_mode": [[]]}, r"config\.json: pooling_mode is \[\[\]\], expected one or several of cls"),
-        (
-            {"pooling_mode_mean_tokens": "false"},
-            r"config\.json: pooling_mode_mean_tokens is 'false', expected true or false",
-        ),
-        (
-            {"word_embedding_dimension": 7},
-            rf"config\.json: word_embedding_dimension is 7, expected {WIDTH}, the model's hidden_size",
-        ),
-        ({"embedding_dimension": 7}, rf"config\.json: embedding_dimension is 7, expected {WIDTH}, the model's hidden"),
-        ({"word_embedding_dimension": "x"}, r"word_embedding_dimension is 'x', expected a positive integer"),
+        ({"pooling_mode": []}, f"pooling_mode is [], {MODES}"),
+        ({"pooling_mode": 5}, f"pooling_mode is 5, {MODES}"),
+        ({"pooling_mode": [[]]}, f"config.json: pooling_mode is [[]], {MODES}"),
+        ({"pooling_mode_mean_tokens": "false"}, "config.json: pooling_mode_mean_tokens is 'false', expected true or"),
+        ({"word_embedding_dimension": 7}, f"config.json: word_embedding_dimension is 7, expected {WIDTH}, the model's"),
+        ({"embedding_dimension": 7}, f"config.json: embedding_dimension is 7, expected {WIDTH}, the model's"),
+        ({"word_embedding_dimension": "x"}, "word_embedding_dimension is 'x', expected a positive integer"),
         ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt is False, supported is true"),
     ],
-)
-def test_unsupported_pooling(tmp_path, pooling, message):
-    with pytest.raises(CheckpointError, match=message):
-        SentenceEncoder(save_tiny_encoder(tmp_path, pooling))
-
-
-def test_missing_pooling_config(tmp_path):
-    folder = save_tiny_encoder(tmp_path)
-    (folder / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
-        SentenceEncoder(folder)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+    "sentence_bert_config.json": [
         ({"max_seq_length": 0}, "max_seq_length is 0, expected a positive integer"),
         ({"max_seq_length": "many"}, "max_seq_length is 'many'"),
         ({"max_seq_length": True}, "max_seq_length is True"),
-        ({"do_lower_case": "false"}, r"bert_config\.json: do_lower_case is 'false', expected true or false"),
+        ({"do_lower_case": "false"}, "bert_config.json: do_lower_case is 'false', expected true or false"),
         ({"transformer_task": "text-generation"}, "transformer_task is 'text-generation'"),
     ],
+    "config_sentence_transformers.json": [
+        ({"prompts": {"a": 1}}, "prompts is"),
+        ({"prompts": []}, "prompts is [], expected an object of texts by name"),
+        ({"default_prompt_name": [1]}, "default_prompt_name is [1], expected the name of a prompt"),
+        ({"default_prompt_name": "q", "prompts": {"a": "b"}}, "is 'q', known are a"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"), [(name, *case) for name, cases in REFUSED.items() for case in cases]
 )
-def test_wrong_transformer_settings(tmp_path, settings, message):
-    folder = save_tiny_encoder(tmp_path)
-    write_json(folder / "sentence_bert_config.json", settings)
-    with pytest.raises(CheckpointError, match=message):
-        SentenceEncoder(folder)
+def test_what_is_refused(tmp_path, folder, name, content, message):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    if content is None:
+        (tmp_path / name).unlink()
+    elif isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    else:
+        write_json(tmp_path / name, content)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        SentenceEncoder(tmp_path)
 
 
 def test_prompts(tmp_path, encoder):
@@ -266,22 +236,6 @@ def test_prompts(tmp_path, encoder):
         encoder.encode("x", prompt_name="query")
     with pytest.raises(ValueError, match="both given"):
         prompted.encode("x", prompt="a", prompt_name="query")
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"prompts": {"a": 1}}, "prompts is"),
-        ({"prompts": []}, r"prompts is \[\], expected an object of texts by name"),
-        ({"default_prompt_name": [1]}, r"default_prompt_name is \[1\], expected the name of a prompt"),
-        ({"default_prompt_name": "q", "prompts": {"a": "b"}}, "is 'q', known are a"),
-    ],
-)
-def test_wrong_prompts(tmp_path, config, message):
-    folder = save_tiny_encoder(tmp_path)
-    write_json(folder / "config_sentence_transformers.json", config)
-    with pytest.raises(CheckpointError, match=message):
-        SentenceEncoder(folder)
 
 
 def test_folder_that_is_not_there(tmp_path):

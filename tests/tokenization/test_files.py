@@ -157,93 +157,37 @@ def test_input_names(folder):
     assert list(load(folder)("the", return_token_type_ids=True)) == ["input_ids", "token_type_ids"]
 
 
-class TestBroken:
-    def test_no_folder(self, tmp_path):
-        with pytest.raises(CheckpointError, match="nowhere does not exist"):
-            load(tmp_path / "nowhere")
+def tokenizer_json(model, **more):
+    return {"version": "1.0", "added_tokens": [], "model": model, **more}
 
-    def test_no_tokenizer(self, tmp_path):
-        (tmp_path / "vocab.json").write_text("{}")
-        with pytest.raises(
-            CheckpointError, match=r"has neither tokenizer\.json nor vocab\.txt nor .*; it holds vocab\.json"
-        ):
-            load(tmp_path)
 
-    @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "1.0"}', '{"model": {"type": "Other"}}'])
-    def test_tokenizer_json(self, tmp_path, content):
-        (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read by the tokenizers library: "):
-            load(tmp_path)
+def words_alone(kind, **more):
+    return tokenizer_json({"type": kind, "unk_token": "[UNK]", "vocab": {"the": 0}, **more})
 
-    def test_tokenizer_json_that_the_library_panics_at(self, demo_folder, tmp_path):
-        content = json.loads((demo_folder / "tokenizer.json").read_text(encoding="utf-8"))
-        content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-        write_json(tmp_path / "tokenizer.json", content)
-        with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read by the tokenizers library: "):
-            load(tmp_path)
 
-    @pytest.mark.parametrize("kind", ["WordPiece", "WordLevel"])
-    def test_tokenizer_json_without_its_unknown_token(self, tmp_path, kind):
-        model = {"type": kind, "unk_token": "[UNK]", "vocab": {"the": 0}}
-        more = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"} if kind == "WordPiece" else {}
-        write_json(tmp_path / "tokenizer.json", {"version": "1.0", "added_tokens": [], "model": model | more})
-        with pytest.raises(CheckpointError, match=r"tokenizer\.json lacks the unknown token '\[UNK\]'"):
-            load(tmp_path)
-
-    def test_unknown_piece_without_a_token(self, tmp_path):
-        model = {"type": "Unigram", "unk_id": None, "vocab": [["the", 0.0]], "byte_fallback": False}
-        write_json(tmp_path / "tokenizer.json", {"version": "1.0", "added_tokens": [], "model": model})
-        tokenizer = load(tmp_path)
-        with pytest.raises(RuntimeError, match="the tokenizers library failed, as it does on a broken tokenizer"):
-            tokenizer("z")
-
-    @pytest.mark.parametrize("key", ["pad_token", "mask_token", "additional_special_tokens", "added_tokens_decoder"])
-    def test_token_that_is_no_unicode(self, folder, key):
-        values = {"additional_special_tokens": ["\ud800"], "added_tokens_decoder": {"4": {"content": "\ud800"}}}
-        write_json(folder / "tokenizer_config.json", {key: values.get(key, "\ud800")})
-        with pytest.raises(CheckpointError, match=r"tokenizer files: the token '\\ud800' is not valid Unicode"):
-            load(folder)
-
-    @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
-    def test_json_beside_it(self, folder, name):
-        (folder / name).write_text("{")
-        with pytest.raises(CheckpointError, match=rf"{name} is not valid JSON"):
-            load(folder)
-
-    def test_vocabulary_that_is_no_text(self, tmp_path):
-        (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(CheckpointError, match=r"vocab\.txt cannot be read as a vocabulary: "):
-            load(tmp_path)
-
-    @pytest.mark.parametrize("content", ["", "the\nvalue\n"])
-    def test_vocabulary_without_the_unknown_token(self, tmp_path, content):
-        (tmp_path / "vocab.txt").write_text(content)
-        with pytest.raises(CheckpointError, match=r"vocab\.txt lacks the unknown token '\[UNK\]'"):
-            load(tmp_path)
-
-    def test_vocabulary_of_a_tokenizer_that_is_not_berts(self, folder):
-        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"})
-        with pytest.raises(CheckpointError, match=r"BertJapaneseTokenizer without tokenizer\.json; .* builds Bert"):
-            load(folder)
-
-    def test_special_token_that_is_none(self, folder):
-        write_json(folder / "tokenizer_config.json", {"mask_token": 3})
-        with pytest.raises(CheckpointError, match="mask_token is 3; expected a string or an object"):
-            load(folder)
-
-    def test_added_token_with_an_id_that_is_taken(self, folder):
-        write_json(folder / "added_tokens.json", {"newword": 7})
-        with pytest.raises(CheckpointError, match="'newword' has the id 7, but the vocabulary gives it 7"):
-            load(folder)
-
-    def test_side(self, folder):
-        write_json(folder / "tokenizer_config.json", {"padding_side": "top"})
-        with pytest.raises(CheckpointError, match="padding_side is 'top'; expected 'left' or 'right'"):
-            load(folder)
-
-    @pytest.mark.parametrize(
-        ("config", "message"),
-        [
+PIECES = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"}
+PANICS = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+UNREADABLE = r"tokenizer\.json cannot be read by the tokenizers library: "
+NO_UNICODE = r"tokenizer files: the token '\\ud800' is not valid Unicode"
+JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# What stands in which file, beside a vocab.txt -> what is wrong with it.
+BROKEN = [
+    *[("tokenizer.json", content, UNREADABLE) for content in (b"", b"{", b"[]", {"version": "1.0"})],
+    ("tokenizer.json", {"model": {"type": "Other"}}, UNREADABLE),
+    ("tokenizer.json", words_alone("WordPiece", **PIECES) | {"normalizer": PANICS}, UNREADABLE),
+    ("tokenizer.json", words_alone("WordPiece", **PIECES), r"tokenizer\.json lacks the unknown token '\[UNK\]'"),
+    ("tokenizer.json", words_alone("WordLevel"), r"tokenizer\.json lacks the unknown token '\[UNK\]'"),
+    *[(name, b"{", rf"{name} is not valid JSON") for name in JSON_FILES],
+    ("vocab.txt", b"\xff\xfe\x00", r"vocab\.txt cannot be read as a vocabulary: "),
+    *[("vocab.txt", content, r"vocab\.txt lacks the unknown token '\[UNK\]'") for content in (b"", b"the\nvalue\n")],
+    ("added_tokens.json", {"newword": 7}, "'newword' has the id 7, but the vocabulary gives it 7"),
+    ("added_tokens.json", {"newword": "seven"}, r"added_tokens\.json is .*; expected an object of ids by token"),
+    *[
+        ("tokenizer_config.json", config, message)
+        for config, message in [
+            ({"tokenizer_class": "BertJapaneseTokenizer"}, r"BertJapaneseTokenizer without tokenizer\.json"),
+            ({"mask_token": 3}, "mask_token is 3; expected a string or an object"),
+            ({"padding_side": "top"}, "padding_side is 'top'; expected 'left' or 'right'"),
             ({"model_max_length": "many"}, "model_max_length is 'many'; expected a number of at least 0"),
             ({"model_max_length": -5}, "model_max_length is -5; expected a number of at least 0"),
             ({"pad_token_type_id": [0]}, r"pad_token_type_id is \[0\]; expected a number"),
@@ -251,21 +195,40 @@ class TestBroken:
             ({"do_lower_case": "yes"}, "do_lower_case is 'yes'; expected true, false or null"),
             ({"added_tokens_decoder": [1]}, r"added_tokens_decoder is \[1\]; expected an object of tokens by id"),
             ({"added_tokens_decoder": {"x": "a"}}, "added_tokens_decoder is .*; expected an object of tokens by id"),
-        ],
-    )
-    def test_config(self, folder, config, message):
-        write_json(folder / "tokenizer_config.json", config)
-        with pytest.raises(CheckpointError, match=message):
-            load(folder)
+            ({"pad_token": "\ud800"}, NO_UNICODE),
+            ({"mask_token": {"content": "\ud800"}}, NO_UNICODE),
+            ({"additional_special_tokens": ["\ud800"]}, NO_UNICODE),
+            ({"added_tokens_decoder": {"4": {"content": "\ud800"}}}, NO_UNICODE),
+        ]
+    ],
+]  # fmt: skip
 
-    def test_added_tokens_without_ids(self, folder):
-        write_json(folder / "added_tokens.json", {"newword": "seven"})
-        with pytest.raises(CheckpointError, match=r"added_tokens\.json is .*; expected an object of ids by token"):
-            load(folder)
 
-    def test_auto_tokenizer_is_not_made(self):
-        with pytest.raises(TypeError, match="from_pretrained"):
-            AutoTokenizer()
+@pytest.mark.parametrize(("name", "content", "message"), BROKEN)
+def test_what_is_broken(folder, name, content, message):
+    if isinstance(content, bytes):
+        (folder / name).write_bytes(content)
+    else:
+        write_json(folder / name, content)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"neither tokenizer\.json nor vocab\.txt nor .*; it holds vocab\.json"):
+        load(tmp_path)
+    with pytest.raises(TypeError, match="from_pretrained"):
+        AutoTokenizer()
+
+
+def test_unknown_piece_without_a_token(tmp_path):
+    model = {"type": "Unigram", "unk_id": None, "vocab": [["the", 0.0]], "byte_fallback": False}
+    write_json(tmp_path / "tokenizer.json", tokenizer_json(model))
+    with pytest.raises(RuntimeError, match="the tokenizers library failed, as it does on a broken tokenizer"):
+        load(tmp_path)("z")
 
 
 def test_vocabularies_are_trained_as_the_tests_think(tmp_path):
