@@ -10,7 +10,7 @@ from .arena import empty
 from .arrays import address_of, aligned_empty, as_addressed_array, as_kernel_array
 from .cache import cache_folder
 from .isa import LEVEL, host_features
-from .jit import helper, inline_helper, kernel
+from .jit import helper, inline_helper, kernel, parallel_kernel, region
 from .threads import THREADING_LAYER, num_threads
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
     "inline_helper",
     "kernel",
     "num_threads",
+    "parallel_kernel",
+    "region",
     "set_num_threads",
     "thread_count",
 ]

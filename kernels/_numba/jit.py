@@ -1,21 +1,38 @@
-"""Numba's defaults for this package: `helper` for functions called from kernels, `kernel` for what Python calls.
+"""Numba's defaults for this package: `helper` for functions called from kernels, `kernel` for what Python calls, and
+`region` and `parallel_kernel` for what threads share.
+
+What threads share is written once, as the body of one task, whose last parameters are its number and how many there
+are; it is called without its number:
+
+    @parallel_kernel
+    def scale(x, factor, task, tasks):                   # called as scale(x, factor, tasks)
+        for i in range(share(len(x), task, tasks), share(len(x), task + 1, tasks)):
+            x[i] *= factor
+
+A kernel of several such regions, one after another, or with work before and after them, is a `kernel(regions=True)`
+that calls functions decorated with `region` in the same way. What a task needs as scratch is an argument with a part
+for each task, made by NumPy: memory that cannot be had within a region is not reported.
 
 No fastmath flags: kernels say `fma` where they want one, so that a sum's rounding does not depend on what LLVM makes of
 the loop around it, and infinities and NaN keep their meaning.
 
 Measured (Numba 0.68, 2 cores): a parallel function compiles 0.35 s slower than its serial body and loads from a warm
 cache in 3-12 ms (nothing of the 2 s of numba #8085 was seen); a process's very first load costs 0.2-0.4 s more, which
-is Numba filling its registries. So parallel kernels are plain `prange` loops over tasks around a serial helper.
+is Numba filling its registries. So a region is a plain `prange` loop over tasks around a serial helper; with a single
+task it calls the helper directly, which saves the 3 us of entering the pool. A call of a region within a kernel costs
+nothing that could be measured.
 """
 
 import functools
+import inspect
 
 import numba
 
 from .cache import KernelCache
 from .threads import THREADING_LAYER, one_at_a_time
 
-_INNER = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_OUTER = {"nogil": True, "error_model": "numpy"}
+_INNER = {**_OUTER, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def helper(function):
@@ -28,14 +45,41 @@ def inline_helper(function):
     return numba.njit(**_INNER, forceinline=True)(function)
 
 
-def kernel(function=None, *, parallel=False):
+def kernel(function=None, *, parallel=False, regions=False):
     """Compile a function that Python calls: cached on disk, without the GIL.
 
-    A parallel kernel's last argument is the number of its tasks (`num_threads()` or fewer): it loops over
-    `prange(tasks)`, or with 1 calls its body directly, which must not enter the pool (see threads.py).
+    With `regions` it calls functions made by `region`, with `parallel` it has a `prange` of its own. The last argument
+    of both is the number of tasks (`num_threads()` or fewer): with 1 it must not enter the pool (see threads.py).
     """
     if function is None:
-        return functools.partial(kernel, parallel=parallel)
-    compiled = numba.njit(nogil=True, error_model="numpy", parallel=parallel)(function)
+        return functools.partial(kernel, parallel=parallel, regions=regions)
+    compiled = numba.njit(**_OUTER, parallel=parallel)(function)
     compiled._cache = KernelCache(function)  # what Numba's cache=True does, with a cache of ours
-    return one_at_a_time(compiled) if parallel and THREADING_LAYER == "workqueue" else compiled
+    return one_at_a_time(compiled) if (parallel or regions) and THREADING_LAYER == "workqueue" else compiled
+
+
+def region(body):
+    """A parallel region of the tasks that `body` is one of (see above), for kernels to call."""
+    return numba.njit(**_OUTER, parallel=True)(_loop_over_tasks(body))
+
+
+def parallel_kernel(body):
+    """A kernel that is one parallel region of the tasks that `body` is one of (see above)."""
+    return kernel(_loop_over_tasks(body), parallel=True)
+
+
+def _loop_over_tasks(body):
+    """A function of body's parameters but for the number of the task; Numba wants them spelled out."""
+    *parameters, task, tasks = inspect.signature(body).parameters
+    given = ", ".join(parameters)
+    source = f"""
+def {body.__name__}({given}, {tasks}):
+    if {tasks} == 1:
+        body({given}, 0, 1)
+    else:
+        for {task} in prange({tasks}):
+            body({given}, {task}, {tasks})
+"""
+    names = {"__name__": body.__module__, "body": helper(body), "prange": numba.prange}
+    exec(compile(source, inspect.getfile(body), "exec"), names)
+    return names[body.__name__]

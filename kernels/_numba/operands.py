@@ -12,19 +12,13 @@ from numba.extending import intrinsic, overload
 from . import isa
 from .codegen import INT32, Vec, WidePointer, call_llvm, shuffle
 from .dot import Bfloat16
-from .jit import helper
 from .low_precision import round_row
-from .panels import TILE_ROWS, pack_panel, prefetch_rows
+from .panels import pack_panel, prefetch_rows
 from .simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store, wide_pointer
-from .tile import make_tile
 
 AHEAD = 16  # rows: they lie far apart, a pattern that the hardware does not foresee
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 _INLINE = _OPTIONS | {"forceinline": True}
-
-_TWO_THIRDS, _THIRD = TILE_ROWS * 2 // 3, TILE_ROWS // 3
-_tile_3x2, _tile_2x2, _tile_1x2 = (make_tile(rows, 2) for rows in (TILE_ROWS, _TWO_THIRDS, _THIRD))
-_tile_3x1, _tile_2x1, _tile_1x1 = (make_tile(rows, 1) for rows in (TILE_ROWS, _TWO_THIRDS, _THIRD))
 
 
 @intrinsic
@@ -36,17 +30,6 @@ def as_words(typingctx, source, storage):
         return builder.bitcast(args[0], context.get_value_type(result))
 
     return result(source, storage), codegen
-
-
-@intrinsic
-def pointer_to_word(typingctx, source, index):
-    """Points at word `index` of a pointer."""
-    elements = 2 if source.dtype == types.uint16 else 1
-
-    def codegen(context, builder, sig, args):
-        return builder.gep(args[0], [builder.mul(args[1], args[1].type(elements))])
-
-    return source(source, types.intp), codegen
 
 
 @intrinsic
@@ -210,28 +193,3 @@ def _store_pairs(matrix, index, value, width, storage):
     else:
         store(matrix, at, join_bfloat16(_register(value, 0), _register(value, 2)))
         store(matrix, at + step, join_bfloat16(_register(value, 1), _register(value, 3)))
-
-
-# --- the product ------------------------------------------------------------------------------------
-
-
-@helper
-def multiply(a, a_row, a_column, rows, b, b_row, depth, columns, c, c_row, accumulate):
-    """c (+)= a @ b, tile by tile; strides and depth are in words. Whole tiles of c are written."""
-    for j in range(0, columns, 2 * lanes(c)):
-        for i in range(0, rows, TILE_ROWS):
-            x, y = pointer_to_word(a, i * a_row), pointer_to_word(b, j)
-            z, last = pointer(c, i * c_row + j), min(rows - i, TILE_ROWS) - 1
-            if columns - j > lanes(c):
-                if last >= _TWO_THIRDS:
-                    _tile_3x2(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
-                elif last >= _THIRD:
-                    _tile_2x2(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
-                else:
-                    _tile_1x2(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
-            elif last >= _TWO_THIRDS:
-                _tile_3x1(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
-            elif last >= _THIRD:
-                _tile_2x1(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
-            else:
-                _tile_1x1(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)

@@ -4,18 +4,12 @@ A panel holds `width` columns of a (depth, columns) matrix as a contiguous (dept
 lies next in memory. Columns beyond the matrix's last one lead to products that nobody looks at.
 """
 
-from . import isa
 from .jit import helper
+from .ladder import PANEL_VECTORS, multiply
 from .simd import first_lanes, lanes, load_masked, pointer, prefetch, store
-from .tile import make_tile, transpose_block
+from .tile import transpose_block
 
-TILE_ROWS = 12 if isa.LEVEL.registers >= 32 else 6
-PANEL_VECTORS = 2  # 32 float32 with AVX-512: divides the usual head_dim; 12 x 2 accumulators keep two FMA units busy
-BLOCK_DEPTH = 512  # terms of a sum that are added up before they join the total
-
-_TWO_THIRDS, _THIRD = TILE_ROWS * 2 // 3, TILE_ROWS // 3
-_tile_3x2, _tile_2x2, _tile_1x2 = (make_tile(rows, 2) for rows in (TILE_ROWS, _TWO_THIRDS, _THIRD))
-_tile_3x1, _tile_2x1, _tile_1x1 = (make_tile(rows, 1) for rows in (TILE_ROWS, _TWO_THIRDS, _THIRD))
+SUM_DEPTH = 512  # terms of a sum that are added up before they join the total
 
 
 @helper
@@ -70,7 +64,7 @@ def prefetch_rows(source, row, first, last, columns):
 @helper
 def pack_rows(source, row, count, depth, panels):
     """Panels of which each column is one of the `count` rows of a (count, depth) matrix."""
-    width = 2 * lanes(source)
+    width = PANEL_VECTORS * lanes(source)
     for i in range(0, count, width):
         prefetch_rows(source, row, i + width, min(i + 2 * width, count), depth)
         pack_panel(pointer(source, i * row), row, 1, count - i, depth, pointer(panels, i * depth), width)
@@ -79,7 +73,7 @@ def pack_rows(source, row, count, depth, panels):
 @helper
 def pack_columns(source, row, count, columns, panels):
     """Panels of the columns of a (count, columns) matrix."""
-    width = 2 * lanes(source)
+    width = PANEL_VECTORS * lanes(source)
     for d in range(0, columns, width):
         pack_panel(pointer(source, d), 1, row, columns - d, count, pointer(panels, d * count), width)
 
@@ -87,31 +81,10 @@ def pack_columns(source, row, count, columns, panels):
 @helper
 def multiply_panels(a, a_row, a_column, rows, panels, panel_depth, depth, columns, c, c_row, accumulate):
     """c (+)= a @ b for b in panels of panel_depth, of which the first `depth` rows and `columns` columns are used."""
-    width = 2 * lanes(a)
+    width = PANEL_VECTORS * lanes(a)
     for j in range(0, columns, width):
-        for k in range(0, max(depth, 1), BLOCK_DEPTH):
-            part = min(BLOCK_DEPTH, depth - k)
+        for k in range(0, max(depth, 1), SUM_DEPTH):
+            part, used = min(SUM_DEPTH, depth - k), min(columns - j, width)
             panel = pointer(panels, j * panel_depth + k * width)
             x, y, add = pointer(a, k * a_column), pointer(c, j), accumulate or k > 0
-            _multiply_panel(x, a_row, a_column, rows, panel, part, columns - j, y, c_row, add)
-
-
-@helper
-def _multiply_panel(a, a_row, a_column, rows, panel, depth, columns, c, c_row, accumulate):
-    """c (+)= a @ panel, tile by tile; only half of the panel when `columns` fit in it."""
-    width = 2 * lanes(a)
-    for i in range(0, rows, TILE_ROWS):
-        x, y, last = pointer(a, i * a_row), pointer(c, i * c_row), min(rows - i, TILE_ROWS) - 1
-        if columns > lanes(a):
-            if last >= _TWO_THIRDS:
-                _tile_3x2(x, a_row, a_column, last, panel, width, depth, y, c_row, accumulate)
-            elif last >= _THIRD:
-                _tile_2x2(x, a_row, a_column, last, panel, width, depth, y, c_row, accumulate)
-            else:
-                _tile_1x2(x, a_row, a_column, last, panel, width, depth, y, c_row, accumulate)
-        elif last >= _TWO_THIRDS:
-            _tile_3x1(x, a_row, a_column, last, panel, width, depth, y, c_row, accumulate)
-        elif last >= _THIRD:
-            _tile_2x1(x, a_row, a_column, last, panel, width, depth, y, c_row, accumulate)
-        else:
-            _tile_1x1(x, a_row, a_column, last, panel, width, depth, y, c_row, accumulate)
+            multiply(x, a_row, a_column, rows, panel, width, part, used, y, c_row, add)

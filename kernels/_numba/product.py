@@ -1,12 +1,11 @@
 """The product of rows with packed panels, by tasks, and what happens to a sum on its way to the output.
 
-A task is a block of up to BLOCK_ROWS rows times one panel (see panels.py). Its sums stay in a scratch block that fits
+A task is a block of up to TASK_ROWS rows times one panel (see panels.py). Its sums stay in a scratch block that fits
 the first cache levels; each tile of them is written to the output once, on the way through bias, activation and
 residual. The order of each element's sum depends on the depth alone. While a thread works on a task it fetches the
 panel of its next one, so that weights stream from memory behind the arithmetic.
 """
 
-import numpy as np
 from numba import types
 from numba.extending import overload
 
@@ -21,14 +20,19 @@ from .tile import make_fetching_tile
 
 NO_ACTIVATION = -1
 # The sums of the largest tile, a row of the panel and a broadcast fit the vector registers.
-TILE_ROWS, TILE_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
-BLOCK_ROWS = 128
-BLOCK_DEPTH = 768  # words: a block of a panel then takes 150 KB of the second-level cache
+WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
+TASK_ROWS = 128
+CHUNK_DEPTH = 768  # words of a panel at once: they take 150 KB of the second-level cache
 
-_HALF_ROWS = TILE_ROWS // 2
-_full_tile = make_fetching_tile(TILE_ROWS, TILE_VECTORS)
-_half_tile = make_fetching_tile(_HALF_ROWS, TILE_VECTORS)
-_row_tile = make_fetching_tile(1, TILE_VECTORS)
+_HALF_ROWS = WEIGHT_TILE_ROWS // 2
+_full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
+_half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
+_row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
+
+
+def scratch_size(dtype) -> int:
+    """Elements of the scratch of one task, for sums of a NumPy dtype."""
+    return TASK_ROWS * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes // dtype.itemsize
 
 
 @inline_helper
@@ -38,39 +42,38 @@ def _word_size(x):
 
 
 @inline_helper
-def finish_with(bias, residual, activation):
+def finish_with(finish):
     """Bias (columns,) and residual (rows, columns), both empty if absent, and the activation's code, for `run_product`.
 
     Pointers instead of arrays: an array that is unpacked from a tuple is counted as a reference, 50 ns a vector.
     """
+    bias, residual, activation = finish
     return pointer(bias, 0), bias.size > 0, pointer(residual, 0), residual.size > 0, activation
 
 
 @helper
-def run_product(a, strides, panels, sums_like, output, finish, levels, counter):
+def run_product(a, strides, panels, output, finish, levels, counter, sums):
     """Take tasks of output = activation(a @ panels + bias) + residual until there are none left.
 
     Args:
-        a: an array whose memory is read as flat; rows come in groups of n = max(TILE_ROWS, lanes of the sums).
+        a: an array whose memory is read as flat; rows come in groups of n = max(WEIGHT_TILE_ROWS, lanes of the sums).
         strides: (row, column, group) in words: element (i, k) lies at i // n * group + i % n * row + k * column.
         panels: (panels, depth, width), in words along the depth.
-        sums_like: an array of the dtype of the sums.
         finish: what `finish_with` makes of bias, residual and activation.
         levels: None, or for int8 pointers to (zero, step, scale, column_sums): of each row, of each panel's column.
         counter: hands out the tasks.
+        sums: scratch of `scratch_size` elements of the dtype of the sums.
     """
-    count, width = panels.shape[0], TILE_VECTORS * lanes(sums_like)
-    rows = output.shape[0]
-    blocks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    tiles = (rows + TILE_ROWS - 1) // TILE_ROWS
-    sums = np.empty(BLOCK_ROWS * width, sums_like.dtype)
+    count, rows = panels.shape[0], output.shape[0]
+    blocks = (rows + TASK_ROWS - 1) // TASK_ROWS
+    tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
     task = take_task(counter)
     while task < blocks * count:
         following = take_task(counter)
         block, p = divmod(task, count)
         ahead = (following if following < blocks * count else task) % count
-        first, last = share(tiles, block, blocks) * TILE_ROWS, min(rows, share(tiles, block + 1, blocks) * TILE_ROWS)
-        _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, levels, sums)
+        first, end = share(tiles, block, blocks) * WEIGHT_TILE_ROWS, share(tiles, block + 1, blocks) * WEIGHT_TILE_ROWS
+        _multiply_block(a, strides, first, min(rows, end), panels, p, ahead, output, finish, levels, sums)
         task = following
 
 
@@ -78,18 +81,18 @@ def run_product(a, strides, panels, sums_like, output, finish, levels, counter):
 def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, levels, sums):
     """The rows from first to last, times panel p; panel `ahead` is fetched meanwhile."""
     row, column, group = strides
-    width, depth = TILE_VECTORS * lanes(sums), panels.shape[1]
-    n = max(TILE_ROWS, lanes(sums))
+    width, depth = WEIGHT_PANEL_VECTORS * lanes(sums), panels.shape[1]
+    n = max(WEIGHT_TILE_ROWS, lanes(sums))
     line = width * itemsize(panels) * _word_size(panels)  # bytes of a panel for one word of the depth
-    step = line // ((last - first + TILE_ROWS - 1) // TILE_ROWS)
-    for k in range(0, depth, BLOCK_DEPTH):
-        part = min(BLOCK_DEPTH, depth - k)
+    step = line // ((last - first + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS)
+    for k in range(0, depth, CHUNK_DEPTH):
+        part = min(CHUNK_DEPTH, depth - k)
         panel = pointer(panels, (p * depth + k) * width * _word_size(panels))
-        for i in range(first, last, TILE_ROWS):
-            count = min(TILE_ROWS, last - i)
+        for i in range(first, last, WEIGHT_TILE_ROWS):
+            count = min(WEIGHT_TILE_ROWS, last - i)
             x = pointer(a, (i // n * group + i % n * row + k * column) * _word_size(a))
             tile = pointer(sums, (i - first) * width)
-            fetched = panels.ctypes.data + (ahead * depth + k) * line + (i - first) // TILE_ROWS * part * step
+            fetched = panels.ctypes.data + (ahead * depth + k) * line + (i - first) // WEIGHT_TILE_ROWS * part * step
             if k + part == depth:
                 _prefetch_tile(output, i, count, p * width, width)
             _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
@@ -100,7 +103,7 @@ def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, l
 @helper
 def _multiply_tile(a, row, column, count, panel, depth, sums, accumulate, ahead, step):
     """sums (+)= the product of `count` rows of a with a block of a panel."""
-    width = TILE_VECTORS * lanes(sums)
+    width = WEIGHT_PANEL_VECTORS * lanes(sums)
     if count > _HALF_ROWS:
         _full_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
     elif count > 1:

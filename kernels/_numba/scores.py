@@ -7,7 +7,7 @@ import numpy as np
 
 from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
-from .panels import PANEL_VECTORS, TILE_ROWS
+from .ladder import PANEL_VECTORS, TILE_ROWS
 from .simd import (
     broadcast,
     first_lanes,

@@ -11,7 +11,8 @@ import numpy as np
 from numba import prange
 
 from .._numba import helper, kernel
-from .._numba.panels import TILE_ROWS, multiply_panels, pack_columns, pack_rows
+from .._numba.ladder import TILE_ROWS
+from .._numba.panels import multiply_panels, pack_columns, pack_rows
 from .._numba.scores import (
     MOST_TILES,
     clear,

@@ -15,8 +15,9 @@ import numpy as np
 from numba import prange
 
 from .._numba import helper, inline_helper, kernel
-from .._numba.operands import as_words, elements_per_word, lay_columns, lay_depth, lay_rows, multiply
-from .._numba.panels import TILE_ROWS, pack_panel, prefetch_rows
+from .._numba.ladder import TILE_ROWS, multiply
+from .._numba.operands import as_words, elements_per_word, lay_columns, lay_depth, lay_rows
+from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.rows import share
 from .._numba.scores import row_pointer
 from .._numba.simd import (

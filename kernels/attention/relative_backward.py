@@ -20,8 +20,9 @@ Measured (Zen 4, 1 thread, 12 heads of 64): about 3 times as long as attention's
 from numba import prange
 
 from .._numba import helper, inline_helper, kernel
-from .._numba.operands import lay_rows, multiply
-from .._numba.panels import BLOCK_DEPTH, TILE_ROWS, pack_panel, pack_strip
+from .._numba.ladder import TILE_ROWS, multiply
+from .._numba.operands import lay_rows
+from .._numba.panels import SUM_DEPTH, pack_panel, pack_strip
 from .._numba.scores import MOST_TILES, clear, copy_scaled, longest_sequence, row_pointer, whole_panels
 from .._numba.simd import (
     broadcast,
@@ -264,8 +265,8 @@ def _differentiate_content_to_position(grad_scores, row, size, p_rows, table, sh
         for j in range(0, keys, lanes(rows)):
             store_masked(target, j, load(source, j), first_lanes(rows, keys - j))
     distances = keys + count - 1
-    for k in range(0, distances, BLOCK_DEPTH):
-        left, right, part = pointer(shifted, k), pointer(rows, (at + k) * columns), min(BLOCK_DEPTH, distances - k)
+    for k in range(0, distances, SUM_DEPTH):
+        left, right, part = pointer(shifted, k), pointer(rows, (at + k) * columns), min(SUM_DEPTH, distances - k)
         multiply(left, used, 1, count, right, columns, part, head_dim, grad_p, columns, accumulate or k > 0)
     whole = _whole_tiles(distances)
     multiply(shifted, 1, used, whole, p_rows, columns, count, head_dim, pointer(grad_rows, at * columns), columns, True)

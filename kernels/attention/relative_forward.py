@@ -20,8 +20,9 @@ with one of them 1.5 to 1.8 times, with one and segments 1.6 to 1.7 times; bfloa
 from numba import prange
 
 from .._numba import helper, inline_helper, kernel
-from .._numba.operands import as_words, elements_per_word, lay_rows, multiply, pointer_to_word
-from .._numba.panels import TILE_ROWS, pack_panel, pack_strip
+from .._numba.ladder import TILE_ROWS, multiply, pointer_to_word
+from .._numba.operands import as_words, elements_per_word, lay_rows
+from .._numba.panels import pack_panel, pack_strip
 from .._numba.scores import row_pointer
 from .._numba.simd import broadcast, lanes, load, pointer, select, store
 from .forward import kernel_view, row_size, run

@@ -9,19 +9,34 @@ at 16 to 1024 rows and BERT-base's widths (76-90 % without the prefetch of the o
 """
 
 import numpy as np
-from numba import prange
 
-from .._numba import LEVEL, aligned_empty, as_kernel_array, empty, helper, kernel, num_threads
+from .._numba import (
+    LEVEL,
+    aligned_empty,
+    as_kernel_array,
+    empty,
+    helper,
+    kernel,
+    num_threads,
+    parallel_kernel,
+    region,
+)
 from .._numba.low_precision import quantize_row, round_row
 from .._numba.panels import pack_panel
 from .._numba.pointwise import CODES, add_lines
-from .._numba.product import NO_ACTIVATION, TILE_ROWS, TILE_VECTORS, finish_with, run_product
-from .._numba.rows import BLOCK_ROWS as SUM_ROWS
-from .._numba.rows import block_count, share, sum_blocks
+from .._numba.product import (
+    NO_ACTIVATION,
+    WEIGHT_PANEL_VECTORS,
+    WEIGHT_TILE_ROWS,
+    finish_with,
+    run_product,
+    scratch_size,
+)
+from .._numba.rows import BLOCK_ROWS, block_count, share, sum_blocks
 from .._numba.simd import pointer, pointer_at, wide_pointer
 from .prepared import PreparedWeight
 
-GROUP_ROWS = max(TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words of 32 bits, see run_product
+GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words of 32 bits, see run_product
 
 
 class PackedWeight(PreparedWeight):
@@ -101,12 +116,12 @@ def _words(weight):
 
 
 def _panel_width(dtype):
-    return TILE_VECTORS * LEVEL.vector_bytes // dtype.itemsize
+    return WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // dtype.itemsize
 
 
 def _group_rows(dtype):
     """Rows of one group of the left operand: whole tiles, and whole vectors so that they can be packed."""
-    return max(TILE_ROWS, LEVEL.vector_bytes // dtype.itemsize)
+    return max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // dtype.itemsize)
 
 
 def _sum_rows(grad):
@@ -133,7 +148,8 @@ def _multiply(a, strides, rows, panels, columns, bias, activation, residual):
     """activation(a @ panels + bias) + residual of floats; `strides` as `run_product` takes them."""
     output = empty((rows, columns), panels.dtype)
     if output.size:
-        _product(a.reshape(-1), *strides, panels, output, *_finish(bias, residual, activation, output), num_threads())
+        finish = _finish(bias, residual, activation, output)
+        _product(a.reshape(-1), strides, panels, output, finish, *_tasks(output.dtype))
     return output
 
 
@@ -143,68 +159,66 @@ def _multiply_rounded(x, packed, bias, activation, residual):
     output = empty((rows, packed.out_features), np.float32)
     if not output.size:
         return output
-    finish = *_finish(bias, residual, activation, output), num_threads()
+    finish = _finish(bias, residual, activation, output)
     if packed.dtype == np.int8:
         rounded = empty((rows, depth), np.uint8), np.empty(rows, np.int32), np.empty(rows, np.float32)
-        _product_int8(x, *rounded, packed.panels, packed.column_scales, packed.column_sums, output, *finish)
+        weight = packed.panels, packed.column_scales, packed.column_sums
+        _product_int8(x, rounded, weight, output, finish, *_tasks(np.dtype(np.int32)))
     else:
-        _product_bfloat16(x, empty((rows, depth), np.uint16), packed.panels, output, *finish)
+        rounded = empty((rows, depth), np.uint16)
+        _product_bfloat16(x, rounded, packed.panels, output, finish, *_tasks(output.dtype))
     return output
 
 
 def _finish(bias, residual, activation, output):
-    """What the kernels take: bias, residual (empty if absent), the activation's code, and a counter of tasks."""
+    """What happens to sums, for the kernels: bias and residual (empty if absent), and the activation's code."""
     bias = np.empty(0, output.dtype) if bias is None else as_kernel_array(bias)
     residual = np.empty((0, 0), output.dtype) if residual is None else as_kernel_array(residual)
-    return bias, residual, NO_ACTIVATION if activation is None else CODES[activation], np.zeros(1, np.int64)
+    return bias, residual, NO_ACTIVATION if activation is None else CODES[activation]
+
+
+def _tasks(sums_dtype):
+    """A counter that hands out tasks, scratch for the sums of each thread, the number of threads."""
+    threads = num_threads()
+    return np.zeros(1, np.int64), aligned_empty((threads, scratch_size(sums_dtype)), sums_dtype), threads
 
 
 # --- kernels ----------------------------------------------------------------------------------------
 
 
-@kernel(parallel=True)
-def _pack_panels(address, column_stride, depth_stride, columns, panels, tasks):
-    if tasks == 1:
-        _pack_some(address, column_stride, depth_stride, columns, panels, 0, len(panels))
-    else:
-        for task in prange(tasks):
-            first, last = share(len(panels), task, tasks), share(len(panels), task + 1, tasks)
-            _pack_some(address, column_stride, depth_stride, columns, panels, first, last)
-
-
-@helper
-def _pack_some(address, column_stride, depth_stride, columns, panels, first, last):
-    _, depth, width = panels.shape
-    for p in range(first, last):
+@parallel_kernel
+def _pack_panels(address, column_stride, depth_stride, columns, panels, task, tasks):
+    count, depth, width = panels.shape
+    for p in range(share(count, task, tasks), share(count, task + 1, tasks)):
         source = pointer(pointer_at(address, panels), p * width * column_stride)
         target = pointer(panels, p * depth * width)
         pack_panel(source, column_stride, depth_stride, columns - p * width, depth, target, width)
 
 
-@kernel(parallel=True)
-def _product(a, row, column, group, panels, output, bias, residual, activation, counter, tasks):
-    if tasks == 1:
-        run_floats(a, (row, column, group), panels, output, bias, residual, activation, counter)
-    else:
-        for _ in prange(tasks):
-            run_floats(a, (row, column, group), panels, output, bias, residual, activation, counter)
+@parallel_kernel
+def _product(a, strides, panels, output, finish, counter, scratch, task, tasks):
+    run_floats(a, strides, panels, output, finish, counter, scratch[task])
 
 
 @helper
-def run_floats(a, strides, panels, output, bias, residual, activation, counter):
-    run_product(a, strides, panels, output, output, finish_with(bias, residual, activation), None, counter)
+def run_floats(a, strides, panels, output, finish, counter, sums):
+    run_product(a, strides, panels, output, finish_with(finish), None, counter, sums)
 
 
-@kernel(parallel=True)
-def _product_bfloat16(x, rounded, panels, output, bias, residual, activation, counter, tasks):
-    if tasks == 1:
-        round_rows(x, rounded, 0, len(x))
-        run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
-    else:
-        for task in prange(tasks):
-            round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
-        for _ in prange(tasks):
-            run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
+@kernel(regions=True)
+def _product_bfloat16(x, rounded, panels, output, finish, counter, scratch, tasks):
+    _round(x, rounded, tasks)
+    _multiply_bfloat16(rounded, panels, output, finish, counter, scratch, tasks)
+
+
+@region
+def _round(x, rounded, task, tasks):
+    round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+
+
+@region
+def _multiply_bfloat16(rounded, panels, output, finish, counter, scratch, task, tasks):
+    run_bfloat16(rounded, panels, output, finish, counter, scratch[task])
 
 
 @helper
@@ -215,56 +229,57 @@ def round_rows(x, rounded, first, last):
 
 
 @helper
-def run_bfloat16(rounded, panels, output, bias, residual, activation, counter):
+def run_bfloat16(rounded, panels, output, finish, counter, sums):
     words = rounded.shape[1] // 2
-    finish = finish_with(bias, residual, activation)
-    run_product(rounded, (words, 1, words * GROUP_ROWS), panels, output, output, finish, None, counter)
+    run_product(rounded, (words, 1, words * GROUP_ROWS), panels, output, finish_with(finish), None, counter, sums)
 
 
-@kernel(parallel=True)
-def _product_int8(
-    x, levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter, tasks
-):
-    if tasks == 1:
-        quantize_rows(x, levels, zero, step, 0, len(x))
-        run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter)
-    else:
-        for task in prange(tasks):
-            quantize_rows(x, levels, zero, step, share(len(x), task, tasks), share(len(x), task + 1, tasks))
-        for _ in prange(tasks):
-            run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter)
+@kernel(regions=True)
+def _product_int8(x, rounded, weight, output, finish, counter, scratch, tasks):
+    """`rounded` is (levels, zeros, steps) of the rows of x, `weight` (panels, scales, sums) of its columns."""
+    _quantize(x, rounded, tasks)
+    _multiply_int8(rounded, weight, output, finish, counter, scratch, tasks)
+
+
+@region
+def _quantize(x, rounded, task, tasks):
+    quantize_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+
+
+@region
+def _multiply_int8(rounded, weight, output, finish, counter, scratch, task, tasks):
+    run_int8(rounded, weight, output, finish, counter, scratch[task])
 
 
 @helper
-def quantize_rows(x, levels, zero, step, first, last):
+def quantize_rows(x, rounded, first, last):
+    levels, zeros, steps = rounded
     depth = levels.shape[1]
     for i in range(first, last):
         row = wide_pointer(x, i * x.shape[1])
-        zero[i], step[i] = quantize_row(row, x.shape[1], pointer(levels, i * depth), depth)
+        zeros[i], steps[i] = quantize_row(row, x.shape[1], pointer(levels, i * depth), depth)
 
 
 @helper
-def run_int8(levels, zero, step, panels, scale, column_sums, output, bias, residual, activation, counter):
+def run_int8(rounded, weight, output, finish, counter, sums):
+    levels, zeros, steps = rounded
+    panels, scales, column_sums = weight
     words = levels.shape[1] // 4
-    finish = finish_with(bias, residual, activation)
-    by_level = pointer(zero, 0), pointer(step, 0), pointer(scale, 0), pointer(column_sums, 0)
-    run_product(levels, (words, 1, words * GROUP_ROWS), panels, zero, output, finish, by_level, counter)
+    by_level = pointer(zeros, 0), pointer(steps, 0), pointer(scales, 0), pointer(column_sums, 0)
+    strides = words, 1, words * GROUP_ROWS
+    run_product(levels, strides, panels, output, finish_with(finish), by_level, counter, sums)
 
 
-@kernel(parallel=True)
+@kernel(regions=True)
 def _sum_row_blocks(grad, partial, total, tasks):
-    if tasks == 1:
-        _sum_some_blocks(grad, partial, 0, len(partial))
-    else:
-        for task in prange(tasks):
-            _sum_some_blocks(grad, partial, share(len(partial), task, tasks), share(len(partial), task + 1, tasks))
+    _sum_within_blocks(grad, partial, tasks)
     sum_blocks(partial, total)
 
 
-@helper
-def _sum_some_blocks(grad, partial, first, last):
-    columns = partial.shape[1]
-    for block in range(first, last):
+@region
+def _sum_within_blocks(grad, partial, task, tasks):
+    blocks, columns = partial.shape
+    for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
         sums = pointer(partial, block * columns)
-        for row in range(block * SUM_ROWS, min((block + 1) * SUM_ROWS, len(grad))):
+        for row in range(block * BLOCK_ROWS, min((block + 1) * BLOCK_ROWS, len(grad))):
             add_lines(sums, pointer(grad, row * columns), sums, columns)

@@ -6,7 +6,7 @@ from numba.extending import overload
 
 from .._numba import inline_helper, num_threads
 from .._numba.pointwise import CODES
-from .._numba.product import NO_ACTIVATION, TILE_VECTORS
+from .._numba.product import NO_ACTIVATION, WEIGHT_PANEL_VECTORS
 from .._numba.rows import share
 from .._numba.simd import lanes
 from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, UINT8, array_at, record
@@ -66,6 +66,9 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     return output
 
 
+SUMS = {np.float32: np.dtype(np.float32), np.uint16: np.dtype(np.float32), np.int8: np.dtype(np.int32)}  # by storage
+
+
 def has_two_phases(storage):
     """Whether the rows of the input are rounded before the product."""
     raise NotImplementedError("for compiled code")
@@ -91,52 +94,51 @@ def _prepare_step(step, storage, task, tasks):
     def quantize(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
         x, levels = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 4 * depth), UINT8)
-        zero, scale = array_at(step.zero, (rows,), INT32), array_at(step.step_size, (rows,), FLOAT)
-        quantize_rows(x, levels, zero, scale, share(rows, task, tasks), share(rows, task + 1, tasks))
+        zeros, steps = array_at(step.zero, (rows,), INT32), array_at(step.step_size, (rows,), FLOAT)
+        quantize_rows(x, (levels, zeros, steps), share(rows, task, tasks), share(rows, task + 1, tasks))
 
     forms = {types.uint16: round_to_bfloat16, types.int8: quantize}
     return forms.get(storage, lambda step, storage, task, tasks: None)
 
 
 @inline_helper
-def _finish_of(step):
-    """bias, residual, the activation's code and the output of a step."""
+def _output_and_finish(step):
+    """The output of a step, and (bias, residual, the activation's code)."""
     rows, columns = step.rows, step.out_features
     bias = array_at(step.bias, (columns if step.bias != 0 else 0,), FLOAT)
     residual = array_at(step.residual, (rows if step.residual != 0 else 0, columns), FLOAT)
-    return bias, residual, step.activation, array_at(step.output, (rows, columns), FLOAT)
+    return array_at(step.output, (rows, columns), FLOAT), (bias, residual, step.activation)
 
 
-def run_step(step, counter, storage):
-    """Take tasks of a step's product until there are none left."""
+def run_step(step, counter, scratch, storage):
+    """Take tasks of a step's product until there are none left; `scratch` as `run_product` takes it."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(run_step, jit_options=OPTIONS)
-def _run_step(step, counter, storage):
-    def floats(step, counter, storage):
-        rows, width, count = step.rows, step.in_features, step.panel_count
-        bias, residual, activation, output = _finish_of(step)
-        panels = array_at(step.panels, (count, step.depth, TILE_VECTORS * lanes(FLOAT)), FLOAT)
+def _run_step(step, counter, scratch, storage):
+    def floats(step, counter, scratch, storage):
+        rows, width = step.rows, step.in_features
+        output, finish = _output_and_finish(step)
+        panels = array_at(step.panels, (step.panel_count, step.depth, WEIGHT_PANEL_VECTORS * lanes(FLOAT)), FLOAT)
         x, strides = array_at(step.input, (rows * width,), FLOAT), (width, 1, width * GROUP_ROWS)
-        run_floats(x, strides, panels, output, bias, residual, activation, counter)
+        run_floats(x, strides, panels, output, finish, counter, scratch)
 
-    def bfloat16(step, counter, storage):
-        rows, count, depth = step.rows, step.panel_count, step.depth
-        bias, residual, activation, output = _finish_of(step)
-        panels = array_at(step.panels, (count, depth, 2 * TILE_VECTORS * lanes(FLOAT)), BFLOAT16)
-        rounded = array_at(step.rounded, (rows, 2 * depth), BFLOAT16)
-        run_bfloat16(rounded, panels, output, bias, residual, activation, counter)
+    def bfloat16(step, counter, scratch, storage):
+        output, finish = _output_and_finish(step)
+        width = 2 * WEIGHT_PANEL_VECTORS * lanes(FLOAT)
+        panels = array_at(step.panels, (step.panel_count, step.depth, width), BFLOAT16)
+        rounded = array_at(step.rounded, (step.rows, 2 * step.depth), BFLOAT16)
+        run_bfloat16(rounded, panels, output, finish, counter, scratch)
 
-    def int8(step, counter, storage):
-        rows, count, depth = step.rows, step.panel_count, step.depth
-        bias, residual, activation, output = _finish_of(step)
-        width = TILE_VECTORS * lanes(FLOAT)
+    def int8(step, counter, scratch, storage):
+        rows, count, depth, width = step.rows, step.panel_count, step.depth, WEIGHT_PANEL_VECTORS * lanes(FLOAT)
+        output, finish = _output_and_finish(step)
         panels = array_at(step.panels, (count, depth, 4 * width), INT8)
-        scale = array_at(step.scale, (count * width,), FLOAT)
+        scales = array_at(step.scale, (count * width,), FLOAT)
         column_sums = array_at(step.column_sums, (count * width,), INT32)
-        levels, zero = array_at(step.rounded, (rows, 4 * depth), UINT8), array_at(step.zero, (rows,), INT32)
+        levels, zeros = array_at(step.rounded, (rows, 4 * depth), UINT8), array_at(step.zero, (rows,), INT32)
         steps = array_at(step.step_size, (rows,), FLOAT)
-        run_int8(levels, zero, steps, panels, scale, column_sums, output, bias, residual, activation, counter)
+        run_int8((levels, zeros, steps), (panels, scales, column_sums), output, finish, counter, scratch)
 
     return {types.float32: floats, types.uint16: bfloat16, types.int8: int8}[storage]

@@ -5,10 +5,11 @@ takes, `deferred_<name>`, which notes one, and `run_step`, which compiled code r
 """
 
 import numpy as np
-from numba import prange, types
+from numba import types
 from numba.extending import overload
 
-from .._numba import empty, helper, kernel, num_threads
+from .._numba import aligned_empty, empty, kernel, num_threads, region
+from .._numba.product import scratch_size
 from .._numba.steps import OPTIONS
 from ..attention import step as attention
 from ..layer_norm import step as layer_norm
@@ -50,47 +51,44 @@ class StepTable:
         self._counters = np.zeros((len(steps), _LINE), np.int64)
         storage = np.float32(0) if storage is None else storage  # there are no weights
         attention_storage = attention.STORAGE_BESIDE[type(storage)](0)
+        self._sums = linear.SUMS[type(storage)]
         self._storage = storage, attention_storage, attention_storage if records[_RELATIVE_ATTENTION] else None
 
     def run(self):
         """Run the steps in their order."""
         self._counters.fill(0)
-        _run(self._index, self._records, self._counters, *self._storage, num_threads())
+        threads = num_threads()
+        room = self._counters, aligned_empty((threads, scratch_size(self._sums)), self._sums)
+        _run(self._index, self._records, room, *self._storage, threads)
 
 
-@kernel(parallel=True)
-def _run(index, records, counters, storage, attention_storage, relative_storage, tasks):
+@kernel(regions=True)
+def _run(index, records, room, storage, attention_storage, relative_storage, tasks):
     for i in range(len(index)):
-        if tasks == 1 or index[i].tasks == 1:
-            if linear.has_two_phases(storage):
-                _prepare(index[i], records, storage, 0, 1)
-            _perform(index[i], records, counters[i], storage, attention_storage, relative_storage, 0, 1)
-        else:
-            if linear.has_two_phases(storage) and index[i].kind == _LINEAR:
-                for task in prange(tasks):
-                    _prepare(index[i], records, storage, task, tasks)
-            for task in prange(tasks):
-                _perform(index[i], records, counters[i], storage, attention_storage, relative_storage, task, tasks)
+        count = min(index[i].tasks, tasks)
+        if linear.has_two_phases(storage) and index[i].kind == _LINEAR:
+            _prepare(index, i, records, storage, count)
+        _perform(index, i, records, room, storage, attention_storage, relative_storage, count)
 
 
-@helper
-def _prepare(step, records, storage, task, tasks):
-    if step.kind == _LINEAR:
-        linear.prepare_step(records[_LINEAR][step.record], storage, task, tasks)
+@region
+def _prepare(index, i, records, storage, task, tasks):
+    linear.prepare_step(records[_LINEAR][index[i].record], storage, task, tasks)
 
 
-@helper
-def _perform(step, records, counter, storage, attention_storage, relative_storage, task, tasks):
-    if step.kind == _LINEAR:
-        linear.run_step(records[_LINEAR][step.record], counter, storage)
-    elif step.kind == _LAYER_NORM:
-        layer_norm.run_step(records[_LAYER_NORM][step.record], task, tasks)
-    elif step.kind == _ROTARY:
-        rotary.run_step(records[_ROTARY][step.record], task, tasks)
-    elif step.kind == _ATTENTION:
-        attention.run_step(records[_ATTENTION][step.record], counter, attention_storage)
-    elif step.kind == _RELATIVE_ATTENTION:
-        _run_relative(records[_RELATIVE_ATTENTION][step.record], counter, relative_storage)
+@region
+def _perform(index, i, records, room, storage, attention_storage, relative_storage, task, tasks):
+    kind, record, counter = index[i].kind, index[i].record, room[0][i]
+    if kind == _LINEAR:
+        linear.run_step(records[_LINEAR][record], counter, room[1][task], storage)
+    elif kind == _LAYER_NORM:
+        layer_norm.run_step(records[_LAYER_NORM][record], task, tasks)
+    elif kind == _ROTARY:
+        rotary.run_step(records[_ROTARY][record], task, tasks)
+    elif kind == _ATTENTION:
+        attention.run_step(records[_ATTENTION][record], counter, attention_storage)
+    elif kind == _RELATIVE_ATTENTION:
+        _run_relative(records[_RELATIVE_ATTENTION][record], counter, relative_storage)
 
 
 def _run_relative(step, counter, storage):

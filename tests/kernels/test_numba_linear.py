@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bertcore.kernels import threads
 from bertcore.kernels._numba import LEVEL
-from bertcore.kernels._numba.product import BLOCK_DEPTH as BLOCK
-from bertcore.kernels._numba.product import BLOCK_ROWS
+from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
+from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
