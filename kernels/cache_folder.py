@@ -6,18 +6,20 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from .own_name import PROJECT, setting, variable
+
 
 def cache_candidates() -> list[Path]:
     """Folders that may hold the cache, the most wanted first; BERTCORE_CACHE_DIR, when set, is the only one."""
-    if os.environ.get("BERTCORE_CACHE_DIR"):
-        return [Path(os.environ["BERTCORE_CACHE_DIR"])]
+    if setting("CACHE_DIR"):
+        return [Path(setting("CACHE_DIR"))]
     folders = []
     if os.environ.get("XDG_CACHE_HOME"):
-        folders.append(Path(os.environ["XDG_CACHE_HOME"]) / "bertcore")
+        folders.append(Path(os.environ["XDG_CACHE_HOME"]) / PROJECT)
     with suppress(RuntimeError):  # no home folder
-        folders.append(Path.home() / ".cache" / "bertcore")
+        folders.append(Path.home() / ".cache" / PROJECT)
     with suppress(FileNotFoundError):  # no folder for temporary files
-        folders.append(Path(tempfile.gettempdir()) / f"bertcore-{_user_name()}")
+        folders.append(Path(tempfile.gettempdir()) / f"{PROJECT}-{_user_name()}")
     return folders
 
 
@@ -31,7 +33,7 @@ def writable_cache_folder() -> Path:
             refusals.append(f"{folder} ({error.strerror or error})")
         else:
             return folder
-    raise OSError(f"no writable cache folder; set BERTCORE_CACHE_DIR to one. Tried: {', '.join(refusals)}")
+    raise OSError(f"no writable cache folder; set {variable('CACHE_DIR')} to one. Tried: {', '.join(refusals)}")
 
 
 def usable_cache_folder(holding: str) -> Path:
@@ -51,7 +53,7 @@ def usable_cache_folder(holding: str) -> Path:
     for folder in cache_candidates():
         with suppress(OSError):
             _check_owner(folder)
-            if not (folder / holding).is_dir() and (folder.is_dir() or not os.environ.get("BERTCORE_CACHE_DIR")):
+            if not (folder / holding).is_dir() and (folder.is_dir() or not setting("CACHE_DIR")):
                 return folder
     folder = writable_cache_folder()  # tells what is wrong
     _check_owner(folder / holding)

@@ -2,8 +2,9 @@
 
 A backend is a name: "numpy" (reference.py, the definition), "numba" (cpu.py) or "cupy" (cuda.py). It is chosen, in
 this order, by the call (`backend=`), by the block (`use_backend`), by the process (`set_backend`, or the environment
-variable BERTCORE_BACKEND); "auto", the default, follows the arrays: "cupy" for arrays on a GPU, "numba" for arrays in
-host memory. Nothing ever falls back: a backend that cannot run, or arrays that it cannot read, are an error.
+variable BERTCORE_BACKEND, see own_name.py); "auto", the default, follows the arrays: "cupy" for arrays on a GPU,
+"numba" for arrays in host memory. Nothing ever falls back: a backend that cannot run, or arrays that it cannot read,
+are an error.
 
 NumPy, CuPy and PyTorch arrays are understood; PyTorch tensors travel through DLPack without a copy, and the result is
 of the kind that came in.
@@ -23,13 +24,14 @@ import numpy as np
 
 from . import _cuda
 from .deferred import Deferred
+from .own_name import PACKAGE, PROJECT, setting, variable
 
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
 
-_block_backend: ContextVar[str | None] = ContextVar("bertcore_backend", default=None)
-_process_backend = os.environ.get("BERTCORE_BACKEND") or AUTO
-_process_backend_from = "BERTCORE_BACKEND"
+_block_backend: ContextVar[str | None] = ContextVar(f"{PROJECT}_backend", default=None)
+_process_backend = setting("BACKEND") or AUTO
+_process_backend_from = variable("BACKEND")
 
 
 class BackendUnavailable(RuntimeError):
@@ -124,6 +126,8 @@ def _cuda_start_error(runtime: ModuleType, error: Any) -> str:
 
 def _usable(name: str, argument: str = "backend") -> str:
     """`name`, if it is a backend that can run here (or "auto"); `argument` is where it came from."""
+    if not isinstance(name, str):
+        raise TypeError(f"{argument} is {name!r}, expected the name of a backend")
     if name == AUTO:
         return name
     if name not in IMPLEMENTATIONS:
@@ -137,7 +141,7 @@ def _usable(name: str, argument: str = "backend") -> str:
 
 def resolve_backend(backend: str | None, on_gpu: bool) -> str:
     """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice."""
-    chosen = backend or _block_backend.get()
+    chosen = backend if backend is not None else _block_backend.get()
     if chosen is None:
         chosen = _process_backend if _process_backend == AUTO else _usable(_process_backend, _process_backend_from)
     if chosen == AUTO:
@@ -224,9 +228,12 @@ class Call:
         torch = importlib.import_module("torch")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise TypeError(
-                f"{name} requires grad, but PyTorch's autograd cannot see through bertcore's kernels: "
+                f"{name} requires grad, but PyTorch's autograd cannot see through {PACKAGE}: "
                 f"pass {name}.detach(), or call under torch.no_grad()"
             )
+        problem = _unreadable(torch, tensor)
+        if problem is not None:
+            raise TypeError(f"{name} is a {problem} tensor, expected a dense one with memory of its own values")
         self._tensor_module = torch
         tensor = tensor.detach()
         if tensor.is_cuda:
@@ -255,6 +262,17 @@ class Call:
                 wanted = "CuPy arrays or CUDA tensors" if reach == "GPU" else "arrays in host memory"
                 place = "on the GPU" if home == "GPU" else "in host memory"
                 raise TypeError(f"backend {self.backend!r} takes {wanted}, but {name} is {place}")
+
+
+def _unreadable(torch: ModuleType, tensor: Any) -> str | None:
+    """Why the memory of a tensor does not hold its values, if so."""
+    kinds = {
+        "meta": tensor.is_meta,
+        "sparse": tensor.layout != torch.strided,
+        "quantized": tensor.is_quantized,
+        "conjugated or negated": tensor.is_conj() or tensor.is_neg(),
+    }
+    return next((kind for kind, is_it in kinds.items() if is_it), None)
 
 
 def _are_plain(arrays: dict[str, Any], optional: Collection[str]) -> bool:

@@ -40,9 +40,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _new_memory(size: int) -> mmap.mmap:
     # Not an ndarray: NumPy makes the innermost ndarray the base of a view of a view, which would lose the _Block.
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, where processes do not fork
-        return mmap.mmap(-1, size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, where processes do not fork
+            return mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for an array of {size} bytes: {error.strerror}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system built without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -25,8 +25,9 @@ from numba.core import caching, config, event
 from numba.core.serialize import dumps
 
 from ..cache_folder import usable_cache_folder
+from ..own_name import PACKAGE, PROJECT, setting
 from .isa import LEVEL
-from .sources import PACKAGE, PACKAGE_NAME, Sources, package_digests
+from .sources import ROOT, Sources, package_digests
 
 UNUSED_DAYS = 90
 _DAY = 24 * 3600.0
@@ -36,16 +37,14 @@ _DAY = 24 * 3600.0
 def cache_folder() -> Path:
     """The folder of compiled kernels, below BERTCORE_CACHE_DIR, else NUMBA_CACHE_DIR, else the user's cache folder."""
     name = f"numba-{numba.__version__}"
-    if config.CACHE_DIR and not os.environ.get("BERTCORE_CACHE_DIR"):
-        return (
-            Path(config.CACHE_DIR) / PACKAGE_NAME.partition(".")[0] / name
-        )  # the user said where Numba's caches belong
+    if config.CACHE_DIR and not setting("CACHE_DIR"):
+        return Path(config.CACHE_DIR) / PROJECT / name  # the user said where Numba's caches belong
     return usable_cache_folder(holding=name) / name
 
 
 def _digest(file: Path) -> str:
-    if file.is_relative_to(PACKAGE):
-        return package_digests(cache_folder())[file.relative_to(PACKAGE).as_posix()]
+    if file.is_relative_to(ROOT):
+        return package_digests(cache_folder())[file.relative_to(ROOT).as_posix()]
     return Sources().digest(file)  # a kernel of somebody else's
 
 
@@ -135,7 +134,7 @@ class KernelCache(caching.FunctionCache):
 
 @cache
 def _say_not_kept(reason: str) -> None:
-    print(f"{PACKAGE_NAME}: compiled kernels are not kept: {cache_folder()}: {reason}", file=sys.stderr, flush=True)
+    print(f"{PACKAGE}: compiled kernels are not kept: {cache_folder()}: {reason}", file=sys.stderr, flush=True)
 
 
 # --- files that nobody uses ---------------------------------------------------------------------------------------
@@ -194,7 +193,7 @@ def compilations() -> Iterator[list[str]]:
 @cache
 def _say_compiling() -> None:
     print(
-        f"{PACKAGE_NAME}: compiling kernels for this CPU (first run, cached afterwards) ...",
+        f"{PACKAGE}: compiling kernels for this CPU (first run, cached afterwards) ...",
         file=sys.stderr,
         flush=True,
     )
@@ -202,7 +201,7 @@ def _say_compiling() -> None:
 
 def _say_kernel(name: str) -> None:
     _say_compiling()
-    print(f"  {name.removeprefix(PACKAGE_NAME + '.')}", file=sys.stderr, flush=True)
+    print(f"  {name.removeprefix(PACKAGE + '.')}", file=sys.stderr, flush=True)
 
 
 event.register("numba:compile", _Compilations(_say_kernel))

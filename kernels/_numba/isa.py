@@ -1,17 +1,19 @@
 """What this CPU can do, and the vector shape the kernels are compiled for.
 
-`BERTCORE_ISA` = the name of one of LEVELS ("generic", "avx2", "avx512", ...), read when this module is imported,
-compiles for less than the machine has, so that one machine can test the paths of the others. It changes the CPU that
-Numba compiles for and must therefore be set before anything in the process was compiled.
+The environment variable BERTCORE_ISA (see own_name.py), the name of one of LEVELS ("generic", "avx2", "avx512", ...),
+is read when this module is imported and compiles for less than the machine has, so that one machine can test the paths
+of the others. It changes the CPU that Numba compiles for and must therefore be set before anything in the process was
+compiled.
 """
 
-import os
 import platform
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 from numba import types
 from numba.core import config
+
+from ..own_name import setting, variable
 
 FEATURES = (
     "avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "neon",
@@ -23,7 +25,7 @@ class Level:
     """A class of CPUs: what it needs, how many bytes a vector has, how many vector registers there are.
 
     Attributes:
-        name, requires: as BERTCORE_ISA and LLVM's features name them.
+        name, requires: as the variable and LLVM's features name them.
         vector_bytes, registers: the vector registers.
         fma: whether it multiplies and adds in one instruction.
         llvm_cpu: what LLVM compiles for when this level is forced, beside the required features.
@@ -72,18 +74,18 @@ def host_features() -> dict[str, bool]:
 def _forced_level(name, features):
     by_name = {level.name: level for level in LEVELS}
     if name not in by_name:
-        raise ValueError(f"BERTCORE_ISA={name!r}: expected one of {', '.join(sorted(by_name))}")
+        raise ValueError(f"{variable('ISA')}={name!r}: expected one of {', '.join(sorted(by_name))}")
     level = by_name[name]
     missing = sorted(feature for feature in level.requires if not features[feature])
     if missing:
-        raise ValueError(f"BERTCORE_ISA={name!r}, but this CPU lacks {', '.join(missing)}")
+        raise ValueError(f"{variable('ISA')}={name!r}, but this CPU lacks {', '.join(missing)}")
     config.CPU_NAME, config.CPU_FEATURES = level.llvm_cpu, ",".join(f"+{feature}" for feature in sorted(level.requires))
     return level
 
 
 def _choose_level() -> Level:
     features = host_features()
-    name = os.environ.get("BERTCORE_ISA")
+    name = setting("ISA")
     if name:
         return _forced_level(name, features)
     if config.CPU_NAME is not None or config.CPU_FEATURES is not None:

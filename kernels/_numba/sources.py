@@ -15,8 +15,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
-PACKAGE_NAME = __package__.rpartition(".")[0]
+from ..own_name import PACKAGE
+
+ROOT = Path(__file__).parents[1]
 _DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -27,7 +28,7 @@ class Sources:
         root: the folder that is imported as `name`.
     """
 
-    def __init__(self, root: Path = PACKAGE, name: str = PACKAGE_NAME):
+    def __init__(self, root: Path = ROOT, name: str = PACKAGE):
         self._root, self._name = root, name
         self._trees: dict[Path, ast.Module] = {}
         self._modules: dict[Path, tuple[str, set[Path]]] = {}
@@ -101,14 +102,14 @@ def _sha256(text: str) -> str:
 @cache
 def package_digests(folder: Path) -> dict[str, str]:
     """The digest of each module of this package, by its path within it; kept in `folder` where that can be."""
-    texts = {file.relative_to(PACKAGE).as_posix(): file.read_bytes() for file in sorted(PACKAGE.rglob("*.py"))}
+    texts = {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in sorted(ROOT.rglob("*.py"))}
     kept = folder / f"sources-{hashlib.sha256(repr(texts).encode()).hexdigest()[:20]}.json"
     with suppress(OSError, ValueError):  # not there, or damaged
         found = json.loads(kept.read_text())
         if found.keys() == texts.keys():
             return found
     sources = Sources()
-    digests = {name: sources.digest(PACKAGE / name) for name in texts}
+    digests = {name: sources.digest(ROOT / name) for name in texts}
     temporary = kept.with_suffix(f".{secrets.token_hex(8)}.tmp")
     with suppress(OSError):  # a folder that can only be read
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -97,7 +97,7 @@ def one_at_a_time(compiled):
 
 # --- forks --------------------------------------------------------------------------------------------------------
 
-_LOCKS = (_workqueue, global_compiler_lock)
+_LOCKS = (_workqueue, global_compiler_lock, parallel._backend_init_thread_lock)
 _lost: list[str] = []
 
 

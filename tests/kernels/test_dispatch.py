@@ -132,6 +132,15 @@ def test_unknown_name_lists_those_known(choose):
     assert get_backend() == "auto"
 
 
+@pytest.mark.parametrize("wrong", [["numpy"], 3, b"numpy"])
+@pytest.mark.parametrize(
+    "choose", [set_backend, lambda name: use_backend(name).__enter__(), lambda name: softmax(ROWS, backend=name)]
+)
+def test_what_is_no_name(choose, wrong):
+    with pytest.raises(TypeError, match=r"backend is .*, expected the name of a backend"):
+        choose(wrong)
+
+
 @pytest.mark.skipif(unavailable_reason("cupy") is None, reason="there is a GPU")
 @pytest.mark.parametrize(
     "use", [set_backend, lambda name: use_backend(name).__enter__(), lambda name: softmax(ROWS, backend=name)]
@@ -229,3 +238,16 @@ class TestTorch:
 
         with pytest.raises(TypeError, match=r"input is a bfloat16 tensor .* input.float\(\)"):
             softmax(torch.ones(3, dtype=torch.bfloat16))
+
+    @pytest.mark.parametrize("kind", ["meta", "sparse", "quantized", "conjugated or negated"])
+    def test_a_tensor_whose_memory_is_not_its_values_is_named(self, kind):
+        import torch
+
+        tensor = {
+            "meta": lambda: torch.ones(3, device="meta"),
+            "sparse": lambda: torch.ones(3).to_sparse(),
+            "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+            "conjugated or negated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+        }[kind]()
+        with pytest.raises(TypeError, match=f"input is a {kind} tensor"):
+            softmax(tensor)

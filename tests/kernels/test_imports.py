@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from bertcore import kernels
+from bertcore.kernels._numba import LEVEL
+from tests.processes import run_python
 
 KERNELS = Path(kernels.__file__).parent
 HEAVY = ("numba", "cupy", "tokenizers", "torch", "llvmlite", "ml_dtypes")
@@ -114,3 +116,23 @@ for module in {modules}:
 assert "bertcore" not in sys.modules and "cupy" not in sys.modules
 """
     run(code, tmp_path)
+
+
+def test_a_copy_goes_by_its_own_name(tmp_path):
+    """In messages, environment variables and its cache; those of this package are nothing to it."""
+    shutil.copytree(KERNELS, tmp_path / "numerics", ignore=shutil.ignore_patterns("__pycache__"))
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import numerics, numpy as np
+assert numerics.get_backend() == "numba"
+numerics.embedding(np.array([1]), np.ones((2, 3), np.float32))
+from numerics._numba import LEVEL, cache_folder
+print(LEVEL.name, cache_folder())
+"""
+    ours = {"BERTCORE_BACKEND": "numpy", "BERTCORE_ISA": "generic", "BERTCORE_CACHE_DIR": str(tmp_path / "ours")}
+    theirs = {"NUMERICS_BACKEND": "numba", "NUMERICS_CACHE_DIR": str(tmp_path / "theirs")}
+    out, err = run_python(code, **ours, **theirs)
+    level, folder = out.split(" ")
+    assert level == LEVEL.name and folder.startswith(str(tmp_path / "theirs")) and not (tmp_path / "ours").exists()
+    assert err.startswith("numerics: compiling kernels") and "  embedding.cpu." in err and "bertcore" not in err

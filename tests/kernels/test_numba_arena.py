@@ -74,6 +74,12 @@ def test_idle_memory_is_bounded(monkeypatch):
     assert arena.idle_bytes() == 0
 
 
+@pytest.mark.parametrize("size", [1 << 50, 1 << 62])
+def test_memory_that_is_not_there(size):
+    with pytest.raises(MemoryError, match=rf"{size}|Unable to allocate"):
+        arena.empty((size,), np.uint8)
+
+
 def test_results_of_kernels_use_it():
     x = np.ones(LARGE, np.float32)
     first = address(kernels.softmax(x, backend="numba"))

@@ -111,7 +111,7 @@ RECOMPILED = ("softmax", "embedding", "linear", "gelu", "program")
 @pytest.mark.parametrize("name", EDITS)
 def test_what_depends_on_a_module(name, tmp_path):
     root, (text, another, expected) = tmp_path / "kernels", EDITS[name]
-    shutil.copytree(sources.PACKAGE, root, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(sources.ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
 
     def digests():
         found = sources.Sources(root, "bertcore.kernels")
@@ -127,11 +127,11 @@ def test_every_kernel_depends_on_what_it_loads():
     """The imports that are read from the text are those that happen."""
     code = """
 import sys
-from bertcore.kernels._numba.sources import PACKAGE, Sources
+from bertcore.kernels._numba.sources import ROOT, Sources
 import bertcore.kernels.linear.cpu
 loaded = {module.__file__ for name, module in sys.modules.items() if name.startswith("bertcore.kernels._numba.")}
 sources = Sources()
-sources.digest(PACKAGE / "linear" / "cpu.py")
+sources.digest(ROOT / "linear" / "cpu.py")
 print(sorted(loaded - {str(file) for file in sources._modules}))
 """
     assert run_python(code)[0] == "[]"

@@ -1,0 +1,21 @@
+"""The name that this folder goes by: in messages, in environment variables, as a folder of the user's cache.
+
+Copied into another project it bears that project's name: imported as `numerics` (or from within a package `numerics`)
+it reads the variables NUMERICS_BACKEND (dispatch.py), NUMERICS_CACHE_DIR (cache_folder.py) and NUMERICS_ISA
+(_numba/isa.py) and keeps compiled kernels in ~/.cache/numerics.
+"""
+
+import os
+
+PACKAGE = __package__
+PROJECT = PACKAGE.partition(".")[0]
+
+
+def variable(name: str) -> str:
+    """What the environment variable for `name` is called."""
+    return f"{PROJECT.upper()}_{name}"
+
+
+def setting(name: str) -> str | None:
+    """What the environment variable for `name` is set to; None if it is not, or empty."""
+    return os.environ.get(variable(name)) or None
