@@ -100,20 +100,21 @@ if __name__ == "__main__":
     calls.check()
 """
 
-COMPILING = """
+LOCKED = """
 import os, signal, sys, threading, time
 from numba.core.compiler_lock import global_compiler_lock
+from numba.np.ufunc.parallel import _backend_init_thread_lock
 from bertcore.kernels._numba import kernel
 
-held = threading.Event()
+held, lock = threading.Event(), vars()[sys.argv[1]]
 
-def compile_something():
-    with global_compiler_lock:
+def work():
+    with lock:
         held.set()
         time.sleep(0.3)
 
-compiler = threading.Thread(target=compile_something)
-compiler.start()
+worker = threading.Thread(target=work)
+worker.start()
 held.wait()
 child = os.fork()
 if child == 0:
@@ -122,7 +123,7 @@ if child == 0:
     from bertcore.kernels import softmax
     softmax(np.ones((2, 3), np.float32))
     os._exit(0)
-compiler.join()
+worker.join()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -155,6 +156,7 @@ def test_spawned_processes(layer):  # noqa: F811
 
 
 @forks
-def test_a_fork_waits_for_a_compilation():
+@pytest.mark.parametrize("lock", ["global_compiler_lock", "_backend_init_thread_lock"])
+def test_a_fork_waits_for_whoever_compiles_or_starts_the_pool(lock):
     """The child would wait for ever for a lock that nobody in it holds."""
-    run_python(COMPILING)
+    run_python(LOCKED, lock)

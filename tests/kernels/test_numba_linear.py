@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba.core.runtime import _nrt_python as _nrt
+from numba.core.runtime import rtsys
 
+from bertcore import kernels
 from bertcore.kernels import threads
 from bertcore.kernels._numba import LEVEL
 from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
@@ -105,6 +108,23 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
         monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
         for found, wanted in zip(results(), expected, strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [None, *LOW_PRECISION])
+def test_threads_take_no_memory(dtype, monkeypatch):
+    """What cannot be had within a parallel region is not reported: all scratch is made before it, by NumPy."""
+    x, weight, bias, residual = arguments(5, 300, 800, 200)
+    prepared = kernels.prepare_weight(weight, dtype=dtype, backend="numba")
+    _nrt.memsys_enable_stats()
+
+    def allocations(count):
+        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
+        linear(x, prepared, bias, None, residual)
+        before = rtsys.get_allocation_stats().alloc
+        linear(x, prepared, bias, None, residual)
+        return rtsys.get_allocation_stats().alloc - before
+
+    assert allocations(1) == allocations(7)
 
 
 def test_several_python_threads_at_once():
