@@ -6,7 +6,8 @@ import functools
 import math
 import os
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -23,7 +24,7 @@ from bertcore.models.registry import family_of
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.once import computed_once
 from bertcore.nn.packing import PackedBatch
-from bertcore.nn.parameter import Block
+from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import value_of
 
 
@@ -116,7 +117,7 @@ class Model(Block):
 
         Raises:
             CheckpointError (a ValueError): what is wrong with which file or tensor.
-            ValueError: what is wrong with which key of the config; int8 on CUDA.
+            ValueError: what is wrong with which key of the config; int8 on CUDA; float16 on Numba.
             BackendUnavailable: for bfloat16 and int8, if the backend in force cannot run here.
 
         A head, or the pooler, that the checkpoint lacks altogether is newly initialised, with a warning that names it.
@@ -136,7 +137,12 @@ class Model(Block):
                 stacklevel=2,
             )
         model.newly_initialised = absent
-        model._fill(arrays | model._initial_arrays(absent, seed=0), dtype or stored_dtype or "float32")
+        rng, spread = np.random.default_rng(0), model.spec.initializer_range
+
+        def fill(parameter: Parameter, stored: np.dtype) -> None:
+            parameter.fill(ChainMap(parameter.initial_tensors(absent, rng, spread, stored), arrays), stored)
+
+        model._fill(fill, dtype or stored_dtype or "float32")
         return model
 
     @classmethod
@@ -153,7 +159,8 @@ class Model(Block):
 
             config = preset_config(config)
         model = cls.class_for_config(config)(config, **options)
-        model._fill(model._initial_arrays(model.expected_tensors(), seed), dtype)
+        rng, spread = np.random.default_rng(seed), model.spec.initializer_range
+        model._fill(lambda parameter, stored: parameter.initialise(rng, spread, stored), dtype)
         return model
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
@@ -164,29 +171,18 @@ class Model(Block):
         """The shape of each tensor's scales where a checkpoint stores it in int8, by the tensor's name."""
         return {name: shape for parameter in self.parameters() for name, shape in parameter.expected_scales.items()}
 
-    def _initial_arrays(self, names: Container[str], seed: int) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng(seed)
-        makers = {
-            "normal": lambda shape: rng.normal(0.0, self.spec.initializer_range, shape),
-            "zeros": np.zeros,
-            "ones": np.ones,
-        }
-        return {
-            name: makers[parameter.initial](shape)
-            for parameter in self.parameters()
-            for name, shape in parameter.expected.items()
-            if name in names
-        }
-
-    def _fill(self, arrays: Mapping[str, np.ndarray], dtype: str) -> None:
+    def _fill(self, fill: Callable[[Parameter, np.dtype], None], dtype: str) -> None:
+        """Give the parameters their values, one after another, by `fill(parameter, NumPy's dtype)`."""
         self.dtype = _known_dtype(dtype)
         with self._backend_to_fill_for():
             for parameter in self.parameters():
-                parameter.fill(arrays, bfloat16() if dtype == "bfloat16" else np.dtype(dtype))
+                fill(parameter, bfloat16() if dtype == "bfloat16" else np.dtype(dtype))
         self.encoder.forget_recordings()
 
     def _backend_to_fill_for(self) -> AbstractContextManager[None]:
         """A block in which the backend is decided that low precision is prepared for; others need none yet."""
+        if self.dtype == "float16":
+            _check_float16()
         if self.dtype not in LOW_PRECISION:
             return nullcontext()
         backend = kernels.resolve_backend(None, on_gpu=False)
@@ -323,6 +319,16 @@ class Model(Block):
         """
         arrays, cu_seqlens = pack_sequences(self.spec, input_ids)
         return value_of(self.encoder(arrays, Trace())), cu_seqlens
+
+
+def _check_float16() -> None:
+    """ValueError where the backend in force, or the only one that "auto" can find here, does not compute in float16."""
+    backend, no_gpu = kernels.get_backend(), kernels.unavailable_reason("cupy")
+    if backend == "numba" or (backend == "auto" and no_gpu):
+        raise ValueError(
+            "dtype is 'float16', in which backend 'numba' does not compute: load the model with dtype='float32' or "
+            "'bfloat16'" + (f" (float16 is for CUDA, which cannot run here: {no_gpu})" if no_gpu else "")
+        )
 
 
 def _known_dtype(name: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
-from bertcore.kernels import dispatch
+from bertcore.kernels import dispatch, unavailable_reason
 from tests.checkpoint.files import write_tensors
 from tests.tiny_bert import CONFIG
 
@@ -283,3 +284,29 @@ def test_resident_memory(tmp_path):
     for dtype, (loaded, called) in found.items():
         assert loaded < size[dtype] + 6 and called < size[dtype] + 8, (dtype, found)
     assert found["float32"][1] > 38  # what is measured is there
+
+
+@pytest.mark.parametrize("backend", ["numba", "auto"])
+def test_float16_is_refused_where_nothing_computes_in_it(backend, tmp_path):
+    if backend == "auto" and unavailable_reason("cupy") is None:
+        pytest.skip("CuPy runs here")
+    AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
+    with use_backend(backend):
+        for load in (lambda: AutoModel.from_pretrained(tmp_path, dtype="float16"), half_from_config):
+            with pytest.raises(ValueError, match="dtype is 'float16', in which backend 'numba' does not compute"):
+                load()
+    with use_backend("numpy"):
+        assert half_from_config()([[1, 2, 3]]).last_hidden_state.dtype == np.float16
+
+
+def half_from_config():
+    return AutoModel.from_config(CONFIG, dtype="float16")
+
+
+def test_a_new_model_takes_no_more_memory_than_itself():
+    config = CONFIG | {"vocab_size": 30_000, "hidden_size": 240, "num_attention_heads": 4}
+    tracemalloc.start()
+    model = AutoModel.from_config(config)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.2 * 4 * model.num_parameters()
