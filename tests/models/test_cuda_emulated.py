@@ -40,7 +40,7 @@ def test_masked_lm(emulated_gpu, name, dtype):
         assert error(state, expected) < TOLERANCE[dtype]
     assert error(out.logits, truth["logits"]) < 2 * TOLERANCE[dtype]  # one more layer, that amplifies
     launched = " ".join(launch.kernel for launch in emulated_gpu.launches)
-    for operation in ("linear", "attention", "layer_norm", "embedding"):
+    for operation in ("linear", "attention", "norm_rows", "embedding"):
         assert operation in launched
 
 
