@@ -70,9 +70,9 @@ def _check_writable(folder: Path) -> None:
 def _check_owner(folder: Path) -> None:
     """What lies in the cache is run: only the user's own may be used, or what the system's own (an image's root) made.
 
-    Somebody else may have made a folder in a shared place first.
+    Somebody else may have made a folder in a shared place first. One that is not there belongs to nobody.
     """
-    if hasattr(os, "getuid") and _owner(folder) not in (os.getuid(), 0):
+    if hasattr(os, "getuid") and folder.exists() and _owner(folder) not in (os.getuid(), 0):
         raise PermissionError(1, f"{folder} belongs to another user")
 
 

@@ -1,8 +1,8 @@
 """What compiled code is made from: a digest of the code of a kernel's module and of all modules that it imports.
 
-Comments, docstrings and the layout of the text are no part of it, nor are modules that are not imported: what changes
-nothing in a kernel recompiles nothing. To parse this package takes half a second; its digests are kept beside the
-compiled kernels, under a digest of the plain text of all files.
+Comments, docstrings and the layout of the text are no part of it, nor are modules that are not imported, nor those of
+AROUND_KERNELS: what changes nothing in a kernel recompiles nothing. To parse this package takes half a second; its
+digests are kept beside the compiled kernels, under a digest of the plain text of all files.
 """
 
 import ast
@@ -18,6 +18,8 @@ from pathlib import Path
 from ..own_name import PACKAGE
 
 ROOT = Path(__file__).parents[1]
+# They run kernels and keep them, and are no part of them.
+AROUND_KERNELS = "_numba/arena.py", "_numba/cache.py", "_numba/threads.py"
 _DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -30,6 +32,7 @@ class Sources:
 
     def __init__(self, root: Path = ROOT, name: str = PACKAGE):
         self._root, self._name = root, name
+        self._around = {root / file for file in AROUND_KERNELS}
         self._trees: dict[Path, ast.Module] = {}
         self._modules: dict[Path, tuple[str, set[Path]]] = {}
 
@@ -47,7 +50,7 @@ class Sources:
         if file not in self._modules:
             tree = self._tree(file)
             imported = {path for node in ast.walk(tree) for path in self._imported(node, file)}
-            self._modules[file] = _sha256(ast.dump(tree)), imported
+            self._modules[file] = _sha256(ast.dump(tree)), imported - self._around
         return self._modules[file]
 
     def _tree(self, file: Path) -> ast.Module:
