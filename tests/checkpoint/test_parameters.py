@@ -39,15 +39,18 @@ def check_same(found, wanted):
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_same_names(tmp_path):
-    arrays = values(ENCODER)
-    check_same(load(tmp_path, arrays, ENCODER), arrays)
+def renamed(arrays, **names):
+    """The arrays with other names: old name, with _ for ., -> new one."""
+    return {names.get(name.replace(".", "_"), name): array for name, array in arrays.items()}
 
 
-def test_order_is_that_of_the_model(tmp_path):
-    arrays = values(ENCODER)
-    expected = dict(reversed(ENCODER.items()))
-    assert list(load(tmp_path, arrays, expected)) == list(expected)
+def without(arrays, *names):
+    return {name: array for name, array in arrays.items() if name not in names}
+
+
+def encoder_of(arrays, shapes=ENCODER):
+    """Those of a model's arrays that an encoder without the prefix has."""
+    return {name: arrays["bert." + name] for name in shapes}
 
 
 @pytest.mark.parametrize("file_prefix", ["", "bert.", "module.bert.", "module.", "0.auto_model."])
@@ -62,175 +65,110 @@ def test_spelling_of_the_file(tmp_path, file_prefix, model_prefix, old):
     check_same(found, {model_prefix + name: array for name, array in arrays.items()})
 
 
-def test_head_beside_a_bare_encoder_and_a_wrapped_one(tmp_path):
-    expected = prefixed(ENCODER) | HEAD
-    arrays = values(expected)
-    bare = {name.removeprefix("bert."): array for name, array in arrays.items()}
-    check_same(load(tmp_path, bare, expected), arrays)
-    wrapped = {"module." + name: array for name, array in arrays.items()}
-    check_same(load(tmp_path, wrapped, expected), arrays)
+def test_nothing_is_copied_and_the_order_is_that_of_the_model(tmp_path):
+    expected = dict(reversed(ENCODER.items()))
+    found = load(tmp_path, values(ENCODER), expected)
+    assert list(found) == list(expected)
+    assert not found[WORDS].flags.owndata and not found[WORDS].flags.writeable
 
 
-def test_index_buffers_are_skipped(tmp_path):
+def test_the_dtype_is_the_stored_one(tmp_path):
     arrays = values(ENCODER)
-    buffers = {"embeddings.position_ids": np.arange(5)[None], "embeddings.token_type_ids": np.zeros((1, 5), np.int64)}
-    check_same(load(tmp_path, arrays | buffers, ENCODER), arrays)
-    buffers = {"bert." + name: array for name, array in buffers.items()}
-    arrays = {"bert." + name: array for name, array in arrays.items()}
-    check_same(load(tmp_path, arrays | buffers, prefixed(ENCODER)), arrays)
+    arrays[WORDS], arrays[NORM] = arrays[WORDS].astype(np.float16), arrays[NORM].astype(ml_dtypes.bfloat16)
+    found = load(tmp_path, arrays, ENCODER)
+    assert found[WORDS].dtype == np.float16 and found[NORM].dtype == ml_dtypes.bfloat16
+    check_same(found, arrays)
 
 
-class TestHeads:
-    def test_unused_heads_are_left_unread(self, tmp_path):
-        arrays = values(prefixed(ENCODER | POOLER) | HEAD | NEXT_SENTENCE | {"classifier.weight": (2, 3)})
-        found = load(tmp_path, arrays, ENCODER | POOLER)
-        check_same(found, {name: arrays["bert." + name] for name in ENCODER | POOLER})
+DECODER, DECODER_BIAS, BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "cls.predictions.bias"
+BARE, TIED, UNTIED = values(ENCODER), values(prefixed(ENCODER) | HEAD), values(prefixed(ENCODER) | UNTIED_HEAD)
+WITH_POOLER = values(ENCODER | POOLER)
+ALL = values(prefixed(ENCODER | POOLER) | HEAD | NEXT_SENTENCE | {"classifier.weight": (2, 3)})
+BUFFERS = {"embeddings.position_ids": np.arange(5)[None], "embeddings.token_type_ids": np.zeros((1, 5), np.int64)}
+CLASSIFIER = prefixed(ENCODER | POOLER) | {"classifier.weight": (2, 3)}
+ZEROS = np.zeros(3, np.float32)
 
-    def test_masked_lm_from_a_pretraining_file(self, tmp_path):
-        arrays = values(prefixed(ENCODER | POOLER) | HEAD | NEXT_SENTENCE)
-        expected = prefixed(ENCODER) | HEAD
-        check_same(load(tmp_path, arrays, expected), {name: arrays[name] for name in expected})
-
-    def test_unknown_tensor_in_an_expected_head(self, tmp_path):
-        arrays = values(prefixed(ENCODER) | HEAD | {"cls.predictions.extra": (2,)})
-        with pytest.raises(CheckpointError, match=r"does not have \(1\): cls\.predictions\.extra"):
-            load(tmp_path, arrays, prefixed(ENCODER) | HEAD)
-
-    def test_missing_head_is_an_error_unless_optional(self, tmp_path):
-        arrays = values(prefixed(ENCODER))
-        expected = prefixed(ENCODER | POOLER) | {"classifier.weight": (2, 3)}
-        with pytest.raises(CheckpointError, match=r"missing tensors \(2\): bert\.pooler\.dense\.weight, classifier"):
-            load(tmp_path, arrays, expected)
-        with pytest.raises(CheckpointError, match=r"missing tensors \(1\): classifier\.weight"):
-            load(tmp_path, arrays, expected, optional=["pooler."])
-        for pooler in ("pooler.", "bert.pooler."):
-            check_same(load(tmp_path, arrays, expected, optional=[pooler, "classifier."]), arrays)
-
-    def test_optional_part_must_be_absent_as_a_whole(self, tmp_path):
-        expected = ENCODER | POOLER | {"pooler.dense.bias": (3,)}
-        with pytest.raises(CheckpointError, match=r"missing tensors \(1\): pooler\.dense\.bias"):
-            load(tmp_path, values(ENCODER | POOLER), expected, optional=["pooler."])
-
-    def test_optional_part_that_is_there_is_read_and_checked(self, tmp_path):
-        arrays = values(ENCODER | POOLER)
-        check_same(load(tmp_path, arrays, ENCODER | POOLER, optional=["pooler."]), arrays)
-        arrays["pooler.dense.weight"] = np.zeros((4, 3), np.float32)
-        with pytest.raises(CheckpointError, match="wrong shape"):
-            load(tmp_path, arrays, ENCODER | POOLER, optional=["pooler."])
-
-
-class TestTied:
-    TIED = prefixed(ENCODER) | HEAD
-    UNTIED = prefixed(ENCODER) | UNTIED_HEAD
-
-    def test_copies_in_the_file_are_fine(self, tmp_path):
-        arrays = values(self.TIED)
-        copies = {
-            "cls.predictions.decoder.weight": arrays["bert." + WORDS],
-            "cls.predictions.decoder.bias": arrays["cls.predictions.bias"],
-        }
-        check_same(load(tmp_path, arrays | copies, self.TIED), arrays)
-
-    def test_copy_stands_in_for_an_absent_original(self, tmp_path):
-        arrays = values(self.TIED)
-        in_file = dict(arrays)
-        in_file["cls.predictions.decoder.weight"] = in_file.pop("bert." + WORDS)
-        in_file["cls.predictions.decoder.bias"] = in_file.pop("cls.predictions.bias")
-        check_same(load(tmp_path, in_file, self.TIED), arrays)
-
-    @pytest.mark.parametrize("copy", ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"])
-    def test_copy_that_differs_is_an_error(self, tmp_path, copy):
-        arrays = values(self.TIED)
-        arrays[copy] = np.zeros(UNTIED_HEAD[copy], np.float32)
-        with pytest.raises(CheckpointError, match=rf"set tie_word_embeddings to false .*: {copy} and "):
-            load(tmp_path, arrays, self.TIED)
-
-    def test_encoder_alone_does_not_care(self, tmp_path):
-        arrays = values(self.UNTIED)
-        check_same(load(tmp_path, arrays, ENCODER), {name: arrays["bert." + name] for name in ENCODER})
-
-    def test_untied_reads_both(self, tmp_path):
-        arrays = values(self.UNTIED)
-        check_same(load(tmp_path, arrays, self.UNTIED), arrays)
-
-    def test_untied_ignores_the_unused_bias_that_transformers_saves(self, tmp_path):
-        arrays = values(self.UNTIED)
-        check_same(load(tmp_path, arrays | {"cls.predictions.bias": np.zeros(7, np.float32)}, self.UNTIED), arrays)
-
-    def test_untied_takes_the_bias_by_its_older_name(self, tmp_path):
-        arrays = values(self.UNTIED)
-        in_file = dict(arrays)
-        in_file["cls.predictions.bias"] = in_file.pop("cls.predictions.decoder.bias")
-        check_same(load(tmp_path, in_file, self.UNTIED), arrays)
-
-    def test_untied_needs_its_decoder(self, tmp_path):
-        arrays = values(self.UNTIED)
-        del arrays["cls.predictions.decoder.weight"]
-        with pytest.raises(CheckpointError, match=r"missing tensors \(1\): cls\.predictions\.decoder\.weight"):
-            load(tmp_path, arrays, self.UNTIED)
+# What a file holds, what it is read for and what that has (the same by default), and which parts it may lack.
+READ = {
+    "a head beside a bare encoder": ({name.removeprefix("bert."): array for name, array in TIED.items()}, TIED),
+    "a head beside a wrapped encoder": ({"module." + name: array for name, array in TIED.items()}, TIED),
+    "index buffers": (BARE | BUFFERS, BARE),
+    "index buffers with the prefix": ({"bert." + name: array for name, array in (BARE | BUFFERS).items()},
+                                      {"bert." + name: array for name, array in BARE.items()}),
+    "unused heads": (ALL, encoder_of(ALL, ENCODER | POOLER)),
+    "a language model of pretraining": (ALL, {name: ALL[name] for name in TIED}),
+    "an optional part that is there": (WITH_POOLER, WITH_POOLER, ["pooler."]),
+    "copies of tied parameters": (TIED | {DECODER: TIED["bert." + WORDS], DECODER_BIAS: TIED[BIAS]}, TIED),
+    "copies in place of tied parameters": (
+        renamed(TIED, bert_embeddings_word_embeddings_weight=DECODER, cls_predictions_bias=DECODER_BIAS), TIED),
+    "an encoder of an untied file": (UNTIED, encoder_of(UNTIED)),
+    "untied": (UNTIED, UNTIED),
+    "untied, and the unused bias that transformers saves": (UNTIED | {BIAS: np.zeros(7, np.float32)}, UNTIED),
+    "untied, the bias by its older name": (renamed(UNTIED, cls_predictions_decoder_bias=BIAS), UNTIED),
+}  # fmt: skip
+NORM_AS = r"weight \(as bert\.embeddings\.LayerNorm\.gamma\): expected \(3,\)"
+TWO_ENCODERS = {prefix + name: array for prefix in ("query.", "passage.") for name, array in BARE.items()}
+LONG = ENCODER | {f"encoder.layer.{layer}.output.dense.weight": (3, 3) for layer in range(13)}
+REFUSED = {
+    "unknown tensor in a head": (TIED | {"cls.predictions.extra": ZEROS}, TIED, r"have \(1\): cls\.predictions\.extra"),
+    "two heads missing": (encoder_of(TIED), CLASSIFIER, r"\(2\): bert\.pooler\.dense\.weight, classifier\.we"),
+    "one head missing": (encoder_of(TIED), CLASSIFIER, r"missing tensors \(1\): classifier\.weight", ["pooler."]),
+    "a part of an optional part": (
+        WITH_POOLER, ENCODER | POOLER | {"pooler.dense.bias": (3,)}, r"missing tensors \(1\): pooler\.dense\.bias",
+        ["pooler."]),
+    "an optional part of another shape": (
+        WITH_POOLER | {"pooler.dense.weight": np.zeros((4, 3), np.float32)}, WITH_POOLER, "wrong shape", ["pooler."]),
+    "tied weight that differs": (
+        TIED | {DECODER: np.zeros((7, 3), np.float32)}, TIED, rf"set tie_word_embeddings to false .*: {DECODER} and "),
+    "tied bias that differs": (
+        TIED | {DECODER_BIAS: np.zeros(7, np.float32)}, TIED, rf"tie_word_embeddings to false .*: {DECODER_BIAS} and "),
+    "untied without its decoder": (without(UNTIED, DECODER), UNTIED, rf"missing tensors \(1\): {DECODER}"),
+    "long lists": (BARE, LONG, r"missing tensors \(13\): .*layer\.9\.output.*, and 3 more"),
+    "another shape under an older name": (
+        without(BARE, NORM) | {"bert.embeddings.LayerNorm.gamma": np.zeros(4, np.float32)}, BARE, NORM_AS),
+    "twice": (BARE | {"embeddings.LayerNorm.gamma": ZEROS}, BARE, r"twice \(1\): .*Norm\.weight \(as .* and as "),
+    "two encoders": (TWO_ENCODERS, BARE, r"holds 2 encoders, expected one: passage\.\*, query\.\*"),
+    "unknown tensor": (BARE | {"lm_head.bias": ZEROS}, BARE, r"the model does not have \(1\): lm_head\.bias"),
+    "scalar for one element": (BARE | {NORM: np.full((), 1, np.float32)}, BARE, r"expected \(3,\), found \(\)"),
+}  # fmt: skip
 
 
-class TestProblems:
-    def test_all_are_named_in_one_error(self, tmp_path):
-        arrays = values(ENCODER)
-        del arrays[NORM]
-        arrays[WORDS] = np.zeros((8, 3), np.float32)
-        arrays["encoder.layer.1.output.dense.bias"] = np.zeros(3, np.float32)
-        arrays["encoder.layer.0.output.dense.bias"] = np.zeros(3, np.int8)
-        with pytest.raises(CheckpointError) as caught:
-            load(tmp_path, arrays, ENCODER)
-        assert str(caught.value).splitlines() == [
-            f"{tmp_path}/model.safetensors does not fit the model:",
-            f"  missing tensors (1): {NORM}",
-            "  tensors the model does not have (1): encoder.layer.1.output.dense.bias",
-            f"  tensors of the wrong shape (1): {WORDS}: expected (7, 3), found (8, 3)",
-            "  tensors that are neither floating point nor int8 matrices (1): encoder.layer.0.output.dense.bias: I8",
-        ]
-
-    def test_long_lists_are_cut(self, tmp_path):
-        expected = ENCODER | {f"encoder.layer.{layer}.output.dense.weight": (3, 3) for layer in range(13)}
-        with pytest.raises(CheckpointError, match=r"missing tensors \(13\): .*layer\.9\.output.*, and 3 more"):
-            load(tmp_path, values(ENCODER), expected)
-
-    def test_wrong_shape_names_the_spelling_of_the_file(self, tmp_path):
-        arrays = values(ENCODER)
-        arrays["bert.embeddings.LayerNorm.gamma"] = np.zeros(4, np.float32)
-        del arrays[NORM]
-        with pytest.raises(CheckpointError, match=r"weight \(as bert\.embeddings\.LayerNorm\.gamma\): expected \(3,\)"):
-            load(tmp_path, arrays, ENCODER)
-
-    def test_same_parameter_twice(self, tmp_path):
-        arrays = values(ENCODER) | {"embeddings.LayerNorm.gamma": np.zeros(3, np.float32)}
-        with pytest.raises(CheckpointError, match=r"stored twice \(1\): embeddings\.LayerNorm\.weight \(as .* and as "):
-            load(tmp_path, arrays, ENCODER)
-
-    def test_two_encoders_in_a_file(self, tmp_path):
-        arrays = {prefix + name: array for prefix in ("query.", "passage.") for name, array in values(ENCODER).items()}
-        with pytest.raises(CheckpointError, match=r"holds 2 encoders, expected one: passage\.\*, query\.\*"):
-            load(tmp_path, arrays, ENCODER)
-
-    def test_unknown_tensor(self, tmp_path):
-        with pytest.raises(CheckpointError, match=r"the model does not have \(1\): lm_head\.bias"):
-            load(tmp_path, values(ENCODER | {"lm_head.bias": (7,)}), ENCODER)
-
-    def test_scalar_is_not_one_element(self, tmp_path):
-        arrays = values(ENCODER) | {NORM: np.full((), 1, np.float32)}
-        with pytest.raises(CheckpointError, match=r"expected \(3,\), found \(\)"):
-            load(tmp_path, arrays, ENCODER)
+def shapes(expected):
+    return {name: getattr(each, "shape", each) for name, each in expected.items()}
 
 
-class TestDtype:
-    def test_is_the_stored_one(self, tmp_path):
-        arrays = values(ENCODER)
-        arrays[WORDS] = arrays[WORDS].astype(np.float16)
-        arrays[NORM] = arrays[NORM].astype(ml_dtypes.bfloat16)
-        found = load(tmp_path, arrays, ENCODER)
-        assert found[WORDS].dtype == np.float16 and found[NORM].dtype == ml_dtypes.bfloat16
-        check_same(found, arrays)
+@pytest.mark.parametrize("case", READ.values(), ids=READ)
+def test_what_is_read(tmp_path, case):
+    in_file, wanted, optional = (*case, [])[:3]
+    check_same(load(tmp_path, in_file, shapes(wanted), optional=optional), wanted)
 
-    def test_nothing_is_copied(self, tmp_path):
-        found = load(tmp_path, values(ENCODER), ENCODER)
-        assert not found[WORDS].flags.owndata and not found[WORDS].flags.writeable
+
+@pytest.mark.parametrize("pooler", ["pooler.", "bert.pooler."])
+def test_optional_parts_may_be_absent(tmp_path, pooler):
+    arrays = {"bert." + name: array for name, array in BARE.items()}
+    check_same(load(tmp_path, arrays, CLASSIFIER, optional=[pooler, "classifier."]), arrays)
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(tmp_path, case):
+    in_file, expected, problem, optional = (*case, [])[:4]
+    with pytest.raises(CheckpointError, match=problem):
+        load(tmp_path, in_file, shapes(expected), optional=optional)
+
+
+def test_all_problems_are_named_in_one_error(tmp_path):
+    other = "encoder.layer.1.output.dense.bias"
+    arrays = without(BARE, NORM) | {WORDS: np.zeros((8, 3), np.float32), other: ZEROS}
+    arrays["encoder.layer.0.output.dense.bias"] = np.zeros(3, np.int8)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path, arrays, ENCODER)
+    assert str(caught.value).splitlines() == [
+        f"{tmp_path}/model.safetensors does not fit the model:",
+        f"  missing tensors (1): {NORM}",
+        f"  tensors the model does not have (1): {other}",
+        f"  tensors of the wrong shape (1): {WORDS}: expected (7, 3), found (8, 3)",
+        "  tensors that are neither floating point nor int8 matrices (1): encoder.layer.0.output.dense.bias: I8",
+    ]
 
 
 class TestInt8:
