@@ -148,7 +148,7 @@ class Parameter(JoinedTensors):
         """The array for the backend in force; a Variable while a tape records."""
         tape = current_tape()
         if tape is None:
-            return self.forms.array_in_force()
+            return (self._filled or self.forms).array_in_force()
         return tape.leaf(self, lambda: self._trainable().array_in_force())
 
     @property
@@ -156,7 +156,7 @@ class Parameter(JoinedTensors):
         """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records."""
         tape = current_tape()
         if tape is None:
-            return self.forms.weight_in_force()
+            return (self._filled or self.forms).weight_in_force()
         return tape.leaf(self, lambda: self._trainable().weight_in_force(), form="weight")
 
     def _trainable(self) -> Forms:
