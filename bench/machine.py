@@ -22,18 +22,13 @@ COLUMNS = (
 
 def describe() -> dict[str, str | int]:
     """The machine and the versions, under the names of COLUMNS; "" for what is not there."""
-    from bertcore.kernels import _numba
-
-    threads = _numba.thread_count()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": os.cpu_count() or 1,
-        "threads": threads.count,
-        "threads_from": threads.source,
-        "isa": _numba.LEVEL.name,
+        **_cpu_kernels(),
         "gpu": _gpu(),
         "python": platform.python_version(),
         "bertcore": bertcore.__version__,
@@ -63,6 +58,16 @@ def set_threads(count: int | None) -> None:
 def fma_limit(threads: int) -> float:
     """Float32 FLOP per second of this many threads that do nothing but fused multiply-adds (bench/fma.py)."""
     return importlib.import_module("bench.fma").fma_limit(threads)
+
+
+def _cpu_kernels() -> dict[str, str | int]:
+    """Threads and instruction set of our kernels on the CPU; "" without Numba."""
+    if kernels.unavailable_reason("numba"):
+        return dict.fromkeys(("threads", "threads_from", "isa"), "")
+    from bertcore.kernels import _numba
+
+    threads = _numba.thread_count()
+    return {"threads": threads.count, "threads_from": threads.source, "isa": _numba.LEVEL.name}
 
 
 def _commit() -> str:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+
+from bertcore.models.model import Model
 from bertcore.models.registry import known_families
 from bertcore.presets import PRESETS, preset_config
 
@@ -37,3 +40,17 @@ def runnable(*names: str) -> list[str]:
     first = {preset.config["model_type"]: name for name, preset in reversed(PRESETS.items())}
     families = known_families()
     return [name for name in names or first.values() if PRESETS[name].config["model_type"] in families]
+
+
+def drawn_anew(model: Model, seed: int = 0) -> Model:
+    """`model` with every parameter drawn so that its layers tell: biases that are not 0, norms that are not 1."""
+    rng = np.random.default_rng(seed)
+
+    def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) > 1:
+            return rng.normal(0.0, 0.5 if "embeddings" in name else 1.2 / np.sqrt(shape[-1]), shape)
+        return rng.normal(float(name.endswith("weight")), 0.2, shape)
+
+    shapes = model.expected_tensors()
+    model.load_state_dict({name: values(name, shape).astype(np.float32) for name, shape in shapes.items()})
+    return model

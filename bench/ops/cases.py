@@ -290,6 +290,7 @@ def _attention_cases(size: str, length: str) -> Iterator[Case]:
             inputs = {"qkv": Normal(qkv), "cu_seqlens": offsets, "grad_output": Normal(output)}
             functions = (_attention, _attention_training)
             yield from _pair(("attention", name + form, size, length), inputs, functions, *costs)
+    yield from _relative_attention_cases(size, length)
 
 
 def query_key_value(a: SimpleNamespace) -> tuple:
@@ -329,7 +330,7 @@ def _relative_attention_cases(size: str, length: str) -> Iterator[Case]:
             _Cost(4 * tokens * hidden + tables, 4 * product), _Cost(8 * tokens * hidden + 2 * tables, 11 * product),
         )  # fmt: skip
         functions = (_relative_attention, _relative_attention_training)
-        yield from _pair(("relative_attention", name, size, length), inputs, functions, *costs)
+        yield from _pair(("attention", f"{name} relative", size, length), inputs, functions, *costs)
 
 
 def _relative_options(a: SimpleNamespace, backend: str) -> dict:
@@ -420,7 +421,6 @@ OPS = {
     "activation": _activation_cases,
     "linear": _linear_cases,
     "attention": _attention_cases,
-    "relative_attention": _relative_attention_cases,
     "rotary": _rotary_cases,
     "embedding": _embedding_cases,
     "cross_entropy": _cross_entropy_cases,

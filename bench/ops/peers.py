@@ -29,9 +29,9 @@ def bind_torch(case: Case, inputs: dict[str, Any]) -> Callable[[], tuple]:
     torch.set_num_threads(_numba.num_threads())
     tensors = {name: torch.from_numpy(it) if isinstance(it, np.ndarray) else it for name, it in inputs.items()}
     a = SimpleNamespace(**tensors)
-    if case.op in ("attention", "relative_attention"):
+    if case.op == "attention":
         a.query, a.key, a.value = query_key_value(a)
-    function, differentiable = _PEERS[case.op]
+    function, differentiable = _PEERS["relative" if "position_key" in inputs else case.op]
     leaves = [getattr(a, name) for name in differentiable]
 
     def forward() -> tuple:
@@ -125,7 +125,7 @@ _PEERS = {  # the function, and what has a gradient, in the order in which the c
     "activation": (_activation, ("input",)),
     "linear": (_linear, ("input", "weight", "bias")),
     "attention": (_attention, ("query", "key", "value")),
-    "relative_attention": (_relative_attention, ("query", "key", "value", "position_key", "position_query")),
+    "relative": (_relative_attention, ("query", "key", "value", "position_key", "position_query")),
     "embedding": (_embedding, ("weight",)),
     "cross_entropy": (_cross_entropy, ("input",)),
 }

@@ -12,6 +12,7 @@ attributes that it does not have), it refuses here.
 
 import functools
 import operator
+import time
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -111,6 +112,16 @@ class _Kernel:
             self._gpu.emulator.launch(module, self._name, grid, block, passed, shared_mem)
 
 
+class _Event:
+    """What stands for cupy.cuda.Event."""
+
+    def record(self):
+        self.time = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+
 def _as_kernel_gets_it(arg):
     """An argument by CuPy's rules: the address of an array on the GPU, the bytes of a scalar or of a host array."""
     if isinstance(arg, cupy.ndarray):
@@ -199,6 +210,9 @@ def _replacements(gpu):
     runtime = cupy.cuda.runtime
     yield runtime, "getDevice", lambda: gpu.current
     yield runtime, "getDeviceCount", lambda: 2
+    yield runtime, "getDeviceProperties", lambda index: {"name": b"none, emulated"}
+    yield cupy.cuda, "Event", _Event
+    yield cupy.cuda, "get_elapsed_time", lambda start, stop: 1e3 * (stop.time - start.time)
     yield cupy.cuda, "Device", gpu.device
     yield _cuda, "_CUPY", gpu.runtime
     yield cupy, "RawModule", gpu.raw_module

@@ -7,14 +7,13 @@ In the emulator `run` calls the launcher under every schedule and demands the sa
 depends on the order of the warps is a race. (Our kernels add nothing with floating-point atomics.)
 """
 
-import ctypes
-
 import numpy as np
 import pytest
 
 from bertcore.kernels import _cuda
 from bertcore.kernels.dispatch import unavailable_reason
 from tests import cuda_emulator
+from tests.kernels.arrays import to_gpu
 
 TARGETS = ["emulator"]
 if unavailable_reason("cupy") is None:
@@ -57,19 +56,6 @@ class GPUTarget:
         if isinstance(result, tuple):
             return tuple(None if part is None else cupy.asnumpy(part) for part in result)
         return cupy.asnumpy(result)
-
-
-def to_gpu(array):
-    """A copy on the GPU with the same strides, that begins as far from a 16-byte boundary."""
-    import cupy
-
-    if array.size == 0:
-        return cupy.asarray(array)
-    begin, end = np.lib.array_utils.byte_bounds(array)
-    room = cupy.empty(end - begin + 16, np.uint8)[begin % 16 :][: end - begin]
-    room[...] = cupy.asarray(np.ctypeslib.as_array((ctypes.c_uint8 * room.size).from_address(begin)))
-    first = room.data + (array.__array_interface__["data"][0] - begin)
-    return cupy.ndarray(array.shape, array.dtype, memptr=first, strides=array.strides)
 
 
 def _same_bits(one, other):

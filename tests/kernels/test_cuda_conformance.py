@@ -9,16 +9,15 @@ from itertools import cycle, product
 import pytest
 
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
-from tests.kernels.conformance import test_conformance as conformance
+from tests.kernels.arrays import DTYPES
 from tests.kernels.conformance.cases import CASES
-from tests.kernels.strategies import DTYPES
+from tests.kernels.conformance.checks import DTYPES_OF, assert_conforms, on_disk
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 
-@pytest.mark.parametrize("operation, dtype", list(product(conformance.on_disk("cupy"), conformance.DTYPES_OF["cupy"])))
-def test_without_a_driver(operation, dtype, monkeypatch):
-    computed_by = conformance.record_backends(monkeypatch)
+@pytest.mark.parametrize("operation, dtype", list(product(on_disk("cupy"), DTYPES_OF["cupy"])))
+def test_without_a_driver(operation, dtype):
     with driverless():
         for case, layout in zip(CASES[operation].values(), cycle(("contiguous", "slice")), strict=False):
-            conformance.assert_conforms(case, operation, "cupy", DTYPES[dtype], computed_by, [layout])
+            assert_conforms(case, operation, "cupy", DTYPES[dtype], [layout])

@@ -13,23 +13,10 @@ from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
 from bertcore.models.model import Model
 from tests import cuda_emulator
+from tests.tiny_families import drawn_anew
 
 # Of the outputs' scale. Low precision rounds every weight and input, to 8 bits or 1 in 254 of a row's largest.
 TOLERANCE = {"numba": 5e-6, "cupy": 1e-5, "bfloat16": 4e-2, "int8": 0.12}
-
-
-def drawn_anew(model: Model, seed: int = 0) -> Model:
-    """`model` with every parameter drawn so that its layers tell: biases that are not 0, norms that are not 1."""
-    rng = np.random.default_rng(seed)
-
-    def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if len(shape) > 1:
-            return rng.normal(0.0, 0.5 if "embeddings" in name else 1.2 / np.sqrt(shape[-1]), shape)
-        return rng.normal(float(name.endswith("weight")), 0.2, shape)
-
-    shapes = model.expected_tensors()
-    model.load_state_dict({name: values(name, shape).astype(np.float32) for name, shape in shapes.items()})
-    return model
 
 
 def check_backends(make: Callable[..., Model], lengths: tuple[int, ...] = (7, 1, 4), **inputs: Any) -> None:

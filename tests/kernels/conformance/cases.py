@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertcore.kernels.activation import ACTIVATIONS
-from tests.kernels.strategies import normal
+from tests.kernels.arrays import normal
 
 
 class Case(NamedTuple):

@@ -1,0 +1,115 @@
+"""Whether an implementation gives what the reference gives in float64, case by case. Needs no pytest."""
+
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.kernels import dispatch
+from bertcore.kernels.checks import BACKEND_DTYPES
+from tests.kernels.arrays import DTYPES, LAYOUTS, normal, to_gpu, with_layout
+from tests.kernels.conformance import operations
+from tests.kernels.conformance.cases import CASES
+from tests.tolerances import assert_close
+
+KERNELS = Path(kernels.__file__).parent
+DTYPES_OF = {"numpy": tuple(DTYPES), **BACKEND_DTYPES}
+
+
+def on_disk(backend):
+    """The operations that `backend` implements."""
+    file = f"{dispatch.IMPLEMENTATIONS[backend]}.py"
+    return [operation for operation in CASES if (KERNELS / operation / file).is_file()]
+
+
+def assert_conforms(case, operation, backend, dtype, layouts=LAYOUTS):
+    """The backend gives what the reference gives in float64 for the same rounded values, whatever the memory layout."""
+    exact = results(case, operation, "numpy", dtype, np.float64, "contiguous")
+    for layout in layouts:
+        with recorded_backends() as computed_by:
+            found = results(case, operation, backend, dtype, dtype, layout)
+        assert set(computed_by) == {backend}
+        assert found and (found.keys() == exact.keys() or backend == "cupy"), "some results are missing"
+        for key, array in found.items():
+            check(f"{case.name}: {key} of {layout} arrays", array, exact[key], dtype)
+
+
+@contextmanager
+def recorded_backends():
+    """The backend of every call within the block."""
+    seen, compute = [], dispatch.Call.compute
+
+    def spy(call, *args):
+        seen.append(call.backend)
+        return compute(call, *args)
+
+    with mock.patch.object(dispatch.Call, "compute", spy):
+        yield seen
+
+
+def results(case, operation, backend, rounding, dtype, layout):
+    """{name: array} of a case whose floats are rounded to `rounding` and then handed over as `dtype`."""
+
+    def prepare(value):
+        if not isinstance(value, np.ndarray):
+            return value
+        if value.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                value = value.astype(rounding).astype(dtype)
+        return to_device(with_layout(value, layout), backend)
+
+    given = {name: prepare(value) for name, value in case.arguments.items()}
+    arguments = dict(given)
+    forward_only = case.forward_only or (backend == "cupy" and not has_backward(operation))
+
+    def grad(output):
+        if forward_only:
+            raise ForwardDone
+        name = f"gradient {len(given)}"
+        given[name] = prepare(normal(99, output.shape))
+        before[name] = contents(given[name])
+        return given[name]
+
+    before = {name: contents(value) for name, value in given.items()}
+    found = {}
+    with suppress(ForwardDone):
+        for name, array in getattr(operations, operation)(arguments, grad, backend):
+            found[name] = array if array is None else to_host(array)
+    for name, value in given.items():
+        assert contents(value) == before[name], f"{name} was written to"
+    return found
+
+
+class ForwardDone(Exception):
+    """Raised where the first gradient would come in, when only the forward is wanted."""
+
+
+def has_backward(operation):
+    module = dispatch.implementation(f"{kernels.__name__}.{operation}", "cupy")
+    return hasattr(module, f"{operation}_backward")
+
+
+def to_device(array, backend):
+    return to_gpu(array) if backend == "cupy" else array
+
+
+def contents(value):
+    return to_host(value).tobytes() if hasattr(value, "shape") else value
+
+
+def to_host(array):
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def check(name, found, expected, dtype):
+    if expected is None:
+        assert found is None, name
+        return
+    assert type(found) is np.ndarray and found.flags.c_contiguous and found.flags.writeable, name
+    wide = ": lse" in name
+    assert found.dtype == (np.promote_types(dtype, np.float32) if wide else dtype), name
+    # Gradients may cancel to nothing, and start from outputs that were rounded already.
+    is_gradient = ": grad" in name
+    assert_close(found, expected, name=name, at_least=1 if is_gradient else 0, factor=3 if is_gradient else 1)
