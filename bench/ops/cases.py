@@ -267,8 +267,14 @@ def _linear(a, backend):
 
 
 def _linear_training(a, backend):
-    grads = kernels.linear_backward(a.grad_output, a.input, a.weight, a.bias, backend=backend)
-    return *_linear(a, backend), *grads
+    """With an activation of its own: its gradient needs what goes in."""
+    if a.activation is None:
+        grads = kernels.linear_backward(a.grad_output, a.input, a.weight, a.bias, backend=backend)
+        return *_linear(a, backend), *grads
+    inner = kernels.linear(a.input, a.weight, a.bias, backend=backend)
+    grad = kernels.activation_backward(a.grad_output, inner, a.activation, backend=backend)
+    grads = kernels.linear_backward(grad, a.input, a.weight, a.bias, backend=backend)
+    return kernels.activation(inner, a.activation, backend=backend), *grads
 
 
 # attention: packed texts out of one fused (tokens, 3, heads, head_dim) array, and (batch, heads, length, head_dim)

@@ -53,7 +53,7 @@ def test_every_forward_passes_its_check_on_cuda(case, dtype):
 @pytest.mark.parametrize("case", TINY, ids=lambda case: case.id)
 def test_every_case_is_the_same_in_torch(case):
     reason = peers.torch_unavailable_reason(case)
-    if case.name == "ragged":
+    if case.name.startswith("ragged"):
         assert "different lengths" in reason
         return
     inputs = calls.make_inputs(case, FLOAT32)
