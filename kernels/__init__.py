@@ -21,6 +21,7 @@ from .dispatch import (
     use_backend,
 )
 from .embedding import embedding, embedding_backward
+from .gated_activation import gated_activation, gated_activation_backward
 from .gelu import gelu, gelu_backward
 from .layer_norm import layer_norm, layer_norm_backward
 from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
@@ -45,6 +46,8 @@ __all__ = [
     "cross_entropy_backward",
     "embedding",
     "embedding_backward",
+    "gated_activation",
+    "gated_activation_backward",
     "gelu",
     "gelu_backward",
     "get_backend",

@@ -231,6 +231,23 @@ def _activation_training(a, backend):
     return *_activation(a, backend), kernels.activation_backward(a.grad_output, a.input, a.activation, backend=backend)
 
 
+def _gated_activation_cases(size: str, length: str) -> Iterator[Case]:
+    rows, width = SIZES[size].tokens(length), SIZES[size].intermediate
+    inputs = {"input": Normal((rows, 2 * width)), "activation": "gelu", "grad_output": Normal((rows, width))}
+    functions = (_gated_activation, _gated_activation_training)
+    costs = _Cost(3 * rows * width), _Cost(5 * rows * width)
+    yield from _pair(("gated_activation", "gelu", size, length), inputs, functions, *costs)
+
+
+def _gated_activation(a, backend):
+    return (kernels.gated_activation(a.input, a.activation, backend=backend),)
+
+
+def _gated_activation_training(a, backend):
+    grad = kernels.gated_activation_backward(a.grad_output, a.input, a.activation, backend=backend)
+    return *_gated_activation(a, backend), grad
+
+
 # linear: the four products of an encoder layer, with what follows them in the same pass
 
 
@@ -425,6 +442,7 @@ OPS = {
     "rms_norm": _rms_norm_cases,
     "gelu": _gelu_cases,
     "activation": _activation_cases,
+    "gated_activation": _gated_activation_cases,
     "linear": _linear_cases,
     "attention": _attention_cases,
     "rotary": _rotary_cases,

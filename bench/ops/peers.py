@@ -77,6 +77,11 @@ def _activation(functional, a):
     return getattr(functional, a.activation)(a.input)
 
 
+def _gated_activation(functional, a):
+    gate, value = a.input.chunk(2, -1)
+    return getattr(functional, a.activation)(gate) * value
+
+
 def _linear(functional, a):
     output = functional.linear(a.input, a.weight, a.bias)
     if a.activation is not None:
@@ -123,6 +128,7 @@ _PEERS = {  # the function, and what has a gradient, in the order in which the c
     "rotary": (_rotary, ("input",)),
     "gelu": (_gelu, ("input", "bias")),
     "activation": (_activation, ("input",)),
+    "gated_activation": (_gated_activation, ("input",)),
     "linear": (_linear, ("input", "weight", "bias")),
     "attention": (_attention, ("query", "key", "value")),
     "relative": (_relative_attention, ("query", "key", "value", "position_key", "position_query")),

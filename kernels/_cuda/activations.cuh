@@ -24,3 +24,20 @@ struct GeluTanh {
     return 0.5f * x * (1.f + tanhf(u));
   }
 };
+
+template <class F, int N> __device__ __forceinline__ void apply_all(float (&values)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = F::apply(values[i]);
+}
+
+// By its code in activation_names.py; NO_ACTIVATION changes nothing. A run-time choice: it costs one uniform branch per
+// vector, where a template argument would multiply by six what has to be compiled.
+template <int N> __device__ __forceinline__ void activate(float (&values)[N], int activation) {
+  switch (activation) {
+    case 0: apply_all<Relu>(values); break;
+    case 1: apply_all<Tanh>(values); break;
+    case 2: apply_all<Silu>(values); break;
+    case 3: apply_all<GeluErf>(values); break;
+    case 4: apply_all<GeluTanh>(values); break;
+  }
+}

@@ -1,4 +1,4 @@
-// output = Function(input + bias), element by element; bias, if there is one, runs over the last axis of `width`
+// output = activation(input + bias), element by element; bias, if there is one, runs over the last axis of `width`
 // elements.
 #include "activations.cuh"
 #include "common.cuh"
@@ -27,10 +27,10 @@ __device__ __forceinline__ void add_bias(float (&values)[VECTOR<T>], const T *bi
   }
 }
 
-template <class T, class Function>
+template <class T>
 __global__ void __launch_bounds__(POINTWISE_THREADS)
     pointwise(const T *__restrict__ input, const T *__restrict__ bias, T *__restrict__ output, long long count,
-              unsigned width) {
+              unsigned width, int activation) {
   constexpr int SIZE = VECTOR<T>;
   const long long first = (long long)blockIdx.x * POINTWISE_VECTORS * POINTWISE_THREADS + threadIdx.x;
   uint4 vectors[POINTWISE_VECTORS];
@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(POINTWISE_THREADS)
     float values[SIZE];
     to_floats<T>(values, vectors[k]);
     if (bias != nullptr) add_bias(values, bias, begin, width);
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i) values[i] = Function::apply(values[i]);
+    activate(values, activation);
     store_vector(output, begin, count, values);
   }
 }

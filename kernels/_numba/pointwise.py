@@ -7,6 +7,7 @@ The work goes line by line: with a bias a line is a row, without one it is any r
 import numpy as np
 from numba import prange
 
+from ..activation_names import activation_code
 from . import simd_math
 from .arena import empty
 from .jit import helper, inline_helper, kernel
@@ -16,8 +17,7 @@ from .simd import first_lanes, lanes, load, load_masked, store, store_masked, wi
 LINE = 1024
 GRAIN = 1 << 16
 
-CODES = {"relu": 0, "tanh": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4}
-_RELU, _TANH, _SILU, _GELU = (CODES[name] for name in ("relu", "tanh", "silu", "gelu"))
+_RELU, _TANH, _SILU, _GELU = map(activation_code, ("relu", "tanh", "silu", "gelu"))
 
 
 def activate(input, name, bias):
@@ -25,7 +25,7 @@ def activate(input, name, bias):
     output = empty(input.shape, input.dtype)
     if output.size:
         line, bias = _line_and_bias(input, bias)
-        _forward(flat(input), bias, CODES[name], line, output.reshape(-1), task_count(output.size, GRAIN))
+        _forward(flat(input), bias, activation_code(name), line, output.reshape(-1), task_count(output.size, GRAIN))
     return output
 
 
@@ -35,7 +35,7 @@ def activate_backward(grad_output, input, name, bias):
     grad_bias = np.zeros(0 if bias is None else bias.size)
     if grad_input.size:
         line, bias_line = _line_and_bias(input, bias)
-        arguments = flat(grad_output), flat(input), bias_line, CODES[name], line, grad_input.reshape(-1)
+        arguments = flat(grad_output), flat(input), bias_line, activation_code(name), line, grad_input.reshape(-1)
         partial = np.zeros((block_count(input.size // line), grad_bias.size), input.dtype)
         _backward(*arguments, partial, grad_bias, task_count(input.size, GRAIN))
     return grad_input, None if bias is None else grad_bias.astype(input.dtype, copy=False)
@@ -59,7 +59,7 @@ def activation_function(code, x):
 
 
 @inline_helper
-def _derivative(code, x):
+def activation_derivative(code, x):
     if code == _RELU:
         return simd_math.relu_derivative(x)
     if code == _TANH:
@@ -103,11 +103,11 @@ def _forward(x, bias, code, line, out, tasks):
 def _backward_line(grad, x, bias, code, out, count):
     full = count - count % lanes(x)
     for i in range(0, full, lanes(x)):
-        store(out, i, load(grad, i) * _derivative(code, load(x, i) + load(bias, i)))
+        store(out, i, load(grad, i) * activation_derivative(code, load(x, i) + load(bias, i)))
     if full < count:
         tail = first_lanes(x, count - full)
         shifted = load_masked(x, full, tail, 0.0) + load_masked(bias, full, tail, 0.0)
-        store_masked(out, full, load_masked(grad, full, tail, 0.0) * _derivative(code, shifted), tail)
+        store_masked(out, full, load_masked(grad, full, tail, 0.0) * activation_derivative(code, shifted), tail)
 
 
 @helper

@@ -9,6 +9,7 @@ panel of its next one, so that weights stream from memory behind the arithmetic.
 from numba import types
 from numba.extending import overload
 
+from ..activation_names import NO_ACTIVATION
 from . import isa
 from .jit import helper, inline_helper
 from .low_precision import corrected_sums
@@ -18,7 +19,6 @@ from .simd import first_lanes, itemsize, lanes, load, load_masked, pointer, pref
 from .tasks import take_task
 from .tile import make_fetching_tile
 
-NO_ACTIVATION = -1
 # The sums of the largest tile, a row of the panel and a broadcast fit the vector registers.
 WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
 TASK_ROWS = 128

@@ -3,8 +3,7 @@
 from typing import Any
 
 from .. import checks, dispatch
-
-ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "gelu_tanh")
+from ..activation_names import ACTIVATIONS
 
 
 def activation(input: Any, activation: str, *, backend: str | None = None) -> Any:

@@ -1,2 +1,2 @@
-// relu, tanh and silu of every element: pointwise.cuh and activations.cuh have it all.
+// Activation functions of every element: pointwise.cuh and activations.cuh have it all.
 #include "pointwise.cuh"

@@ -37,7 +37,7 @@ def _silu_derivative(x):
 
 FUNCTIONS = {"relu": _relu, "tanh": np.tanh, "silu": _silu}
 DERIVATIVES = {"relu": _relu_derivative, "tanh": _tanh_derivative, "silu": _silu_derivative}
-GELU_FORMS = {"gelu": "none", "gelu_tanh": "tanh"}
+GELU_FORMS = {name: form for form, name in _gelu.NAMES.items()}
 
 
 @np.errstate(invalid="ignore", over="ignore")

@@ -1,15 +1,14 @@
 """GELU on the CPU: the elementwise kernels of _numba/pointwise.py."""
 
 from .._numba import pointwise
-
-_NAMES = {"none": "gelu", "tanh": "gelu_tanh"}
+from .reference import NAMES
 
 
 def gelu(input, approximate, bias):
     """GELU of input + bias; bias runs over the last axis or is None."""
-    return pointwise.activate(input, _NAMES[approximate], bias)
+    return pointwise.activate(input, NAMES[approximate], bias)
 
 
 def gelu_backward(grad_output, input, approximate, bias):
     """(grad_input, grad_bias or None)."""
-    return pointwise.activate_backward(grad_output, input, _NAMES[approximate], bias)
+    return pointwise.activate_backward(grad_output, input, NAMES[approximate], bias)

@@ -20,6 +20,8 @@ import numpy as np
 
 from ..precision import sum_rows, widen
 
+NAMES = {"none": "gelu", "tanh": "gelu_tanh"}  # as activations
+
 TAIL_CENTRE = 3.75 * np.sqrt(2)  # k
 TAIL_POLYNOMIAL = (  # constant term first
     1.2375126308378275, -0.14024059858554697, 0.0035854154854790257, 0.0822767384901452, -0.10880393014244462,

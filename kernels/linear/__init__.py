@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import checks, dispatch
-from ..activation import ACTIVATIONS
+from ..activation_names import ACTIVATIONS
 from .prepared import LOW_PRECISION, PreparedWeight
 
 OPTIONAL = ("bias", "residual")

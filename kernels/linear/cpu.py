@@ -23,17 +23,16 @@ from .._numba import (
 )
 from .._numba.low_precision import quantize_row, round_row
 from .._numba.panels import pack_panel
-from .._numba.pointwise import CODES, add_lines
 from .._numba.product import (
-    NO_ACTIVATION,
     WEIGHT_PANEL_VECTORS,
     WEIGHT_TILE_ROWS,
     finish_with,
     run_product,
     scratch_size,
 )
-from .._numba.rows import BLOCK_ROWS, block_count, share, sum_blocks
+from .._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
 from .._numba.simd import pointer, pointer_at, wide_pointer
+from ..activation_names import activation_code
 from .prepared import PreparedWeight
 
 GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words of 32 bits, see run_product
@@ -126,10 +125,10 @@ def _group_rows(dtype):
 
 def _sum_rows(grad):
     rows, columns = grad.shape
-    total, partial = np.zeros(columns, grad.dtype), np.zeros((block_count(rows), columns), grad.dtype)
+    total, partial = np.zeros(columns), np.zeros((block_count(rows), columns), grad.dtype)
     if grad.size:
         _sum_row_blocks(as_kernel_array(grad), partial, total, num_threads())
-    return total
+    return total.astype(grad.dtype, copy=False)
 
 
 def _pack(matrix, width):
@@ -174,7 +173,7 @@ def _finish(bias, residual, activation, output):
     """What happens to sums, for the kernels: bias and residual (empty if absent), and the activation's code."""
     bias = np.empty(0, output.dtype) if bias is None else as_kernel_array(bias)
     residual = np.empty((0, 0), output.dtype) if residual is None else as_kernel_array(residual)
-    return bias, residual, NO_ACTIVATION if activation is None else CODES[activation]
+    return bias, residual, activation_code(activation)
 
 
 def _tasks(sums_dtype):

@@ -4,9 +4,8 @@ import numpy as np
 
 from .. import _cuda
 from .._cuda.vectors import pad_rows
+from ..activation_names import activation_code
 from .prepared import PreparedWeight
-
-ACTIVATIONS = (None, "relu", "tanh", "silu", "gelu", "gelu_tanh")  # their numbers in epilogue.cuh
 
 # Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others
 # make more blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors idle, 16 x 32 for few
@@ -52,7 +51,7 @@ def linear(input, weight, bias, activation, residual):
     residual = None if residual is None else _unit_columns(residual)
     strides = [np.int64(0 if array is None else _row_stride(array)) for array in (input, weight, residual)]
     sizes = [np.int32(size) for size in (rows, out_features, input.shape[1])]
-    args = (output, input, weight, bias, residual, *strides, *sizes, np.int32(ACTIVATIONS.index(activation)))
+    args = (output, input, weight, bias, residual, *strides, *sizes, np.int32(activation_code(activation)))
     if input.dtype == np.float32:
         _launch_fp32(args, rows, out_features)
     else:

@@ -2,23 +2,6 @@
 #include "activations.cuh"
 #include "common.cuh"
 
-template <class F, int N> __device__ __forceinline__ void apply_all(float (&values)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) values[i] = F::apply(values[i]);
-}
-
-// The order of ACTIVATIONS in cuda.py. A run-time choice: it costs one uniform branch per vector of outputs, where a
-// template argument would multiply by six what has to be compiled.
-template <int N> __device__ __forceinline__ void activate(float (&values)[N], int activation) {
-  switch (activation) {
-    case 1: apply_all<Relu>(values); break;
-    case 2: apply_all<Tanh>(values); break;
-    case 3: apply_all<Silu>(values); break;
-    case 4: apply_all<GeluErf>(values); break;
-    case 5: apply_all<GeluTanh>(values); break;
-  }
-}
-
 // values[i] += array[begin + i], where that lies inside
 template <class T>
 __device__ __forceinline__ void add(float (&values)[VECTOR<T>], const T *array, int begin, int count) {

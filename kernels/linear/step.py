@@ -5,11 +5,11 @@ from numba import types
 from numba.extending import overload
 
 from .._numba import inline_helper, num_threads
-from .._numba.pointwise import CODES
-from .._numba.product import NO_ACTIVATION, WEIGHT_PANEL_VECTORS
+from .._numba.product import WEIGHT_PANEL_VECTORS
 from .._numba.rows import share
 from .._numba.simd import lanes
 from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, UINT8, array_at, record
+from ..activation_names import activation_code
 from ..deferred import is_plain
 from .cpu import GROUP_ROWS, PackedWeight, quantize_rows, round_rows, run_bfloat16, run_floats, run_int8
 
@@ -60,7 +60,7 @@ def deferred_linear(program, input, weight, bias, activation, residual):
         panel_count=len(weight.panels),
         depth=depth,
         out_features=weight.out_features,
-        activation=NO_ACTIVATION if activation is None else CODES[activation],
+        activation=activation_code(activation),
         **{name: program.address(array) for name, array in arrays.items()},
     )
     return output

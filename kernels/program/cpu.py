@@ -12,6 +12,7 @@ from .._numba import aligned_empty, empty, kernel, num_threads, region
 from .._numba.product import scratch_size
 from .._numba.steps import OPTIONS
 from ..attention import step as attention
+from ..gated_activation import step as gated_activation
 from ..layer_norm import step as layer_norm
 from ..linear import step as linear
 from ..rotary import step as rotary
@@ -23,11 +24,12 @@ DEFERRED_FORMS = {
     "layer_norm": layer_norm.deferred_layer_norm,
     "rms_norm": layer_norm.deferred_rms_norm,
     "rotary": rotary.deferred_rotary,
+    "gated_activation": gated_activation.deferred_gated_activation,
     "attention": attention.deferred_attention,
 }
 
-_KINDS = linear.STEP, layer_norm.STEP, rotary.STEP, attention.STEP, attention.RELATIVE_STEP
-_LINEAR, _LAYER_NORM, _ROTARY, _ATTENTION, _RELATIVE_ATTENTION = range(len(_KINDS))
+_KINDS = linear.STEP, layer_norm.STEP, rotary.STEP, gated_activation.STEP, attention.STEP, attention.RELATIVE_STEP
+_LINEAR, _LAYER_NORM, _ROTARY, _GATED_ACTIVATION, _ATTENTION, _RELATIVE_ATTENTION = range(len(_KINDS))
 _INDEX = np.dtype([("kind", np.int64), ("record", np.int64), ("tasks", np.int64)])
 _LINE = 8  # int64: counters of different steps share no cache line
 
@@ -85,6 +87,8 @@ def _perform(index, i, records, room, storage, attention_storage, relative_stora
         layer_norm.run_step(records[_LAYER_NORM][record], task, tasks)
     elif kind == _ROTARY:
         rotary.run_step(records[_ROTARY][record], task, tasks)
+    elif kind == _GATED_ACTIVATION:
+        gated_activation.run_step(records[_GATED_ACTIVATION][record], task, tasks)
     elif kind == _ATTENTION:
         attention.run_step(records[_ATTENTION][record], counter, attention_storage)
     elif kind == _RELATIVE_ATTENTION:

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from bertcore.kernels.activation_names import ACTIVATIONS
 from bertcore.kernels.linear import cuda as linear_cuda
 from bertcore.kernels.linear import reference
 from tests.tolerances import assert_close
@@ -74,7 +75,7 @@ def test_large_tiles(cuda, dtype, shape):
         assert "128" in cuda.launches[0].kernel
 
 
-@pytest.mark.parametrize("activation", linear_cuda.ACTIVATIONS)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("rows", [5, 20])
 def test_epilogues(cuda, dtype, activation, rows):
     input, weight, bias, residual = problem(rows, 24, 40, dtype)
@@ -128,7 +129,7 @@ def test_prepared_weight_is_a_copy(cuda):
 def test_nan_stays_in_its_row(cuda, dtype, rows):
     input, weight, bias, residual = problem(rows, 24, 40, dtype)
     input[1, 7] = np.nan
-    for activation in linear_cuda.ACTIVATIONS:
+    for activation in [None, *ACTIVATIONS]:
         found = check(cuda, input, weight, bias, activation, residual)
         assert np.isnan(found[1].astype(np.float64)).all()
 

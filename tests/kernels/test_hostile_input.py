@@ -92,6 +92,21 @@ HOSTILE = {
         ValueError,
         "grad_output (2,) (3,)",
     ),
+    "gated_activation, half a column": (
+        lambda: kernels.gated_activation(f32(2, 3), "silu"),
+        ValueError,
+        "input (2, 3) two halves",
+    ),
+    "gated_activation, gate": (
+        lambda: kernels.gated_activation(f32(2, 4), "silu", gate="third"),
+        ValueError,
+        "gate 'third' 'first' 'second'",
+    ),
+    "gated_activation, gradient's shape": (
+        lambda: kernels.gated_activation_backward(f32(2, 4), f32(2, 4), "silu"),
+        ValueError,
+        "grad_output (2, 4) (2, 2)",
+    ),
     # linear
     "linear, no axes": (lambda: kernels.linear(f32(), f32(3, 1)), ValueError, "input () axes"),
     "linear, weight transposed": (

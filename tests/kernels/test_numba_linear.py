@@ -11,7 +11,7 @@ from numba.core.runtime import _nrt_python as _nrt
 from numba.core.runtime import rtsys
 
 from bertcore import kernels
-from bertcore.kernels import threads
+from bertcore.kernels import activation_names, threads
 from bertcore.kernels._numba import LEVEL
 from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
 from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
@@ -24,7 +24,7 @@ from tests.tolerances import assert_close
 
 LOW_PRECISION = ["bfloat16", "int8"]
 DTYPES = [np.float32, np.float64]
-ACTIVATIONS = [None, "relu", "tanh", "silu", "gelu", "gelu_tanh"]
+ACTIVATIONS = [None, *activation_names.ACTIVATIONS]
 
 
 def arguments(seed, rows, in_features, out_features, dtype=np.float32, layout="contiguous"):

@@ -63,11 +63,12 @@ def test_the_same_bits(lengths, sizes, dtype):
 
 
 class ModernBlock:
-    """Steps that later encoders have: norms without biases and weights, rotary positions, in place and not."""
+    """Steps that later encoders have: norms without biases and weights, rotary positions, gates."""
 
     def __init__(self, width, heads, inplace):
         self.heads, self.inplace = heads, inplace
         self.qkv = kernels.prepare_weight(normal(1, (3 * width, width), np.float32), backend="numba")
+        self.up = kernels.prepare_weight(normal(3, (2 * width, width // 2), np.float32), backend="numba")
         self.norm, self.tables = normal(2, (width,), np.float32), kernels.rotary_tables(64, width // heads // 4 * 2)
 
     def __call__(self, x, cu_seqlens):
@@ -79,7 +80,8 @@ class ModernBlock:
         turned = kernels.rotary(qkv[:, :2], *self.tables, **options)
         key = kernels.rotary(turned[:, 1], *self.tables, interleaved=True, inplace=self.inplace)
         context = kernels.attention(turned[:, 0], key, qkv[:, 2], cu_seqlens=cu_seqlens)
-        return context.reshape(tokens, width)
+        gated = kernels.gated_activation(context.reshape(tokens, width), "silu", gate="second")
+        return kernels.gated_activation(kernels.linear(gated, self.up), "gelu")
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -88,7 +90,7 @@ def test_steps_of_modern_encoders(inplace):
     for lengths in ([5, 1, 31], [36, 0, 1], [0, 37, 0]):
         x, cu_seqlens = packed(lengths, 64)
         expected, noted = block(x.copy(), cu_seqlens), block(Program().enter(x), cu_seqlens)
-        assert type(noted) is Deferred and len(noted.recorder.steps) == 8
+        assert type(noted) is Deferred and len(noted.recorder.steps) == 11
         np.testing.assert_array_equal(noted.result(), expected)
         for _ in range(2):
             recorded(recordings, block, lengths)

@@ -39,6 +39,8 @@ CALLS = {
     "gelu_backward": lambda t: kernels.gelu_backward(t(X), t(Y)),
     "activation": lambda t: kernels.activation(t(X[0, 0]), "silu"),
     "activation_backward": lambda t: kernels.activation_backward(t(X), t(Y), "silu"),
+    "gated_activation": lambda t: kernels.gated_activation(t(X[:, :6]), "silu"),
+    "gated_activation_backward": lambda t: kernels.gated_activation_backward(t(X[:, :3]), t(Y[:, :6]), "relu"),
     "linear": lambda t: kernels.linear(t(X), t(Y)),
     "linear, prepared": lambda t: kernels.linear(t(X), kernels.prepare_weight(t(Y)), activation="relu"),
     "linear_backward": lambda t: kernels.linear_backward(t(X @ Y.T), t(X), t(Y)),

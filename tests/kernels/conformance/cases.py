@@ -89,6 +89,14 @@ def activation() -> Iterator[Case]:
         yield Case(f"{name} infinity", infinity, forward_only=True)
 
 
+def gated_activation() -> Iterator[Case]:
+    for name, gate in product(ACTIVATIONS, ("first", "second")):
+        for shape in [(0,), (2,), (3, 14), (2, 3, 78), (5, 320)]:
+            yield Case(f"{name} {gate} {shape}", {"input": normal(1, shape, scale=3), "activation": name, "gate": gate})
+    extremes = np.concatenate([EXTREMES, [[2, np.nan, 1], [1, 2, 3], [0, 1, -1]]], axis=1)
+    yield Case("extremes", {"input": extremes, "activation": "gelu"})
+
+
 def linear() -> Iterator[Case]:
     sizes = [
         (1, 1, 1),
@@ -286,6 +294,7 @@ CASES = {
         rms_norm,
         gelu,
         activation,
+        gated_activation,
         linear,
         attention,
         rotary,

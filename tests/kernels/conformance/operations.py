@@ -44,6 +44,12 @@ def activation(arguments, grad, backend):
     yield "grad_input", kernels.activation_backward(grad(output), **arguments, backend=backend)
 
 
+def gated_activation(arguments, grad, backend):
+    output = kernels.gated_activation(**arguments, backend=backend)
+    yield "output", output
+    yield "grad_input", kernels.gated_activation_backward(grad(output), **arguments, backend=backend)
+
+
 def linear(arguments, grad, backend):
     output = kernels.linear(**arguments, backend=backend)
     yield "output", output

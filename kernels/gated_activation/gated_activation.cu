@@ -1,0 +1,25 @@
+// Gated activation of the rows of a contiguous (rows, 2 * width) array: a vector of the output to a thread.
+#include "activations.cuh"
+#include "common.cuh"
+
+template <class T>
+__global__ void __launch_bounds__(256)
+    gated_activation(const T *__restrict__ input, T *__restrict__ output, long long rows, int width, int activation,
+                     bool gate_first) {
+  constexpr int SIZE = VECTOR<T>;
+  const int vectors = (width + SIZE - 1) / SIZE;
+  const long long index = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+  const long long row = index / vectors;
+  const int begin = (int)(index % vectors) * SIZE;
+  if (row >= rows) return;
+  const T *first = input + 2 * row * width, *second = first + width;
+  const uint4 gates = load_packed(gate_first ? first : second, begin, width, 0.f);
+  const uint4 others = load_packed(gate_first ? second : first, begin, width, 0.f);
+  float values[SIZE], factors[SIZE];
+  to_floats<T>(values, gates);
+  to_floats<T>(factors, others);
+  activate(values, activation);
+#pragma unroll
+  for (int i = 0; i < SIZE; ++i) values[i] *= factors[i];
+  store_vector(output + row * width, begin, width, values);
+}
