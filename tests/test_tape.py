@@ -1,14 +1,17 @@
 """The tape: gradients of composed operations, sharing, and what it refuses."""
 
+import tracemalloc
 import weakref
 
 import numpy as np
 import pytest
 
-from bertcore import kernels
+from bertcore import AutoModelForMaskedLM, kernels, value_and_grad
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
+from bertcore.nn.parameter import Block
 from bertcore.tape import Tape, Variable, checkpoint, current_tape
+from tests.tiny_bert import CONFIG
 
 
 @operation()
@@ -164,3 +167,35 @@ def test_what_is_made_within_a_checkpoint_may_not_be_used_outside():
         checkpoint(block, x)
         with pytest.raises(RuntimeError, match=r"multiply got an array .* within tape\.checkpoint"):
             multiply(shared[0], x)
+
+
+class Recomputed(Block):
+    """A layer of a model that runs again in the backward."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __call__(self, *given):
+        return checkpoint(self.layer, *given)
+
+
+def test_layers_of_a_model_that_run_again_have_the_same_gradients_in_less_memory():
+    model = AutoModelForMaskedLM.from_config(CONFIG | {"num_hidden_layers": 6})
+    ids = np.arange(16 * 40).reshape(16, 40) % CONFIG["vocab_size"]
+
+    def measured():
+        tracemalloc.start()
+        out, grads = value_and_grad(model)(ids, labels=ids)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return out.loss, grads, peak
+
+    with kernels.use_backend("numpy"):
+        measured()  # imports, caches
+        loss, grads, peak = measured()
+        model.encoder.layers = [Recomputed(layer) for layer in model.encoder.layers]
+        again_loss, again, less = measured()
+    assert again_loss == loss
+    for name, gradient in grads.items():
+        np.testing.assert_array_equal(again[name], gradient)
+    assert less < 0.6 * peak
