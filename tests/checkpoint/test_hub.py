@@ -55,61 +55,69 @@ def names(folder: Path) -> set[str]:
     return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
 
+def module_list(*paths) -> bytes:
+    return json.dumps([{"path": path, "type": "T"} for path in paths]).encode()
+
+
+def shards_of(kind: str) -> dict[str, bytes]:
+    """Two shards of weights and their index."""
+    stem, ending = kind.split(".")
+    shards = {f"{stem}-0000{number}-of-00002.{ending}": bytes([number]) * 500 for number in (1, 2)}
+    weight_map = dict(zip("ab", shards, strict=True))
+    return {**shards, f"{kind}.index.json": json.dumps({"weight_map": weight_map}).encode()}
+
+
+PIECES = {"spiece.model": b"piece", "tokenizer.json": b"t", "merges.txt": b"m"}
+SENTENCES = {
+    "sentence_bert_config.json": b"{}",
+    "config_sentence_transformers.json": b"{}",
+    "1_Pooling/config.json": b"{}",
+}
+INNER = ("config.json", "vocab.txt", "pytorch_model.bin", "sentence_bert_config.json")
+IN_A_FOLDER = {
+    **{f"0_Transformer/{name}": name.encode() for name in INNER},
+    "modules.json": module_list("0_Transformer", "1_Pooling"),
+    "1_Pooling/config.json": b"{}",
+}
+WRONG_MODULES = [b"{", b"[1]", b'[{"path": "../.."}]', b'[{"path": 3}]', b'[{"path": "*"}]']
+CONFIG, NOT_README = {"config.json": b"{}"}, {name: content for name, content in SMALL.items() if name != "README.md"}
+# What is wanted -> what of it is fetched, beside which other files of the model.
+FILES = [
+    ("model", {**CONFIG, **SAFE}, {**SMALL, **OTHERS, **PICKLE}),
+    ("model", {**CONFIG, **PICKLE}, {**SMALL, **OTHERS}),
+    *[
+        ("model", {**CONFIG, **shards_of(kind)}, {**SMALL, "other.safetensors": b"other"})
+        for kind in ("model.safetensors", "pytorch_model.bin")
+    ],
+    ("tokenizer", {**NOT_README, **PIECES}, {**SMALL, **OTHERS, **SAFE}),
+    (
+        "sentence_encoder",
+        {
+            **NOT_README,
+            **{name: name.encode() for name in SENTENCES},
+            "modules.json": module_list("", "1_Pooling", "2_Normalize"),
+            **SAFE,
+        },
+        {**SMALL, **OTHERS, **PICKLE},
+    ),
+    ("sentence_encoder", IN_A_FOLDER, {"0_Transformer/tf_model.h5": b"tf", "2_Dense/pytorch_model.bin": b"dense"}),
+    *[("sentence_encoder", {**NOT_README, "modules.json": wrong, **SAFE}, SMALL) for wrong in WRONG_MODULES],
+]
+
+
 class TestFiles:
-    def test_model(self, hub):
-        commit = hub.add(NAME, {**SMALL, **OTHERS, **SAFE, **PICKLE})
-        folder = resolve(NAME)
-        assert names(folder) == {"config.json", "model.safetensors"} == hub.fetched()
-        assert (folder / "model.safetensors").read_bytes() == SAFE["model.safetensors"]
-        assert folder.name == commit
-
-    def test_pickle_where_there_is_nothing_better(self, hub):
-        hub.add(NAME, {**SMALL, **OTHERS, **PICKLE})
-        assert names(resolve(NAME)) == {"config.json", "pytorch_model.bin"} == hub.fetched()
-
-    @pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
-    def test_shards(self, hub, kind):
-        stem, ending = kind.split(".")
-        shards = {f"{stem}-0000{number}-of-00002.{ending}": bytes([number]) * 500 for number in (1, 2)}
-        weight_map = dict(zip("ab", shards, strict=True))
-        index = {f"{kind}.index.json": json.dumps({"weight_map": weight_map}).encode()}
-        hub.add(NAME, {**SMALL, **shards, **index, "other.safetensors": b"other"})
-        assert names(resolve(NAME)) == {"config.json", *shards, *index}
+    @pytest.mark.parametrize(("wanted", "fetched", "others"), FILES)
+    def test_what_is_fetched(self, hub, wanted, fetched, others):
+        commit = hub.add(NAME, {**others, **fetched})
+        folder = resolve(NAME, wanted)
+        assert folder.name == commit and names(folder) == set(fetched) == hub.fetched()
+        assert all((folder / name).read_bytes() == content for name, content in fetched.items())
 
     def test_index_that_points_elsewhere(self, hub):
         index = {"model.safetensors.index.json": b'{"weight_map": {"a": "../../secret.safetensors"}}'}
         hub.add(NAME, {**SMALL, **index})
         with pytest.raises(CheckpointError, match="expected a plain name in the same folder"):
             resolve(NAME)
-
-    def test_tokenizer(self, hub):
-        files = {"spiece.model": b"piece", "tokenizer.json": b"t", "merges.txt": b"m"}
-        hub.add(NAME, {**SMALL, **files, **OTHERS, **SAFE})
-        assert names(resolve(NAME, "tokenizer")) == {*SMALL, *files} - {"README.md"}
-
-    def test_sentence_encoder(self, hub):
-        modules = [{"path": "", "type": "T"}, {"path": "1_Pooling", "type": "P"}, {"path": "2_Normalize", "type": "N"}]
-        files = {
-            "modules.json": json.dumps(modules).encode(),
-            "1_Pooling/config.json": b"{}",
-            "sentence_bert_config.json": b"{}",
-            "config_sentence_transformers.json": b"{}",
-        }
-        hub.add(NAME, {**SMALL, **files, **OTHERS, **SAFE, **PICKLE})
-        assert names(resolve(NAME, "sentence_encoder")) == {*SMALL, *files, *SAFE} - {"README.md"}
-
-    def test_sentence_encoder_with_its_model_in_a_folder(self, hub):
-        modules = [{"path": "0_Transformer", "type": "T"}, {"path": "1_Pooling", "type": "P"}]
-        inner = ("config.json", "vocab.txt", "pytorch_model.bin", "sentence_bert_config.json")
-        files = {f"0_Transformer/{name}": name.encode() for name in inner}
-        files |= {"modules.json": json.dumps(modules).encode(), "1_Pooling/config.json": b"{}"}
-        hub.add(NAME, {**files, "0_Transformer/tf_model.h5": b"tf", "2_Dense/pytorch_model.bin": b"dense"})
-        assert names(resolve(NAME, "sentence_encoder")) == set(files)
-
-    @pytest.mark.parametrize("modules", [b"{", b"[1]", b'[{"path": "../.."}]', b'[{"path": 3}]', b'[{"path": "*"}]'])
-    def test_sentence_encoder_with_wrong_modules(self, hub, modules):
-        hub.add(NAME, {**SMALL, "modules.json": modules, **SAFE})
-        assert names(resolve(NAME, "sentence_encoder")) == {*SMALL, "modules.json", *SAFE} - {"README.md"}
 
     def test_no_weights_at_all(self, hub):
         from bertcore.checkpoint import open_checkpoint

@@ -150,36 +150,27 @@ class TestBackToText:
 
 class TestBadInput:
     @pytest.mark.parametrize(
-        "text, message",
+        ("arguments", "error", "message"),
         [
-            (3, "text is int; expected a string or a list of strings"),
-            (None, "text is NoneType"),
-            (b"bytes", "text is bytes"),
-            (["the", None], r"text\[1\] is NoneType; expected a string"),
-            (["the"] * 20 + [3.5], r"text\[20\] is float"),
-            ([["the", "value"]], r"text\[0\] is list"),
-            ([("the", "value")], r"text\[0\] is tuple"),
-            ({"the": 1}, "text is dict"),
-            ((text for text in ["the"]), "text is generator"),
+            ((3,), TypeError, "text is int; expected a string or a list of strings"),
+            ((None,), TypeError, "text is NoneType"),
+            ((b"bytes",), TypeError, "text is bytes"),
+            ((["the", None],), TypeError, r"text\[1\] is NoneType; expected a string"),
+            ((["the"] * 20 + [3.5],), TypeError, r"text\[20\] is float"),
+            (([["the", "value"]],), TypeError, r"text\[0\] is list"),
+            (([("the", "value")],), TypeError, r"text\[0\] is tuple"),
+            (({"the": 1},), TypeError, "text is dict"),
+            (((text for text in ["the"]),), TypeError, "text is generator"),
+            (("the", ["value"]), TypeError, "text_pair is list; expected a string, as text is one"),
+            ((["the"], "value"), TypeError, "text_pair is str; expected a string or a list of strings"),
+            ((["the", "the"], ["value", 1]), TypeError, r"text_pair\[1\] is int"),
+            ((["the", "the"], ["value"]), ValueError, "text_pair has 1 texts; expected 2, one for each of text"),
+            (([], ["value"]), ValueError, "text_pair has 1 texts; expected 0"),
         ],
     )
-    def test_no_text(self, tokenizer, text, message):
-        with pytest.raises(TypeError, match=message):
-            tokenizer(text)
-
-    @pytest.mark.parametrize(
-        "text, pair, error, message",
-        [
-            ("the", ["value"], TypeError, "text_pair is list; expected a string, as text is one"),
-            (["the"], "value", TypeError, "text_pair is str; expected a string or a list of strings|text_pair is str"),
-            (["the", "the"], ["value", 1], TypeError, r"text_pair\[1\] is int"),
-            (["the", "the"], ["value"], ValueError, "text_pair has 1 texts; expected 2, one for each of text"),
-            ([], ["value"], ValueError, "text_pair has 1 texts; expected 0"),
-        ],
-    )
-    def test_pairs(self, tokenizer, text, pair, error, message):
+    def test_texts(self, tokenizer, arguments, error, message):
         with pytest.raises(error, match=message):
-            tokenizer(text, pair)
+            tokenizer(*arguments)
 
     @pytest.mark.parametrize("count", [2, PARALLEL_TEXTS + 1])
     def test_lone_surrogate(self, tokenizer, count):
@@ -223,11 +214,21 @@ class TestBadInput:
         with pytest.raises(TypeError, match=rf"max_length is {type(value).__name__}; expected an integer"):
             tokenizer("the", truncation=True, max_length=value)
 
-    def test_room_of_a_pair(self, tokenizer):
-        with pytest.raises(ValueError, match="max_length is 2, but 3 special tokens are added"):
-            tokenizer("the", "value", truncation=True, max_length=2)
-        with pytest.raises(ValueError, match="stride is 4; expected less than the 4 tokens"):
-            tokenizer("the", "value", truncation=True, max_length=11, stride=4)
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"truncation": True, "max_length": 2}, "max_length is 2, but 3 special tokens are added"),
+            ({"truncation": True, "max_length": 11, "stride": 4}, "stride is 4; expected less than the 4 tokens"),
+            *[
+                ({"padding": "max_length", "max_length": 10**30, "truncation": cut}, "expected at most 2147483647 with")
+                for cut in (False, True)
+            ],
+            ({"padding": True, "pad_to_multiple_of": 10**30}, "pad_to_multiple_of is 1.*; expected at most 2147483647"),
+        ],
+    )
+    def test_room_of_a_pair(self, tokenizer, options, message):
+        with pytest.raises(ValueError, match=message):
+            tokenizer("the", "value", **options)
 
     @pytest.mark.parametrize("strategy", ["only_first", "only_second"])
     @pytest.mark.parametrize("stride, kept", [(0, 0), (0, -4), (3, 3), (3, 1)])
@@ -340,11 +341,3 @@ def test_the_library_is_imported_at_first_use():
 def test_an_enormous_max_length_is_no_limit(tokenizer):
     assert tokenizer("the value", truncation=True, max_length=10**30) == tokenizer("the value")
     assert tokenizer(["the"], ["value"], truncation=True, max_length=2**64) == tokenizer(["the"], ["value"])
-
-
-def test_padding_to_an_enormous_length(tokenizer):
-    for truncation in (False, True):
-        with pytest.raises(ValueError, match=f"max_length is {10**30}; expected at most 2147483647 with padding="):
-            tokenizer("the", padding="max_length", max_length=10**30, truncation=truncation)
-    with pytest.raises(ValueError, match=f"pad_to_multiple_of is {10**30}; expected at most 2147483647"):
-        tokenizer("the", padding=True, pad_to_multiple_of=10**30)
