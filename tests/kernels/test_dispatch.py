@@ -2,10 +2,8 @@
 
 import asyncio
 import importlib
-import os
-import subprocess
-import sys
-import threading
+import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
@@ -21,6 +19,7 @@ from bertcore.kernels import (
     unavailable_reason,
     use_backend,
 )
+from tests.processes import run_python
 
 ROWS = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
 
@@ -33,27 +32,15 @@ def restored():
 
 def ran_on(monkeypatch, **options):
     """The backend that computes softmax under `options`."""
-    seen = []
-    compute = dispatch.Call.compute
-
-    def spy(call, *args):
-        seen.append(call.backend)
-        return compute(call, *args)
-
-    monkeypatch.setattr(dispatch.Call, "compute", spy)
-    softmax(ROWS, **options)
-    monkeypatch.undo()
+    seen, compute = [], dispatch.Call.compute
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch.Call, "compute", lambda call, *args: seen.append(call.backend) or compute(call, *args))
+        softmax(ROWS, **options)
     return seen[0]
 
 
-def test_auto_takes_numba_for_host_arrays(monkeypatch):
-    assert get_backend() == "auto"
-    assert ran_on(monkeypatch) == "numba"
-
-
 def test_call_beats_block_beats_process(monkeypatch):
-    set_backend("numba")
-    assert ran_on(monkeypatch) == "numba"
+    assert get_backend() == "auto" and ran_on(monkeypatch) == "numba"
     with use_backend("numpy"):
         assert ran_on(monkeypatch) == "numpy"
         assert ran_on(monkeypatch, backend="numba") == "numba"
@@ -62,32 +49,12 @@ def test_call_beats_block_beats_process(monkeypatch):
         assert ran_on(monkeypatch) == "numpy"
     set_backend("numpy")
     assert ran_on(monkeypatch) == "numpy"
-
-
-def test_block_ends_with_an_exception():
-    with pytest.raises(ZeroDivisionError), use_backend("numpy"):
+    with pytest.raises(ZeroDivisionError), use_backend("numba"):
         raise ZeroDivisionError
-    assert get_backend() == "auto"
+    assert get_backend() == "numpy"
 
 
-def test_block_is_of_its_thread_alone():
-    inside, seen = threading.Barrier(2), []
-
-    def other():
-        inside.wait()
-        seen.append(get_backend())
-        inside.wait()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    with use_backend("numpy"):
-        inside.wait()
-        inside.wait()
-    thread.join()
-    assert seen == ["auto"]
-
-
-def test_block_is_of_its_task_alone():
+def test_a_block_is_of_its_thread_and_its_task_alone():
     async def task(name):
         with use_backend(name):
             for _ in range(3):
@@ -97,57 +64,54 @@ def test_block_is_of_its_task_alone():
     async def both():
         await asyncio.gather(task("numpy"), task("numba"))
 
+    with use_backend("numpy"), ThreadPoolExecutor() as pool:
+        assert pool.submit(get_backend).result() == "auto"
     asyncio.run(both())
     assert get_backend() == "auto"
 
 
-def run_python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"BERTCORE_BACKEND": "numpy"}, "numpy"),
+        ({"BERTCORE_BACKEND": "nunba"}, "ValueError BERTCORE_BACKEND: unknown name 'nunba'"),
+        (
+            {"NUMBA_DISABLE_JIT": "1"},
+            "BackendUnavailable backend 'numba' cannot run here: the environment variable NUMBA",
+        ),
+    ],
+)
+def test_environment(variables, expected):
+    code = """
+import numpy, bertcore.kernels as k
+try:
+    k.softmax(numpy.ones(3))
+    print(k.get_backend())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    assert run_python(code, **variables)[0].startswith(expected)
 
 
-def test_environment_chooses():
-    done = run_python("import bertcore; print(bertcore.get_backend())", BERTCORE_BACKEND="numpy")
-    assert done.stdout.strip() == "numpy"
-
-
-def test_a_switched_off_compiler_is_named():
-    code = "import numpy, bertcore.kernels as k; k.softmax(numpy.ones(3))"
-    done = run_python(code, NUMBA_DISABLE_JIT="1")
-    assert "BackendUnavailable: backend 'numba' cannot run here" in done.stderr
-    assert "NUMBA_DISABLE_JIT" in done.stderr
-
-
-def test_wrong_environment_is_an_error_at_the_first_call():
-    code = "import numpy, bertcore.kernels as k; k.softmax(numpy.ones(3))"
-    done = run_python(code, BERTCORE_BACKEND="nunba")
-    assert "BERTCORE_BACKEND: unknown name 'nunba'" in done.stderr
-
-
-@pytest.mark.parametrize("choose", [set_backend, lambda name: use_backend(name).__enter__()])
-def test_unknown_name_lists_those_known(choose):
-    with pytest.raises(ValueError, match=r"unknown name 'torch'; known are 'numpy', 'numba', 'cupy', 'auto'"):
-        choose("torch")
-    assert get_backend() == "auto"
-
-
-@pytest.mark.parametrize("wrong", [["numpy"], 3, b"numpy"])
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ("torch", ValueError, "unknown name 'torch'; known are 'numpy', 'numba', 'cupy', 'auto'"),
+        (["numpy"], TypeError, "backend is ['numpy'], expected the name of a backend"),
+        (b"numpy", TypeError, "backend is b'numpy', expected the name of a backend"),
+        pytest.param(
+            "cupy", BackendUnavailable, "'cupy' cannot run here: no NVIDIA GPU is visible",
+            marks=pytest.mark.skipif(unavailable_reason("cupy") is None, reason="there is a GPU"),
+        ),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "choose", [set_backend, lambda name: use_backend(name).__enter__(), lambda name: softmax(ROWS, backend=name)]
 )
-def test_what_is_no_name(choose, wrong):
-    with pytest.raises(TypeError, match=r"backend is .*, expected the name of a backend"):
+def test_what_is_no_backend_here(choose, wrong, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         choose(wrong)
-
-
-@pytest.mark.skipif(unavailable_reason("cupy") is None, reason="there is a GPU")
-@pytest.mark.parametrize(
-    "use", [set_backend, lambda name: use_backend(name).__enter__(), lambda name: softmax(ROWS, backend=name)]
-)
-def test_absent_backend_says_why_and_what_to_install(use):
-    with pytest.raises(BackendUnavailable, match="'cupy' cannot run here: no NVIDIA GPU is visible"):
-        use("cupy")
+    assert get_backend() == "auto"
 
 
 @pytest.mark.parametrize("wrong", [[1.0, 2.0], 3.0, None, "text", np.ma.masked_array([1.0])])
@@ -239,6 +203,7 @@ class TestTorch:
         with pytest.raises(TypeError, match=r"input is a bfloat16 tensor .* input.float\(\)"):
             softmax(torch.ones(3, dtype=torch.bfloat16))
 
+    @pytest.mark.filterwarnings("ignore:.*quantize")
     @pytest.mark.parametrize("kind", ["meta", "sparse", "quantized", "conjugated or negated"])
     def test_a_tensor_whose_memory_is_not_its_values_is_named(self, kind):
         import torch
