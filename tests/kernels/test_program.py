@@ -120,7 +120,7 @@ def kernels_threads(count):
     return ThreadCount(count, "test")
 
 
-def test_memory_serves_latersteps():
+def test_memory_serves_later_steps():
     block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
     noted = Program().enter(x)
     for _ in range(10):
@@ -156,83 +156,59 @@ def test_what_a_step_reads_lives_until_it_ran():
     assert rubbish
 
 
-def test_an_operation_without_a_deferred_form_computes_at_once():
-    block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
-    expected = kernels.softmax(block(x, cu_seqlens))
-    found = kernels.softmax(block(Program().enter(x), cu_seqlens))
+WEIGHT = normal(1, (64, 64), np.float32)
+MASK = np.arange(20) < 7
+
+
+def multiplied(x, array=WEIGHT, dtype=None, **options):
+    return kernels.linear(x, kernels.prepare_weight(array, dtype=dtype, backend="numba"), **options)
+
+
+def attended(x, **options):
+    qkv = x.reshape(39, 4, 16)
+    return kernels.attention(qkv, qkv, qkv, cu_seqlens=np.array([0, 20, 39], np.int32), **options)
+
+
+PARTS = [0, 2], np.array([1]), (0, 0), 3, slice(1, 3), (None, slice(2)), np.arange(39) < 3
+SAME_AT_ONCE = {
+    "no deferred form": lambda x: kernels.softmax(multiplied(x)),
+    "a raw weight": lambda x: kernels.linear(x, WEIGHT),
+    "a slice of columns": lambda x: multiplied(x[:, :32], WEIGHT[:, :32].copy()),
+    "a mask": lambda x: attended(x, attn_mask=MASK),
+    "lse": lambda x: attended(x, return_lse=True)[1],
+    "no weights": lambda x: kernels.layer_norm(x, WEIGHT[0], WEIGHT[1]),
+    "weights of two kinds": lambda x: multiplied(multiplied(x), dtype="int8"),
+    "two programs": lambda x: multiplied(x, residual=multiplied(Program().enter(np.asarray(x)))),
+    "a transpose": lambda x: multiplied(x).transpose(1, 0).reshape(-1),
+    "a copy": lambda x: multiplied(x).copy(),
+    **{f"part {index}": lambda x, index=index: multiplied(x)[index] for index in PARTS},
+}
+
+
+@pytest.mark.parametrize("case", SAME_AT_ONCE)
+def test_the_same_as_at_once(case):
+    x, _ = packed([20, 19], 64)
+    run = SAME_AT_ONCE[case]
+    np.testing.assert_array_equal(np.asarray(run(Program().enter(x))), np.asarray(run(x)))
+
+
+def test_float64_computes_at_once():
+    x = normal(1, (20, 64), np.float64)
+    found = multiplied(Program().enter(x), WEIGHT.astype(np.float64))
     assert type(found) is np.ndarray
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, multiplied(x, WEIGHT.astype(np.float64)))
 
 
-@pytest.mark.parametrize("case", ["raw weight", "column slice", "mask", "lse", "float64"])
-def test_what_has_no_deferred_form_is_right_as_well(case):
-    x, cu_seqlens = packed([20, 19], 64)
-    weight = normal(1, (64, 64), np.float32)
-
-    def run(x):
-        if case == "raw weight":
-            return kernels.linear(x, weight)
-        if case == "column slice":
-            return kernels.linear(x[:, :32], kernels.prepare_weight(weight[:, :32].copy(), backend="numba"))
-        qkv = x.reshape(39, 4, 16)
-        if case == "mask":
-            mask = np.arange(20) < 7
-            return kernels.attention(qkv, qkv, qkv, cu_seqlens=cu_seqlens, attn_mask=mask)
-        if case == "lse":
-            return kernels.attention(qkv, qkv, qkv, cu_seqlens=cu_seqlens, return_lse=True)[1]
-        return kernels.linear(x, kernels.prepare_weight(weight.astype(np.float64), backend="numba"))
-
-    if case == "float64":
-        x = x.astype(np.float64)
-    np.testing.assert_array_equal(np.asarray(run(Program().enter(x))), run(x))
-
-
-def test_weights_of_two_kinds():
-    x, _ = packed([20], 64)
-    array = normal(1, (64, 64), np.float32)
-    one, other = (kernels.prepare_weight(array, dtype=dtype, backend="numba") for dtype in (None, "int8"))
-    expected = kernels.linear(kernels.linear(x, one), other)
-    np.testing.assert_array_equal(np.asarray(kernels.linear(kernels.linear(Program().enter(x), one), other)), expected)
+def test_arithmetic_on_what_is_deferred_is_an_error():
+    noted = multiplied(Program().enter(packed([20], 64)[0]))
+    with pytest.raises(TypeError):
+        noted + noted
 
 
 def test_errors_come_when_the_operation_is_noted():
     x, _ = packed([20], 64)
-    weight = kernels.prepare_weight(normal(1, (64, 63), np.float32), backend="numba")
     with pytest.raises(ValueError, match="weight has shape"):
-        kernels.linear(Program().enter(x), weight)
-
-
-def test_a_program_without_weights():
-    x, weight, bias = normal(1, (20, 64), np.float32), normal(2, (64,), np.float32), normal(3, (64,), np.float32)
-    noted = kernels.layer_norm(Program().enter(x), weight, bias)
-    np.testing.assert_array_equal(noted.result(), kernels.layer_norm(x, weight, bias))
-
-
-def test_two_programs_in_one_call():
-    x, weight = normal(1, (20, 64), np.float32), kernels.prepare_weight(normal(2, (64, 64), np.float32))
-    other = kernels.linear(Program().enter(x), weight)
-    found = kernels.linear(Program().enter(x), weight, residual=other)
-    np.testing.assert_array_equal(found.result(), kernels.linear(x, weight, residual=kernels.linear(x, weight)))
-
-
-@pytest.mark.parametrize("index", [[0, 2], np.array([1]), (0, 0), 3, slice(1, 3), (None, slice(2)), np.arange(20) < 3])
-def test_parts_are_those_of_the_result(index):
-    x, weight = normal(1, (20, 64), np.float32), kernels.prepare_weight(normal(2, (64, 64), np.float32))
-    expected = kernels.linear(x, weight)[index]
-    np.testing.assert_array_equal(np.asarray(kernels.linear(Program().enter(x), weight)[index]), expected)
-
-
-def test_other_views_of_the_result():
-    x, weight = normal(1, (20, 64), np.float32), kernels.prepare_weight(normal(2, (64, 64), np.float32))
-    expected = kernels.linear(x, weight)
-
-    def noted():
-        return kernels.linear(Program().enter(x), weight)
-
-    np.testing.assert_array_equal(np.asarray(noted().transpose(1, 0).reshape(-1)), expected.T.reshape(-1))
-    np.testing.assert_array_equal(noted().copy(), expected)
-    with pytest.raises(TypeError):
-        noted() + noted()
+        multiplied(Program().enter(x), WEIGHT[:, :63])
 
 
 def test_what_is_interrupted_runs_again(monkeypatch):
