@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,37 +52,32 @@ def read_jsonl(content):
     return np.array([json.loads(line) for line in content.splitlines()], np.float32)
 
 
-def test_stdin_to_stdout(encoder_folder, expected, stdin, capsysbinary):
+@pytest.mark.parametrize(
+    ("arguments", "as_npy"),
+    [
+        (["-"], False),
+        (["TEXTS"], False),
+        (["TEXTS", "--format", "npy"], True),
+        (["TEXTS", "-o", "out.npy"], True),
+        (["TEXTS", "-o", "out.txt"], False),
+        (["TEXTS", "-o", "out.npy", "--format", "jsonl"], False),
+        (["TEXTS", "-o", "texts.txt"], False),  # the output may be the input
+    ],
+    ids=str,
+)
+def test_outputs(encoder_folder, expected, texts_file, stdin, capsysbinary, monkeypatch, arguments, as_npy):
     stdin(LINES)
-    assert embed(encoder_folder) == 0
+    monkeypatch.chdir(texts_file.parent)
+    assert embed(encoder_folder, *[str(texts_file) if part == "TEXTS" else part for part in arguments]) == 0
     captured = capsysbinary.readouterr()
-    np.testing.assert_array_equal(read_jsonl(captured.out), expected)
-    assert captured.err == b""
-
-
-def test_file_to_npy(encoder_folder, expected, texts_file, tmp_path):
-    assert embed(encoder_folder, texts_file, "-o", tmp_path / "out.npy") == 0
-    found = np.load(tmp_path / "out.npy")
-    assert found.dtype == np.float32
+    content = Path(arguments[2]).read_bytes() if "-o" in arguments else captured.out
+    found = np.load(io.BytesIO(content)) if as_npy else read_jsonl(content)
+    assert found.dtype == np.float32 and captured.err == b""
     np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy", mmap_mode="r"), expected)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.npy", "texts.txt"]
-
-
-def test_file_to_jsonl(encoder_folder, expected, texts_file, tmp_path):
-    assert embed(encoder_folder, texts_file, "-o", tmp_path / "out.txt") == 0
-    np.testing.assert_array_equal(read_jsonl((tmp_path / "out.txt").read_text()), expected)
-
-
-def test_npy_to_stdout(encoder_folder, expected, texts_file, tmp_path, capsysbinary):
-    assert embed(encoder_folder, texts_file, "--format", "npy") == 0
-    (tmp_path / "out.npy").write_bytes(capsysbinary.readouterr().out)
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
-
-
-def test_format_wins_over_the_name(encoder_folder, expected, texts_file, tmp_path):
-    assert embed(encoder_folder, texts_file, "-o", tmp_path / "out.npy", "--format", "jsonl") == 0
-    np.testing.assert_array_equal(read_jsonl((tmp_path / "out.npy").read_text()), expected)
+    written = {arguments[2]} if "-o" in arguments else set()
+    assert {file.name for file in texts_file.parent.iterdir()} == {"texts.txt"} | written
+    if as_npy and written:
+        np.testing.assert_array_equal(np.load(arguments[2], mmap_mode="r"), expected)
 
 
 def test_npy_is_not_written_to_a_terminal(encoder_folder, stdin, capsys, monkeypatch):
@@ -167,24 +163,21 @@ def test_a_failure_leaves_the_old_output(encoder_folder, tmp_path, stdin):
     assert np.load(tmp_path / "out.npy").shape == (4, WIDTH)
 
 
-def test_input_that_is_not_there(encoder_folder, tmp_path, capsys):
-    assert embed(encoder_folder, tmp_path / "nothing.txt", "-o", tmp_path / "out.npy") == 1
-    assert "nothing.txt" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_output_folder_that_is_not_there_is_told_before_loading(tmp_path, texts_file, capsys):
-    (tmp_path / "empty-model").mkdir()  # loading it would fail in another way
-    out = tmp_path / "nowhere" / "out.npy"
-    assert embed(tmp_path / "empty-model", texts_file, "-o", out) == 1
-    assert capsys.readouterr().err == f"bertcore embed: {out} cannot be written: No such file or directory\n"
-
-
-def test_outputs_that_are_no_file(encoder_folder, tmp_path, texts_file, capsys):
-    assert embed(encoder_folder, texts_file, "-o", tmp_path) == 1
-    assert capsys.readouterr().err == f"bertcore embed: {tmp_path} cannot be written: Is a directory\n"
-    assert embed(encoder_folder, texts_file, "-o", "") == 1
-    assert "--output is empty, expected the name of a file, or - for stdout" in capsys.readouterr().err
+def test_files_that_cannot_be_read_or_written(encoder_folder, tmp_path, texts_file, capsys):
+    (tmp_path / "empty-model").mkdir()  # loading it would fail in another way: the output is tried before
+    nowhere, empty = tmp_path / "nowhere" / "out.npy", "--output is empty, expected the name of a file, or - for stdout"
+    for arguments, told in [
+        ([encoder_folder, tmp_path / "nothing.txt", "-o", tmp_path / "out.npy"], "nothing.txt"),
+        (
+            [tmp_path / "empty-model", texts_file, "-o", nowhere],
+            f"{nowhere} cannot be written: No such file",
+        ),
+        ([encoder_folder, texts_file, "-o", tmp_path], f"{tmp_path} cannot be written: Is a directory"),
+        ([encoder_folder, texts_file, "-o", ""], empty),
+    ]:
+        assert embed(*arguments) == 1
+        assert told in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty-model", "texts.txt"]
 
 
 @pytest.mark.parametrize("form", ["npy", "jsonl"])
@@ -198,11 +191,6 @@ def test_closed_streams(encoder_folder, texts_file, monkeypatch, capsys, tmp_pat
     monkeypatch.setattr("sys.stdin", None)
     assert embed(encoder_folder, "--format", form) == 1
     assert capsys.readouterr().err == "bertcore embed: stdin is closed: give INPUT, a file of texts\n"
-
-
-def test_the_output_may_be_the_input(encoder_folder, expected, texts_file):
-    assert embed(encoder_folder, texts_file, "-o", texts_file) == 0
-    np.testing.assert_array_equal(read_jsonl(texts_file.read_text()), expected)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX files")
