@@ -73,30 +73,26 @@ def test_head_dims(cuda, dtype, head_dim):
     check(cuda, *dense(dtype, length=66, length_k=40, head_dim=head_dim), is_causal=True)
 
 
-@pytest.mark.parametrize("length", [1, 7, 63, 64, 65, 130])
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_lengths(cuda, dtype, length, is_causal):
-    check(cuda, *dense(dtype, length=length, head_dim=32), is_causal=is_causal)
+@pytest.mark.parametrize("length, length_k", [(1, 65), (63, 63), (65, 1), (65, 0), (130, 130)])
+def test_lengths(cuda, dtype, length, length_k):
+    arrays = dense(dtype, length=length, length_k=length_k, head_dim=32)
+    check(cuda, *arrays)
+    if length == length_k:
+        check(cuda, *arrays, is_causal=True)
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_two_strips_per_warp(cuda, head_dim):
     """Enough long sequences for the larger tiles; the last warps of the second tile have no query."""
     arrays = dense(FLOAT16, heads=4, length=150, head_dim=head_dim)
-    check(cuda, *arrays)
-    check(cuda, *arrays, is_causal=True)
     mask, bias = (normal(seed, 1, 4, 150, 150, dtype=FLOAT16) for seed in (3, 4))
     check(cuda, *arrays, attn_mask=mask, bias=bias)
+    check(cuda, *arrays, is_causal=True)
     if isinstance(cuda, EmulatorTarget):
         assert cuda.launches[0].kernel == f"attention_forward<__half, {head_dim}, 2>"
 
 
-@pytest.mark.parametrize("length, length_k", [(0, 5), (5, 0), (1, 65), (130, 1)])
-def test_nothing_or_little_on_one_side(cuda, dtype, length, length_k):
-    check(cuda, *dense(dtype, batch=2, length=length, length_k=length_k, head_dim=39))
-
-
-PACKED = (0, 1, 64, 0, 65, 3, 130, 0)
+PACKED = (0, 1, 64, 0, 65, 3, 0)
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
@@ -114,14 +110,8 @@ def test_packed_views_that_no_vector_fits(cuda, dtype):
     check(cuda, *views, cu_seqlens=offsets(*PACKED))
 
 
-def test_misaligned_views(cuda, dtype):
-    """Strides of whole vectors, addresses two bytes or more off a vector boundary."""
-    query, key, value = (array[..., 1:33] for array in dense(dtype, length=20, head_dim=64))
-    check(cuda, query, key, value)
-
-
 def test_packed_sequences_of_keys_with_lengths_of_their_own(cuda, dtype):
-    lengths_k = (3, 0, 65, 0, 1, 70, 8, 2)
+    lengths_k = (3, 0, 65, 0, 1, 8, 2)
     query = normal(0, 1, 2, sum(PACKED), 32, dtype=dtype)
     key, value = (normal(seed, 1, 2, sum(lengths_k), 32, dtype=dtype) for seed in (1, 2))
     check(cuda, query, key, value, offsets(*PACKED), offsets(*lengths_k))
@@ -139,27 +129,16 @@ def test_finding_one_of_many_sequences(sequences):
     assert_close(output, forward(reference, *map(wide, arrays), *arguments, None, None, False, 1.0, False, None)[0])
 
 
-def test_no_sequences(cuda, dtype):
-    check(cuda, *dense(dtype, length=0, heads=2, head_dim=8), cu_seqlens=offsets())
-
-
-MASK_SHAPES = [(2, 1, 1, 70), (1, 1, 66, 70), (2, 2, 66, 70), (1, 2, 66, 1)]
-
-
-@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
-@pytest.mark.parametrize("kind", ["bool", "float", "bias", "mask and bias"])
-def test_masks(cuda, dtype, shape, kind):
-    """Broadcast along every axis; -inf hides; some rows see nothing and give zeros."""
-    everything = (2, 2, 66, 70)
-    keep = np.random.default_rng(0).random(shape) < 0.7
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks(cuda, dtype, kind):
+    """With a bias, broadcast over heads; -inf hides; some rows see nothing and give zeros."""
+    keep = np.random.default_rng(0).random((2, 1, 66, 70)) < 0.7
     keep[-1, -1, -1, :] = False
-    added = np.where(keep, normal(1, *shape, dtype=dtype), dtype.type(-np.inf))
-    mask = np.broadcast_to({"bool": keep, "mask and bias": keep, "float": added}.get(kind, keep), everything)
-    bias = np.broadcast_to(added if kind == "bias" else normal(2, *shape, dtype=dtype), everything)
+    added = np.where(keep, normal(1, *keep.shape, dtype=dtype), dtype.type(-np.inf))
+    mask = np.broadcast_to(keep if kind == "bool" else added, (2, 2, 66, 70))
+    bias = np.broadcast_to(normal(2, 1, 2, 1, 70, dtype=dtype), mask.shape)
     arrays = dense(dtype, batch=2, heads=2, length=66, length_k=70, head_dim=8)
-    mask, bias = None if kind == "bias" else mask, bias if "bias" in kind else None
-    output = check(cuda, *arrays, attn_mask=mask, bias=bias)
-    assert not output[-1, -1, -1].any()
+    assert not check(cuda, *arrays, attn_mask=mask, bias=bias)[-1, -1, -1].any()
 
 
 def test_packed_masks(cuda, dtype):
@@ -203,12 +182,6 @@ def test_nan_stays_in_its_row(cuda, dtype):
     assert np.isnan(check(cuda, query, key, value, is_causal=True)[0, 0, 2:]).all()
 
 
-def test_every_score_nan(cuda, dtype):
-    query, key, value = dense(dtype, length=3, head_dim=8)
-    query[:] = np.nan
-    assert np.isnan(check(cuda, query, key, value)).all()
-
-
 def test_infinite_scores(cuda, dtype):
     """+inf gives NaN like the definition (inf - inf); -inf from the products themselves hides."""
     query, key, value = dense(dtype, length=3, length_k=70, head_dim=1)
@@ -219,18 +192,12 @@ def test_infinite_scores(cuda, dtype):
     assert np.isfinite(output[0, 0, 1]).all()
 
 
-def test_read_only_arrays(cuda, dtype):
-    arrays = dense(dtype, length=9, head_dim=16)
-    for array in arrays:
-        array.flags.writeable = False
-    check(cuda, *arrays)
-
-
 def test_head_dim_too_large(cuda):
     with pytest.raises(ValueError, match="head_dim 257, the CUDA kernels take at most 256"):
         cuda.run(run_cuda, *dense(FLOAT16, length=2, head_dim=257), *[None] * 4, False, 1.0, False, None)
 
 
+@pytest.mark.slow  # the emulator compiles everything anew; test_cuda_linear.py has the same products
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_turing(dtype, head_dim):

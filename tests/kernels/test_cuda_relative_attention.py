@@ -98,7 +98,7 @@ def check(cuda, arrays, scale=None):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_terms(cuda, dtype, form):
-    check(cuda, inputs(dtype, form))
+    check(cuda, inputs(dtype, form), scale=-0.2 if form == "xlnet" else None)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,6 @@ def test_distances(cuda, dtype, distances):
     check(cuda, inputs(dtype, "deberta", (40,), (40,), heads=1, distances=distances))
 
 
-def test_no_sequences(cuda, dtype):
-    check(cuda, inputs(dtype, lengths=(), lengths_k=()))
-
-
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_masks(cuda, dtype, kind):
     """Broadcast over the heads; a query that sees nothing gives zeros."""
@@ -145,10 +141,6 @@ def test_masks(cuda, dtype, kind):
     output = check(cuda, arrays)
     assert not output[37].any()
     assert output[36].any()
-
-
-def test_negative_scale(cuda, dtype):
-    check(cuda, inputs(dtype), scale=-0.2)
 
 
 def test_views(cuda, dtype):
@@ -185,6 +177,7 @@ def test_unknown_rows_are_not_read(dtype):
     assert_close(found, expected)
 
 
+@pytest.mark.slow  # the emulator compiles everything anew; test_cuda_linear.py has the same products
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_turing(dtype, head_dim):
