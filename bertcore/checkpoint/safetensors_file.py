@@ -26,7 +26,7 @@ NUMPY_DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
 }  # fmt: skip
 
-MOST_HEADER_BYTES = 8 << 20  # 50,000 tensors or more; an eighth of a second for each megabyte
+MOST_HEADER_BYTES = 8 << 20  # 74,000 tensors; each megabyte takes 0.15 s and 13 MB of memory
 
 EXPLANATIONS = {
     "file not fully covered": "its length is not what its header says (truncated or still downloading?)",
