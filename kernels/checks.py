@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+LARGEST = int(np.finfo(np.float64).max)
 _NUMBERS = (int, float, np.integer, np.floating)
 
 # What each backend computes in; the reference takes any floating dtype.
@@ -98,6 +99,8 @@ def finite_number(name: str, value: Any, *, minimum: float | None = None) -> flo
     """`value` as a finite float, not below `minimum`."""
     if type(value) is not float and (not isinstance(value, _NUMBERS) or isinstance(value, bool)):
         raise TypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(value, int) and abs(value) > LARGEST:  # float() and isfinite() raise OverflowError
+        raise ValueError(f"{name} is an integer of {value.bit_length()} bits, expected a finite number")
     if not math.isfinite(value) or (minimum is not None and value < minimum):
         expected = "a finite number" if minimum is None else f"a finite number of at least {minimum}"
         raise ValueError(f"{name} is {value}, expected {expected}")

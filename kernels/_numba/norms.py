@@ -11,10 +11,9 @@ enough, and the result, which scale does not change, stays exact. fma(x, 1, -mea
 import math
 
 import numpy as np
-from numba import prange
 
 from .arena import empty
-from .jit import helper, inline_helper, kernel
+from .jit import helper, inline_helper, kernel, parallel_kernel, region
 from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
 from .simd import (
     broadcast,
@@ -156,15 +155,11 @@ def forward_rows(x, residual, weight, bias, out, width, eps, centred, first, las
         _forward_row(row, wide_pointer(weight, 0), wide_pointer(bias, 0), wide_pointer(out, at), width, eps, centred)
 
 
-@kernel(parallel=True)
-def _forward(x, residual, weight, bias, out, width, eps, centred, tasks):
+@parallel_kernel
+def _forward(x, residual, weight, bias, out, width, eps, centred, task, tasks):
     rows = x.size // width
-    if tasks == 1:
-        forward_rows(x, residual, weight, bias, out, width, eps, centred, 0, rows)
-    else:
-        for task in prange(tasks):
-            first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-            forward_rows(x, residual, weight, bias, out, width, eps, centred, first, last)
+    first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
+    forward_rows(x, residual, weight, bias, out, width, eps, centred, first, last)
 
 
 @inline_helper
@@ -221,18 +216,18 @@ def _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, widt
         _backward_row(wide_pointer(grad, at), row, wide_pointer(weight, 0), *sums, target, width, eps, centred)
 
 
-@kernel(parallel=True)
+@region
+def _backward_blocks(grad, x, residual, weight, out, weight_sums, bias_sums, eps, centred, task, tasks):
+    blocks, width = weight_sums.shape
+    for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
+        _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, centred, block)
+
+
+@kernel(regions=True)
 def _backward(
     grad, x, residual, weight, out, weight_sums, bias_sums, grad_weight, grad_bias, eps, centred, tasks
 ):  # fmt: skip
     """`weight_sums` and `bias_sums`: (blocks, width), zeros, as are grad_weight and grad_bias, (width,) of float64."""
-    blocks, width = weight_sums.shape
-    if tasks == 1:
-        for block in range(blocks):
-            _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, centred, block)
-    else:
-        for task in prange(tasks):
-            for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
-                _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, centred, block)
+    _backward_blocks(grad, x, residual, weight, out, weight_sums, bias_sums, eps, centred, tasks)
     sum_blocks(weight_sums, grad_weight)
     sum_blocks(bias_sums, grad_bias)

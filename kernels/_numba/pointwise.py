@@ -5,12 +5,11 @@ The work goes line by line: with a bias a line is a row, without one it is any r
 """
 
 import numpy as np
-from numba import prange
 
 from ..activation_names import activation_code
 from . import simd_math
 from .arena import empty
-from .jit import helper, inline_helper, kernel
+from .jit import helper, inline_helper, kernel, parallel_kernel, region
 from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
 from .simd import first_lanes, lanes, load, load_masked, store, store_masked, wide_pointer
 
@@ -82,21 +81,12 @@ def _forward_line(x, bias, code, out, count):
         store_masked(out, full, activation_function(code, shifted), tail)
 
 
-@helper
-def _forward_lines(x, bias, code, line, out, first, last):
-    for at in range(first * line, min(last * line, x.size), line):
+@parallel_kernel
+def _forward(x, bias, code, line, out, task, tasks):
+    lines = (x.size + line - 1) // line
+    for at in range(share(lines, task, tasks) * line, min(share(lines, task + 1, tasks) * line, x.size), line):
         count = min(line, x.size - at)
         _forward_line(wide_pointer(x, at), wide_pointer(bias, 0), code, wide_pointer(out, at), count)
-
-
-@kernel(parallel=True)
-def _forward(x, bias, code, line, out, tasks):
-    lines = (x.size + line - 1) // line
-    if tasks == 1:
-        _forward_lines(x, bias, code, line, out, 0, lines)
-    else:
-        for task in prange(tasks):
-            _forward_lines(x, bias, code, line, out, share(lines, task, tasks), share(lines, task + 1, tasks))
 
 
 @helper
@@ -120,14 +110,14 @@ def _backward_block(grad, x, bias, code, line, out, block, partial):
             add_lines(sums, target, sums, line)
 
 
-@kernel(parallel=True)
-def _backward(grad, x, bias, code, line, out, partial, grad_bias, tasks):
+@region
+def _backward_blocks(grad, x, bias, code, line, out, partial, task, tasks):
     blocks = (x.size + line * BLOCK_ROWS - 1) // (line * BLOCK_ROWS)
-    if tasks == 1:
-        for block in range(blocks):
-            _backward_block(grad, x, bias, code, line, out, block, partial)
-    else:
-        for task in prange(tasks):
-            for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
-                _backward_block(grad, x, bias, code, line, out, block, partial)
+    for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
+        _backward_block(grad, x, bias, code, line, out, block, partial)
+
+
+@kernel(regions=True)
+def _backward(grad, x, bias, code, line, out, partial, grad_bias, tasks):
+    _backward_blocks(grad, x, bias, code, line, out, partial, tasks)
     sum_blocks(partial, grad_bias)

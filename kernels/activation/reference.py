@@ -11,7 +11,7 @@ At +-inf the formulas are followed in IEEE arithmetic: silu(-inf) = NaN, as in P
 import numpy as np
 
 from ..gelu import reference as _gelu
-from ..precision import widen
+from ..precision import ieee_arithmetic, widen
 
 
 def _relu(x):
@@ -40,7 +40,7 @@ DERIVATIVES = {"relu": _relu_derivative, "tanh": _tanh_derivative, "silu": _silu
 GELU_FORMS = {name: form for form, name in _gelu.NAMES.items()}
 
 
-@np.errstate(invalid="ignore", over="ignore")
+@ieee_arithmetic
 def activation(input, activation):
     """The function named `activation` of every element of `input`."""
     if activation in GELU_FORMS:
@@ -48,7 +48,7 @@ def activation(input, activation):
     return np.asarray(FUNCTIONS[activation](widen(input)), input.dtype)
 
 
-@np.errstate(invalid="ignore", over="ignore")
+@ieee_arithmetic
 def activation_backward(grad_output, input, activation):
     """grad_output times the derivative at `input`; relu's derivative at 0 is 0."""
     if activation in GELU_FORMS:

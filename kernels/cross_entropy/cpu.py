@@ -8,9 +8,8 @@ softmax", https://arxiv.org/abs/1805.02867).
 import math
 
 import numpy as np
-from numba import prange
 
-from .._numba import helper, kernel
+from .._numba import as_kernel_array, helper, parallel_kernel
 from .._numba.rows import flat, peak, share, task_count
 from .._numba.simd import (
     broadcast,
@@ -31,9 +30,9 @@ GRAIN = 1 << 17
 
 
 def cross_entropy(input, target, ignore_index):
-    """(losses, lse), each (rows,), from (rows, classes) logits and (rows,) integer targets."""
+    """(losses, lse), (rows,) and (rows, 2), from (rows, classes) logits and (rows,) integer targets."""
     rows, classes = input.shape
-    losses, lse = np.empty((2, rows), input.dtype)
+    losses, lse = np.empty(rows, input.dtype), np.empty((rows, 2), input.dtype)
     _forward(flat(input), _ids(target), ignore_index, classes, losses, lse, task_count(input.size, GRAIN))
     return losses, lse
 
@@ -42,7 +41,7 @@ def cross_entropy_backward(grad_losses, input, target, lse, ignore_index):
     """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward pass."""
     grad_input = np.empty(input.shape, input.dtype)
     if grad_input.size:
-        arrays = flat(grad_losses), flat(input), _ids(target), flat(lse)
+        arrays = flat(grad_losses), flat(input), _ids(target), as_kernel_array(lse)
         _backward(*arrays, ignore_index, input.shape[1], grad_input.reshape(-1), task_count(input.size, GRAIN))
     return grad_input
 
@@ -77,56 +76,37 @@ def _log_sum_exp(x, classes):
     return math.log(total), shift
 
 
-@helper
-def _forward_rows(x, target, ignore_index, classes, losses, lse, first, last):
-    for row in range(first, last):
+@parallel_kernel
+def _forward(x, target, ignore_index, classes, losses, lse, task, tasks):
+    rows = len(target)
+    for row in range(share(rows, task, tasks), share(rows, task + 1, tasks)):
         log_total, shift = _log_sum_exp(pointer(x, row * classes), classes)
-        lse[row] = log_total + shift
+        lse[row, 0], lse[row, 1] = shift, log_total
         losses[row] = 0.0
         if target[row] != ignore_index:
             # This order keeps the digits that lse - x loses when all logits are large.
             losses[row] = log_total - (float(x[row * classes + target[row]]) - shift)
 
 
-@kernel(parallel=True)
-def _forward(x, target, ignore_index, classes, losses, lse, tasks):
-    rows = len(target)
-    if tasks == 1:
-        _forward_rows(x, target, ignore_index, classes, losses, lse, 0, rows)
-    else:
-        for task in prange(tasks):
-            first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-            _forward_rows(x, target, ignore_index, classes, losses, lse, first, last)
-
-
 @helper
-def _backward_row(x, lse, grad, out, classes):
+def _backward_row(x, shift, log_total, grad, out, classes):
     """out = grad * softmax(x)."""
     full = classes - classes % lanes(x)
     for i in range(0, full, lanes(x)):
-        store(out, i, exp(load(x, i) - lse) * grad)
+        store(out, i, exp(load(x, i) - shift - log_total) * grad)
     if full < classes:
         tail = first_lanes(x, classes - full)
-        store_masked(out, full, exp(load_masked(x, full, tail, 0.0) - lse) * grad, tail)
+        store_masked(out, full, exp(load_masked(x, full, tail, 0.0) - shift - log_total) * grad, tail)
 
 
-@helper
-def _backward_rows(grad, x, target, lse, ignore_index, classes, out, first, last):
-    for row in range(first, last):
+@parallel_kernel
+def _backward(grad, x, target, lse, ignore_index, classes, out, task, tasks):
+    rows = len(target)
+    for row in range(share(rows, task, tasks), share(rows, task + 1, tasks)):
         at = row * classes
         if target[row] == ignore_index:
             out[at : at + classes] = 0.0
         else:
-            _backward_row(wide_pointer(x, at), lse[row], grad[row], wide_pointer(out, at), classes)
+            source, result = wide_pointer(x, at), wide_pointer(out, at)
+            _backward_row(source, lse[row, 0], lse[row, 1], grad[row], result, classes)
             out[at + target[row]] -= grad[row]
-
-
-@kernel(parallel=True)
-def _backward(grad, x, target, lse, ignore_index, classes, out, tasks):
-    rows = len(target)
-    if tasks == 1:
-        _backward_rows(grad, x, target, lse, ignore_index, classes, out, 0, rows)
-    else:
-        for task in prange(tasks):
-            first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-            _backward_rows(grad, x, target, lse, ignore_index, classes, out, first, last)

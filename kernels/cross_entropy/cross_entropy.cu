@@ -1,7 +1,7 @@
 // Cross entropy of the rows of contiguous (rows, classes) logits: one read.
 #include "rows.cuh"
 
-// lse = log(sum(exp(row))); loss = lse - row[target], 0 where the target is ignore_index. A target that is neither a
+// lse = (m, log(sum(exp(row - m)))), m the row's peak; loss = lse - row[target], 0 where the target is ignore_index. A target that is neither a
 // class nor ignore_index gives NaN: on a GPU nobody can look at the targets beforehand without waiting for them.
 template <class T, int GROUP, class Target>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
   if (threadIdx.x % GROUP != 0) return;
   const float shift = statistics.shift(), log_total = logf(statistics.total);
   const long long target = targets[index];
-  lse[index] = log_total + shift;
+  lse[2 * index] = shift;
+  lse[2 * index + 1] = log_total;
   if (target == ignore_index) losses[index] = 0.f;
   else if (target < 0 || target >= classes) losses[index] = NAN;
   else losses[index] = log_total - (to_float(row[target]) - shift);  // lse - x would lose digits for large logits

@@ -23,12 +23,12 @@ KERNELS = _cuda.Module(
 
 
 def cross_entropy(input, target, ignore_index):
-    """(losses, lse), each (rows,) float32, from (rows, classes) logits and (rows,) integer targets."""
+    """(losses, lse), (rows,) and (rows, 2) of float32, from (rows, classes) logits and (rows,) integer targets."""
     xp = _cuda.array_module(input)
     input = xp.ascontiguousarray(input)
     target = xp.ascontiguousarray(target if target.dtype.name in TARGETS else target.astype(np.int64))
     rows, classes = input.shape
-    losses, lse = xp.empty(rows, np.float32), xp.empty(rows, np.float32)
+    losses, lse = xp.empty(rows, np.float32), xp.empty((rows, 2), np.float32)
     if rows == 0:
         return losses, lse
     group, rows_per_block = (32, 4) if classes <= WARP_CLASSES else (512, 1)

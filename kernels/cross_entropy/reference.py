@@ -3,19 +3,20 @@
     lse_r  = log sum_c exp(input_rc)
     loss_r = lse_r - input[r, target_r],   0 where target_r is ignore_index
 
-The gradient of row r is grad_r * (softmax(input_r) - onehot(target_r)), with softmax = exp(input - lse); an ignored
-row's is zeros, whatever the row holds. Losses and lse are float32 (float64 for float64 input): half precision would
-round a loss to three digits before the mean is taken.
+The gradient of row r is grad_r * (softmax(input_r) - onehot(target_r)); an ignored row's is zeros, whatever the row
+holds. With m_r the row's peak, softmax = exp((input - m) - log sum exp(input - m)), and lse is handed over as those two
+terms: rounded as one number it would lose the digits of the second where logits are large. Losses and lse are float32
+(float64 for float64 input): half precision would round a loss to three digits before the mean is taken.
 """
 
 import numpy as np
 
-from ..precision import widen
+from ..precision import ieee_arithmetic, widen
 
 
-@np.errstate(invalid="ignore", divide="ignore")
+@ieee_arithmetic
 def cross_entropy(input, target, ignore_index):
-    """(losses, lse), each (rows,), from (rows, classes) logits and (rows,) integer targets."""
+    """(losses, lse), (rows,) and (rows, 2), from (rows, classes) logits and (rows,) integer targets."""
     x = widen(input)
     peak = x.max(axis=1, initial=-np.inf)
     shift = np.where(np.isinf(peak), 0, peak)
@@ -24,14 +25,15 @@ def cross_entropy(input, target, ignore_index):
     losses = np.zeros_like(log_total)
     # log_total - (x - shift) keeps the digits that lse - x loses when all logits are large.
     losses[counted] = log_total[counted] - (x[counted, target[counted]] - shift[counted])
-    return losses, log_total + shift
+    return losses, np.stack([shift, log_total], axis=1)
 
 
-@np.errstate(invalid="ignore")
+@ieee_arithmetic
 def cross_entropy_backward(grad_losses, input, target, lse, ignore_index):
-    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward pass."""
+    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward."""
     counted = np.flatnonzero(target != ignore_index)
-    difference = np.exp(widen(input)[counted] - widen(lse)[counted, None])
+    shift, log_total = widen(lse)[counted].T[:, :, None]
+    difference = np.exp(widen(input)[counted] - shift - log_total)
     difference[np.arange(counted.size), target[counted]] -= 1
     grad_input = np.zeros(input.shape, dtype=input.dtype)
     grad_input[counted] = (difference * widen(grad_losses)[counted, None]).astype(input.dtype)

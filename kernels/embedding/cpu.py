@@ -5,9 +5,8 @@ array, is not copied. The gradient adds the occurrences of an id in their order,
 """
 
 import numpy as np
-from numba import prange
 
-from .._numba import address_of, as_addressed_array, helper, kernel
+from .._numba import address_of, as_addressed_array, helper, kernel, parallel_kernel, region
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import lanes, pointer, pointer_at
 
@@ -38,7 +37,7 @@ def embedding_backward(grad_output, input, num_embeddings):
     if grad_output.size:
         ids, first = _ids(input), np.full(num_embeddings, -1)
         tasks = min(task_count(grad_output.nbytes, GRAIN_BYTES), -(-dim // STRIPE))
-        _scatter(flat(grad_output), ids, dim, first, np.empty_like(ids), grad_weight, tasks)
+        _scatter(flat(grad_output), ids, dim, first, np.empty_like(ids), np.empty(dim), grad_weight, tasks)
     return grad_weight
 
 
@@ -46,25 +45,15 @@ def _ids(input):
     return flat(np.asarray(input, np.int64))
 
 
-@helper
-def _gather_rows(table, stride, like, ids, out, width, first, last):
+@parallel_kernel
+def _gather(table, stride, like, ids, out, task, tasks):
+    """out = the rows of the table that lies at the address `table`, of elements as in the array `like`."""
+    width = out.size // ids.size
     shift = 16 * (lanes(like) // lanes(out) - 1)  # known to the compiler: 0, or 16 from 16 bits to 32
-    for i in range(first, last):
+    for i in range(share(ids.size, task, tasks), share(ids.size, task + 1, tasks)):
         row, target = pointer_at(table + ids[i] * stride, like), pointer(out, i * width)
         for c in range(width):
             target[c] = np.uint32(row[c]) << shift
-
-
-@kernel(parallel=True)
-def _gather(table, stride, like, ids, out, tasks):
-    """out = the rows of the table that lies at the address `table`, of elements as in the array `like`."""
-    width = out.size // ids.size
-    if tasks == 1:
-        _gather_rows(table, stride, like, ids, out, width, 0, ids.size)
-    else:
-        for task in prange(tasks):
-            first, last = share(ids.size, task, tasks), share(ids.size, task + 1, tasks)
-            _gather_rows(table, stride, like, ids, out, width, first, last)
 
 
 @helper
@@ -75,32 +64,28 @@ def _link_occurrences(ids, first, following):
         first[ids[i]] = i
 
 
-@helper
-def _sum_columns(grad, ids, dim, first, following, out, start, stop):
-    """Columns `start` to `stop` of every id's gradient."""
-    exact = np.empty(stop - start)
+@region
+def _sum_columns(grad, ids, dim, first, following, exact, out, task, tasks):
+    """A stripe of columns of every id's gradient; `exact`: (dim,) of float64, to sum in."""
+    stripes = (dim + STRIPE - 1) // STRIPE
+    start, stop = share(stripes, task, tasks) * STRIPE, min(share(stripes, task + 1, tasks) * STRIPE, dim)
     for i in range(ids.size):
         if first[ids[i]] != i:
             continue
-        exact[:] = 0.0
+        for c in range(start, stop):
+            exact[c] = 0.0
         occurrence = i
         while occurrence >= 0:
-            row = pointer(grad, occurrence * dim + start)
-            for c in range(stop - start):
+            row = pointer(grad, occurrence * dim)
+            for c in range(start, stop):
                 exact[c] += row[c]
             occurrence = following[occurrence]
-        target = pointer(out, ids[i] * dim + start)
-        for c in range(stop - start):
+        target = pointer(out, ids[i] * dim)
+        for c in range(start, stop):
             target[c] = exact[c]
 
 
-@kernel(parallel=True)
-def _scatter(grad, ids, dim, first, following, out, tasks):
+@kernel(regions=True)
+def _scatter(grad, ids, dim, first, following, exact, out, tasks):
     _link_occurrences(ids, first, following)
-    if tasks == 1:
-        _sum_columns(grad, ids, dim, first, following, out, 0, dim)
-    else:
-        stripes = (dim + STRIPE - 1) // STRIPE
-        for task in prange(tasks):
-            start, stop = share(stripes, task, tasks) * STRIPE, min(share(stripes, task + 1, tasks) * STRIPE, dim)
-            _sum_columns(grad, ids, dim, first, following, out, start, stop)
+    _sum_columns(grad, ids, dim, first, following, exact, out, tasks)

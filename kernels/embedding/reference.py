@@ -10,6 +10,8 @@ id, such as the first position, occurs thousands of times). A row that does not 
 
 import numpy as np
 
+from ..precision import ieee_arithmetic
+
 
 def embedding(input, weight):
     """Ids of any shape to (*shape of the ids, dim), of the weight's dtype but float32 from bfloat16."""
@@ -17,6 +19,7 @@ def embedding(input, weight):
     return rows.astype(np.float32) if weight.dtype.name == "bfloat16" else rows
 
 
+@ieee_arithmetic
 def embedding_backward(grad_output, input, num_embeddings):
     """Gradient of the (num_embeddings, dim) weight."""
     grad_weight = np.zeros((num_embeddings, grad_output.shape[-1]), dtype=grad_output.dtype)

@@ -1,8 +1,6 @@
 """Gated activation on the CPU: a row of gate and value at a time."""
 
-from numba import prange
-
-from .._numba import empty, helper, inline_helper, kernel
+from .._numba import empty, helper, inline_helper, parallel_kernel
 from .._numba.pointwise import activation_derivative, activation_function
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, lanes, load_masked, store_masked, wide_pointer
@@ -55,14 +53,10 @@ def forward_rows(x, gate_first, code, width, out, first, last):
             _forward_vector(gate, value, code, target, full, first_lanes(gate, width - full))
 
 
-@kernel(parallel=True)
-def _forward(x, gate_first, code, width, out, tasks):
+@parallel_kernel
+def _forward(x, gate_first, code, width, out, task, tasks):
     rows = out.size // width
-    if tasks == 1:
-        forward_rows(x, gate_first, code, width, out, 0, rows)
-    else:
-        for task in prange(tasks):
-            forward_rows(x, gate_first, code, width, out, share(rows, task, tasks), share(rows, task + 1, tasks))
+    forward_rows(x, gate_first, code, width, out, share(rows, task, tasks), share(rows, task + 1, tasks))
 
 
 @inline_helper
@@ -72,10 +66,10 @@ def _backward_vector(grad, gate, value, code, grad_gate, grad_value, i, inside):
     store_masked(grad_value, i, d * activation_function(code, g), inside)
 
 
-@helper
-def _backward_rows(grad, x, gate_first, code, width, out, first, last):
-    full = width - width % lanes(wide_pointer(x, 0))
-    for row in range(first, last):
+@parallel_kernel
+def _backward(grad, x, gate_first, code, width, out, task, tasks):
+    rows, full = grad.size // width, width - width % lanes(wide_pointer(x, 0))
+    for row in range(share(rows, task, tasks), share(rows, task + 1, tasks)):
         gate, value = _gate_and_value(x, row, gate_first, width)
         targets, source = _gate_and_value(out, row, gate_first, width), wide_pointer(grad, row * width)
         everywhere = first_lanes(gate, lanes(gate))
@@ -83,14 +77,3 @@ def _backward_rows(grad, x, gate_first, code, width, out, first, last):
             _backward_vector(source, gate, value, code, *targets, i, everywhere)
         if full < width:
             _backward_vector(source, gate, value, code, *targets, full, first_lanes(gate, width - full))
-
-
-@kernel(parallel=True)
-def _backward(grad, x, gate_first, code, width, out, tasks):
-    rows = grad.size // width
-    if tasks == 1:
-        _backward_rows(grad, x, gate_first, code, width, out, 0, rows)
-    else:
-        for task in prange(tasks):
-            first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-            _backward_rows(grad, x, gate_first, code, width, out, first, last)

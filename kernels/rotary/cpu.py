@@ -5,9 +5,8 @@ place, in one pass.
 """
 
 import numpy as np
-from numba import prange
 
-from .._numba import address_of, as_addressed_array, empty, helper, inline_helper, kernel
+from .._numba import address_of, as_addressed_array, empty, helper, inline_helper, parallel_kernel
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, pointer, pointer_at, store_masked
 from .._numba.steps import ADDRESS, record
@@ -115,13 +114,9 @@ def _row(place, token, part, head, like):
     )
 
 
-@kernel(parallel=True)
-def _rotate(cos, sin, offsets, positions, plan, tasks):
+@parallel_kernel
+def _rotate(cos, sin, offsets, positions, plan, task, tasks):
     """`plan`: an array of one PLAN."""
     tokens = plan[0].tokens
-    if tasks == 1:
-        rotate_tokens(cos, sin, offsets, positions, plan[0], 0, tokens)
-    else:
-        for task in prange(tasks):
-            first, last = share(tokens, task, tasks), share(tokens, task + 1, tasks)
-            rotate_tokens(cos, sin, offsets, positions, plan[0], first, last)
+    first, last = share(tokens, task, tasks), share(tokens, task + 1, tasks)
+    rotate_tokens(cos, sin, offsets, positions, plan[0], first, last)

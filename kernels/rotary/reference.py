@@ -11,10 +11,10 @@ they are. A rotation's gradient is the rotation back: the same with -sin.
 
 import numpy as np
 
-from ..precision import widen
+from ..precision import ieee_arithmetic, widen
 
 
-@np.errstate(all="ignore")
+@ieee_arithmetic
 def rotary(input, cos, sin, cu_seqlens, positions, interleaved, inplace):
     """(tokens, ..., head_dim) turned by rows `positions` of the tables, or by those of each token's place."""
     output = input if inplace else np.array(input, order="C")

@@ -1,9 +1,8 @@
 """Softmax on the CPU: a row at a time, in three passes over a row that the first-level cache still holds."""
 
 import numpy as np
-from numba import prange
 
-from .._numba import empty, helper, inline_helper, kernel
+from .._numba import empty, helper, inline_helper, parallel_kernel
 from .._numba.rows import flat, peak, share, task_count
 from .._numba.simd import (
     broadcast,
@@ -70,20 +69,11 @@ def _forward_row(x, out, width):
         store_masked(out, full, load_masked(out, full, tail, 0.0) * factor, tail)
 
 
-@helper
-def _forward_rows(x, out, width, first, last):
-    for at in range(first * width, last * width, width):
-        _forward_row(wide_pointer(x, at), wide_pointer(out, at), width)
-
-
-@kernel(parallel=True)
-def _forward(x, out, width, tasks):
+@parallel_kernel
+def _forward(x, out, width, task, tasks):
     rows = x.size // width
-    if tasks == 1:
-        _forward_rows(x, out, width, 0, rows)
-    else:
-        for task in prange(tasks):
-            _forward_rows(x, out, width, share(rows, task, tasks), share(rows, task + 1, tasks))
+    for at in range(share(rows, task, tasks) * width, share(rows, task + 1, tasks) * width, width):
+        _forward_row(wide_pointer(x, at), wide_pointer(out, at), width)
 
 
 @helper
@@ -103,17 +93,8 @@ def _backward_row(grad, y, out, width):
         store_masked(out, full, last, tail)
 
 
-@helper
-def _backward_rows(grad, y, out, width, first, last):
-    for at in range(first * width, last * width, width):
-        _backward_row(wide_pointer(grad, at), wide_pointer(y, at), wide_pointer(out, at), width)
-
-
-@kernel(parallel=True)
-def _backward(grad, y, out, width, tasks):
+@parallel_kernel
+def _backward(grad, y, out, width, task, tasks):
     rows = y.size // width
-    if tasks == 1:
-        _backward_rows(grad, y, out, width, 0, rows)
-    else:
-        for task in prange(tasks):
-            _backward_rows(grad, y, out, width, share(rows, task, tasks), share(rows, task + 1, tasks))
+    for at in range(share(rows, task, tasks) * width, share(rows, task + 1, tasks) * width, width):
+        _backward_row(wide_pointer(grad, at), wide_pointer(y, at), wide_pointer(out, at), width)

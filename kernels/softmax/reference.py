@@ -11,10 +11,10 @@ anywhere in a slice makes the whole slice NaN, as the definition does.
 
 import numpy as np
 
-from ..precision import widen
+from ..precision import ieee_arithmetic, widen
 
 
-@np.errstate(invalid="ignore", over="ignore")
+@ieee_arithmetic
 def softmax(input, dim):
     """Softmax of `input` along axis `dim`."""
     x = widen(input)
@@ -24,7 +24,7 @@ def softmax(input, dim):
     return np.asarray(exponentials / np.where(total == 0, 1, total), input.dtype)
 
 
-@np.errstate(invalid="ignore")
+@ieee_arithmetic
 def softmax_backward(grad_output, output, dim):
     """Gradient of the softmax input from the gradient of its output and the output itself."""
     grad, y = widen(grad_output), widen(output)

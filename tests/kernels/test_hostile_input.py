@@ -70,6 +70,11 @@ HOSTILE = {
     ),
     "layer_norm, eps below 0": (lambda: kernels.layer_norm(f32(3), eps=-1e-5), ValueError, "eps -1e-05 0"),
     "layer_norm, eps NaN": (lambda: kernels.layer_norm(f32(3), eps=np.nan), ValueError, "eps nan finite"),
+    "layer_norm, eps beyond all floats": (
+        lambda: kernels.layer_norm(f32(3), eps=10**400),
+        ValueError,
+        "eps 1329 bits finite",
+    ),
     "layer_norm, eps a text": (lambda: kernels.layer_norm(f32(3), eps="1"), TypeError, "eps number '1'"),
     "layer_norm, gradient's shape": (
         lambda: kernels.layer_norm_backward(f32(3), f32(2, 3)),

@@ -2,11 +2,12 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from tests.kernels.arrays import DTYPES
 from tests.kernels.conformance.cases import CASES
-from tests.kernels.conformance.checks import DTYPES_OF, KERNELS, assert_conforms, on_disk
+from tests.kernels.conformance.checks import DTYPES_OF, KERNELS, assert_conforms, on_disk, results
 
 # Half a minute of compiling for each direction.
 SLOW = {("attention", "numba", "float64", "relative"): pytest.mark.slow}
@@ -44,3 +45,10 @@ def test_every_operation_is_complete():
         if not (KERNELS / operation / file).is_file()
     ]
     assert not missing
+
+
+@pytest.mark.parametrize("operation", [it for it in CASES if it not in ("linear", "attention")])
+def test_numpy_settings_do_not_reach_the_definition(operation):
+    with np.errstate(all="raise"):
+        for case in CASES[operation].values():
+            results(case, operation, "numpy", np.float32, np.float32, "contiguous")
