@@ -11,11 +11,12 @@ from numba.extending import overload
 
 from ..activation_names import NO_ACTIVATION
 from . import isa
+from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
 from .low_precision import corrected_sums
 from .pointwise import activation_function
 from .rows import share
-from .simd import first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
+from .simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
 from .tasks import take_task
 from .tile import make_fetching_tile
 
@@ -31,8 +32,8 @@ _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
 
 
 def scratch_size(dtype) -> int:
-    """Elements of the scratch of one task, for sums of a NumPy dtype."""
-    return TASK_ROWS * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes // dtype.itemsize
+    """Elements of the scratch of one task, for sums of a NumPy dtype that begin on a cache line."""
+    return (TASK_ROWS * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + CACHE_LINE) // dtype.itemsize
 
 
 @inline_helper
@@ -52,7 +53,7 @@ def finish_with(finish):
 
 
 @helper
-def run_product(a, strides, panels, output, finish, levels, counter, sums):
+def run_product(a, strides, panels, output, finish, levels, counter, scratch):
     """Take tasks of output = activation(a @ panels + bias) + residual until there are none left.
 
     Args:
@@ -62,11 +63,12 @@ def run_product(a, strides, panels, output, finish, levels, counter, sums):
         finish: what `finish_with` makes of bias, residual and activation.
         levels: None, or for int8 pointers to (zero, step, scale, column_sums): of each row, of each panel's column.
         counter: hands out the tasks.
-        sums: scratch of `scratch_size` elements of the dtype of the sums.
+        scratch: `scratch_size` elements of the dtype of the sums.
     """
     count, rows = panels.shape[0], output.shape[0]
     blocks = (rows + TASK_ROWS - 1) // TASK_ROWS
     tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
+    sums = aligned(scratch)
     task = take_task(counter)
     while task < blocks * count:
         following = take_task(counter)

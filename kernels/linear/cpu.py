@@ -179,7 +179,7 @@ def _finish(bias, residual, activation, output):
 def _tasks(sums_dtype):
     """A counter that hands out tasks, scratch for the sums of each thread, the number of threads."""
     threads = num_threads()
-    return np.zeros(1, np.int64), aligned_empty((threads, scratch_size(sums_dtype)), sums_dtype), threads
+    return np.zeros(1, np.int64), np.empty((threads, scratch_size(sums_dtype)), sums_dtype), threads
 
 
 # --- kernels ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .._numba import aligned_empty, empty, kernel, num_threads, region
+from .._numba import empty, kernel, num_threads, region
 from .._numba.product import scratch_size
 from .._numba.steps import OPTIONS
 from ..attention import step as attention
@@ -60,7 +60,7 @@ class StepTable:
         """Run the steps in their order."""
         self._counters.fill(0)
         threads = num_threads()
-        room = self._counters, aligned_empty((threads, scratch_size(self._sums)), self._sums)
+        room = self._counters, np.empty((threads, scratch_size(self._sums)), self._sums)
         _run(self._index, self._records, room, *self._storage, threads)
 
 
