@@ -112,6 +112,13 @@ FAMILIES: Mapping[str, TokenizerFamily] = {
     "ElectraTokenizer": _BERT,
     "MobileBertTokenizer": _BERT,
     "DistilBertTokenizer": replace(_BERT, input_names=NO_TYPES),
+    "MPNetTokenizer": replace(
+        _BERT,
+        special_tokens=_ANGLES | {"unk_token": "[UNK]", "mask_token": AddedTokenSettings("<mask>", lstrip=True)},
+        pair="cls_token $A sep_token sep_token $B sep_token",
+        input_names=NO_TYPES,
+        trims_offsets=True,
+    ),
     "RobertaTokenizer": _ROBERTA,
     # The entities' names stand in the text's vocabulary, too, as in transformers 5.
     "LukeTokenizer": replace(
@@ -182,6 +189,7 @@ CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
     "luke": "LukeTokenizer",
     "mluke": "MLukeTokenizer",
     "mobilebert": "MobileBertTokenizer",
+    "mpnet": "MPNetTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "xlnet": "XLNetTokenizer",

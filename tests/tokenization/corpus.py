@@ -51,15 +51,16 @@ def training_texts() -> list[str]:
     return [*(topics[key] for key in sorted(topics)[:20]), *(text for text in HARD_TEXTS[:20] if "日" not in text)]
 
 
-def train_vocabulary(file: Path, *, lower_case: bool, size: int = 700) -> None:
+def train_vocabulary(
+    file: Path, *, lower_case: bool, size: int = 700, special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+) -> None:
     """Writes a WordPiece vocab.txt learnt from `training_texts`."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
+    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=list(special), show_progress=False)
     tokenizer.train_from_iterator(training_texts(), trainer)
     ids = tokenizer.get_vocab()
     file.write_text("\n".join(sorted(ids, key=ids.__getitem__)) + "\n", encoding="utf-8")

@@ -34,7 +34,10 @@ SENTENCEPIECE = {
     "CamembertTokenizer": ("sentencepiece.bpe.model", ["<s>", "</s>"], ("<unk>", 0)),
     "DebertaV2Tokenizer": ("spm.model", ["[PAD]", "[CLS]", "[SEP]"], ("[UNK]", 3)),
 }  # fmt: skip
-WORD_PIECE = ["BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "DistilBertTokenizer"]
+WORD_PIECE = {
+    **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "DistilBertTokenizer"), BRACKETS),
+    "MPNetTokenizer": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"],
+}
 
 
 def write_family(folder: Path, name: str) -> None:
@@ -46,7 +49,7 @@ def write_family(folder: Path, name: str) -> None:
         file, control, unknown = SENTENCEPIECE[name]
         (folder / file).write_bytes(sentencepiece_model(control, unknown))
     else:
-        tokens = [*BRACKETS, "the", "value", "##s", "."]
+        tokens = [*WORD_PIECE[name], "the", "value", "##s", "."]
         (folder / "vocab.txt").write_text("\n".join(tokens), encoding="utf-8")
 
 

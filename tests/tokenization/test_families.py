@@ -33,6 +33,7 @@ TEMPLATES = {
     "DebertaV2Tokenizer": ("[CLS] ▁the ▁value [SEP]", "[CLS] ▁the [SEP] ▁value [SEP]", [0, 0, 0, 1, 1]),
 }
 TEMPLATES |= dict.fromkeys(WORD_PIECE, TEMPLATES["BertTokenizer"])
+TEMPLATES["MPNetTokenizer"] = "<s> the value </s>", "<s> the </s> </s> value </s>", [0] * 6
 
 
 @pytest.fixture(params=FAMILIES)

@@ -38,7 +38,9 @@ SENTENCEPIECE = {
         | {"user_defined_symbols": ["<eop>", *SYMBOLS]},
     ),
 }
-FAMILIES = [*BYTE_BPE, *SENTENCEPIECE]
+# model_type: the tokens that stand first in its vocab.txt
+WORD_PIECE = {"mpnet": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]}
+FAMILIES = [*BYTE_BPE, *SENTENCEPIECE, *WORD_PIECE]
 LSTRIP = {"content": "[MASK]", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
 # How BERT's tokenizer is written: its tokenizer_config.json, and the files of the demonstration model that it has.
 BERT = {
@@ -89,6 +91,8 @@ def folders(request, tmp_path_factory):
             if model_type in BYTE_BPE:
                 train_byte_bpe(folder, BYTE_BPE[model_type])
                 config |= {"pad_token": "<|endoftext|>"} if model_type == "gpt2" else {}
+            elif model_type in WORD_PIECE:
+                train_vocabulary(folder / "vocab.txt", lower_case=True, special=WORD_PIECE[model_type])
             else:
                 file, options = SENTENCEPIECE[model_type]
                 train_sentencepiece(folder / file, **options)
