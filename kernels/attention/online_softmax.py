@@ -97,37 +97,33 @@ def rescale(sums, count, row, factors):
 
 
 @helper
-def finish_softmax(views, lse, place, first, count, head_dim, is_causal, sums, row, state):
-    """Divide by the sums; write outputs, lse and probabilities."""
-    _, _, _, output, probs, _, _ = views
-    s, h, start, _, _, keys = place
-    peaks, totals, width = state[1], state[2], 2 * lanes(sums)
+def finish_softmax(views, place, first, count, head_dim, sums, row, state):
+    """Divide by the sums; write outputs and lse."""
+    _, _, _, output, _, _, _, lse = views
+    s, h, start, _, _, _ = place
+    peaks, totals = state[1], state[2]
     for i in range(count):
-        total = totals[i]
+        total, both = totals[i], row_pointer(lse, s, h, start + first + i, sums)
         factor = 1 / total if total != 0 else total
-        _copy_scaled(pointer(sums, i * row), factor, head_dim, row_pointer(output, s, h, start + first + i, sums))
-        batch, query = min(s, len(lse) - 1), start + first + i
-        lse[batch, h, query, 0] = peaks[i] if total == total else total
-        lse[batch, h, query, 1] = math.log(total) if total != 0 else total
-        if probs[0] != 0:
-            written = min(keys, first + min((i // width + 1) * width, count)) if is_causal else keys
-            _exponentiate(row_pointer(probs, s, h, first + i, sums), written, peaks[i], factor)
+        copy_scaled(pointer(sums, i * row), factor, head_dim, row_pointer(output, s, h, start + first + i, sums))
+        both[0] = peaks[i] if total == total else total
+        both[1] = math.log(total) if total != 0 else total
 
 
 @helper
-def _copy_scaled(source, factor, count, target):
+def finish_probs(row, first, end, peak, total):
+    """Turn the scores from `first` to `end` of a row into probabilities."""
+    shift, factor = _shift(broadcast(row, peak)), 1 / total if total != 0 else total
+    for j in range(first, end, lanes(row)):
+        inside = first_lanes(row, end - j)
+        value = exp2((load_masked(row, j, inside, 0.0) - shift) * LOG2_E) * factor
+        store_masked(row, j, value, inside)
+
+
+@helper
+def copy_scaled(source, factor, count, target):
     full = count - count % lanes(source)
     for j in range(0, full, lanes(source)):
         store(target, j, load(source, j) * factor)
     if full < count:
         store_masked(target, full, load(source, full) * factor, first_lanes(source, count - full))
-
-
-@helper
-def _exponentiate(row, count, peak, factor):
-    """Turn a row of scores into probabilities."""
-    shift = _shift(broadcast(row, peak))
-    for j in range(0, count, lanes(row)):
-        inside = first_lanes(row, count - j)
-        value = exp2((load_masked(row, j, inside, 0.0) - shift) * LOG2_E) * factor
-        store_masked(row, j, value, inside)

@@ -1,4 +1,4 @@
-"""The backward kernel: attention's (attention/backward.py), with the terms of relative position and their gradients.
+"""The products of content and relative position in the backward kernel (backward.py), and their gradients.
 
 For one sequence and head the tables' rows are laid out by distance, those of A (position_key) descending, at
 key - query, and those of B (position_query) ascending, at query - key, both counted from 0; so are their gradients,
@@ -17,13 +17,11 @@ head, and two blocks of scores, beside attention's.
 Measured (Zen 4, 1 thread, 12 heads of 64): about 3 times as long as attention's with both tables at 1x512 and 8x128.
 """
 
-from numba import prange
-
-from .._numba import helper, inline_helper, kernel
+from .._numba import helper, inline_helper
 from .._numba.ladder import TILE_ROWS, multiply
 from .._numba.operands import lay_rows
 from .._numba.panels import SUM_DEPTH, pack_panel, pack_strip
-from .._numba.scores import MOST_TILES, clear, copy_scaled, longest_sequence, row_pointer, whole_panels
+from .._numba.scores import clear, copy_scaled, row_pointer, whole_panels
 from .._numba.simd import (
     broadcast,
     first_lanes,
@@ -37,10 +35,12 @@ from .._numba.simd import (
     store,
     store_masked,
 )
-from .backward import run_backward
+from .backward import ROWS
 from .forward import row_size
+from .records import row_at, rows_of, segment_pointers, segments_of, view_of
 from .terms import (
     add_terms_to_rows,
+    backward_terms_of,
     backward_terms_size,
     begin_terms,
     differentiate_terms,
@@ -48,40 +48,18 @@ from .terms import (
     with_terms,
 )
 
-ROWS = MOST_TILES * TILE_ROWS  # the most queries of a block
 
-
-@kernel(parallel=True)
-def backward(
-    query, key, value, grad_output, grad_query, grad_key, grad_value, mask,
-    query_for_position, position_key, position_query, segment_scores,
-    grad_query_for_position, grad_position_key, grad_position_query, grad_segment_scores,
-    distance_rows, segment_ids, segment_ids_k, lse, sequences, groups, head_dim, scale, counter, threads,
-):  # fmt: skip
-    """Views of arrays as in attention's; those of the gradients of the tables have the parts as their batch."""
-    if threads == 1:
-        nothing = 0, 0, 0, 0
-        inputs, gradients = (query, key, value, grad_output), (grad_query, grad_key, grad_value, nothing)
-        terms = (
-            (query_for_position, grad_query_for_position), (position_key, grad_position_key),
-            (position_query, grad_position_query, key), (segment_scores, grad_segment_scores),
-            (pointer(distance_rows, 0), len(distance_rows) // 2),
-            (pointer(segment_ids, 0), pointer(segment_ids_k, 0)), groups[0],
-        )  # fmt: skip
-        options = head_dim, False, scale
-        run_backward(inputs, gradients, (mask, nothing), lse, sequences, groups, options, terms, counter)
-    else:
-        for _ in prange(threads):
-            nothing = 0, 0, 0, 0
-            inputs, gradients = (query, key, value, grad_output), (grad_query, grad_key, grad_value, nothing)
-            terms = (
-                (query_for_position, grad_query_for_position), (position_key, grad_position_key),
-                (position_query, grad_position_query, key), (segment_scores, grad_segment_scores),
-                (pointer(distance_rows, 0), len(distance_rows) // 2),
-                (pointer(segment_ids, 0), pointer(segment_ids_k, 0)), groups[0],
-            )  # fmt: skip
-            options = head_dim, False, scale
-            run_backward(inputs, gradients, (mask, nothing), lse, sequences, groups, options, terms, counter)
+@with_terms(backward_terms_of)
+def _terms_of(step, relative):
+    """((query for position, its gradient), (position_key, ...), (position_query, ..., key), (segment scores, ...,
+    segments), rows of distances, parts of the tables' gradients)."""
+    return (
+        (view_of(step.query_for_position), view_of(step.grad_query_for_position)),
+        (view_of(step.position_key), view_of(step.grad_position_key)),
+        (view_of(step.position_query), view_of(step.grad_position_query), view_of(step.key)),
+        (view_of(step.segment_scores), view_of(step.grad_segment_scores), segments_of(step)),
+        rows_of(step), step.parts,
+    )  # fmt: skip
 
 
 # --- the scratch of a sequence and head -------------------------------------------------------------
@@ -106,8 +84,7 @@ def _turned_row(like):
 
 
 @with_terms(backward_terms_size)
-def _backward_terms_size(terms, sequences, head_dim, like):
-    queries, keys = longest_sequence(sequences, 1), longest_sequence(sequences, 3)
+def _backward_terms_size(terms, queries, keys, head_dim, like):
     columns, width, distances = whole_panels(head_dim, like), 2 * lanes(like), _distances(queries, keys, like)
     by_distance = 2 * (head_dim + 2 * columns) * distances
     of_tokens = (keys + TILE_ROWS + 2 * (ROWS + TILE_ROWS)) * columns + row_size(keys, like)
@@ -139,9 +116,9 @@ def _carve_scratch(scratch, queries, keys, head_dim):
 
 
 @with_terms(begin_terms)
-def _begin_relative_terms(terms, sequences, s, h, head_dim, scratch):
-    _, position_key, position_query, segments, rows, ids, _ = terms
-    queries, start_k, keys = sequences[s, 1], sequences[s, 2], sequences[s, 3]
+def _begin_relative_terms(terms, place, head_dim, scratch):
+    _, position_key, position_query, segments, rows, _ = terms
+    s, h, h_k, _, queries, start_k, keys = place
     columns, distances = whole_panels(head_dim, scratch), _distances(queries, keys, scratch)
     tables, (k_rows, _, _, own), _ = _carve_scratch(scratch, queries, keys, head_dim)
     if position_key[0][0] != 0:
@@ -149,21 +126,20 @@ def _begin_relative_terms(terms, sequences, s, h, head_dim, scratch):
     if position_query[0][0] != 0:
         _lay_table(position_query[0], h, rows, 1 - queries - 2 * lanes(scratch), 1, head_dim, distances, tables[1])
         key = position_query[2]
-        lay_rows(row_pointer(key, s, h, start_k, scratch), key[3], keys, head_dim, k_rows, columns, scratch[0])
+        lay_rows(row_pointer(key, s, h_k, start_k, scratch), key[3], keys, head_dim, k_rows, columns, scratch[0])
     if segments[0][0] != 0:
+        _, segment_ids_k = segment_pointers(segments[2], s)
         for j in range(keys):
-            own[j] = ids[1][start_k + j]
+            own[j] = segment_ids_k[start_k + j]
 
 
 @helper
 def _lay_table(table, h, rows, distance, step, head_dim, count, target):
     """Rows and columns of a table for `count` distances from the first one on; zeros as their gradients."""
     as_columns, as_rows, grad = target
-    row_of, last = rows
     columns = whole_panels(head_dim, grad)
     for u in range(count):
-        d = min(max(distance + step * u, -last), last)
-        source = row_pointer(table, 0, h, row_of[d + last], grad)
+        source = row_pointer(table, 0, h, row_at(rows, distance + step * u), grad)
         lay_rows(source, 0, 1, head_dim, pointer(as_rows, u * columns), columns, grad[0])
     for u in range(0, count, lanes(grad)):
         pack_strip(pointer(as_rows, u * columns), columns, 1, lanes(grad), head_dim, pointer(as_columns, u), count)
@@ -174,43 +150,46 @@ def _lay_table(table, h, rows, distance, step, head_dim, count, target):
 
 
 @with_terms(add_terms_to_rows)
-def _add_relative_terms(terms, sequences, block, head_dim, scratch, products, row):
-    query_for_position, position_key, position_query, segments, _, ids, _ = terms
-    s, h, first, count = block
-    start, queries, keys = sequences[s, 0], sequences[s, 1], sequences[s, 3]
+def _add_relative_terms(terms, place, block, head_dim, scratch, products, row):
+    query_for_position, position_key, position_query, segments, _, _ = terms
+    s, h, _, start, queries, _, keys = place
+    first, count, low, seen = block
     (table_a, table_b), (k_rows, p_rows, _, own), spare = _carve_scratch(scratch, queries, keys, head_dim)
     if position_key[0][0] != 0:
         p, columns = query_for_position[0], whole_panels(head_dim, scratch)
         lay_rows(row_pointer(p, s, h, start + first, scratch), p[3], count, head_dim, p_rows, columns, scratch[0])
-        _add_content_to_position(p_rows, table_a[0], queries, keys, first, count, head_dim, spare[0], products, row)
+        _add_content_to_position(p_rows, table_a[0], queries, keys, block, head_dim, spare[0], products, row)
     if position_query[0][0] != 0:
-        _add_position_to_content(k_rows, table_b[0], queries, keys, first, count, head_dim, spare, products, row)
+        _add_position_to_content(k_rows, table_b[0], queries, keys, block, head_dim, spare, products, row)
     if segments[0][0] != 0:
+        segment_ids, _ = segment_pointers(segments[2], s)
         for r in range(count):
             scores = row_pointer(segments[0], s, h, start + first + r, scratch)
-            _add_segments(scores, ids[0][start + first + r], own, keys, pointer(products, r * row))
+            _add_segments(scores, segment_ids[start + first + r], pointer(own, low), seen, pointer(products, r * row))
 
 
 @helper
-def _add_content_to_position(p_rows, table, queries, keys, first, count, head_dim, shifted, products, row):
+def _add_content_to_position(p_rows, table, queries, keys, block, head_dim, shifted, products, row):
+    first, count, low, seen = block
     columns, distances = whole_panels(head_dim, table), _distances(queries, keys, table)
-    used, at = _shifted_row(keys, table), queries - first - count
+    used, at = _shifted_row(seen, table), queries - first - count + low
     right = pointer(table, at)
-    multiply(p_rows, columns, 1, count, right, distances, head_dim, keys + count - 1, shifted, used, False)
+    multiply(p_rows, columns, 1, count, right, distances, head_dim, seen + count - 1, shifted, used, False)
     for r in range(count):
         source, target = pointer(shifted, r * used + count - 1 - r), pointer(products, r * row)
-        for j in range(0, keys, lanes(table)):
+        for j in range(0, seen, lanes(table)):
             store(target, j, load(target, j) + load(source, j))
 
 
 @helper
-def _add_position_to_content(k_rows, table, queries, keys, first, count, head_dim, scratch, products, row):
+def _add_position_to_content(k_rows, table, queries, keys, block, head_dim, scratch, products, row):
     _, turned, spare = scratch
+    first, count, low, seen = block
     columns, distances = whole_panels(head_dim, table), _distances(queries, keys, table)
     width, used, depth = 2 * lanes(table), _turned_row(table), max(count, lanes(table))  # whole blocks are transposed
-    for j in range(0, keys, width):
-        part = min(width, keys - j)
-        left, right = pointer(k_rows, j * columns), pointer(table, first + keys - j)
+    for j in range(0, seen, width):
+        part = min(width, seen - j)
+        left, right = pointer(k_rows, (low + j) * columns), pointer(table, first + keys - low - j)
         multiply(left, columns, 1, part, right, distances, head_dim, depth + width - 1, turned, used, False)
         pack_panel(pointer(turned, width - 1), used - 1, 1, part, depth, spare, width)
         for r in range(count):
@@ -231,41 +210,49 @@ def _add_segments(scores, segment, of_keys, keys, products):
 
 
 @with_terms(differentiate_terms)
-def _differentiate(terms, sequences, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k, columns):
-    query_for_position, position_key, position_query, segments, _, ids, _ = terms
-    s, h, first, count = block
-    start, queries, keys = sequences[s, 0], sequences[s, 1], sequences[s, 3]
+def _differentiate(terms, place, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k):
+    query_for_position, position_key, position_query, segments, _, _ = terms
+    s, h, _, start, queries, _, keys = place
+    first, count, low, seen = block
+    columns = whole_panels(head_dim, scratch)
     tables, (k_rows, p_rows, grad_p, own), (shifted, turned, _) = _carve_scratch(scratch, queries, keys, head_dim)
-    size = queries, keys, first, count, head_dim
     if position_key[0][0] != 0:
         p = query_for_position[1]
         target = grad_q if p[0] == 0 else grad_p
-        _differentiate_content_to_position(grad_scores, row, size, p_rows, tables[0], shifted, target, p[0] == 0)
+        at = queries - first - count + low
+        _differentiate_content_to_position(
+            grad_scores, row, block, head_dim, p_rows, tables[0], at, shifted, target, p[0] == 0
+        )
         for r in range(count if p[0] != 0 else 0):
             of_query = row_pointer(p, s, h, start + first + r, scratch)
             copy_scaled(pointer(grad_p, r * columns), scale, head_dim, of_query)
     if position_query[0][0] != 0:
-        _differentiate_position_to_content(grad_scores, row, size, k_rows, tables[1], turned, grad_k)
+        _differentiate_position_to_content(
+            grad_scores, row, block, head_dim, pointer(k_rows, low * columns), tables[1], keys, turned, grad_k
+        )
     if segments[0][0] != 0:
+        segment_ids, _ = segment_pointers(segments[2], s)
         for r in range(count):
-            target = row_pointer(segments[1], s, h, start + first + r, scratch)
-            same, other = _sum_segments(pointer(grad_scores, r * row), keys, ids[0][start + first + r], own)
+            target, segment = row_pointer(segments[1], s, h, start + first + r, scratch), segment_ids[start + first + r]
+            same, other = _sum_segments(pointer(grad_scores, r * row), seen, segment, pointer(own, low))
             target[0], target[1] = scale * same, scale * other
 
 
 @helper
-def _differentiate_content_to_position(grad_scores, row, size, p_rows, table, shifted, grad_p, accumulate):
+def _differentiate_content_to_position(
+    grad_scores, row, block, head_dim, p_rows, table, at, shifted, grad_p, accumulate
+):  # fmt: skip
     """The gradient of p, and what this block adds to that of A."""
-    queries, keys, first, count, head_dim = size
+    _, count, _, seen = block
     _, rows, grad_rows = table
-    columns, used, at = whole_panels(head_dim, rows), _shifted_row(keys, rows), queries - first - count
+    columns, used = whole_panels(head_dim, rows), _shifted_row(seen, rows)
     clear(shifted, 0, count * used)
     for r in range(count):
         source, target = pointer(grad_scores, r * row), pointer(shifted, r * used + count - 1 - r)
-        for j in range(0, keys, lanes(rows)):
-            store_masked(target, j, load(source, j), first_lanes(rows, keys - j))
-    distances = keys + count - 1
-    for k in range(0, distances, SUM_DEPTH):
+        for j in range(0, seen, lanes(rows)):
+            store_masked(target, j, load(source, j), first_lanes(rows, seen - j))
+    distances = seen + count - 1
+    for k in range(0, max(distances, 1), SUM_DEPTH):  # with none the gradient is written, too
         left, right, part = pointer(shifted, k), pointer(rows, (at + k) * columns), min(SUM_DEPTH, distances - k)
         multiply(left, used, 1, count, right, columns, part, head_dim, grad_p, columns, accumulate or k > 0)
     whole = _whole_tiles(distances)
@@ -279,15 +266,15 @@ def _whole_tiles(rows):
 
 
 @helper
-def _differentiate_position_to_content(grad_scores, row, size, k_rows, table, turned, grad_k):
-    """What this block adds to the gradients of the keys and of B."""
-    _, keys, first, count, head_dim = size
+def _differentiate_position_to_content(grad_scores, row, block, head_dim, k_rows, table, keys, turned, grad_k):
+    """What this block adds to the gradients of its keys and of B."""
+    first, count, low, seen = block
     _, rows, grad_rows = table
     columns, used, width = whole_panels(head_dim, rows), _turned_row(rows), 2 * lanes(rows)
     clear(turned, 0, width * used)
     depth = count + width - 1
-    for j in range(0, keys, width):
-        part, at = min(width, keys - j), first + keys - j
+    for j in range(0, seen, width):
+        part, at = min(width, seen - j), first + keys - low - j
         for r in range(0, count, lanes(rows)):
             source, target = pointer(grad_scores, r * row + j), pointer(turned, width - 1 + r)
             pack_strip(source, row, 1, count - r, part, target, used - 1)
@@ -313,27 +300,25 @@ def _sum_segments(grad_scores, keys, segment, of_keys):
 
 
 @with_terms(finish_terms)
-def _finish(terms, sequences, s, h, head_dim, scale, scratch):
+def _finish(terms, place, head_dim, scale, scratch):
     """Add the gradients of a sequence's distances to those of the tables' rows."""
-    _, position_key, position_query, _, rows, _, parts = terms
-    queries, keys = sequences[s, 1], sequences[s, 3]
+    _, position_key, position_query, _, rows, parts = terms
+    s, h, _, _, queries, _, keys = place
     if queries == 0 or keys == 0:
         return
     ((_, _, grad_a), (_, _, grad_b)), _, _ = _carve_scratch(scratch, queries, keys, head_dim)
-    columns, count = whole_panels(head_dim, scratch), queries + keys - 1
+    columns, count, part = whole_panels(head_dim, scratch), queries + keys - 1, s % parts
     if position_key[0][0] != 0:
-        _add_rows(grad_a, columns, count, keys - 1, -1, rows, head_dim, scale, position_key[1], s % parts, h)
+        _add_rows(grad_a, columns, count, keys - 1, -1, rows, head_dim, scale, position_key[1], part, h)
     if position_query[0][0] != 0:
         grad_b = pointer(grad_b, 2 * lanes(scratch) * columns)
-        _add_rows(grad_b, columns, count, 1 - queries, 1, rows, head_dim, scale, position_query[1], s % parts, h)
+        _add_rows(grad_b, columns, count, 1 - queries, 1, rows, head_dim, scale, position_query[1], part, h)
 
 
 @helper
 def _add_rows(source, columns, count, distance, step, rows, head_dim, scale, table, part, h):
-    row_of, last = rows
     for u in range(count):
-        d = min(max(distance + step * u, -last), last)
-        target = row_pointer(table, part, h, row_of[d + last], source)
+        target = row_pointer(table, part, h, row_at(rows, distance + step * u), source)
         for c in range(0, head_dim, lanes(source)):
             inside = first_lanes(source, head_dim - c)
             total = fma(load(source, u * columns + c), scale, load_masked(target, c, inside, 0.0))

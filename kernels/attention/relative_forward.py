@@ -1,4 +1,4 @@
-"""The forward kernel: attention's (attention/forward.py), with the terms of relative position added to its scores.
+"""The products of content and relative position that the forward kernel (forward.py) adds to its scores.
 
 For a block of queries and keys the tables' rows are laid out once, a column for each distance between them, so that no
 row is looked up per score and all is a product of matrices and a shift:
@@ -17,64 +17,26 @@ Measured (Zen 4, 1 thread, 12 heads of 64, 8x128 and 1x512): with both tables 2.
 with one of them 1.5 to 1.8 times, with one and segments 1.6 to 1.7 times; bfloat16 the same.
 """
 
-from numba import prange
-
-from .._numba import helper, inline_helper, kernel
+from .._numba import helper, inline_helper
 from .._numba.ladder import TILE_ROWS, multiply, pointer_to_word
 from .._numba.operands import as_words, elements_per_word, lay_rows
 from .._numba.panels import pack_panel, pack_strip
 from .._numba.scores import row_pointer
 from .._numba.simd import broadcast, lanes, load, pointer, select, store
-from .forward import kernel_view, row_size, run
-from .terms import add_terms, prepare_terms, terms_size, with_terms
+from .forward import row_size
+from .records import row_at, rows_of, segment_pointers, segments_of, view_of
+from .terms import add_terms, prepare_terms, terms_of, terms_size, with_terms
 
 KEY_ROWS = TILE_ROWS * 2 // 3  # of a tile of the keys' products, a power of two as the lanes are
 
 
-@kernel(parallel=True)
-def forward(
-    query, query_strides, key, key_strides, value, value_strides, output, output_strides, probs, probs_strides,
-    mask, mask_strides, position_key, position_key_strides, position_query, position_query_strides,
-    query_for_position, query_for_position_strides, segment_scores, segment_scores_strides, lse, distance_rows,
-    segment_ids, segment_ids_k, cu_seqlens, cu_seqlens_k, sizes, scale, storage, counter, tasks,
-):  # fmt: skip
-    """As attention's: of each array its first row and its strides in bytes; what is absent is empty."""
-    if tasks == 1:
-        arrays = query, key, value, output, probs, mask, mask[:0]
-        strides = query_strides, key_strides, value_strides, output_strides, probs_strides, mask_strides, mask_strides
-        terms = _terms(
-            query_for_position, query_for_position_strides, position_key, position_key_strides,
-            position_query, position_query_strides, distance_rows,
-            segment_scores, segment_scores_strides, segment_ids, segment_ids_k,
-        )  # fmt: skip
-        run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, storage, counter, terms)
-    else:
-        for _ in prange(tasks):
-            arrays = query, key, value, output, probs, mask, mask[:0]
-            strides = (
-                query_strides, key_strides, value_strides, output_strides, probs_strides, mask_strides, mask_strides,
-            )  # fmt: skip
-            terms = _terms(
-                query_for_position, query_for_position_strides, position_key, position_key_strides,
-                position_query, position_query_strides, distance_rows,
-                segment_scores, segment_scores_strides, segment_ids, segment_ids_k,
-            )  # fmt: skip
-            run(arrays, strides, lse, cu_seqlens, cu_seqlens_k, sizes, False, scale, storage, counter, terms)
-
-
-@inline_helper
-def _terms(
-    query_for_position, query_for_position_strides, position_key, position_key_strides,
-    position_query, position_query_strides, distance_rows,
-    segment_scores, segment_scores_strides, segment_ids, segment_ids_k,
-):  # fmt: skip
-    """((query for position, position_key), position_query, (rows, distance of the last), segments); see `forward`."""
+@with_terms(terms_of)
+def _terms_of(step, relative):
+    """((query for position, position_key), position_query, rows of distances, (segment scores, segments))."""
     return (
-        (kernel_view(query_for_position, query_for_position_strides), kernel_view(position_key, position_key_strides)),
-        kernel_view(position_query, position_query_strides),
-        (pointer(distance_rows, 0), len(distance_rows) // 2),
-        (kernel_view(segment_scores, segment_scores_strides), pointer(segment_ids, 0), pointer(segment_ids_k, 0)),
-    )
+        (view_of(step.query_for_position), view_of(step.position_key)), view_of(step.position_query), rows_of(step),
+        (view_of(step.segment_scores), segments_of(step)),
+    )  # fmt: skip
 
 
 # --- the scratch of a block -------------------------------------------------------------------------
@@ -150,15 +112,13 @@ def _lay_tables(terms, place, block, k_words, head_dim, storage, scratch):
 
 @helper
 def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, columns, storage):
-    """A column for each of `count` distances, `step` apart; those beyond the last have its row."""
+    """A column for each of `count` distances, `step` apart."""
     row, per_word = row_size(head_dim, target), elements_per_word(storage)
     depth = (head_dim + per_word - 1) // per_word
-    row_of, last = rows
     words = as_words(buffer, storage)
     for u in range(0, count, lanes(target)):
         for c in range(lanes(target)):
-            d = min(max(distance + step * (u + c), -last), last)
-            source = row_pointer(table, 0, h, row_of[d + last], target)
+            source = row_pointer(table, 0, h, row_at(rows, distance + step * (u + c)), target)
             lay_rows(source, 0, 1, head_dim, pointer_to_word(words, c * row), row, storage)
         pack_strip(buffer, row, 1, lanes(target), depth, pointer(target, u), columns)
 
@@ -167,66 +127,70 @@ def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, 
 
 
 @with_terms(add_terms)
-def _add_relative_terms(terms, place, block, i, count, width, k_words, head_dim, storage, scratch, scores, spare):
+def _add_relative_terms(terms, place, block, panel, k_words, head_dim, storage, scratch, scores, spare):
     (_, position_key), position_query, _, segments = terms
     if position_key[0] != 0:
-        _add_content_to_position(terms[0], place, block, i, count, width, head_dim, storage, scratch, scores, spare)
+        _add_content_to_position(terms[0], place, block, panel, head_dim, storage, scratch, scores, spare)
     if position_query[0] != 0:
-        _add_position_to_content(block, i, width, k_words, head_dim, storage, scratch, scores)
+        _add_position_to_content(block, panel, k_words, head_dim, storage, scratch, scores)
     if segments[0][0] != 0:
-        _add_segments(segments, place, block, i, count, width, head_dim, scratch, scores)
+        _add_segments(segments, place, block, panel, head_dim, scratch, scores)
 
 
 @helper
-def _add_content_to_position(terms, place, block, i, count, width, head_dim, storage, scratch, scores, spare):
+def _add_content_to_position(terms, place, block, panel, head_dim, storage, scratch, scores, spare):
     query_for_position, _ = terms
     s, h, start, _, _, _ = place
     first, last, _, part = block
+    i, count, width, skip, seen = panel
     buffer, key_table, _, _, products = _carve_scratch(scratch, block, head_dim)
     row, per_word = row_size(head_dim, scratch), elements_per_word(storage)
-    columns, used = _columns(last - first, part, scratch), _product_columns(part, width, scratch)
-    words, at = as_words(buffer, storage), _whole(last - first, scratch) - width - (i - first)
+    columns, used = _columns(last - first, part, scratch), _product_columns(seen, width, scratch)
+    words, at = as_words(buffer, storage), _whole(last - first, scratch) - width - (i - first) + skip
     source = row_pointer(query_for_position, s, h, start + i, scratch)
     lay_rows(source, query_for_position[3], count, head_dim, words, row, storage)
     table, depth = pointer_to_word(as_words(key_table, storage), at), (head_dim + per_word - 1) // per_word
-    multiply(words, row, 1, count, table, columns, depth, part + width - 1, products, used, False)
-    keys = max(part, lanes(scores))  # whole blocks are transposed, of which the rest is not looked at
+    multiply(words, row, 1, count, table, columns, depth, seen + width - 1, products, used, False)
+    keys = max(seen, lanes(scores))  # whole blocks are transposed, of which the rest is not looked at
     pack_panel(pointer(products, width - 1), used - 1, 1, count, keys, spare, width)
-    for j in range(0, part * width, lanes(scores)):
+    for j in range(0, seen * width, lanes(scores)):
         store(scores, j, load(scores, j) + load(spare, j))
 
 
 @helper
-def _add_position_to_content(block, i, width, k_words, head_dim, storage, scratch, scores):
+def _add_position_to_content(block, panel, k_words, head_dim, storage, scratch, scores):
     first, last, _, part = block
+    i, _, width, skip, seen = panel
     _, _, query_table, _, products = _carve_scratch(scratch, block, head_dim)
     row, per_word, group = row_size(head_dim, scratch), elements_per_word(storage), _group(scratch)
     columns, used = _columns(last - first, part, scratch), width + group
     table, depth = as_words(query_table, storage), (head_dim + per_word - 1) // per_word
-    groups = (part + group - 1) // group
-    for g in range(groups):
+    groups, end = (part + group - 1) // group, skip + seen
+    for g in range(skip // group, (end + group - 1) // group):
         at = i - first + (groups - 1 - g) * group
-        for j in range(g * group, min(part, (g + 1) * group), KEY_ROWS):
+        for j in range(g * group, min(end, (g + 1) * group), KEY_ROWS):
             x, y, z = pointer_to_word(k_words, j * row), pointer_to_word(table, at), pointer(products, j * used)
-            multiply(x, row, 1, min(KEY_ROWS, part - j), y, columns, depth, used - 1, z, used, False)
-    for j in range(part):
-        source, target = pointer(products, j * used + group - 1 - j % group), pointer(scores, j * width)
+            multiply(x, row, 1, min(KEY_ROWS, end - j), y, columns, depth, used - 1, z, used, False)
+    for j in range(skip, end):
+        source, target = pointer(products, j * used + group - 1 - j % group), pointer(scores, (j - skip) * width)
         for d in range(0, width, lanes(scores)):
             store(target, d, load(target, d) + load(source, d))
 
 
 @helper
-def _add_segments(terms, place, block, i, count, width, head_dim, scratch, scores):
-    segment_scores, segment_ids, segment_ids_k = terms
+def _add_segments(terms, place, block, panel, head_dim, scratch, scores):
+    segment_scores, segments = terms
     s, h, start, _, start_k, _ = place
-    _, _, begin, part = block
+    i, count, width, skip, seen = panel
+    segment_ids, segment_ids_k = segment_pointers(segments, s)
     _, _, _, same, _ = _carve_scratch(scratch, block, head_dim)
     other, own = pointer(same, width), pointer(same, 2 * width)
     for c in range(width):
-        of_query = row_pointer(segment_scores, s, h, start + i + min(c, count - 1), scratch)
-        same[c], other[c], own[c] = of_query[0], of_query[1], segment_ids[start + i + min(c, count - 1)]
-    for j in range(part):
-        segment = segment_ids_k[start_k + begin + j]
+        at = start + i + min(c, count - 1)
+        of_query = row_pointer(segment_scores, s, h, at, scratch)
+        same[c], other[c], own[c] = of_query[0], of_query[1], segment_ids[at]
+    for j in range(seen):
+        segment = segment_ids_k[start_k + block[2] + skip + j]
         for d in range(0, width, lanes(scores)):
             chosen = select(load(own, d) == broadcast(scores, segment), load(same, d), load(other, d))
             store(scores, j * width + d, load(scores, j * width + d) + chosen)

@@ -1,17 +1,23 @@
-"""Further terms of attention's scores beside query @ key.T, for kernels that are attention's with such terms.
+"""Products of content and relative position in attention's scores, beside query @ key.T: compiled where they are there.
 
-`terms` is None, or a tuple of whichever kernel has them: it implements these functions for that (`with_terms`).
+`terms` is None, or what `terms_of` makes of a record for relative_forward.py or relative_backward.py, which implement
+these functions for it (`with_terms`).
 
 Of the forward: `place` is (sequence, head, first query of the sequence, queries, its first key, keys), `block` what is
 computed together of it: (first query, end, first key, keys), counted within the sequence.
-Of the backward: `sequences` is as attention/cpu.py makes it, `block` (sequence, head, first query, queries): rows of
-scores that are computed together.
+Of the backward: `place` is (sequence, head, head of the keys, first query, queries, first key, keys), `block` (first
+query, queries, first key, keys) of the rows of scores that are computed together.
 """
 
 from numba import types
 from numba.extending import overload
 
 from .._numba.steps import OPTIONS
+
+
+def terms_of(step, relative):
+    """The terms of the forward; None without `relative`, a marker."""
+    raise NotImplementedError("for compiled code")
 
 
 def terms_size(terms, queries, keys, head_dim, like):
@@ -24,94 +30,75 @@ def prepare_terms(terms, place, block, k_words, head_dim, storage, scratch):
     raise NotImplementedError("for compiled code")
 
 
-def add_terms(terms, place, block, i, count, width, k_words, head_dim, storage, scratch, scores, spare):
-    """Add to the products (keys, width) of the queries from i on; `spare` is a scratch of the size of the scores."""
+def add_terms(terms, place, block, panel, k_words, head_dim, storage, scratch, scores, spare):
+    """Add to the products (keys, width) of a panel: (first query, queries, width, first key in the block, keys).
+
+    `spare` is a scratch of the size of the scores.
+    """
     raise NotImplementedError("for compiled code")
 
 
-def backward_terms_size(terms, sequences, head_dim, like):
-    """How many elements of scratch the terms of a sequence and head need."""
+def backward_terms_of(step, relative):
+    """The terms of the backward; None without `relative`."""
     raise NotImplementedError("for compiled code")
 
 
-def begin_terms(terms, sequences, s, h, head_dim, scratch):
+def backward_terms_size(terms, queries, keys, head_dim, like):
+    """How many elements of scratch the terms of a sequence and head need; not more for fewer queries or keys."""
+    raise NotImplementedError("for compiled code")
+
+
+def begin_terms(terms, place, head_dim, scratch):
     """What all blocks of a sequence and head share."""
     raise NotImplementedError("for compiled code")
 
 
-def add_terms_to_rows(terms, sequences, block, head_dim, scratch, products, row):
+def add_terms_to_rows(terms, place, block, head_dim, scratch, products, row):
     """Add to the products of a block, rows of `row` elements."""
     raise NotImplementedError("for compiled code")
 
 
-def differentiate_terms(terms, sequences, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k, columns):
-    """Write the gradients of a block's terms; add to the unscaled ones of its queries and of all keys."""
+def differentiate_terms(terms, place, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k):
+    """Write the gradients of a block's terms; add to the unscaled ones of its queries and of its keys."""
     raise NotImplementedError("for compiled code")
 
 
-def finish_terms(terms, sequences, s, h, head_dim, scale, scratch):
+def finish_terms(terms, place, head_dim, scale, scratch):
     """Write what the blocks of a sequence and head have summed up."""
     raise NotImplementedError("for compiled code")
 
 
-def without_terms(function):
-    """Decorates what `function` is where `terms` is None."""
-    return _implement(function, lambda terms: isinstance(terms, types.NoneType))
-
-
 def with_terms(function):
-    """Decorates what `function` is where there are terms."""
-    return _implement(function, lambda terms: not isinstance(terms, types.NoneType))
+    """Decorates what `function` is where there are terms: where its first argument, or `relative`, is not None."""
 
-
-def _implement(function, suits):
     def register(implementation):
-        def choose(terms, *arguments):
-            return implementation if suits(terms) else None
-
-        overload(function, jit_options=OPTIONS, strict=False)(choose)
+        _IMPLEMENTATIONS[function.__name__] = implementation
         return implementation
 
     return register
 
 
-@without_terms(terms_size)
-def _no_size(terms, queries, keys, head_dim, like):
-    return 0
+_IMPLEMENTATIONS = {}
 
 
-@without_terms(prepare_terms)
-def _prepare_nothing(terms, place, block, k_words, head_dim, storage, scratch):
-    pass
+def _overload(function, without):
+    def choose(*arguments):
+        decides = arguments[1] if function.__name__.endswith("terms_of") else arguments[0]
+        return without if isinstance(decides, types.NoneType) else _IMPLEMENTATIONS[function.__name__]
+
+    overload(function, jit_options=OPTIONS, strict=False)(choose)
 
 
-@without_terms(add_terms)
-def _add_nothing(terms, place, block, i, count, width, k_words, head_dim, storage, scratch, scores, spare):
-    pass
-
-
-@without_terms(backward_terms_size)
-def _no_backward_size(terms, sequences, head_dim, like):
-    return 0
-
-
-@without_terms(begin_terms)
-def _begin_nothing(terms, sequences, s, h, head_dim, scratch):
-    pass
-
-
-@without_terms(add_terms_to_rows)
-def _add_nothing_to_rows(terms, sequences, block, head_dim, scratch, products, row):
-    pass
-
-
-@without_terms(differentiate_terms)
-def _differentiate_nothing(
-    terms, sequences, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k, columns
-):
-    pass
-
-
-@without_terms(finish_terms)
-def _finish_nothing(terms, sequences, s, h, head_dim, scale, scratch):
-    pass
+_overload(terms_of, lambda step, relative: None)
+_overload(terms_size, lambda terms, queries, keys, head_dim, like: 0)
+_overload(prepare_terms, lambda terms, place, block, k_words, head_dim, storage, scratch: None)
+_overload(add_terms, lambda terms, place, block, panel, k_words, head_dim, storage, scratch, scores, spare: None)
+_overload(backward_terms_of, lambda step, relative: None)
+_overload(backward_terms_size, lambda terms, queries, keys, head_dim, like: 0)
+_overload(begin_terms, lambda terms, place, head_dim, scratch: None)
+_overload(add_terms_to_rows, lambda terms, place, block, head_dim, scratch, products, row: None)
+_overload(
+    differentiate_terms,
+    lambda terms, place, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k: None,
+)
+_overload(finish_terms, lambda terms, place, head_dim, scale, scratch: None)

@@ -5,12 +5,9 @@ takes, `deferred_<name>`, which notes one, and `run_step`, which compiled code r
 """
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from .._numba import empty, kernel, num_threads, region
 from .._numba.product import scratch_size
-from .._numba.steps import OPTIONS
 from ..attention import step as attention
 from ..gated_activation import step as gated_activation
 from ..layer_norm import step as layer_norm
@@ -28,8 +25,8 @@ DEFERRED_FORMS = {
     "attention": attention.deferred_attention,
 }
 
-_KINDS = linear.STEP, layer_norm.STEP, rotary.STEP, gated_activation.STEP, attention.STEP, attention.RELATIVE_STEP
-_LINEAR, _LAYER_NORM, _ROTARY, _GATED_ACTIVATION, _ATTENTION, _RELATIVE_ATTENTION = range(len(_KINDS))
+_KINDS = linear.STEP, layer_norm.STEP, rotary.STEP, gated_activation.STEP, attention.STEP
+_LINEAR, _LAYER_NORM, _ROTARY, _GATED_ACTIVATION, _ATTENTION = range(len(_KINDS))
 _INDEX = np.dtype([("kind", np.int64), ("record", np.int64), ("tasks", np.int64)])
 _LINE = 8  # int64: counters of different steps share no cache line
 
@@ -54,7 +51,7 @@ class StepTable:
         storage = np.float32(0) if storage is None else storage  # there are no weights
         attention_storage = attention.STORAGE_BESIDE[type(storage)](0)
         self._sums = linear.SUMS[type(storage)]
-        self._storage = storage, attention_storage, attention_storage if records[_RELATIVE_ATTENTION] else None
+        self._storage = storage, attention_storage, attention.marker_of_steps(self._records[_ATTENTION])
 
     def run(self):
         """Run the steps in their order."""
@@ -65,12 +62,12 @@ class StepTable:
 
 
 @kernel(regions=True)
-def _run(index, records, room, storage, attention_storage, relative_storage, tasks):
+def _run(index, records, room, storage, attention_storage, relative, tasks):
     for i in range(len(index)):
         count = min(index[i].tasks, tasks)
         if linear.has_two_phases(storage) and index[i].kind == _LINEAR:
             _prepare(index, i, records, storage, count)
-        _perform(index, i, records, room, storage, attention_storage, relative_storage, count)
+        _perform(index, i, records, room, storage, attention_storage, relative, count)
 
 
 @region
@@ -79,7 +76,7 @@ def _prepare(index, i, records, storage, task, tasks):
 
 
 @region
-def _perform(index, i, records, room, storage, attention_storage, relative_storage, task, tasks):
+def _perform(index, i, records, room, storage, attention_storage, relative, task, tasks):
     kind, record, counter = index[i].kind, index[i].record, room[0][i]
     if kind == _LINEAR:
         linear.run_step(records[_LINEAR][record], counter, room[1][task], storage)
@@ -90,18 +87,4 @@ def _perform(index, i, records, room, storage, attention_storage, relative_stora
     elif kind == _GATED_ACTIVATION:
         gated_activation.run_step(records[_GATED_ACTIVATION][record], task, tasks)
     elif kind == _ATTENTION:
-        attention.run_step(records[_ATTENTION][record], counter, attention_storage)
-    elif kind == _RELATIVE_ATTENTION:
-        _run_relative(records[_RELATIVE_ATTENTION][record], counter, relative_storage)
-
-
-def _run_relative(step, counter, storage):
-    """Attention with relative positions; storage None, and no code, without it: it takes seconds to compile."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_run_relative, jit_options=OPTIONS)
-def _run_relative_or_nothing(step, counter, storage):
-    if isinstance(storage, types.NoneType):
-        return lambda step, counter, storage: None
-    return lambda step, counter, storage: attention.run_relative_step(step, counter, storage)
+        attention.run_step(records[_ATTENTION][record], counter, attention_storage, relative, task)

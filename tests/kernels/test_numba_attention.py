@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from bertcore.kernels import threads
 from bertcore.kernels._numba import LEVEL, scores
-from bertcore.kernels.attention import cpu, reference, views
+from bertcore.kernels.attention import cpu, records, reference
 from bertcore.kernels.attention import forward as kernel
 from tests.kernels.attention_forms import backward, forward
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
@@ -124,12 +123,7 @@ def test_a_special_score_in_any_block(where, special):
 
 def test_what_a_task_needs_is_bounded():
     """Enough for head_dim 64 in 1/2 MB (float32), of which half a second-level cache is left to others."""
-
-    @numba.njit
-    def scratch_size(head_dim, like):
-        return kernel._scratch_size(QUERIES, KEYS, head_dim, like)
-
-    assert scratch_size(64, np.float32(0)) < 2**17
+    assert kernel.scratch_size(QUERIES, KEYS, 64, None, np.float32(0)) < 2**17
 
 
 @pytest.mark.skipif(np.float32 not in DTYPES, reason="bfloat16 is for float32 arrays")
@@ -222,7 +216,7 @@ def test_several_python_threads_at_once():
 def test_views_are_not_copied_and_need_no_further_specialisation():
     arrays, offsets = packed([39, 5], 20)
     for array in arrays:
-        assert views.with_unit_columns(array) is array
+        assert records.addressed(array) is array
     forward(cpu, *arrays[:3], offsets, offsets, None, None, False, 0.2, False, None)
     before = len(kernel.forward.signatures)
     dense = [np.array(array) for array in arrays[:3]]

@@ -1,6 +1,5 @@
 """What is particular to relative_attention on Numba: blocks, shifts, programs, bits that depend on a sequence alone."""
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,12 +7,9 @@ from hypothesis import strategies as st
 
 from bertcore.kernels import linear, prepare_weight, threads
 from bertcore.kernels._numba import LEVEL
-from bertcore.kernels.attention import reference
-from bertcore.kernels.attention import relative_cpu as cpu
-from bertcore.kernels.attention import terms as attention_terms
-from bertcore.kernels.attention.forward import KEY_BLOCK, QUERY_BLOCK
-from bertcore.kernels.attention.relative_cpu import LEAST_TASKS
-from bertcore.kernels.attention.relative_forward import forward
+from bertcore.kernels.attention import cpu, reference
+from bertcore.kernels.attention.cpu import LEAST_TASKS
+from bertcore.kernels.attention.forward import KEY_BLOCK, QUERY_BLOCK, forward, scratch_size
 from bertcore.kernels.deferred import Deferred
 from bertcore.kernels.program import Program
 from tests.kernels.attention_forms import relative_attention, relative_attention_backward
@@ -226,13 +222,8 @@ def test_views_need_no_further_specialisation():
 
 
 def test_what_a_block_needs_is_bounded():
-    """With attention's 1/2 MB it stays within a second-level cache of 1 MB (float32, head_dim 64)."""
-
-    @numba.njit
-    def scratch_size(head_dim, like):
-        return attention_terms.terms_size((), QUERY_BLOCK, KEY_BLOCK, head_dim, like)
-
-    assert scratch_size(64, np.float32(0)) < 2**17
+    """It stays within a second-level cache of 1 MB (float32, head_dim 64)."""
+    assert scratch_size(QUERY_BLOCK, KEY_BLOCK, 64, cpu.RELATIVE, np.float32(0)) < 2**18
 
 
 # --- programs ---------------------------------------------------------------------------------------
