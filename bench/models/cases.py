@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.peers.cases import SHAPES, Batch, random_batch
-from bertcore.cli.figures import flops_per_token
 from bertcore.models.auto import AutoModel
+from bertcore.models.figures import flops_per_token
 from bertcore.models.registry import known_families
 from bertcore.presets import PRESETS, preset_config
 from tests.tiny_families import tiny_config

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertcore.cli.common import CommandError
-from bertcore.cli.figures import Figures, figures
 from bertcore.cli.info import QUOTED, add_length_argument, described
 from bertcore.cli.outputs import output_stream
 from bertcore.cli.tables import aligned
+from bertcore.models.figures import Figures, figures
 
 HELP = "compare models side by side, as a table or a plot"
 EXAMPLES = """\

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertcore.cli.common import model_folder, positive
-from bertcore.cli.figures import LENGTH, Figures, figures
 from bertcore.cli.tables import aligned
+from bertcore.models.figures import LENGTH, Figures, figures
 
 if TYPE_CHECKING:
     from bertcore.presets import Preset

@@ -23,11 +23,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         num_layers=len(shared),
         shared_layers=shared,
         inner_layers=read.size("inner_group_num", 1),
-        default_vocab_size=30000,
-        default_hidden_size=4096,
-        default_num_attention_heads=64,
-        default_intermediate_size=16384,
-        default_hidden_act="gelu_new",
+        defaults={
+            "vocab_size": 30000,
+            "hidden_size": 4096,
+            "num_attention_heads": 64,
+            "intermediate_size": 16384,
+            "hidden_act": "gelu_new",
+        },
     )
 
 

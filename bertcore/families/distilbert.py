@@ -15,19 +15,15 @@ from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
+KEYS = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DistilBERT config; where its own keys are absent BERT's stand for them, as in transformers."""
     read = ConfigReader(config)
-    return standard_spec(
-        config,
-        keys={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
-        default_num_hidden_layers=6,
-        intermediate_size=read.size("hidden_dim", 3072),
-        activation=read.activation("activation", "gelu"),
-        type_vocab_size=0,
-        layer_norm_eps=1e-12,
-    )
+    own = {"intermediate_size": read.size("hidden_dim", 3072), "activation": read.activation("activation", "gelu")}
+    layer = own | {"norm_eps": 1e-12}
+    return standard_spec(config, keys=KEYS, defaults={"num_hidden_layers": 6}, layer=layer, type_vocab_size=0)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

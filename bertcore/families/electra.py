@@ -17,9 +17,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     return standard_spec(
         config,
         embedding_size=ConfigReader(config).size("embedding_size", 128),
-        default_hidden_size=256,
-        default_num_attention_heads=4,
-        default_intermediate_size=1024,
+        defaults={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
     )
 
 

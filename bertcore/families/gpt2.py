@@ -1,15 +1,15 @@
 """GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask learners"): the causal contrast to BERT."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.causal_encoder import CausalDetails, CausalEncoder
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
-from bertcore.nn.causal_attention import WordsAndPositions
+from bertcore.nn.layer import LayerSpec
 
 KEYS = {
     "hidden_size": "n_embd",
@@ -18,6 +18,13 @@ KEYS = {
     "max_position_embeddings": "n_positions",
     "hidden_act": "activation_function",
     "layer_norm_eps": "layer_norm_epsilon",
+}
+DEFAULTS = {
+    "vocab_size": 50257,
+    "max_position_embeddings": 1024,
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": None,
 }
 
 
@@ -29,28 +36,33 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """
     read = ConfigReader(config, keys=KEYS)
     read.flag("reorder_and_upcast_attn", False)
+    by_size = read.flag("scale_attn_weights", True)
+    by_layer = read.flag("scale_attn_by_inverse_layer_idx", False)
+
+    def with_scale(index: int, layer: LayerSpec) -> LayerSpec:
+        return replace(layer, scale=(layer.head_size**-0.5 if by_size else 1.0) / (index + 1 if by_layer else 1))
+
     return standard_spec(
         config,
         keys=KEYS,
-        intermediate_size=read.size("n_inner", 4 * read.size("hidden_size", 768)),
+        defaults=DEFAULTS,
+        layer={
+            "intermediate_size": read.size("n_inner", 4 * read.size("hidden_size", 768)),
+            "norm_first": True,
+            "is_causal": True,
+            "is_transposed": True,
+        },
+        each_layer=with_scale,
         type_vocab_size=0,
         words_as_types=True,
-        details=CausalDetails(
-            scales_by_size=read.flag("scale_attn_weights", True),
-            scales_by_layer=read.flag("scale_attn_by_inverse_layer_idx", False),
-        ),
-        default_vocab_size=50257,
-        default_max_position_embeddings=1024,
-        default_hidden_act="gelu_new",
-        default_layer_norm_eps=1e-5,
-        default_pad_token_id=None,
+        padding_learns=True,
     )
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a GPT-2 config; a sequence is classified by its last word."""
     return TOKEN_HEADS | {
-        "causal_lm": LanguageModelSpec("lm_head", tied_bias=None),
+        "causal_lm": LanguageModelSpec("lm_head", tied_bias=None, predicts_next=True),
         "sequence_classification": ClassifierSpec("score", "last_word", bias=False),
     }
 
@@ -80,8 +92,6 @@ GPT2 = register(
                 "contract": "mlp.c_proj",
             },
         ),
-        embeddings=WordsAndPositions,
-        encoder=CausalEncoder,
         pooler=None,
     )
 )

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import HeadSpec, pooled_heads, register
-from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -23,14 +24,18 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
-spec = partial(standard_spec, positions_after_padding=True, default_pad_token_id=1)
+def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> EncoderSpec:
+    """The spec of a config of RoBERTa's kind; `vocab_size` where the config has none."""
+    defaults = {"vocab_size": vocab_size, "pad_token_id": 1}
+    return standard_spec(config, defaults=defaults, positions_after_padding=True, **choices)
+
 
 ROBERTA = register(
     replace(
         BERT,
         model_type="roberta",
         architecture="Roberta",
-        spec_from_config=partial(spec, default_vocab_size=50265),
+        spec_from_config=partial(spec, vocab_size=50265),
         heads=heads,
         name_rules=NameRules(
             prefix="roberta.",

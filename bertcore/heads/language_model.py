@@ -22,6 +22,7 @@ class LanguageModelSpec:
         activation: of the transform.
         rest: of a second map onto the vocabulary, stored (features, vocabulary), where the word embeddings are narrower
             than the transform: of its features beyond theirs (MobileBERT).
+        predicts_next: the scores of a token are those of the word after it (GPT-2), not of its own.
     """
 
     decoder: str
@@ -31,6 +32,7 @@ class LanguageModelSpec:
     activation: str | None = None
     untied_bias: str | None = None
     rest: str | None = None
+    predicts_next: bool = False
 
 
 class LanguageModelHead(Block):

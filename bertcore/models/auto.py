@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.heads.classifier import Classifier
 from bertcore.models import losses
+from bertcore.models.adapter import Encoded
 from bertcore.models.generation import generate
-from bertcore.models.model import Encoded, Model
+from bertcore.models.model import Model
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
 from bertcore.models.registry import HeadSpec
-from bertcore.models.with_heads import ModelWithHeads, with_labels
+from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.tape import value_of
@@ -229,8 +231,14 @@ class AutoModelForCausalLM(ModelWithHeads):
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded.hidden), None
         if labels is not None:
-            loss = self.encoder.causal_loss(logits, labels, encoded)
+            loss = self._loss(logits, labels, encoded)
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
+
+    def _loss(self, logits: Any, labels: Any, encoded: Encoded) -> Any:
+        if not head_specs(self.config)["causal_lm"].predicts_next:
+            return losses.token_loss(logits, labels, encoded.packed, self.spec.vocab_size)
+        following = losses.next_words(encoded.packed, labels, self.spec.vocab_size)
+        return functional.cross_entropy(logits, labels=kernels.to_backend(following))
 
 
 def _check_tokens(encoded: Encoded) -> None:

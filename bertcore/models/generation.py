@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.models.causal_encoder import CausalEncoder
-from bertcore.models.encoder import EncoderInput
-from bertcore.models.inputs import integer_batch, pack
+from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.packing import PackedBatch
 
@@ -51,7 +49,7 @@ def generate(
         TypeError, ValueError: which argument is wrong, where, and what was expected; if the model has fewer positions
             than the tokens need.
     """
-    if not isinstance(model.encoder, CausalEncoder):
+    if not all(layer.is_causal for layer in model.spec.layers):
         raise TypeError(f"models of type {model.family.model_type!r} cannot generate: their tokens see later ones")
     if do_sample:
         raise ValueError(f"do_sample is {do_sample!r}, expected False: generation is greedy")
@@ -134,7 +132,8 @@ class _Greedy:
 
 def _prompts(model: Any, ids: np.ndarray, attention_mask: Any, steps: int) -> tuple[PackedBatch, EncoderInput]:
     """The given tokens, packed; positions count real tokens alone, as transformers' do here."""
-    packed, inputs = pack(model.spec, ids, attention_mask, position_ids=np.zeros_like(ids))
+    inputs = pack(model.spec, ids, attention_mask, position_ids=np.zeros_like(ids))
+    packed = inputs.packed
     if not packed.has_tokens.all():
         raise ValueError(f"input_ids[{packed.has_tokens.argmin()}] has no real token to go on from")
     needed = packed.lengths.max(initial=0) + steps - 1  # the last word is not read
@@ -143,6 +142,5 @@ def _prompts(model: Any, ids: np.ndarray, attention_mask: Any, steps: int) -> tu
             f"max_new_tokens is {steps} after {needed - steps + 1} tokens, the model has {model.spec.max_positions} "
             "positions"
         )
-    positions = np.arange(packed.lengths.sum()) - np.repeat(packed.cu_seqlens[:-1], packed.lengths)
-    inputs.position_ids = kernels.to_backend(positions)
+    inputs.position_ids = kernels.to_backend(places(packed.cu_seqlens))
     return packed, inputs

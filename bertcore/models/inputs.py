@@ -1,14 +1,62 @@
 """What users hand to a model, checked and packed."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.models.encoder import EncoderInput
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn.packing import PackedBatch
+
+
+@dataclass
+class EncoderInput:
+    """The packed tokens of a batch, in the memory of the backend in force; a family with inputs of its own derives.
+
+    Attributes:
+        input_ids: integers, (tokens,).
+        token_type_ids: the same; None if there are none to be added.
+        position_ids: the same; None in a family without a position table where they count from each sequence's start.
+        cu_seqlens: int32 offsets, (sequences + 1,).
+        first_tokens, last_tokens: the packed indices of the first and of the last token of each sequence that has one.
+        key_mask: booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen; None if all are.
+        packed: the layout of the batch; None where texts came without padding.
+    """
+
+    input_ids: Any
+    token_type_ids: Any
+    position_ids: Any
+    cu_seqlens: Any
+    first_tokens: Any
+    last_tokens: Any
+    key_mask: Any = None
+    packed: PackedBatch | None = None
+
+    def groups(self, tokens: int) -> Iterator[EncoderInput]:
+        """The same sequences in groups of about `tokens` tokens (more only where one sequence has more)."""
+        total = int(self.cu_seqlens[-1])
+        count = round(total / tokens)
+        if count < 2:
+            yield self
+            return
+        even = [total * group // count for group in range(count + 1)]
+        cuts = np.unique(np.searchsorted(self.cu_seqlens, even))
+        for first, last in itertools.pairwise(cuts):
+            yield self._sequences(first, last)
+
+    def _sequences(self, first: int, last: int) -> EncoderInput:
+        offsets = self.cu_seqlens[first : last + 1]
+        start, stop = offsets[0], offsets[-1]
+        arrays = self.input_ids, self.token_type_ids, self.position_ids
+        tokens = (None if array is None else array[start:stop] for array in arrays)
+        inside = (self.first_tokens >= start) & (self.first_tokens < stop)
+        ends = (array[inside] - start for array in (self.first_tokens, self.last_tokens))
+        return EncoderInput(*tokens, offsets - start, *ends)
 
 
 def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", "length")) -> np.ndarray:
@@ -72,7 +120,7 @@ def pack(
     position_ids: Any = None,
     *,
     keep_padding: bool = False,
-) -> tuple[PackedBatch, EncoderInput]:
+) -> EncoderInput:
     """Check a batch against the spec and strip its padding; the arrays go to the memory of the backend in force.
 
     Where distances between columns matter (spec.is_relative), padding within a sequence stays as tokens that nothing
@@ -88,7 +136,7 @@ def pack(
             check_range("position_ids", positions, kept, spec.max_positions, "positions")
         positions = packed.strip(positions)
     else:
-        positions = _positions(spec, ids, packed)
+        positions = _positions(spec, packed.strip(ids), packed.strip(mask), packed.cu_seqlens, packed.position_ids)
     check_range("input_ids", ids, kept, spec.vocab_size, "words")
     rows, what = (spec.vocab_size, "words") if spec.words_as_types else (spec.type_vocab_size, "token types")
     if rows:
@@ -96,7 +144,7 @@ def pack(
     ends = packed.first_tokens(), packed.last_tokens()
     types = None if spec.words_as_types and token_type_ids is None else packed.strip(types)
     arrays = (packed.strip(ids), types, positions, packed.cu_seqlens, *ends, packed.key_mask())
-    return packed, EncoderInput(*(None if array is None else kernels.to_backend(array) for array in arrays))
+    return EncoderInput(*(None if array is None else kernels.to_backend(array) for array in arrays), packed)
 
 
 def _without_holes(mask: np.ndarray) -> np.ndarray:
@@ -104,15 +152,29 @@ def _without_holes(mask: np.ndarray) -> np.ndarray:
     return np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
 
 
-def _positions(spec: EncoderSpec, ids: np.ndarray, packed: PackedBatch) -> np.ndarray:
-    """The position of each packed token, counted as the family does."""
-    positions = packed.position_ids
+def places(cu_seqlens: np.ndarray) -> np.ndarray:
+    """The number of each packed token within its sequence, from 0 on, int32."""
+    starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    return (np.arange(cu_seqlens[-1]) - starts).astype(np.int32)
+
+
+def _positions(
+    spec: EncoderSpec, ids: np.ndarray, is_real: np.ndarray, cu_seqlens: np.ndarray, columns: np.ndarray
+) -> np.ndarray | None:
+    """The position of each packed token, counted as the family does; `columns` count from the first real token.
+
+    None in a family without a position table, whose tokens follow one another.
+    """
+    positions = columns
     if spec.positions_after_padding:
-        words = (ids != spec.pad_token_id) & packed.is_real
-        positions = packed.strip(words * (words.cumsum(axis=1) + spec.position_offset - 1))
-        positions = np.where(packed.strip(words), positions, spec.pad_token_id).astype(np.int32)
-    if spec.max_positions and positions.max(initial=0) >= spec.max_positions:
-        sequence = np.searchsorted(packed.cu_seqlens, positions.argmax(), side="right") - 1
+        words = (ids != spec.pad_token_id) & is_real
+        before = np.concatenate([[0], np.cumsum(words)])
+        counted = before[1:] - np.repeat(before[cu_seqlens[:-1]], np.diff(cu_seqlens)) + spec.position_offset - 1
+        positions = np.where(words, counted, spec.pad_token_id).astype(np.int32)
+    if not spec.max_positions:
+        return None if (positions == places(cu_seqlens)).all() else positions
+    if positions.max(initial=0) >= spec.max_positions:
+        sequence = np.searchsorted(cu_seqlens, positions.argmax(), side="right") - 1
         raise _too_long(sequence, positions.max() + 1 - spec.position_offset, spec)
     return positions
 
@@ -125,22 +187,17 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
     rows = [_ids(index, sequence) for index, sequence in enumerate(input_ids)]
     lengths = np.array([row.size for row in rows], np.int64)
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    ids = np.concatenate([np.zeros(0, np.int64), *rows])
-    positions = (np.arange(ids.size) - np.repeat(cu_seqlens[:-1], lengths)).astype(np.int32)
-    if spec.longest_sequence and lengths.max(initial=0) > spec.longest_sequence:
+    ids, columns = np.concatenate([np.zeros(0, np.int64), *rows]), places(cu_seqlens)
+    if spec.max_positions and lengths.max(initial=0) > spec.longest_sequence:
         raise _too_long(lengths.argmax(), lengths.max(), spec)
     wrong = np.flatnonzero((ids < 0) | (ids >= spec.vocab_size))
     if wrong.size:
         index = np.searchsorted(cu_seqlens, wrong[0], side="right") - 1
         raise ValueError(
-            f"input_ids[{index}][{positions[wrong[0]]}] is {ids[wrong[0]]}, expected 0 to {spec.vocab_size - 1}: "
+            f"input_ids[{index}][{columns[wrong[0]]}] is {ids[wrong[0]]}, expected 0 to {spec.vocab_size - 1}: "
             f"the model has {spec.vocab_size} words"
         )
-    if spec.positions_after_padding:
-        words = ids != spec.pad_token_id
-        before = np.concatenate([[0], np.cumsum(words)])
-        positions = before[1:] - np.repeat(before[cu_seqlens[:-1]], lengths) + spec.position_offset - 1
-        positions = np.where(words, positions, spec.pad_token_id).astype(np.int32)
+    positions = _positions(spec, ids, np.ones(ids.shape, bool), cu_seqlens, columns)
     first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
     types = None if spec.words_as_types else np.zeros_like(ids)
     arrays = (ids, types, positions, cu_seqlens, first_tokens, last_tokens)

@@ -9,7 +9,6 @@ import warnings
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -17,13 +16,12 @@ import numpy as np
 from bertcore import checkpoint, kernels
 from bertcore.dtypes import DTYPES
 from bertcore.kernels.linear import LOW_PRECISION
-from bertcore.models.encoder import Encoder, EncoderInput, Trace
-from bertcore.models.inputs import pack, pack_sequences
+from bertcore.models.adapter import Encoded, Trace
+from bertcore.models.encoder import Encoder
+from bertcore.models.inputs import pack_sequences
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.nn.forms import bfloat16
-from bertcore.nn.once import computed_once
-from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import value_of
 
@@ -42,23 +40,6 @@ def _on_one_backend(forward: Callable) -> Callable:
             return forward(self, input_ids, *args, **options)
 
     return call
-
-
-@dataclass
-class Encoded:
-    """A batch on its way from the encoder to a head."""
-
-    packed: PackedBatch
-    inputs: EncoderInput
-    hidden: Any  # the last hidden state, (tokens, hidden)
-    traced: dict[str, tuple | None]  # hidden_states, attentions and the family's own outputs, as users see them
-    pooler: Block | None = None
-    extras: Mapping[str, Any] = field(default_factory=dict)  # what the encoder returned beside, Trace.extras
-
-    @computed_once
-    def pooled(self) -> Any:
-        """The pooler's output, (sequences that have tokens, hidden)."""
-        return self.pooler(self.hidden, self.inputs.first_tokens)
 
 
 class Model(Block):
@@ -81,8 +62,7 @@ class Model(Block):
         self.family = family_of(config)
         self.spec = self.family.spec_from_config(config)
         prefix = self.family.name_rules.prefix if self._has_head else ""
-        encoder = self.family.encoder or Encoder
-        self.encoder = encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
+        self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
 
     @classmethod
     def class_for_config(cls, config: Mapping[str, Any]) -> type[Self]:
@@ -177,7 +157,6 @@ class Model(Block):
         with self._backend_to_fill_for():
             for parameter in self.parameters():
                 fill(parameter, bfloat16() if dtype == "bfloat16" else np.dtype(dtype))
-        self.encoder.forget_recordings()
 
     def _backend_to_fill_for(self) -> AbstractContextManager[None]:
         """A block in which the backend is decided that low precision is prepared for; others need none yet."""
@@ -227,7 +206,6 @@ class Model(Block):
         with self._backend_to_fill_for():
             for parameter in self.parameters():
                 parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.dtype)
-        self.encoder.forget_recordings()
 
     def num_parameters(self) -> int:
         """How many numbers the parameters hold; shared ones count once."""
@@ -276,18 +254,15 @@ class Model(Block):
         Raises:
             TypeError, ValueError: which argument is wrong, where, and what was expected.
         """
-        own_inputs = {name: targets.pop(name) for name in self.family.inputs if name in targets}
+        own = {name: targets.pop(name) for name in self.family.inputs if name in targets}
         self._check_targets(targets)
-        attention_mask = self.encoder.real_tokens(input_ids, attention_mask, own_inputs)
         given = input_ids, attention_mask, token_type_ids, position_ids
-        keeps = self._keeps_padding(targets) or self.encoder.keeps_padding(own_inputs)
-        packed, arrays = pack(self.spec, *given, keep_padding=keeps)
-        arrays.extras = self.encoder.own_inputs(packed, **own_inputs)
-        trace = Trace([] if output_hidden_states else None, [] if output_attentions else None)
-        hidden = self.encoder(arrays, trace)
-        traced = self.encoder.traced(packed, arrays, trace)
-        outputs = self.encoder.outputs(packed, arrays)
-        return self._output(Encoded(*outputs, hidden, traced, self.encoder.pooler, trace.extras), **targets)
+        adapter, keeps_padding = self.encoder.adapter, self._keeps_padding(targets)
+        inputs = adapter.pack(*given, keep_padding=keeps_padding, **own)
+        trace = Trace.asked(output_hidden_states, output_attentions)
+        encoded = adapter.restore(inputs, self.encoder(inputs, trace), trace)
+        encoded.pooler = self.encoder.pooler
+        return self._output(encoded, **targets)
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         """Whether the loss reads outputs of padded positions, so that these have to be computed."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from bertcore.heads.classifier import Classifier
 from bertcore.models import losses
+from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForCausalLM, AutoModelForMaskedLM
-from bertcore.models.model import Encoded, Model
+from bertcore.models.model import Model
 from bertcore.models.outputs import LogitsOutput, PreTrainingOutput
 from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, head_specs

@@ -10,9 +10,10 @@ import bertcore.families
 from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.adapter import Adapter
 from bertcore.models.spec import ConfigReader, EncoderSpec
 from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.encoder import EncoderLayer, SelfAttention
+from bertcore.nn.layer import EncoderLayer, SelfAttention
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import Pooler
 
@@ -70,7 +71,7 @@ class Family:
             "{layer}" stands for the layer's number (and "{inner}" for that within it, of spec.inner_layers).
         embeddings, attention: the blocks at the bottom and in each layer, where they are the family's own.
         layer: the block of a layer, where that is the family's own; made and called as EncoderLayer is.
-        encoder: the class of its encoder, where that is its own; "bertcore.models.encoder:Encoder".
+        adapter: the block between the model's door and the layers, where the family has inputs or outputs of its own.
         pooler: of the base model, called with its name and the spec; None for a family that has none.
         inputs: names of the inputs of a call that are the family's own.
         batch_inputs: those of them that are of a whole batch and have no axis of choices (XLNet's memories).
@@ -93,7 +94,7 @@ class Family:
     embeddings: type[Block] = Embeddings
     attention: type[Block] = SelfAttention
     layer: type[Block] = EncoderLayer
-    encoder: type[Block] | None = None
+    adapter: type[Adapter] = Adapter
     pooler: Callable[[str, EncoderSpec], Block] | None = Pooler
     inputs: tuple[str, ...] = ()
     batch_inputs: tuple[str, ...] = ()

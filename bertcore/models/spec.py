@@ -1,10 +1,12 @@
 """What a family may vary: the numbers and choices that turn the shared blocks into one of its models."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from bertcore.nn.layer import LayerSpec
 
 # hidden_act of a published config -> the name bertcore.kernels knows it by.
 ACTIVATIONS = {
@@ -31,17 +33,17 @@ class EncoderSpec:
     Attributes:
         vocab_size, type_vocab_size, max_positions: rows of the word, token type and position tables; 0 where a family
             has no such table.
-        hidden_size, intermediate_size: widths of the activations and of the feed-forward.
+        hidden_size: width of the activations.
         embedding_size: width of the embeddings; where it is not hidden_size, they are projected.
-        bottleneck_size: width of attention and feed-forward within a layer, where it is not hidden_size (MobileBERT).
-        num_layers, num_heads: depth, and heads that divide hidden_size.
-        activation: the feed-forward's, as `kernels.linear` names it.
-        layer_norm_eps: added to the variance in every layer norm.
+        layers: what each layer is made of.
+        layer_norm_eps: added to the variance in the norms outside of layers.
         initializer_range: standard deviation of the weights of a new model.
-        pad_token_id: the word that stands for padding; its embedding learns nothing from being looked up.
+        pad_token_id: the word that stands for padding; its embedding learns nothing from being looked up, unless
+            `padding_learns` (GPT-2).
         tied_decoder: whether a language model's decoder shares the word embeddings.
         positions_after_padding: RoBERTa's position ids: words that are not padding count from pad_token_id + 1 on,
             words that are have position pad_token_id.
+        longest_text: how many tokens a text may have in a family without a position table; None for any number.
         shared_layers: for each layer the index of the parameters it has (ALBERT's layers share them); by default its
             own.
         inner_layers: how many layers stand under one number in the checkpoint's names, with a number of their own
@@ -49,6 +51,7 @@ class EncoderSpec:
         projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
         words_as_types: token types are looked up in the table of words, and none are added where a call gives none
             (GPT-2).
+        without_bias: norms outside of layers that have no bias ("embeddings_norm", "final_norm").
         is_relative: attention depends on how far apart two columns of a batch are.
         details: what one family alone varies, a dataclass of its own.
     """
@@ -57,22 +60,21 @@ class EncoderSpec:
     type_vocab_size: int
     max_positions: int
     hidden_size: int
-    intermediate_size: int
     embedding_size: int
-    num_layers: int
-    num_heads: int
-    activation: str
+    layers: tuple[LayerSpec, ...]
     layer_norm_eps: float
     initializer_range: float
     pad_token_id: int | None
     tied_decoder: bool
     positions_after_padding: bool = False
+    longest_text: int | None = None
     shared_layers: tuple[int, ...] = ()
     inner_layers: int = 1
     projects_embeddings: bool = False
     words_as_types: bool = False
+    padding_learns: bool = False
+    without_bias: frozenset[str] = frozenset()
     is_relative: bool = False
-    bottleneck_size: int | None = None
     details: Any = None
 
     def __post_init__(self) -> None:
@@ -85,6 +87,16 @@ class EncoderSpec:
             )
 
     @property
+    def num_layers(self) -> int:
+        """How many layers a token passes."""
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """The heads of a layer's queries."""
+        return self.layers[0].num_heads
+
+    @property
     def position_offset(self) -> int:
         """The position of a sequence's first token."""
         return self.pad_token_id + 1 if self.positions_after_padding else 0
@@ -92,53 +104,99 @@ class EncoderSpec:
     @property
     def longest_sequence(self) -> int | None:
         """How many tokens a sequence may have; None if there is no limit."""
-        return self.max_positions - self.position_offset if self.max_positions else None
+        return self.max_positions - self.position_offset if self.max_positions else self.longest_text
 
 
-# Keys of a config, the spec's attribute and what the key means where it is absent: BERT-base, as in transformers.
-_SIZES = {
-    "vocab_size": ("vocab_size", 30522),
-    "hidden_size": ("hidden_size", 768),
-    "num_attention_heads": ("num_heads", 12),
-    "intermediate_size": ("intermediate_size", 3072),
-}
+# What a config's key means where it is absent: BERT-base, as in transformers.
+DEFAULTS = MappingProxyType(
+    {
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "type_vocab_size": 2,
+        "max_position_embeddings": 512,
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+)
 
 
 def standard_spec(
-    config: Mapping[str, Any], *, keys: Mapping[str, str] = MappingProxyType({}), **choices: Any
+    config: Mapping[str, Any],
+    *,
+    keys: Mapping[str, str] = MappingProxyType({}),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    layer: Mapping[str, Any] = MappingProxyType({}),
+    each_layer: Callable[[int, LayerSpec], LayerSpec] = lambda index, layer: layer,
+    **choices: Any,
 ) -> EncoderSpec:
-    """The spec of a config that uses the keys BERT's does, with the family's own `choices` in place of any of them.
+    """The spec of a config that uses the keys BERT's does.
 
-    A choice is an attribute of the spec; `default_<key>` is what a key means where the config lacks it. `keys` are the
-    family's own names of BERT's keys, as for ConfigReader.
+    Args:
+        config: as in config.json.
+        keys: the family's own names of BERT's keys, as for ConfigReader.
+        defaults: what some of the keys of DEFAULTS mean where the config lacks them.
+        layer: choices of the LayerSpec in place of what the keys say.
+        each_layer: (index, the layers' common spec) -> that of one layer, where they differ.
+        choices: attributes of the EncoderSpec in place of what the keys say; num_layers, and layers' hidden_size.
+
+    Raises:
+        ValueError: which key of the config is wrong, and what was expected.
+        TypeError: for a default or a choice that there is none of.
     """
-    defaults = [key for key in choices if key.startswith("default_")]
-    read = ConfigReader(config, {key.removeprefix("default_"): choices.pop(key) for key in defaults}, keys)
+    unknown = set(defaults) - set(DEFAULTS)
+    if unknown:
+        raise TypeError(f"defaults has {', '.join(sorted(unknown))}, known are {', '.join(DEFAULTS)}")
+    read = ConfigReader(config, DEFAULTS | defaults, keys)
     read.unsupported("position_embedding_type", "absolute", "absolute")
     read.unsupported("is_decoder", False, False)
     read.unsupported("add_cross_attention", False, False)
-    values = {name: choices.get(name) or read.size(key, default) for key, (name, default) in _SIZES.items()}
-    values |= {
-        "num_layers": read.size("num_hidden_layers", 12, most=MOST_LAYERS),
-        "embedding_size": values["hidden_size"],
-        "type_vocab_size": read.count("type_vocab_size", 2),
-        "max_positions": read.size("max_position_embeddings", 512, most=MOST_POSITIONS),
-        "activation": read.activation("hidden_act", "gelu"),
-        "layer_norm_eps": read.number("layer_norm_eps", 1e-12),
-        "initializer_range": read.number("initializer_range", 0.02),
-        "pad_token_id": read.index("pad_token_id", 0, values["vocab_size"]),
-        "tied_decoder": read.flag("tie_word_embeddings", True),
+    hidden_size = choices.pop("hidden_size", None) or read.size("hidden_size")
+    num_layers = choices.pop("num_layers", None) or read.size("num_hidden_layers", most=MOST_LAYERS)
+    vocab_size = choices.pop("vocab_size", None) or read.size("vocab_size")
+    common = _layer_spec(read, hidden_size, layer)
+    values = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "embedding_size": hidden_size,
+        "layers": tuple(each_layer(index, common) for index in range(num_layers)),
+        "type_vocab_size": read.count("type_vocab_size"),
+        "max_positions": read.size("max_position_embeddings", most=MOST_POSITIONS),
+        "layer_norm_eps": common.norm_eps,
+        "initializer_range": read.number("initializer_range"),
+        "pad_token_id": read.index("pad_token_id", None, vocab_size),
+        "tied_decoder": read.flag("tie_word_embeddings"),
     }
-    spec = EncoderSpec(**(values | choices))
-    read.check_heads(spec)
-    return spec
+    return EncoderSpec(**(values | choices))
+
+
+def _layer_spec(read: "ConfigReader", hidden_size: int, layer: Mapping[str, Any]) -> LayerSpec:
+    values = {"hidden_size": hidden_size} | layer
+    width = values["hidden_size"]
+    heads = values.get("num_heads") or read.size("num_attention_heads")
+    if values.get("head_dim") is None and width % heads:
+        key, of = read.name("hidden_size"), read.name("num_attention_heads")
+        raise ValueError(f"config: {key} is {width}, expected a multiple of {of} {heads}")
+    values["num_heads"] = heads
+    readers = {
+        "intermediate_size": lambda: read.size("intermediate_size"),
+        "activation": lambda: read.activation("hidden_act"),
+        "norm_eps": lambda: read.number("layer_norm_eps"),
+    }
+    return LayerSpec(**({name: value() for name, value in readers.items() if name not in values} | values))
 
 
 class ConfigReader:
     """Reads values of a config with checks; errors name the key, what stood there and what was expected.
 
-    `defaults` are what keys mean where the config lacks them, before what a caller says. `keys` maps a key to the
-    family's own name of it; where the config lacks that, the key itself may stand there, as in transformers.
+    `defaults` are what keys mean where the config lacks them; a key that has none there needs one in the call. `keys`
+    maps a key to the family's own name of it; where the config lacks that, the key itself may stand there, as in
+    transformers.
     """
 
     def __init__(
@@ -149,54 +207,54 @@ class ConfigReader:
     ):
         self._config, self._defaults, self._keys = config, defaults, keys
 
-    def size(self, key: str, default: int, *, most: int = MOST) -> int:
+    def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
         """A positive integer, at most `most`."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"config: {self._name(key)} is {value!r}, expected a positive integer")
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected a positive integer")
         if value > most:
-            raise ValueError(f"config: {self._name(key)} is {value}, expected at most {most}")
+            raise ValueError(f"config: {self.name(key)} is {value}, expected at most {most}")
         return value
 
-    def count(self, key: str, default: int) -> int:
+    def count(self, key: str, default: int | None = None) -> int:
         """An integer of at least 0."""
         return 0 if self._get(key, default) == 0 else self.size(key, default)
 
     def index(self, key: str, default: int | None, size: int) -> int | None:
         """An integer in [0, size), or null."""
-        value = self._config.get(self._name(key), self._defaults.get(key, default))
+        value = self._config.get(self.name(key), self._defaults.get(key, default))
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
             raise ValueError(
-                f"config: {self._name(key)} is {value!r}, expected an integer from 0 to {size - 1}, or null"
+                f"config: {self.name(key)} is {value!r}, expected an integer from 0 to {size - 1}, or null"
             )
         return value
 
-    def integer(self, key: str, default: int) -> int:
+    def integer(self, key: str, default: int | None = None) -> int:
         """An integer of either sign."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"config: {self._name(key)} is {value!r}, expected an integer")
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected an integer")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None = None) -> float:
         """A finite number, not negative."""
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
-            raise ValueError(f"config: {self._name(key)} is {value!r}, expected a finite number of at least 0")
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected a finite number of at least 0")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise ValueError(f"config: {self._name(key)} is {value!r}, expected true or false")
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected true or false")
         return value
 
-    def activation(self, key: str, default: str) -> str:
+    def activation(self, key: str, default: str | None = None) -> str:
         """The kernels' name of a published activation name."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise ValueError(f"config: {self._name(key)} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
+            raise ValueError(f"config: {self.name(key)} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
 
     def choice(self, key: str, default: str, *allowed: str) -> str:
@@ -208,13 +266,13 @@ class ConfigReader:
         """Refuse a value that would need something this family does not have here."""
         value = self._get(key, default)
         if value not in allowed:
-            raise ValueError(f"config: {self._name(key)} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
+            raise ValueError(f"config: {self.name(key)} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self._config.get(self._name(key))
+        value = self._config.get(self.name(key))
         return self._defaults.get(key, default) if value is None else value
 
-    def _name(self, key: str) -> str:
+    def name(self, key: str) -> str:
         """What `key` is called in the config."""
         own = self._keys.get(key, key)
         return key if own not in self._config and key in self._config else own
@@ -227,11 +285,3 @@ class ConfigReader:
         if len(labels) > MOST_LABELS:
             raise ValueError(f"config: id2label has {len(labels)} entries, expected at most {MOST_LABELS}")
         return len(labels)
-
-    def check_heads(self, spec: EncoderSpec) -> None:
-        """Refuse a width that the heads cannot share."""
-        key = "bottleneck_size" if spec.bottleneck_size else "hidden_size"
-        width = getattr(spec, key)
-        if width % spec.num_heads:
-            heads = self._name("num_attention_heads")
-            raise ValueError(f"config: {self._name(key)} is {width}, expected a multiple of {heads} {spec.num_heads}")

@@ -16,9 +16,8 @@ class Embeddings(Block):
 
     def __init__(self, names: Mapping[str, str], spec: Any):
         width = spec.embedding_size
-        self.words = Embedding(
-            names["word_embeddings"], rows=spec.vocab_size, features=width, padding_row=spec.pad_token_id
-        )
+        padding = None if spec.padding_learns else spec.pad_token_id
+        self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width, padding_row=padding)
         self.positions = self.types = self.projection = None
         if spec.max_positions:
             # RoBERTa's row of padding's position is one of padding, too.
@@ -27,7 +26,11 @@ class Embeddings(Block):
             self.positions = Embedding(name, rows=rows, features=width, padding_row=padding)
         if spec.type_vocab_size:
             self.types = Embedding(names["type_embeddings"], rows=spec.type_vocab_size, features=width)
-        self.norm = LayerNorm(names["embeddings_norm"], features=width, eps=spec.layer_norm_eps)
+        self.types_are_words = spec.words_as_types
+        self.norm = None
+        if "embeddings_norm" in names:
+            sizes = {"features": width, "eps": spec.layer_norm_eps}
+            self.norm = LayerNorm(names["embeddings_norm"], **sizes, bias="embeddings_norm" not in spec.without_bias)
         if width != spec.hidden_size or spec.projects_embeddings:
             sizes = {"in_features": width, "out_features": spec.hidden_size}
             self.projection = Linear(names["embeddings_projection"], **sizes)
@@ -35,12 +38,17 @@ class Embeddings(Block):
     def __call__(self, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(inputs.input_ids), self.marks(inputs)
-        embedded = self.norm(words, marks)
+        if self.norm is not None:
+            embedded = self.norm(words, marks)
+        else:
+            embedded = words if marks is None else functional.add(words, marks)
         return embedded if self.projection is None else self.projection(embedded)
 
     def marks(self, inputs: Any) -> Any:
         """What is added to the words: token types and positions, (tokens, embedding size), or None."""
-        types = None if self.types is None else self.types(inputs.token_type_ids)
+        types, ids = None, inputs.token_type_ids
+        if ids is not None and (self.types is not None or self.types_are_words):
+            types = self.words(ids) if self.types is None else self.types(ids)
         positions = None if self.positions is None else self.positions(inputs.position_ids)
         if types is None or positions is None:
             return positions if types is None else types

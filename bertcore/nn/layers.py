@@ -17,6 +17,7 @@ class Linear(Block):
         activation: None, or a name that `kernels.linear` knows.
         bias: whether there is one.
         is_transposed: whether the checkpoint stores the weight as (in_features, out_features).
+        layout: how the checkpoint stores the weight, where it is another way.
     """
 
     def __init__(
@@ -27,9 +28,11 @@ class Linear(Block):
         activation: str | None = None,
         bias: bool = True,
         is_transposed: bool = False,
+        layout: Layout | None = None,
     ):
         self.activation = activation
-        layout = Layout.transposed(out_features, in_features) if is_transposed else None
+        if is_transposed:
+            layout = Layout.transposed(out_features, in_features)
         weights = (f"{name}.weight" for name in names)
         self.weight = Parameter(*weights, shape=(out_features, in_features), use="weight", layout=layout)
         self.bias = None
@@ -45,14 +48,27 @@ class Linear(Block):
 class LayerNorm(Block):
     """Layer normalisation over the features of input + residual."""
 
-    def __init__(self, name: str, *, features: int, eps: float):
+    def __init__(self, name: str, *, features: int, eps: float, bias: bool = True):
         self.eps = eps
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
-        self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros")
+        self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros") if bias else None
 
     def __call__(self, input: Any, residual: Any = None) -> Any:
         """(tokens, features) -> (tokens, features)."""
-        return functional.layer_norm(input, self.weight.value, self.bias.value, residual, eps=self.eps)
+        bias = None if self.bias is None else self.bias.value
+        return functional.layer_norm(input, self.weight.value, bias, residual, eps=self.eps)
+
+
+class RMSNorm(Block):
+    """Division by the root of the mean square of the features of input + residual; it has no bias."""
+
+    def __init__(self, name: str, *, features: int, eps: float, bias: bool = False):
+        self.eps = eps
+        self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
+
+    def __call__(self, input: Any, residual: Any = None) -> Any:
+        """(tokens, features) -> (tokens, features)."""
+        return functional.rms_norm(input, self.weight.value, residual, eps=self.eps)
 
 
 class Embedding(Block):

@@ -20,13 +20,16 @@ class Layout:
 
     Attributes:
         shape: of the tensor in the checkpoint.
-        axes: its axes in the order of computing: first those that make up the rows, then those of the columns.
+        split: the shape with the first axis cut into several (query, key and value of each head in turn); None where it
+            is one.
+        axes: the axes (of `split`) in the order of computing: first those of the rows, then those of the columns.
         row_axes: how many of `axes` make up the rows; where all do, there are no columns.
     """
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
     row_axes: int
+    split: tuple[int, ...] | None = None
 
     @classmethod
     def transposed(cls, rows: int, columns: int) -> Self:
@@ -35,7 +38,7 @@ class Layout:
 
     @property
     def _permuted(self) -> tuple[int, ...]:
-        return tuple(self.shape[axis] for axis in self.axes)
+        return tuple((self.split or self.shape)[axis] for axis in self.axes)
 
     @property
     def computing_shape(self) -> tuple[int, ...]:
@@ -47,12 +50,14 @@ class Layout:
     @property
     def scale_shape(self) -> tuple[int, ...]:
         """The shape in the checkpoint of what there is one of for each row: the tensor's, with 1 for the columns."""
-        kept = self.axes[: self.row_axes]
+        kept = (0,) if self.split else self.axes[: self.row_axes]
         return tuple(size if axis in kept else 1 for axis, size in enumerate(self.shape))
 
     def to_computing(self, stored: Any) -> Any:
         """A tensor of the checkpoint as computing has it, or scales of `scale_shape` as (rows, 1); a view if can be."""
         columns = () if self.row_axes == len(self.axes) else (-1 if stored.size else self.computing_shape[1],)
+        if self.split:
+            stored = stored.reshape(*self.split[: 1 + len(self.split) - len(self.shape)], *stored.shape[1:])
         return stored.transpose(self.axes).reshape(self.computing_shape[0], *columns)
 
     def to_stored(self, array: Any) -> Any:
@@ -60,7 +65,8 @@ class Layout:
         sizes = self._permuted
         if array.shape != self.computing_shape:  # one number for each row
             sizes = tuple(size if place < self.row_axes else 1 for place, size in enumerate(sizes))
-        return array.reshape(sizes).transpose(tuple(self.axes.index(axis) for axis in range(len(self.axes))))
+        stored = array.reshape(sizes).transpose(tuple(self.axes.index(axis) for axis in range(len(self.axes))))
+        return stored.reshape(self.shape[0], *stored.shape[1 - len(self.shape) :]) if self.split else stored
 
 
 class JoinedTensors:

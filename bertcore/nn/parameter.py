@@ -186,6 +186,21 @@ class Block:
                 elif isinstance(item, Block):
                     yield from item._walk()
 
+    def token_weights(self) -> Iterator[Parameter]:
+        """The weights of the linear maps that every token passes, each as often as it does; a block whose maps pass
+        something else (positions, entities) leaves these out."""
+        others = set(self.other_weights())
+        for attribute in vars(self).values():
+            for item in attribute if isinstance(attribute, list) else [attribute]:
+                if isinstance(item, Block):
+                    yield from (weight for weight in item.token_weights() if weight not in others)
+                elif isinstance(item, Parameter) and "weight" in item.uses and item not in others:
+                    yield item
+
+    def other_weights(self) -> Iterator[Parameter]:
+        """The weights of maps that tokens do not pass."""
+        return iter(())
+
     @property
     def version(self) -> int:
         """Grows whenever values of its parameters are replaced."""

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from bertcore import AutoModel
-from bertcore.cli import figures, main
+from bertcore.cli import main
+from bertcore.models import figures
 from bertcore.presets import PRESETS
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import runnable, tiny_config

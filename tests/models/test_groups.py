@@ -9,7 +9,7 @@ import pytest
 
 from bertcore import AutoModel, use_backend
 from bertcore.models import encoder
-from bertcore.models.encoder import EncoderInput
+from bertcore.models.inputs import EncoderInput
 
 CONFIG = {
     "model_type": "bert", "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96,

@@ -8,7 +8,7 @@ import pytest
 
 import bertcore
 from bertcore import use_backend, value_and_grad
-from bertcore.families.transfo_xl import recurrent
+from bertcore.families.transfo_xl import adapter as recurrent
 from tests.checkpoint.files import write_tensors
 from tests.models.family_checks import check_backends
 from tests.models.family_parity import assert_within, check, random_batch, random_model, run_torch
@@ -240,10 +240,10 @@ def test_kept_position_keys_have_a_bound_in_bytes(monkeypatch):
 
     def kept_with(most):
         monkeypatch.setattr(recurrent, "MOST_KEPT", most)
-        model.encoder.forget_recordings()
+        model.encoder.adapter._position_keys.clear()
         for length in (90, 40, 20):
             model(ids[:, :length])
-        return [sum(keys.nbytes for keys in made.values()) for made in model.encoder._position_keys.values()]
+        return [sum(keys.nbytes for _, keys in made.values()) for made in model.encoder.adapter._position_keys.values()]
 
     with use_backend("numpy"):
         sizes = kept_with(1 << 20)

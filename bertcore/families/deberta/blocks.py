@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.families.deberta_v2.convolution import ConvolutionSpec
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.encoder import LayerContext, SelfAttention
+from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, attention_dtype
 from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.layout import Layout
 from bertcore.nn.once import computed_once
-from bertcore.nn.parameter import Block, Parameter
-from bertcore.tape import current_tape
+from bertcore.nn.parameter import Block, Parameter, PerVersion
+from bertcore.tape import current_tape, value_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class Disentanglement:
             buckets that grow with the distance; 0 if all up to max_distance have.
         shares_maps: relative positions are mapped as content is, by a layer's own query and key maps.
         has_norm: the relative embeddings are normalised.
-        convolution: beside the first layer, or None.
     """
 
     content_to_position: bool
@@ -39,7 +38,6 @@ class Disentanglement:
     buckets: int = 0
     shares_maps: bool = False
     has_norm: bool = False
-    convolution: ConvolutionSpec | None = None
 
     @property
     def span(self) -> int:
@@ -155,39 +153,53 @@ class RelativePositions:
         return None if rows is None else kernels.to_backend(rows)
 
 
+@dataclass(kw_only=True)
+class DisentangledContext(LayerContext):
+    """With the relative positions."""
+
+    positions: RelativePositions
+
+    @property
+    def can_be_recorded(self) -> bool:
+        return super().can_be_recorded and self.positions.components is None
+
+
 class DisentangledAttention(SelfAttention):
     """Self-attention by content and relative position, as in DeBERTa v2 and v3: positions are mapped as content is, or
     by maps of their own.
 
-    What positions are mapped to depends on no input: in inference it is computed once and kept, until
-    `forget_constants`.
+    What positions are mapped to depends on no input: in inference it is computed once for a version of the parameters.
     """
 
-    is_by_head = False  # whether the map's outputs are query, key and value of each head in turn
+    position_key_has_bias = True
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
-        super().__init__(names, spec)
-        self.details, width = spec.details, spec.hidden_size
-        self.scale = (width // spec.num_heads * self.details.score_terms) ** -0.5
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+        super().__init__(names, spec, index)
+        details = self.details = spec.details
         self.map_key = self.map_query = None
-        if self.details.span and not self.details.shares_maps:
-            self._make_position_maps(names, {"in_features": width, "out_features": width})
-        self.forget_constants()
+        if details.span and not details.shares_maps:
+            sizes = {"in_features": spec.hidden_size, "out_features": spec.hidden_size}
+            if details.content_to_position:
+                self.map_key = Linear(names["position_key"], **sizes, bias=self.position_key_has_bias)
+            if details.position_to_content:
+                self.map_query = Linear(names["position_query"], **sizes)
+        self._constants = PerVersion(dict)
 
-    def _make_position_maps(self, names: Mapping[str, str], sizes: Mapping[str, int]) -> None:
-        if self.details.content_to_position:
-            self.map_key = Linear(names["position_key"], **sizes)
-        if self.details.position_to_content:
-            self.map_query = Linear(names["position_query"], **sizes)
+    @property
+    def position_terms(self) -> int:
+        """As the config says; none where positions are not relative."""
+        details = self.details
+        return details.content_to_position + details.position_to_content if details.span else 0
 
-    def forget_constants(self) -> None:
-        """To be called when values of parameters were replaced."""
-        self._constants = {}
+    def other_weights(self) -> Iterator[Parameter]:
+        """Relative positions alone pass maps of their own."""
+        return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
-    def _attend(self, hidden: Any, context: LayerContext, compute_dtype: str | None) -> Any:
-        positions, heads = context.shared, {"num_heads": self.num_heads, "is_by_head": self.is_by_head}
+    def mix(self, source: Any, context: DisentangledContext) -> Any:
+        """The attended values of all heads side by side, (tokens, hidden)."""
+        positions, heads, weight = context.positions, {"num_heads": self.spec.num_heads}, self.projections[0].weight
         bias, *tables = self._bias_and_tables(positions)
-        qkv = functional.linear(hidden, self.qkv.weight.weight, bias)
+        qkv = functional.linear(source, weight.weight, bias)
         has_tables = any(table is not None for table in tables)
         attended = functional.self_attention(
             qkv,
@@ -195,14 +207,14 @@ class DisentangledAttention(SelfAttention):
             relative=kernels.RelativePositions(positions.distance_rows, *tables) if has_tables else None,
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
-            scale=self.scale,
+            scale=self.spec.scale,
             attentions=context.attentions,
             components=positions.components,
-            compute_dtype=compute_dtype,
+            compute_dtype=attention_dtype(weight),
         )
         if positions.is_real is None:
             return attended
-        places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
+        places = heads | {"is_by_head": False, "is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
         return functional.attend_to_all_alike(attended, qkv, **places)
 
     def _bias_and_tables(self, positions: RelativePositions) -> tuple[Any, Any, Any]:
@@ -210,18 +222,18 @@ class DisentangledAttention(SelfAttention):
         head_dim) or None."""
         if current_tape() is not None:
             return self._bias(), *self._by_head(positions)
-        kept, backend = self._constants, kernels.get_backend()  # kept by a call that began before they were forgotten
+        kept, backend = self._constants.at((self.version, positions.block.version)), kernels.get_backend()
         if backend not in kept:
             arrays = self._bias(), *self._by_head(positions)
             kept[backend] = tuple(None if array is None else _contiguous(array) for array in arrays)
         return kept[backend]
 
     def _bias(self) -> Any:
-        return self.qkv.bias.value
+        return self.projections[0].bias.value
 
     def _by_head(self, positions: RelativePositions) -> Iterator[Any]:
         for table in self._tables(positions):
-            shape = -1, self.num_heads, self.output.weight.shape[0] // self.num_heads
+            shape = -1, self.spec.num_heads, self.spec.head_size
             yield None if table is None else functional.reshape(table, shape=shape)
 
     def _tables(self, positions: RelativePositions) -> tuple[Any, Any]:
@@ -231,7 +243,7 @@ class DisentangledAttention(SelfAttention):
             return tuple(None if chosen is None else chosen(embeddings) for chosen in (self.map_key, self.map_query))
         if not (details.content_to_position or details.position_to_content):
             return None, None
-        width, mapped = self.output.weight.shape[0], self.qkv(embeddings)
+        width, mapped = self.spec.hidden_size, self.projections[0](embeddings)
         wanted = (details.content_to_position, width), (details.position_to_content, 0)
         return tuple(
             functional.slice_columns(mapped, first=first, last=first + width) if is_wanted else None
@@ -240,22 +252,21 @@ class DisentangledAttention(SelfAttention):
 
 
 class DisentangledAttentionByHead(DisentangledAttention):
-    """The same as in DeBERTa v1: one map without a bias gives query, key and value of each head in turn, queries and
-    values have biases of their own, and positions always have maps of their own."""
+    """The same as in DeBERTa v1: checkpoints have query, key and value of each head in turn in one map without a bias,
+    queries and values have biases of their own, and positions always have maps of their own."""
 
-    is_by_head = True
+    position_key_has_bias = False
 
-    def _make_qkv(self, names: Mapping[str, str], width: int) -> Linear:
+    def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
+        width, heads = layer.hidden_size, layer.num_heads
         self.query_bias, self.value_bias = (
             Parameter(names[f"{part}_bias"], shape=(width,), initial="zeros") for part in ("query", "value")
         )
-        return Linear(names["qkv"], in_features=width, out_features=3 * width, bias=False)
-
-    def _make_position_maps(self, names: Mapping[str, str], sizes: Mapping[str, int]) -> None:
-        super()._make_position_maps(names, sizes)
-        if self.map_key is not None:
-            self.map_key = Linear(names["position_key"], **sizes, bias=False)
+        split = (heads, 3, width // heads, width)
+        by_head = Layout((3 * width, width), axes=(1, 0, 2, 3), row_axes=3, split=split)
+        return [Linear(names["qkv"], in_features=width, out_features=3 * width, bias=False, layout=by_head)]
 
     def _bias(self) -> Any:
-        biases = self.query_bias.value, self.value_bias.value
-        return functional.bias_by_head(*biases, num_heads=self.num_heads)
+        query, value = self.query_bias.value, self.value_bias.value
+        plain = value_of(query)
+        return functional.concatenate(query, kernels.array_module(plain).zeros_like(plain), value)

@@ -7,8 +7,8 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.names import INDEX_BUFFERS, LAYER_NORM_ENDINGS
 from bertcore.families import bert
+from bertcore.families.deberta.adapter import COMPONENTS, DisentangledAdapter
 from bertcore.families.deberta.blocks import DisentangledAttentionByHead, DisentangledEmbeddings, Disentanglement
-from bertcore.families.deberta.encoder import COMPONENTS, DisentangledEncoder
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register
@@ -17,10 +17,11 @@ from bertcore.models.spec import MOST_POSITIONS, ConfigReader, EncoderSpec, stan
 _TYPES = ("c2p", "p2c")
 
 
-def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, **choices: Any) -> EncoderSpec:
-    """The spec of a DeBERTa config of any version."""
+def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a DeBERTa config of any version; `defaults` are what its keys mean where it lacks them."""
+    choices = {}
     read = ConfigReader(config)
-    hidden_size = read.size("hidden_size", choices.get("default_hidden_size", 768))
+    hidden_size = read.size("hidden_size", defaults.get("hidden_size", 768))
     read.unsupported("pooler_hidden_size", hidden_size, hidden_size)
     if not read.flag("position_biased_input", True):
         choices["max_positions"] = 0
@@ -29,10 +30,10 @@ def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, **cho
     return standard_spec(
         config,
         embedding_size=read.size("embedding_size", hidden_size),
-        is_relative=details.span > 0 or details.convolution is not None,
+        is_relative=details.span > 0,
         details=details,
-        default_type_vocab_size=0,
-        default_layer_norm_eps=1e-7,
+        defaults={"type_vocab_size": 0, "layer_norm_eps": 1e-7} | defaults,
+        each_layer=lambda index, layer: replace(layer, scale=(layer.head_size * details.score_terms) ** -0.5),
         **choices,
     )
 
@@ -66,7 +67,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         score_terms=1 + len(types),
         max_distance=max_distance(config),
     )
-    return disentangled_spec(config, details, default_vocab_size=50265)
+    return disentangled_spec(config, details, {"vocab_size": 50265})
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -133,7 +134,7 @@ DEBERTA = register(
         },
         embeddings=DisentangledEmbeddings,
         attention=DisentangledAttentionByHead,
-        encoder=DisentangledEncoder,
+        adapter=DisentangledAdapter,
         pooler=None,
         inputs=(COMPONENTS,),
         batch_inputs=(COMPONENTS,),

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore import kernels
+from bertcore.families.deberta.blocks import DisentangledContext, Disentanglement
 from bertcore.nn import functional
+from bertcore.nn.layer import EncoderLayer
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
@@ -23,6 +25,17 @@ class ConvolutionSpec:
     size: int
     groups: int
     activation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketedDisentanglement(Disentanglement):
+    """What DeBERTa v2 and v3 vary.
+
+    Attributes:
+        convolution: beside the first layer, or None.
+    """
+
+    convolution: ConvolutionSpec | None
 
 
 class Convolution(Block):
@@ -46,6 +59,21 @@ class Convolution(Block):
         mixed = functional.linear(near, weight, self.bias.value, activation=self.details.activation)
         normed = self.norm(mixed, residual)
         return normed if is_real is None else functional.scale(normed, factor=is_real[:, None])
+
+
+class ConvolutedLayer(EncoderLayer):
+    """An encoder's layer; the first has a convolution beside it where the spec has one: both read the embeddings."""
+
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block]):
+        super().__init__(names, spec, index, attention)
+        self.convolution = Convolution(names, spec) if index == 0 and spec.details.convolution else None
+
+    def __call__(self, hidden: Any, context: DisentangledContext) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        encoded = super().__call__(hidden, context)
+        if self.convolution is None:
+            return encoded
+        return self.convolution(hidden, encoded, context.cu_seqlens, context.positions.is_real)
 
 
 def _blocks(dense, size, groups):

@@ -5,17 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.families.deberta import family as deberta
-from bertcore.families.deberta.blocks import DisentangledAttention, Disentanglement
-from bertcore.families.deberta_v2.convolution import ConvolutionSpec
+from bertcore.families.deberta.blocks import DisentangledAttention
+from bertcore.families.deberta_v2.convolution import BucketedDisentanglement, ConvolutedLayer, ConvolutionSpec
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import ConfigReader, EncoderSpec
 
 _DEFAULTS = {
-    "default_vocab_size": 128100,
-    "default_hidden_size": 1536,
-    "default_num_hidden_layers": 24,
-    "default_num_attention_heads": 24,
-    "default_intermediate_size": 6144,
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
 }
 
 
@@ -23,7 +23,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DeBERTa v2 or v3 config."""
     read, types = ConfigReader(config), deberta.position_types(config)
     distance = deberta.max_distance(config)
-    details = Disentanglement(
+    details = BucketedDisentanglement(
         content_to_position="c2p" in types,
         position_to_content="p2c" in types,
         score_terms=1 + len(set(types)),
@@ -33,7 +33,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         has_norm=_has_norm(config),
         convolution=_convolution(read),
     )
-    found = deberta.disentangled_spec(config, details, **_DEFAULTS)
+    found = deberta.disentangled_spec(config, details, _DEFAULTS)
+    if details.convolution is not None:
+        found = replace(found, is_relative=True)
     head_size = found.hidden_size // found.num_heads
     read.unsupported("attention_head_size", head_size, head_size)
     return found
@@ -66,7 +68,7 @@ def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
     size = read.count("conv_kernel_size", 0)
     if size == 0:
         return None
-    groups, width = read.size("conv_groups", 1), read.size("hidden_size", _DEFAULTS["default_hidden_size"])
+    groups, width = read.size("conv_groups", 1), read.size("hidden_size", _DEFAULTS["hidden_size"])
     if size % 2 == 0:
         raise ValueError(f"config: conv_kernel_size is {size}, expected an odd number")
     if width % groups:
@@ -87,20 +89,18 @@ DEBERTA_V2 = register(
         architecture="DebertaV2",
         spec_from_config=spec,
         heads=heads,
-        encoder_names=deberta.DEBERTA.encoder_names
-        | {
-            "relative_norm": "encoder.LayerNorm",
-            "convolution": "encoder.conv.conv",
-            "convolution_norm": "encoder.conv.LayerNorm",
-        },
-        layer_names=deberta.DEBERTA.layer_names
+        encoder_names=deberta.DEBERTA.encoder_names | {"relative_norm": "encoder.LayerNorm"},
+        layer_names={part: name for part, name in deberta.DEBERTA.layer_names.items() if part != "qkv"}
         | {
             "query": "encoder.layer.{layer}.attention.self.query_proj",
             "key": "encoder.layer.{layer}.attention.self.key_proj",
             "value": "encoder.layer.{layer}.attention.self.value_proj",
             "position_key": "encoder.layer.{layer}.attention.self.pos_key_proj",
             "position_query": "encoder.layer.{layer}.attention.self.pos_query_proj",
+            "convolution": "encoder.conv.conv",
+            "convolution_norm": "encoder.conv.LayerNorm",
         },
         attention=DisentangledAttention,
+        layer=ConvolutedLayer,
     )
 )

@@ -1,12 +1,12 @@
 """LUKE's blocks: embeddings of entities, and attention that knows words from entities (Yamada et al. 2020,
 https://arxiv.org/abs/2010.01057)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bertcore.nn import functional
-from bertcore.nn.encoder import LayerContext, SelfAttention
+from bertcore.nn.layer import LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.layers import Embedding, LayerNorm, Linear
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block, Parameter
@@ -35,7 +35,7 @@ class TokenRows:
 
 
 @dataclass
-class EntityInput:
+class Entities:
     """The packed entities of a batch, in the memory of the backend in force (but the batches).
 
     Attributes:
@@ -44,6 +44,7 @@ class EntityInput:
         batch: how the entities were padded.
         all_tokens: the same of words and entities: in each sequence entities stand after the words.
         rows, cu_seqlens, key_mask: of words and entities; see `TokenRows`, `EncoderInput`.
+        hidden: their last hidden state, (entities, hidden), when it is there.
     """
 
     ids: Any
@@ -54,6 +55,7 @@ class EntityInput:
     rows: TokenRows
     cu_seqlens: Any
     key_mask: Any
+    hidden: Any = None
 
 
 class EntityEmbeddings(Block):
@@ -75,7 +77,7 @@ class EntityEmbeddings(Block):
             self.types = Embedding(names["entity_type_embeddings"], rows=spec.type_vocab_size, features=width)
         self.norm = LayerNorm(names["entity_embeddings_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self, inputs: EntityInput) -> Any:
+    def __call__(self, inputs: Entities) -> Any:
         """-> (entities, hidden)."""
         embedded = self.entities(inputs.ids)
         if self.projection is not None:
@@ -86,32 +88,47 @@ class EntityEmbeddings(Block):
         return self.norm(embedded, marks)
 
 
+@dataclass(kw_only=True)
+class EntityContext(LayerContext):
+    """With where words and entities stand."""
+
+    rows: TokenRows
+    can_be_recorded = False
+
+
 class EntityAwareAttention(SelfAttention):
     """Self-attention whose queries depend on the kinds of both tokens, word or entity (section 3.2).
 
-    Words' queries for words are those that all tokens use where there are no entities.
+    Words' queries for words are those that all tokens use where there are no entities, and in a model without
+    `aware_attention`.
     """
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
-        super().__init__(names, spec)
-        width = spec.hidden_size
-        self.word_queries = Linear(names["word_to_entity_query"], in_features=width, out_features=width)
-        projections = (names["entity_to_word_query"], names["entity_to_entity_query"])
-        self.entity_queries = Linear(*projections, in_features=width, out_features=width)
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+        super().__init__(names, spec, index)
+        self.is_aware, width = spec.details.aware_attention, spec.hidden_size
+        if self.is_aware:
+            self.word_queries = Linear(names["word_to_entity_query"], in_features=width, out_features=width)
+            projections = (names["entity_to_word_query"], names["entity_to_entity_query"])
+            self.entity_queries = Linear(*projections, in_features=width, out_features=width)
 
-    def _attend(self, hidden: Any, context: LayerContext, compute_dtype: str | None) -> Any:
-        rows = context.shared
-        if rows is None:
-            return super()._attend(hidden, context, compute_dtype)
+    def other_weights(self) -> Iterator[Parameter]:
+        """These stand in a map's place where there are entities."""
+        return (queries.weight for queries in (self.word_queries, self.entity_queries)) if self.is_aware else iter(())
+
+    def mix(self, source: Any, context: LayerContext) -> Any:
+        """The attended values of all heads side by side, (tokens, hidden)."""
+        if not self.is_aware or not isinstance(context, EntityContext):
+            return super().mix(source, context)
+        rows, joined = context.rows, self.projections[0]
         return functional.entity_aware_attention(
-            self.qkv(hidden),
-            self.word_queries(functional.take_rows(hidden, rows=rows.words)),
-            self.entity_queries(functional.take_rows(hidden, rows=rows.entities)),
-            num_heads=self.num_heads,
+            joined(source),
+            self.word_queries(functional.take_rows(source, rows=rows.words)),
+            self.entity_queries(functional.take_rows(source, rows=rows.entities)),
+            num_heads=self.spec.num_heads,
             word_rows=rows.words,
             entity_rows=rows.entities,
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
             attentions=context.attentions,
-            compute_dtype=compute_dtype,
+            compute_dtype=attention_dtype(joined.weight),
         )

@@ -8,8 +8,8 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.families import roberta
 from bertcore.families.luke import models
-from bertcore.families.luke.blocks import EntitySpec
-from bertcore.families.luke.encoder import INPUTS, WordAndEntityEncoder
+from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter
+from bertcore.families.luke.blocks import EntityAwareAttention, EntitySpec
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import HeadSpec, pooled_heads, register
@@ -24,7 +24,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         embedding_size=read.size("entity_emb_size", 256),
         aware_attention=read.flag("use_entity_aware_attention", True),
     )
-    return roberta.spec(config, default_vocab_size=50267, details=entities)
+    return roberta.spec(config, vocab_size=50267, details=entities)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -84,7 +84,8 @@ LUKE = register(
             "entity_to_word_query": "encoder.layer.{layer}.attention.self.e2w_query",
             "entity_to_entity_query": "encoder.layer.{layer}.attention.self.e2e_query",
         },
-        encoder=WordAndEntityEncoder,
+        attention=EntityAwareAttention,
+        adapter=WordAndEntityAdapter,
         inputs=INPUTS,
         models={
             "AutoModel": models.WordAndEntityModel,

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.families.luke.blocks import EntityInput
+from bertcore.families.luke.adapter import WordAndEntityInput
+from bertcore.families.luke.blocks import Entities
 from bertcore.families.luke.heads import EntityClassifier
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
+from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.models.inputs import like
-from bertcore.models.model import Encoded
 from bertcore.models.outputs import EntityEncoderOutput, EntityMaskedLMOutput, LogitsOutput
 from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, with_labels
@@ -33,8 +34,9 @@ class WordAndEntityModel(AutoModel):
 
     def _output(self, encoded: Encoded) -> EntityEncoderOutput:
         out, states = super()._output(encoded), None
-        if "entities" in encoded.extras:
-            states = encoded.inputs.extras["entities"].batch.pad(value_of(encoded.extras["entities"]))
+        if isinstance(encoded.inputs, WordAndEntityInput):
+            entities = encoded.inputs.entities
+            states = entities.batch.pad(value_of(entities.hidden))
         return EntityEncoderOutput(**vars(out), entity_last_hidden_state=states)
 
 
@@ -49,7 +51,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
     _targets = ("labels", "entity_labels")
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        entities, table = self.spec.details, self.encoder.entity_embeddings.entities.table
+        entities, table = self.spec.details, self.encoder.adapter.entity_embeddings.entities.table
         if task == "masked_lm":  # whose decoder is its own
             return LanguageModelHead(spec, replace(self.spec, tied_decoder=False), table)
         sizes = {"vocab_size": entities.vocab_size, "embedding_size": entities.embedding_size}
@@ -58,9 +60,9 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
     def _output(self, encoded: Encoded, labels: Any = None, entity_labels: Any = None) -> EntityMaskedLMOutput:
         of_words = super()._output(encoded, labels)
         mlm_loss, mep_loss, logits = of_words.loss, None, None
-        if "entities" in encoded.extras or entity_labels is not None:
-            entities, hidden = _entities(encoded, self)
-            scores = self.heads[1](hidden)
+        if isinstance(encoded.inputs, WordAndEntityInput) or entity_labels is not None:
+            entities = _entities(encoded, self)
+            scores = self.heads[1](entities.hidden)
             logits = entities.batch.pad(value_of(scores))
             if entity_labels is not None:
                 named = {"name": "entity_labels", "kind": "entity_"}
@@ -91,15 +93,15 @@ class _EntityModel(ModelWithHeads):
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         """Classify the first `_parts` entities of each sequence together."""
-        entities, hidden = _entities(encoded, self)
-        logits = self.heads[0](*(functional.take_rows(hidden, rows=rows) for rows in self._first(entities)))
+        entities = _entities(encoded, self)
+        logits = self.heads[0](*(functional.take_rows(entities.hidden, rows=rows) for rows in self._first(entities)))
         loss = None
         if labels is not None:
             kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]
             loss = losses.classification_loss(logits, labels, self._num_labels(), kind)
         return LogitsOutput(loss=loss, logits=value_of(logits), **encoded.traced)
 
-    def _first(self, entities: EntityInput) -> list[Any]:
+    def _first(self, entities: Entities) -> list[Any]:
         """The packed indices of the first, second, ... entity of each sequence."""
         is_real = entities.batch.is_real[:, : self._parts]
         if is_real.shape[1] < self._parts:
@@ -162,15 +164,16 @@ class AutoModelForEntitySpanClassification(_EntityModel):
         entity_start_positions: Any = None,
         entity_end_positions: Any = None,
     ) -> LogitsOutput:
-        entities, hidden = _entities(encoded, self)
+        entities = _entities(encoded, self)
         ends = {"entity_start_positions": entity_start_positions, "entity_end_positions": entity_end_positions}
         rows = [_word_rows(encoded, entities, name, columns) for name, columns in ends.items()]
-        logits, loss = self.heads[0](*(functional.take_rows(encoded.hidden, rows=row) for row in rows), hidden), None
+        parts = (functional.take_rows(encoded.hidden, rows=row) for row in rows)
+        logits, loss = self.heads[0](*parts, entities.hidden), None
         if labels is not None:
             loss = self._loss(logits, labels, entities)
         return LogitsOutput(loss=loss, logits=entities.batch.pad(value_of(logits)), **encoded.traced)
 
-    def _loss(self, logits: Any, labels: Any, entities: EntityInput) -> Any:
+    def _loss(self, logits: Any, labels: Any, entities: Entities) -> Any:
         flags, batch = losses.label_array("labels", labels), entities.batch
         if flags.ndim != 3:
             return losses.token_loss(logits, labels, batch, self._num_labels(), kind="entity_")
@@ -179,14 +182,14 @@ class AutoModelForEntitySpanClassification(_EntityModel):
         return losses.binary_loss(logits, batch.strip(flags))
 
 
-def _entities(encoded: Encoded, model: ModelWithHeads) -> tuple[EntityInput, Any]:
-    """The entities of a call and their last hidden state, (entities, hidden)."""
-    if "entities" not in encoded.extras:
+def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
+    """The entities of a call."""
+    if not isinstance(encoded.inputs, WordAndEntityInput):
         raise ValueError(f"entity_ids is None; {type(model).__name__} needs them for what it is asked for")
-    return encoded.inputs.extras["entities"], encoded.extras["entities"]
+    return encoded.inputs.entities
 
 
-def _word_rows(encoded: Encoded, entities: EntityInput, name: str, columns: Any) -> Any:
+def _word_rows(encoded: Encoded, entities: Entities, name: str, columns: Any) -> Any:
     """The packed index of the word in the column that each entity has in `columns`, (entities,)."""
     if columns is None:
         raise ValueError(f"{name} is None, expected the columns of the entities' tokens, {entities.batch.shape}")

@@ -9,28 +9,38 @@ from bertcore.families.mobilebert.blocks import (
     BottleneckAttention,
     BottleneckDetails,
     BottleneckLayer,
+    NoNorm,
     TrigramEmbeddings,
 )
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import FirstToken, Pooler
+
+DEFAULTS = {
+    "hidden_size": 512,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "hidden_act": "relu",
+}
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a MobileBERT config; what it lacks is as in mobilebert-uncased."""
     read = ConfigReader(config)
+    hidden, heads = read.size("hidden_size", 512), read.size("num_attention_heads", 4)
     layers = read.size("num_hidden_layers", 24, most=MOST_LAYERS)
     details = BottleneckDetails(
+        hidden_size=hidden,
         has_bottleneck=read.flag("use_bottleneck", True),
         attends_in_bottleneck=read.flag("use_bottleneck_attention", False),
         shares_query_key=read.flag("key_query_shared_bottleneck", True),
         num_feed_forwards=read.size("num_feedforward_networks", 4, most=MOST_LAYERS // layers),
-        has_layer_norms=read.choice("normalization_type", "no_norm", "no_norm", "layer_norm") == "layer_norm",
         has_trigrams=read.flag("trigram_input", True),
         has_pooler_map=read.flag("classifier_activation", True),
     )
-    hidden = read.size("hidden_size", 512)
     narrow = read.size("intra_bottleneck_size", 128) if details.has_bottleneck else hidden
     embedding_size = read.size("embedding_size", 128)
     if details.has_bottleneck and narrow != hidden and not (details.attends_in_bottleneck or details.shares_query_key):
@@ -40,19 +50,20 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         )
     if embedding_size > hidden:
         raise ValueError(f"config: embedding_size is {embedding_size}, expected at most hidden_size {hidden}")
+    if narrow % heads:
+        key = "intra_bottleneck_size" if details.has_bottleneck else "hidden_size"
+        raise ValueError(f"config: {key} is {narrow}, expected a multiple of num_attention_heads {heads}")
+    norm = read.choice("normalization_type", "no_norm", "no_norm", "layer_norm")
     return standard_spec(
         config,
         keys={"bottleneck_size": "intra_bottleneck_size"},
         num_layers=layers,
         type_vocab_size=read.size("type_vocab_size", 2),
         embedding_size=embedding_size,
-        bottleneck_size=narrow,
+        layer={"hidden_size": narrow, "norm": NoNorm if norm == "no_norm" else LayerNorm},
         is_relative=details.has_trigrams,
         details=details,
-        default_hidden_size=512,
-        default_num_attention_heads=4,
-        default_intermediate_size=512,
-        default_hidden_act="relu",
+        defaults=DEFAULTS,
     )
 
 
@@ -79,7 +90,6 @@ MOBILEBERT = register(
         encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings.embedding_transformation"},
         layer_names=BERT.layer_names
         | {
-            "attention_output": "encoder.layer.{layer}.attention.output",
             "into": "encoder.layer.{layer}.bottleneck.input",
             "into_attention": "encoder.layer.{layer}.bottleneck.attention",
             "stacked": "encoder.layer.{layer}.ffn.{{index}}",

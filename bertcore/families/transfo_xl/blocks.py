@@ -1,12 +1,13 @@
 """The layer of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from bertcore.families.transfo_xl.relative_attention import RelativeAttention
+from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
 from bertcore.nn import functional
-from bertcore.nn.encoder import FeedForward, LayerContext
-from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.layer import make_norm
+from bertcore.nn.layers import Linear
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
 
@@ -15,59 +16,44 @@ class PositionBiases(Block):
     """What stands in the query's place for content (u of the paper) and for positions (v)."""
 
     def __init__(self, names: Mapping[str, str], spec: Any):
-        flat = Layout((spec.num_heads, spec.details.head_dim), axes=(0, 1), row_axes=2)
+        layer = spec.layers[0]
+        flat = Layout((layer.num_heads, layer.head_size), axes=(0, 1), row_axes=2)
         self.content = Parameter(names["content_bias"], layout=flat)
         self.position = Parameter(names["position_bias"], layout=flat)
 
 
-class RecurrentAttention(RelativeAttention):
-    """Relative attention to a sequence's own tokens and its memory; `biases` are the layer's own or those of all."""
+@dataclass(kw_only=True)
+class SharedBiasesContext(RecurrentContext):
+    """With the biases of all layers, where these have none of their own."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any, biases: PositionBiases):
-        super().__init__(spec)
-        width, inner = spec.hidden_size, self.num_heads * self.head_dim
-        self.is_pre_norm = spec.details.is_pre_norm
+    biases: PositionBiases | None
+
+
+class RecurrentAttention(RelativeAttention):
+    """Relative attention to a sequence's own tokens and its memory."""
+
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int):
+        layer = spec.layers[index]
+        super().__init__(layer, index)
+        width, inner = spec.hidden_size, layer.attention_size
         self.qkv = Linear(names["qkv"], in_features=width, out_features=3 * inner, bias=False)
         self.positions = Linear(names["positions"], in_features=width, out_features=inner, bias=False)
-        self.output = Parameter(f"{names['attention_output']}.weight", shape=(width, inner), use="weight")
-        self.biases = biases
-        self.norm = LayerNorm(names["attention_norm"], features=width, eps=spec.layer_norm_eps)
+        self.output = Linear(names["attention_output"], in_features=inner, out_features=width, bias=False)
+        self.biases = PositionBiases(names, spec) if spec.details.own_biases else None
+        self.norm = make_norm(names, "attention_norm", layer)
 
-    def __call__(self, hidden: Any, memory: Any, context: LayerContext) -> Any:
-        """(tokens, hidden) and (sequences * memory, hidden) or None -> (tokens, hidden)."""
-        relations, inner = context.shared, self.num_heads * self.head_dim
-        seen = relations.keys(hidden, memory)
-        qkv = self.qkv(self.norm(seen) if self.is_pre_norm else seen)
+    def other_weights(self) -> Iterator[Parameter]:
+        """Distances alone pass their map."""
+        yield self.positions.weight
+
+    def mix(self, source: Any, context: SharedBiasesContext) -> Any:
+        """The attended values of all heads side by side, (tokens, heads * head_dim)."""
+        relations, inner, memory = context.relations, self.num_heads * self.head_dim, context.memories[self.index]
+        biases = context.biases if self.biases is None else self.biases
+        qkv = self.qkv(relations.keys(source, None if memory is None else self.open(memory)))
         query, key, value = (functional.slice_columns(qkv, first=k * inner, last=(k + 1) * inner) for k in range(3))
         if memory is not None:
             query = functional.take_rows(query, rows=relations.query_rows)
-        queries = tuple(functional.add(query, bias.value) for bias in (self.biases.content, self.biases.position))
-        attended = self._attend(queries, (key, value, self._position_keys(relations, self.positions.weight)), context)
-        attended = functional.linear(attended, self.output.weight, None, hidden)
-        return attended if self.is_pre_norm else self.norm(attended)
-
-
-class RecurrentFeedForward(FeedForward):
-    """The norm comes after, as in FeedForward, or before."""
-
-    def __init__(self, names: Mapping[str, str], spec: Any):
-        super().__init__(names, spec)
-        self.is_pre_norm = spec.details.is_pre_norm
-
-    def __call__(self, hidden: Any) -> Any:
-        """(tokens, hidden) -> (tokens, hidden)."""
-        if not self.is_pre_norm:
-            return super().__call__(hidden)
-        return self.contract(self.expand(self.norm(hidden)), residual=hidden)
-
-
-class RecurrentLayer(Block):
-    """Attention, then feed-forward."""
-
-    def __init__(self, names: Mapping[str, str], spec: Any, biases: PositionBiases):
-        self.attention = RecurrentAttention(names, spec, biases)
-        self.feed_forward = RecurrentFeedForward(names, spec)
-
-    def __call__(self, hidden: Any, memory: Any, context: LayerContext) -> Any:
-        """As RecurrentAttention."""
-        return self.feed_forward(self.attention(hidden, memory, context))
+        queries = tuple(functional.add(query, bias.value) for bias in (biases.content, biases.position))
+        keys = key, value, self._position_keys(relations, self.positions.weight)
+        return self._attend(queries, keys, context, self.output.weight)

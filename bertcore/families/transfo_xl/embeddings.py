@@ -1,6 +1,6 @@
 """Embeddings whose width shrinks with the words' rank (Baevski and Auli 2018, arXiv:1809.10853), Transformer-XL's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bertcore import kernels
@@ -31,6 +31,10 @@ class AdaptiveEmbeddings(Block):
                 Parameter(projection.format(group=index), shape=(spec.hidden_size, width), use="weight")
                 for index, width in enumerate(widths)
             ]
+
+    def other_weights(self) -> Iterator[Parameter]:
+        """Projections of rare words."""
+        return iter(self.projections[1:])
 
     def __call__(self, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""

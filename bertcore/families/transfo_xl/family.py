@@ -4,14 +4,16 @@ Names in checkpoints are those of transformers up to version 4, which had it.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from bertcore.checkpoint import NameRules
+from bertcore.families.transfo_xl.adapter import CausalRecurrentAdapter
 from bertcore.families.transfo_xl.adaptive_softmax import AdaptiveSoftmaxSpec
+from bertcore.families.transfo_xl.blocks import RecurrentAttention
 from bertcore.families.transfo_xl.embeddings import AdaptiveEmbeddings
-from bertcore.families.transfo_xl.encoder import AdaptiveCausalLM, CausalRecurrentEncoder, RecurrentDetails
+from bertcore.families.transfo_xl.models import AdaptiveCausalLM
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
@@ -25,14 +27,39 @@ KEYS = {
     "initializer_range": "init_std",
 }
 WIKITEXT = {
-    "default_vocab_size": 267735,
-    "default_hidden_size": 1024,
-    "default_num_attention_heads": 16,
-    "default_intermediate_size": 4096,
-    "default_num_hidden_layers": 18,
-    "default_layer_norm_eps": 1e-5,
+    "vocab_size": 267735,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 18,
+    "layer_norm_eps": 1e-5,
 }
 MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # that the rules for tied names go through
+
+
+@dataclass(frozen=True)
+class RecurrentDetails:
+    """What Transformer-XL's configs vary; see `RecurrentAdapter`.
+
+    Attributes:
+        groups: (first word, end) of the groups of words that embeddings and softmax make.
+        div_val: by how much the embeddings of a group are narrower than those of the one before.
+        own_biases: each layer has position biases of its own.
+    """
+
+    memory_length: int
+    clamp_length: int
+    same_length: bool
+    groups: tuple[tuple[int, int], ...]
+    div_val: int
+    own_biases: bool
+
+    @property
+    def returns_memory(self) -> bool:
+        """There is one unless it has no length."""
+        return self.memory_length > 0
+
+    trains_with_memory = returns_memory
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -41,16 +68,20 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read.unsupported("attn_type", 0, 0)
     read.unsupported("adaptive", True, True)
     read.unsupported("sample_softmax", -1, -1)
-    fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None, "activation": "relu"}
-    numbers = standard_spec(config, keys=KEYS, **WIKITEXT, **fixed)
+    layer = {
+        "head_dim": read.size("d_head", 64),
+        "activation": "relu",
+        "norm_first": read.flag("pre_lnorm", False),
+        "is_causal": True,
+    }
+    fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None}
+    numbers = standard_spec(config, keys=KEYS, defaults=WIKITEXT, layer=layer, **fixed)
     details = RecurrentDetails(
-        head_dim=read.size("d_head", 64),
         memory_length=read.count("mem_len", 1600),
         clamp_length=max(read.integer("clamp_len", 1000), 0),
         same_length=read.flag("same_length", True),
         groups=_groups(config.get("cutoffs", (20000, 40000, 200000)), numbers.vocab_size),
         div_val=read.size("div_val", 4),
-        is_pre_norm=read.flag("pre_lnorm", False),
         own_biases=read.flag("untie_r", True),
     )
     if details.same_length and not details.memory_length:
@@ -130,7 +161,8 @@ TRANSFORMER_XL = register(
             },
         ),
         embeddings=AdaptiveEmbeddings,
-        encoder=CausalRecurrentEncoder,
+        attention=RecurrentAttention,
+        adapter=CausalRecurrentAdapter,
         pooler=None,
         inputs=("mems",),
         batch_inputs=("mems",),

@@ -8,9 +8,8 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.nn import functional
-from bertcore.nn.encoder import LayerContext, attention_dtype
-from bertcore.nn.layers import LayerNorm
-from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.layer import LayerContext, LayerSpec, Sublayer, attention_dtype
+from bertcore.nn.parameter import Parameter
 
 
 @dataclass
@@ -65,13 +64,13 @@ class Half:
     keys: slice
     relations: Relations
 
-    def context(self, whole: LayerContext) -> LayerContext:
+    def context(self, whole: "RecurrentContext") -> "RecurrentContext":
         """The part of the batch's context."""
         mask = whole.key_mask
         if mask is not None and mask.shape[0] > 1:
             mask = mask[self.sequences]
         offsets = _offsets(whole.cu_seqlens, self.sequences)
-        return replace(whole, cu_seqlens=offsets, key_mask=mask, shared=self.relations)
+        return replace(whole, cu_seqlens=offsets, key_mask=mask, relations=self.relations)
 
     def cut(self, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
         """The parts of the arrays."""
@@ -100,50 +99,70 @@ def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
     return encodings
 
 
-class RelativeAttention(Block):
-    """What every kind of it shares: scores with two biases, the output's map, residual and norm.
+@dataclass(kw_only=True)
+class RecurrentContext(LayerContext):
+    """With what recurrent layers share.
 
-    A kind has the attributes `output` (the parameter of the map, (hidden, heads * head_dim)), `content_bias` and
-    `position_bias` (r_w_bias and r_r_bias, (heads * head_dim,)), and `norm`.
+    Attributes:
+        relations: who stands where.
+        memories: of each layer, (sequences * memory, hidden); None where there is none.
     """
 
-    output: Parameter
-    content_bias: Parameter
-    position_bias: Parameter
-    norm: LayerNorm
+    relations: Relations
+    memories: list[Any]
+    can_be_recorded = False
 
-    def __init__(self, spec: Any):
-        self.num_heads, self.head_dim = spec.num_heads, spec.details.head_dim
+
+class RelativeAttention(Sublayer):
+    """What every kind of it shares: scores of content and of positions by queries of their own."""
+
+    position_terms = 1
+
+    def __init__(self, layer: LayerSpec, index: int):
+        self.num_heads, self.head_dim, self.index = layer.num_heads, layer.head_size, index
+        self.norm_first = layer.norm_first
 
     def _position_keys(self, relations: Relations, weight: Parameter) -> Any:
         """The keys of positions, (distances, heads * head_dim)."""
         kept = {} if relations.position_keys is None else relations.position_keys
-        if self not in kept:
-            kept[self] = functional.linear(relations.sinusoids, weight.weight, None)
-        return kept[self]
+        version, (known, keys) = weight.version, kept.get(self, (None, None))  # read before its values are
+        if known != version:
+            keys = functional.linear(relations.sinusoids, weight.weight, None)
+            kept[self] = version, keys
+        return keys
 
     def _heads(self, array: Any) -> Any:
         """(rows, heads * head_dim) -> (rows, heads, head_dim)."""
         return functional.reshape(array, shape=(-1, self.num_heads, self.head_dim))
 
     def _attend(
-        self, queries: tuple[Any, Any], keys: tuple[Any, Any, Any], context: LayerContext, segment_scores: Any = None
+        self,
+        queries: tuple[Any, Any],
+        keys: tuple[Any, Any, Any],
+        context: RecurrentContext,
+        weight: Parameter,
+        segment_scores: Any = None,
     ) -> Any:
         """Attention by the queries for content and for positions, (tokens, heads * head_dim) each, among the keys,
-        their values and those of positions -> (tokens, heads * head_dim)."""
+        their values and those of positions -> (tokens, heads * head_dim).
+
+        `weight` is that of a map beside them, whose precision tells attention's.
+        """
         key, value, positions = map(self._heads, keys)
         arrays = (*map(self._heads, queries), key, value, segment_scores)
-        attended = self._attend_in(context, positions, *arrays)
+        attended = self._attend_in(context, positions, attention_dtype(weight), *arrays)
         return functional.reshape(attended, shape=(-1, self.num_heads * self.head_dim))
 
-    def _attend_in(self, context: LayerContext, positions: Any, *arrays: Any) -> Any:
+    def _attend_in(self, context: RecurrentContext, positions: Any, compute_dtype: str | None, *arrays: Any) -> Any:
         """Attention of all sequences, or of those that run forwards and then of those that run backwards."""
-        halves = context.shared.halves
+        halves = context.relations.halves
         if halves is None:
-            return self._attended(context, positions, *arrays)
+            return self._attended(context, positions, compute_dtype, *arrays)
         probabilities: list | None = None if context.attentions is None else []
         parts = [
-            self._attended(replace(half.context(context), attentions=probabilities), positions, *half.cut(*arrays))
+            self._attended(
+                replace(half.context(context), attentions=probabilities), positions, compute_dtype, *half.cut(*arrays)
+            )
             for half in halves
         ]
         if probabilities is not None:
@@ -151,9 +170,17 @@ class RelativeAttention(Block):
         return functional.concatenate(*parts)
 
     def _attended(
-        self, context: LayerContext, positions: Any, query: Any, for_position: Any, key: Any, value: Any, scores: Any
+        self,
+        context: RecurrentContext,
+        positions: Any,
+        compute_dtype: str | None,
+        query: Any,
+        for_position: Any,
+        key: Any,
+        value: Any,
+        scores: Any,
     ) -> Any:
-        relations = context.shared
+        relations = context.relations
         relative = kernels.RelativePositions(
             relations.distance_rows,
             position_key=positions,
@@ -171,5 +198,5 @@ class RelativeAttention(Block):
             cu_seqlens_k=relations.cu_seqlens_k,
             attn_mask=context.key_mask,
             attentions=context.attentions,
-            compute_dtype=attention_dtype(self.output),
+            compute_dtype=compute_dtype,
         )

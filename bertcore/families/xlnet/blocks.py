@@ -1,13 +1,13 @@
 """The blocks of XLNet (Yang et al. 2019, arXiv:1906.08237): attention of two streams, and what they start from."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertcore.families.transfo_xl.relative_attention import RelativeAttention
+from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
 from bertcore.nn import functional
-from bertcore.nn.encoder import LayerContext
-from bertcore.nn.layers import Embedding, LayerNorm
+from bertcore.nn.layer import FeedForward, make_norm
+from bertcore.nn.layers import Embedding
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import value_of
@@ -51,12 +51,25 @@ class Predictions:
         """(tokens, features) -> (predictions, features)."""
         return functional.mix_rows(tokens, matrices=self.matrices)
 
-    def sighted(self, array: Any) -> Any:
+    def zero_blind(self, array: Any) -> Any:
         """`array`, (tokens, ...), with zeros where no key is seen: scores of zero, so that all keys weigh the same."""
         if self.sees is None or array is None:
             return array
         plain = value_of(array)
         return functional.scale(array, factor=self.sees.reshape(-1, *[1] * (plain.ndim - 1)))
+
+
+@dataclass(kw_only=True)
+class TwoStreamContext(RecurrentContext):
+    """Of the content stream, with that of the query stream where there is one.
+
+    Attributes:
+        queries: the context of the query stream, which does not see the tokens it predicts, or None.
+        predictions: what it predicts, or None.
+    """
+
+    queries: RecurrentContext | None = None
+    predictions: Predictions | None = None
 
 
 class TwoStreamAttention(RelativeAttention):
@@ -65,8 +78,9 @@ class TwoStreamAttention(RelativeAttention):
     Queries come from either stream, keys and values from the content stream and its memory.
     """
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
-        super().__init__(spec)
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int):
+        layer = spec.layers[index]
+        super().__init__(layer, index)
         heads = self.num_heads, self.head_dim
         split = Layout((spec.hidden_size, *heads), axes=(1, 2, 0), row_axes=2)
         joined = Layout((spec.hidden_size, *heads), axes=(0, 1, 2), row_axes=1)
@@ -74,21 +88,32 @@ class TwoStreamAttention(RelativeAttention):
         self.query = Parameter(names["query"], layout=split, use="weight")
         self.key_value = Parameter(names["key"], names["value"], layout=split, use="weight")
         self.positions = Parameter(names["positions"], layout=split, use="weight")
-        self.output = Parameter(names["attention_output"], layout=joined, use="weight")
+        self.output_weight = Parameter(names["attention_output"], layout=joined, use="weight")
         self.content_bias = Parameter(names["content_bias"], layout=flat)
         self.position_bias = Parameter(names["position_bias"], layout=flat)
         self.segment_bias = Parameter(names["segment_bias"], layout=flat)
         self.segments = Parameter(names["segments"], shape=(2, *heads))
-        self.norm = LayerNorm(names["attention_norm"], features=spec.hidden_size, eps=spec.layer_norm_eps)
+        self.norm = make_norm(names, "attention_norm", layer)
 
-    def keys(self, content: Any, memory: Any, context: LayerContext) -> tuple[Any, Any, Any]:
+    def other_weights(self) -> Iterator[Parameter]:
+        """Distances alone pass their map."""
+        yield self.positions
+
+    def output(self, mixed: Any, residual: Any) -> Any:
+        """The map back to the layer's width."""
+        return functional.linear(mixed, self.output_weight.weight, None, residual)
+
+    def keys(self, content: Any, context: RecurrentContext) -> tuple[Any, Any, Any]:
         """Keys, values and keys of positions, for both streams, (rows, heads * head_dim) each."""
-        key_value = functional.linear(context.shared.keys(content, memory), self.key_value.weight, None)
+        seen = context.relations.keys(content, context.memories[self.index])
+        key_value = functional.linear(seen, self.key_value.weight, None)
         width = self.num_heads * self.head_dim
         key, value = (functional.slice_columns(key_value, first=first, last=first + width) for first in (0, width))
-        return key, value, self._position_keys(context.shared, self.positions)
+        return key, value, self._position_keys(context.relations, self.positions)
 
-    def __call__(self, stream: Any, keys: tuple[Any, Any, Any], context: LayerContext, places: Any = None) -> Any:
+    def from_stream(
+        self, stream: Any, keys: tuple[Any, Any, Any], context: RecurrentContext, places: Any = None
+    ) -> Any:
         """A stream and the content's `keys` -> what the stream becomes, (tokens, hidden).
 
         `places` are the `Predictions` of the query stream, None for the content stream.
@@ -101,18 +126,34 @@ class TwoStreamAttention(RelativeAttention):
             query = functional.add(query, self.content_bias.value)
         queries = query, functional.add(query, self._beside_content(self.position_bias))
         scores = self._segment_scores(query, context)
-        if places is None:
-            attended = self._attend(queries, keys, context, scores)
-        else:
-            queries, scores = tuple(map(places.sighted, queries)), places.sighted(scores)
-            attended = places.from_tokens(self._attend(queries, keys, context, scores))
-        return self.norm(functional.linear(attended, self.output.weight, None, stream))
+        if places is not None:
+            queries, scores = tuple(map(places.zero_blind, queries)), places.zero_blind(scores)
+        attended = self._attend(queries, keys, context, self.output_weight, scores)
+        return self.close(attended if places is None else places.from_tokens(attended), stream)
 
-    def _segment_scores(self, query: Any, context: LayerContext) -> Any:
-        if context.shared.segment_ids is None:
+    def _segment_scores(self, query: Any, context: RecurrentContext) -> Any:
+        if context.relations.segment_ids is None:
             return None
         bias = functional.reshape(self._beside_content(self.segment_bias), shape=(self.num_heads, self.head_dim))
         return functional.segment_scores(self._heads(query), bias, self.segments.value)
 
     def _beside_content(self, bias: Parameter) -> Any:
         return functional.add(bias.value, functional.scale(self.content_bias.value, factor=-1.0))
+
+
+class TwoStreamLayer(Block):
+    """Attention, then feed-forward, for the content stream, or for it and the query stream."""
+
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block]):
+        self.attention = attention(names, spec, index)
+        self.feed_forward = FeedForward(names, spec.layers[index])
+
+    def __call__(self, state: Any, context: TwoStreamContext) -> Any:
+        """(tokens, hidden) of the content stream, or a tuple of it and of the query stream, (predictions, hidden)."""
+        content, queries = state if isinstance(state, tuple) else (state, None)
+        keys = self.attention.keys(content, context)
+        content = self.feed_forward(self.attention.from_stream(content, keys, context), context)
+        if queries is None:
+            return content
+        attended = self.attention.from_stream(queries, keys, context.queries, context.predictions)
+        return content, self.feed_forward(attended, context)

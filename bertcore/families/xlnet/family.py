@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
-from bertcore.families.xlnet.blocks import TwoStreamEmbeddings
-from bertcore.families.xlnet.encoder import TwoStreamDetails, TwoStreamEncoder
+from bertcore.families.xlnet.adapter import TwoStreamAdapter, TwoStreamDetails
+from bertcore.families.xlnet.blocks import TwoStreamAttention, TwoStreamEmbeddings, TwoStreamLayer
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
@@ -19,11 +19,11 @@ KEYS = {
     "hidden_act": "ff_activation",
 }
 LARGE = {
-    "default_vocab_size": 32000,
-    "default_hidden_size": 1024,
-    "default_num_attention_heads": 16,
-    "default_intermediate_size": 4096,
-    "default_num_hidden_layers": 24,
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
 }
 
 
@@ -34,15 +34,17 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """
     read = ConfigReader(config)
     read.flag("untie_r", True)
-    numbers = standard_spec(
-        config, keys=KEYS, **LARGE, type_vocab_size=0, max_positions=0, is_relative=True, pad_token_id=None
-    )
+    hidden, heads = (ConfigReader(config, LARGE, KEYS).size(key) for key in ("hidden_size", "num_attention_heads"))
+    layer = {
+        "head_dim": read.size("d_head", hidden // heads),
+        "is_causal": read.choice("attn_type", "bi", "bi", "uni") == "uni",
+    }
+    fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None}
+    numbers = standard_spec(config, keys=KEYS, defaults=LARGE, layer=layer, **fixed)
     details = TwoStreamDetails(
-        head_dim=read.size("d_head", numbers.hidden_size // numbers.num_heads),
         memory_length=read.index("mem_len", 512, 2**31) or None,
         reuse_length=read.count("reuse_len", 0),
         clamp_length=max(read.integer("clamp_len", -1), 0),
-        is_causal=read.choice("attn_type", "bi", "bi", "uni") == "uni",
         same_length=read.flag("same_length", False),
         returns_memory=read.flag("use_mems_eval", True),
         trains_with_memory=read.flag("use_mems_train", False),
@@ -96,7 +98,9 @@ XLNET = register(
             },
         ),
         embeddings=TwoStreamEmbeddings,
-        encoder=TwoStreamEncoder,
+        attention=TwoStreamAttention,
+        layer=TwoStreamLayer,
+        adapter=TwoStreamAdapter,
         pooler=None,
         inputs=("mems", "perm_mask", "target_mapping", "input_mask", "use_mems"),
         batch_inputs=("mems", "perm_mask", "target_mapping", "use_mems"),

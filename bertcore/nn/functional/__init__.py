@@ -10,11 +10,12 @@ from bertcore.nn.functional.attention import (
     attention,
     bias_by_head,
     entity_aware_attention,
+    rotary,
     segment_scores,
     self_attention,
     split_heads,
 )
-from bertcore.nn.functional.dense import activation, affine, layer_norm, linear
+from bertcore.nn.functional.dense import activation, affine, gated_activation, layer_norm, linear, rms_norm
 from bertcore.nn.functional.losses import (
     binary_cross_entropy,
     cross_entropy,
@@ -53,6 +54,7 @@ __all__ = [
     "concatenate",
     "cross_entropy",
     "entity_aware_attention",
+    "gated_activation",
     "layer_norm",
     "linear",
     "log_softmax",
@@ -60,6 +62,8 @@ __all__ = [
     "merge_rows",
     "mix_rows",
     "reshape",
+    "rms_norm",
+    "rotary",
     "scale",
     "segment_scores",
     "self_attention",

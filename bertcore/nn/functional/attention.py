@@ -122,6 +122,35 @@ def _joined(output):
     return output.reshape(output.shape[0], output.shape[1] * output.shape[2])
 
 
+def _turned_heads(joined, heads, head_dim):
+    """The first heads of an array in which heads stand side by side, as a view (tokens, heads, head_dim)."""
+    return joined.reshape(joined.shape[0], joined.shape[1] // head_dim, head_dim)[:, :heads]
+
+
+@operation(has_step=True)
+def rotary(joined: Any, *, heads: int, head_dim: int, **angles: Any) -> Any:
+    """The first `heads` of (tokens, all heads * head_dim) turned by their position, the others as they are.
+
+    In inference that happens in the memory of `joined`. `angles` are cos, sin, cu_seqlens or positions, and interleaved
+    as `kernels.rotary` has them.
+    """
+
+    def pullback(grad):
+        grad = grad.copy()
+        kernels.rotary_backward(_turned_heads(grad, heads, head_dim), **angles, inplace=True)
+        return (grad,)
+
+    output = joined.copy()
+    kernels.rotary(_turned_heads(output, heads, head_dim), **angles, inplace=True)
+    return output, pullback
+
+
+@rotary.inference
+def _rotary(joined, *, heads, head_dim, **angles):
+    kernels.rotary(_turned_heads(joined, heads, head_dim), **angles, inplace=True)
+    return joined
+
+
 @operation(has_step=True)
 def _attention(query, key, value, *terms, relative, **options):
     relative = _with_terms(relative, terms)

@@ -41,6 +41,22 @@ def _layer_norm(input, weight, bias, residual=None, *, eps):
     return kernels.layer_norm(input, weight, bias, eps, residual=residual)
 
 
+@operation(has_step=True)
+def rms_norm(input: Any, weight: Any, residual: Any = None, *, eps: float) -> Any:
+    """Root-mean-square normalisation of input + residual over the last axis; see `kernels.rms_norm`."""
+
+    def pullback(grad):
+        grads = kernels.rms_norm_backward(grad, input, weight, eps, residual=residual)
+        return *grads, None if residual is None else grads[0]
+
+    return kernels.rms_norm(input, weight, eps, residual=residual), pullback
+
+
+@rms_norm.inference
+def _rms_norm(input, weight, residual=None, *, eps):
+    return kernels.rms_norm(input, weight, eps, residual=residual)
+
+
 @operation()
 def affine(array: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
     """(array + residual) * weight + bias: (rows, features) twice, and (features,) twice."""
@@ -51,6 +67,22 @@ def affine(array: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
         return grad_array, column_sums(grad * total), column_sums(grad), None if residual is None else grad_array
 
     return total * weight + bias, pullback
+
+
+@operation(has_step=True)
+def gated_activation(input: Any, *, name: str, gate: str) -> Any:
+    """The half of (tokens, 2 * width) that `gate` says, through an activation, times the other half, (tokens, width);
+    see `kernels.gated_activation`."""
+
+    def pullback(grad):
+        return (kernels.gated_activation_backward(grad, input, name, gate=gate),)
+
+    return kernels.gated_activation(input, name, gate=gate), pullback
+
+
+@gated_activation.inference
+def _gated_activation(input, *, name, gate):
+    return kernels.gated_activation(input, name, gate=gate)
 
 
 @operation()

@@ -2,24 +2,24 @@
 
 FLOPs are those of the products of the encoder (poolers and heads, norms and activations are not counted), per token:
 
-    2 * W + layers * 2 * K * (A * (1 + R) + A)
+    2 * W + the sum over layers of 2 * K * (A * (1 + R) + A)
 
 W: the numbers in the weights of the linear maps that a token passes, shared layers as often as it passes them;
-K: the tokens that it sees, all of a sequence of `length`, on average (length + 1) / 2 where attention is causal;
+K: the tokens that it sees, on average: all of a sequence of `length`, or those of a window, or those before it;
 A: the width of queries, keys and values; R: the terms of relative position beside the product of query and key (two in
 DeBERTa, one in XLNet).
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LENGTH = 128  # tokens of a sequence, where nobody says otherwise
+import numpy as np
 
-# Linear maps that no token passes (they project positions, once for a batch), or only entities, or rare words.
-_NOT_OF_TOKENS = re.compile(r"\.(pos_\w*proj|rel_attn\.r|r_net|[we]2e_query|e2w_query|emb_projs\.[1-9])\b")
+from bertcore.nn.layer import LayerSpec
+
+LENGTH = 128  # tokens of a sequence, where nobody says otherwise
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
         layers=spec.num_layers,
         heads=spec.num_heads,
         hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
+        intermediate_size=spec.layers[0].intermediate_size,
         embedding_size=spec.embedding_size,
-        attention_size=_attention_size(model),
+        attention_size=spec.layers[0].attention_size,
         vocabulary=spec.vocab_size,
         token_types=spec.type_vocab_size,
         positions=spec.longest_sequence,
@@ -96,49 +96,26 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
 
 def weights_passed(model: Any) -> int:
     """How many numbers there are in the weights of the linear maps that each token passes on its way up."""
-    encoder = model.encoder
-    blocks = [encoder.embeddings, *encoder.layers]
-    return sum(
-        _size(parameter)
-        for block in blocks
-        for parameter in block.parameters()
-        if "weight" in parameter.uses and not _NOT_OF_TOKENS.search(parameter.names[0])
-    )
+    blocks = [model.encoder.embeddings, *model.encoder.layers]
+    return sum(_size(parameter) for block in blocks for parameter in block.token_weights())
 
 
 def flops_per_token(model: Any, length: int) -> int:
     """The FLOPs of the encoder's products for one token of a sequence of `length`; see the top."""
-    keys = (length + 1) / 2 if _is_causal(model) else length
-    products = 2 + _relative_terms(model)  # queries with keys and with positions; probabilities with values
-    return round(2 * weights_passed(model) + model.spec.num_layers * 2 * keys * _attention_size(model) * products)
+    attention = sum(
+        2 * _keys(layer, length) * layer.attention_size * (2 + block.attention.position_terms)
+        for layer, block in zip(model.spec.layers, model.encoder.layers, strict=True)
+    )
+    return round(2 * weights_passed(model) + attention)
 
 
-def _is_causal(model: Any) -> bool:
-    from bertcore.families.transfo_xl.recurrent import RecurrentEncoder
-    from bertcore.models.causal_encoder import CausalEncoder
-
-    is_recurrent = isinstance(model.encoder, RecurrentEncoder)
-    return model.spec.details.is_causal if is_recurrent else isinstance(model.encoder, CausalEncoder)
-
-
-def _attention_size(model: Any) -> int:
-    """The width of queries: of the hidden states, but in XLNet's kind and in MobileBERT's bottleneck."""
-    from bertcore.families.transfo_xl.recurrent import RecurrentEncoder
-
-    if isinstance(model.encoder, RecurrentEncoder):
-        return model.spec.num_heads * model.spec.details.head_dim
-    return model.spec.bottleneck_size or model.spec.hidden_size
-
-
-def _relative_terms(model: Any) -> int:
-    """How many terms of relative position the scores have."""
-    from bertcore.families.deberta.blocks import Disentanglement
-    from bertcore.families.transfo_xl.recurrent import RecurrentEncoder
-
-    details = model.spec.details
-    if isinstance(details, Disentanglement):
-        return details.content_to_position + details.position_to_content if details.span else 0
-    return 1 if isinstance(model.encoder, RecurrentEncoder) else 0
+def _keys(layer: LayerSpec, length: int) -> float:
+    """How many tokens one of a sequence of `length` sees, on average."""
+    before, behind = layer.window or (length, length)
+    if layer.is_causal:
+        behind = 0
+    places = np.arange(length)
+    return float((np.minimum(places, before) + np.minimum(length - 1 - places, behind) + 1).mean())
 
 
 def _size(parameter: Any) -> int:

@@ -1,16 +1,20 @@
-"""Encoders that also see what they computed for the segment before (Dai et al. 2019, arXiv:1901.02860, section 3.2)."""
+"""The adapter of models that also see what they computed for the segment before (Dai et al. 2019, arXiv:1901.02860,
+section 3.2)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.families.transfo_xl.blocks import PositionBiases, SharedBiasesContext
 from bertcore.families.transfo_xl.relative_attention import Relations, sinusoids
-from bertcore.models.encoder import Encoder, EncoderInput, Trace
-from bertcore.models.registry import Family
+from bertcore.models.adapter import Adapter, Encoded, Trace
+from bertcore.models.inputs import EncoderInput
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn.packing import PackedBatch
+from bertcore.nn.parameter import Block
 from bertcore.tape import current_tape, value_of
 
 RANGE_STEP = 32  # distances come in multiples of it
@@ -20,40 +24,55 @@ RANGE_STEP = 32  # distances come in multiples of it
 MOST_KEPT = 64 << 20
 
 
-class RecurrentEncoder(Encoder):
+@dataclass
+class RecurrentInput(EncoderInput):
+    """A batch with what recurrent models are told of it.
+
+    Attributes:
+        mems: the memory of each layer, (sequences * memory, hidden) each, or None.
+        returns_memory: whether the call returns the memory for the next segment.
+        visible: which keys each query may see, (sequences, length or 1, length) booleans in host memory, or None.
+    """
+
+    mems: list[Any] | None = None
+    returns_memory: bool = False
+    visible: np.ndarray | None = None
+
+
+class RecurrentAdapter(Adapter):
     """What XLNet and Transformer-XL share: memories in and out, distances, and who sees whom.
 
     A memory is, for each layer, the hidden states that it was given for the tokens before, (memory, sequences, hidden);
     all queries see all of it, and no gradient flows into it. With a memory in the call, padding stays as tokens, so
     that all sequences have one length.
 
-    The spec's details tell head_dim, memory_length (None for all), clamp_length (0 for no clamping), is_causal,
-    same_length, and whether memories are returned (returns_memory, and trains_with_memory while a tape records).
+    The spec's details tell memory_length (None for all), clamp_length (0 for no clamping), same_length, and whether
+    memories are returned (returns_memory, and trains_with_memory while a tape records).
     """
 
-    def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         if spec.hidden_size % 2:
             raise ValueError(f"config: d_model is {spec.hidden_size}, expected an even number: of sines and cosines")
-        super().__init__(family, spec, prefix=prefix, pooler=pooler)
+        super().__init__(names, spec)
+        self._position_keys: dict[tuple, dict] = {}
 
-    def keeps_padding(self, own_inputs: Mapping[str, Any]) -> bool:
+    def pack(
+        self, *given: Any, keep_padding: bool = False, mems: Any = None, use_mems: bool | None = None
+    ) -> RecurrentInput:
         """With a memory all padding stays, and where one is asked for by name, so that it has what padding becomes."""
-        return own_inputs.get("mems") is not None or own_inputs.get("use_mems") is True
-
-    def own_inputs(self, packed: PackedBatch, *, mems: Any = None, use_mems: bool | None = None) -> dict[str, Any]:
-        """The memory of each layer as (sequences * memory, hidden), and whether to return one."""
         if use_mems not in (None, True, False):
             raise ValueError(f"use_mems is {use_mems!r}, expected True, False or None")
-        details, extras = self.spec.details, {}
+        keeps = keep_padding or mems is not None or use_mems is True
+        inputs = RecurrentInput(**vars(super().pack(*given, keep_padding=keeps)))
+        details, packed = self.spec.details, inputs.packed
         if mems is not None:
-            extras["mems"] = self._checked_memory(mems, packed.shape[0])
+            inputs.mems = self._checked_memory(mems, packed.shape[0])
         if use_mems is None:
             use_mems = details.returns_memory if current_tape() is None else details.trains_with_memory
-        if use_mems:
-            extras["returns_memory"] = True
+        inputs.returns_memory = use_mems
         if packed.keeps_padding and not packed.is_real.all():
-            extras["visible"] = packed.is_real[:, None, :]
-        return extras
+            inputs.visible = packed.is_real[:, None, :]
+        return inputs
 
     def _checked_memory(self, mems: Any, sequences: int) -> list[Any]:
         if not isinstance(mems, Sequence) and not hasattr(mems, "shape"):
@@ -75,7 +94,7 @@ class RecurrentEncoder(Encoder):
 
     def _memories(self, inputs: EncoderInput, hidden: Any) -> list[Any]:
         """The memory of each layer in the dtype of the hidden states, or Nones."""
-        mems = inputs.extras.get("mems")
+        mems = getattr(inputs, "mems", None)  # texts that came without padding are a plain EncoderInput
         if mems is None or not mems[0].shape[0]:
             return [None] * self.spec.num_layers
         return [array.astype(value_of(hidden).dtype, copy=False) for array in mems]
@@ -90,7 +109,7 @@ class RecurrentEncoder(Encoder):
         table = kernels.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
         relations = Relations(table, kernels.to_backend(distance_rows), inputs.cu_seqlens)
         if current_tape() is None:
-            width = self.spec.num_layers * self.spec.num_heads * self.spec.details.head_dim
+            width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize
             relations.position_keys = self._kept_position_keys((first, last, dtype, kernels.get_backend(), nbytes))
         if before:
@@ -127,25 +146,20 @@ class RecurrentEncoder(Encoder):
             kept[distances] = {}
         return kept.get(distances, {})
 
-    def forget_recordings(self) -> None:
-        """Also of position keys, which depend on parameters, too."""
-        super().forget_recordings()
-        self._position_keys: dict[tuple, dict] = {}
-
     def _lowest(self, longest: int, highest: int) -> int:
         """The lowest distance that there is."""
-        return 0 if self.spec.details.is_causal else min(1 - longest, 0)
+        return 0 if self.spec.layers[0].is_causal else min(1 - longest, 0)
 
     def _visible(self, inputs: EncoderInput, longest: int, memory: int) -> np.ndarray | None:
         """Which keys each query may see, (sequences or 1, longest, memory + longest) in host memory; None if all."""
-        visible = inputs.extras.get("visible")
+        visible = getattr(inputs, "visible", None)
         if visible is None and inputs.key_mask is not None:
             mask = inputs.key_mask
             visible = (mask if isinstance(mask, np.ndarray) else mask.get())[:, 0]
         if visible is not None:
             columns = np.ones((*visible.shape[:2], memory), bool)
             visible = np.concatenate([columns, visible], axis=2)
-        if self.spec.details.is_causal:
+        if self.spec.layers[0].is_causal:
             ahead = np.arange(memory + longest) - np.arange(longest)[:, None]
             causal = ahead <= memory
             if self.spec.details.same_length:
@@ -159,21 +173,31 @@ class RecurrentEncoder(Encoder):
 
     # --- what comes out -------------------------------------------------------------------------------
 
-    def traced(self, packed: PackedBatch, inputs: EncoderInput, trace: Trace) -> dict[str, tuple | None]:
+    def _keep_states(self, inputs: EncoderInput, trace: Trace) -> None:
+        """The memory for the next segment is made of what the layers were given."""
+        if getattr(inputs, "returns_memory", False) and trace.states is None:
+            trace.states = []
+
+    def restore(self, inputs: RecurrentInput, state: Any, trace: Trace) -> Encoded:
         """Beside hidden states and attentions, the memory for the next segment."""
-        states, attentions = trace.hidden_states, trace.attentions
+        packed, states, attentions = inputs.packed, trace.states, trace.attentions
         mems, memory = None, 0
-        if "mems" in inputs.extras and packed.shape[0]:
-            memory = inputs.extras["mems"][0].shape[0] // packed.shape[0]
-        if "layer_inputs" in trace.extras:
-            old = inputs.extras.get("mems") or [None] * self.spec.num_layers
-            given = trace.extras["layer_inputs"]
-            mems = tuple(self._next_memory(state, before, packed) for state, before in zip(given, old, strict=True))
-        return {
+        if inputs.mems is not None and packed.shape[0]:
+            memory = inputs.mems[0].shape[0] // packed.shape[0]
+        if inputs.returns_memory:
+            old = inputs.mems or [None] * self.spec.num_layers
+            given = self._given(states)
+            mems = tuple(self._next_memory(each, before, packed) for each, before in zip(given, old, strict=True))
+        traced = {
             "mems": mems,
-            "hidden_states": None if states is None else self._padded_states(states, packed, inputs),
-            "attentions": None if attentions is None else self._padded_attentions(attentions, packed, inputs, memory),
+            "hidden_states": self._padded_states(states, inputs) if trace.shows_states else None,
+            "attentions": None if attentions is None else self._padded_attentions(attentions, inputs, memory),
         }
+        return Encoded(packed, inputs, state, traced)
+
+    def _given(self, states: list) -> list[Any]:
+        """What each layer was given, of the states of a trace."""
+        return states[:-1]
 
     def _next_memory(self, state: Any, before: Any, packed: PackedBatch) -> Any:
         """(memory, sequences, hidden) of a layer, from what it was given in this call and the memory before it."""
@@ -191,10 +215,33 @@ class RecurrentEncoder(Encoder):
         """What is remembered of (length, sequences, hidden)."""
         return state
 
-    def _padded_states(self, states: list, packed: PackedBatch, inputs: EncoderInput) -> tuple[Any, ...]:
-        return tuple(packed.pad(value_of(state)) for state in states)
+    def _padded_states(self, states: list, inputs: RecurrentInput) -> tuple[Any, ...]:
+        return tuple(inputs.packed.pad(value_of(state)) for state in states)
 
-    def _padded_attentions(
-        self, attentions: list, packed: PackedBatch, inputs: EncoderInput, memory: int
-    ) -> tuple[Any, ...]:
-        return tuple(packed.pad_attention(probabilities, memory) for probabilities in attentions)
+    def _padded_attentions(self, attentions: list, inputs: RecurrentInput, memory: int) -> tuple[Any, ...]:
+        return tuple(inputs.packed.pad_attention(probabilities, memory) for probabilities in attentions)
+
+
+class CausalRecurrentAdapter(RecurrentAdapter):
+    """Transformer-XL's: each token sees those before it, and the memory.
+
+    Without `mems` there is no memory, as in the paper. (transformers once began with mem_len vectors of zeros, which
+    are seen, too: give those as `mems` for its results.) With same_length a token sees as many tokens as the memory
+    has.
+    """
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        super().__init__(names, spec)
+        self.biases = None if spec.details.own_biases else PositionBiases(names, spec)
+
+    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, SharedBiasesContext]:
+        hidden = embeddings(inputs)
+        memories = self._memories(inputs, hidden)
+        relations, longest, before = self._relations(inputs, hidden, memories[0])
+        visible = kernels.to_backend(self._visible(inputs, longest, before)[:, None])
+        self._keep_states(inputs, trace)
+        shared = {"relations": relations, "memories": memories, "biases": self.biases}
+        return hidden, SharedBiasesContext(inputs.cu_seqlens, visible, trace.attentions, **shared)
+
+    def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
+        return memory - ahead < self.spec.details.memory_length

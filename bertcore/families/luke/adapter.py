@@ -1,51 +1,52 @@
-"""The encoder of families with entities (LUKE): sequences of words and then entities."""
+"""LUKE's adapter: sequences of words and then entities."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.families.luke.blocks import EntityAwareAttention, EntityEmbeddings, EntityInput, TokenRows
-from bertcore.models.encoder import Encoder, EncoderInput, Trace
-from bertcore.models.inputs import check_range, integer_batch, mask_and_types
-from bertcore.models.registry import Family
+from bertcore.families.luke.blocks import Entities, EntityContext, EntityEmbeddings, TokenRows
+from bertcore.models.adapter import Adapter, Encoded, Trace
+from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
-from bertcore.nn.encoder import EncoderLayer, SelfAttention
+from bertcore.nn.layer import LayerContext
 from bertcore.nn.packing import PackedBatch
+from bertcore.nn.parameter import Block
 from bertcore.tape import value_of
 
 INPUTS = ("entity_ids", "entity_attention_mask", "entity_token_type_ids", "entity_position_ids")
 
 
-class WordAndEntityEncoder(Encoder):
-    """An encoder whose sequences are words and then entities.
+@dataclass(kw_only=True)
+class WordAndEntityInput(EncoderInput):
+    """Words with entities."""
 
-    Where there are entities, Trace.extras["entities"] is their last hidden state, (entities, hidden), and
-    EncoderInput.extras["entities"] an EntityInput.
-    """
+    entities: Entities
 
-    def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
-        super().__init__(family, spec, prefix=prefix, pooler=pooler)
-        names = {part: prefix + name for part, name in family.encoder_names.items()}
+
+class WordAndEntityAdapter(Adapter):
+    """The layers see words and then entities in each sequence; what comes out are the words, and `Entities.hidden`."""
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        super().__init__(names, spec)
         self.entity_embeddings = EntityEmbeddings(names, spec)
 
-    def _layer(self, family: Family, names: Mapping[str, str]) -> EncoderLayer:
-        attention = EntityAwareAttention if self.spec.details.aware_attention else SelfAttention
-        return EncoderLayer(names, self.spec, attention)
-
-    def own_inputs(
+    def pack(
         self,
-        packed: PackedBatch,
+        *given: Any,
+        keep_padding: bool = False,
         entity_ids: Any = None,
         entity_attention_mask: Any = None,
         entity_token_type_ids: Any = None,
         entity_position_ids: Any = None,
-    ) -> Mapping[str, EntityInput]:
-        """The entities of a call, checked and packed.
+    ) -> EncoderInput:
+        """The arguments of a call, checked and packed.
 
         Args:
+            given, keep_padding: as for `Adapter.pack`.
             entity_ids: (sequences, entities) integers; None for a call without entities.
             entity_attention_mask: 1 for entities, 0 for padding, of the same shape; all are entities by default.
             entity_token_type_ids: of the same shape, 0 by default.
@@ -55,48 +56,45 @@ class WordAndEntityEncoder(Encoder):
         Raises:
             TypeError, ValueError: which argument is wrong, where, and what was expected.
         """
+        inputs = super().pack(*given, keep_padding=keep_padding)
         others = (entity_attention_mask, entity_token_type_ids, entity_position_ids)
         if entity_ids is None:
-            given = [name for name, value in zip(INPUTS[1:], others, strict=True) if value is not None]
-            if given:
-                raise ValueError(f"{given[0]} is given without entity_ids")
-            return {}
-        ids = integer_batch("entity_ids", entity_ids, ("sequences", "entities"))
-        if len(ids) != packed.shape[0]:
-            raise ValueError(f"entity_ids has {len(ids)} sequences, expected {packed.shape[0]} as input_ids has")
-        return {"entities": _pack(self.spec, packed, ids, *others)}
+            named = [name for name, value in zip(INPUTS[1:], others, strict=True) if value is not None]
+            if named:
+                raise ValueError(f"{named[0]} is given without entity_ids")
+            return inputs
+        ids, sequences = integer_batch("entity_ids", entity_ids, ("sequences", "entities")), inputs.packed.shape[0]
+        if len(ids) != sequences:
+            raise ValueError(f"entity_ids has {len(ids)} sequences, expected {sequences} as input_ids has")
+        return WordAndEntityInput(**vars(inputs), entities=_pack(self.spec, inputs.packed, ids, *others))
 
-    def _encode(self, inputs: EncoderInput, trace: Trace) -> Any:
-        entities = inputs.extras.get("entities")
-        if entities is None:
-            return super()._encode(inputs, trace)
-        rows = entities.rows
-        embedded = self.embeddings(inputs), self.entity_embeddings(entities)
+    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
+        if not isinstance(inputs, WordAndEntityInput):
+            return super().begin(inputs, embeddings, trace)
+        entities, rows = inputs.entities, inputs.entities.rows
+        embedded = embeddings(inputs), self.entity_embeddings(entities)
         joined = functional.merge_rows(*embedded, first_rows=rows.words, second_rows=rows.entities)
-        shared = rows if self.spec.details.aware_attention else None
-        hidden = self._through_layers(joined, entities.cu_seqlens, entities.key_mask, trace, shared)
-        trace.extras["entities"] = functional.take_rows(hidden, rows=rows.entities)
-        return functional.take_rows(hidden, rows=rows.words)
+        return joined, EntityContext(entities.cu_seqlens, entities.key_mask, trace.attentions, rows=rows)
 
-    def traced(self, packed: PackedBatch, inputs: EncoderInput, trace: Trace) -> dict[str, tuple | None]:
-        """As Encoder's; attentions are of the words and then the entities."""
-        entities = inputs.extras.get("entities")
-        if entities is None:
-            return super().traced(packed, inputs, trace)
-        length, all_tokens = packed.shape[1], entities.all_tokens
-        outputs: dict[str, tuple | None] = {}
-        if trace.hidden_states is not None:
-            states = [all_tokens.pad(value_of(state)) for state in trace.hidden_states]
-            outputs["hidden_states"] = tuple(state[:, :length] for state in states)
-            outputs["entity_hidden_states"] = tuple(state[:, length:] for state in states)
+    def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
+        """Attentions are of the words and then the entities."""
+        if not isinstance(inputs, WordAndEntityInput):
+            return super().restore(inputs, state, trace)
+        entities, length = inputs.entities, inputs.packed.shape[1]
+        entities.hidden = functional.take_rows(state, rows=entities.rows.entities)
+        traced: dict[str, tuple | None] = {}
+        if trace.states is not None:
+            states = [entities.all_tokens.pad(value_of(each)) for each in trace.states]
+            traced["hidden_states"] = tuple(each[:, :length] for each in states)
+            traced["entity_hidden_states"] = tuple(each[:, length:] for each in states)
         if trace.attentions is not None:
-            outputs["attentions"] = tuple(map(all_tokens.pad_attention, trace.attentions))
-        return outputs
+            traced["attentions"] = tuple(map(entities.all_tokens.pad_attention, trace.attentions))
+        return Encoded(inputs.packed, inputs, functional.take_rows(state, rows=entities.rows.words), traced)
 
 
 def _pack(
     spec: EncoderSpec, packed: PackedBatch, ids: np.ndarray, attention_mask: Any, token_type_ids: Any, position_ids: Any
-) -> EntityInput:
+) -> Entities:
     mask, types = mask_and_types(ids, attention_mask, token_type_ids, kind="entity_")
     kept = np.ones_like(mask) if packed.keeps_padding else mask
     check_range("entity_ids", ids, kept, spec.details.vocab_size, "entities")
@@ -109,7 +107,7 @@ def _pack(
     is_word = all_tokens.strip(columns) < packed.shape[1]
     key_mask = all_tokens.key_mask()
     device = kernels.to_backend
-    return EntityInput(
+    return Entities(
         ids=device(batch.strip(ids)),
         token_type_ids=device(batch.strip(types)),
         position_ids=device(_without_empty_end(batch.strip(positions))),

@@ -1,0 +1,59 @@
+"""DeBERTa's adapter: relative embeddings for all layers, and the components of the scores on request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bertcore.families.deberta.blocks import DisentangledContext, RelativeEmbeddings, RelativePositions, real_tokens
+from bertcore.models.adapter import Adapter, Encoded, Trace
+from bertcore.models.inputs import EncoderInput
+from bertcore.models.outputs import AttentionComponents
+from bertcore.models.spec import EncoderSpec
+from bertcore.nn.parameter import Block
+
+COMPONENTS = "output_attention_components"
+
+
+@dataclass(kw_only=True)
+class ComponentsInput(EncoderInput):
+    """Attributes:
+    components: a list to which each layer appends the terms of its scores.
+    """
+
+    components: list
+
+
+class DisentangledAdapter(Adapter):
+    """Calls take `output_attention_components`: whether to return the terms of the scores, too."""
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        super().__init__(names, spec)
+        self.relative = RelativeEmbeddings(names, spec)
+
+    def pack(self, *given: Any, output_attention_components: bool = False, **options: Any) -> EncoderInput:
+        inputs = super().pack(*given, **options)
+        return ComponentsInput(**vars(inputs), components=[]) if output_attention_components else inputs
+
+    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, DisentangledContext]:
+        """A token that is not to be seen sees nothing, either."""
+        is_real, mask = None, inputs.key_mask
+        if mask is not None:
+            is_real, mask = real_tokens(mask, inputs.cu_seqlens), _pair_mask(mask)
+        positions = RelativePositions(self.relative, is_real, getattr(inputs, "components", None))
+        return embeddings(inputs), DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
+
+    def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
+        encoded = super().restore(inputs, state, trace)
+        if isinstance(inputs, ComponentsInput):
+            seen = 1 if inputs.key_mask is None else _pair_mask(inputs.key_mask)
+            pad = inputs.packed.pad_attention
+            encoded.traced["attention_components"] = tuple(
+                AttentionComponents(*(None if term is None else pad(term * seen) for term in layer))
+                for layer in inputs.components
+            )
+        return encoded
+
+
+def _pair_mask(key_mask: Any) -> Any:
+    """Which token sees which, (sequences, 1, longest, longest), from a mask (sequences, 1, 1, longest)."""
+    return key_mask & key_mask.transpose(0, 1, 3, 2)

@@ -1,0 +1,25 @@
+"""Transformer-XL's language model, whose loss needs few of the words' scores."""
+
+from typing import Any
+
+from bertcore.families.transfo_xl.adaptive_softmax import AdaptiveSoftmax, AdaptiveSoftmaxSpec
+from bertcore.models import losses
+from bertcore.models.adapter import Encoded
+from bertcore.models.auto import AutoModelForCausalLM
+from bertcore.models.outputs import LogitsOutput
+from bertcore.nn.parameter import Block
+
+
+class AdaptiveCausalLM(AutoModelForCausalLM):
+    """AutoModelForCausalLM with an adaptive softmax: logits are logarithms of probabilities, and with labels, of which
+    each is compared with what the token before it predicts, there are none: the loss needs few of them."""
+
+    def _head(self, task: str, spec: AdaptiveSoftmaxSpec) -> Block:
+        return AdaptiveSoftmax(spec, self.spec, self.encoder.embeddings)
+
+    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+        head = self.heads[0]
+        if labels is None:
+            return LogitsOutput(logits=encoded.packed.pad(head(encoded.hidden)), **encoded.traced)
+        words = losses.next_words(encoded.packed, labels, self.spec.vocab_size)
+        return LogitsOutput(loss=head.loss(encoded.hidden, words), **encoded.traced)

@@ -1,0 +1,118 @@
+"""Between a model's door and its layers: what a call hands in is packed, what the layers return is restored.
+
+One Adapter serves the families that take ids, masks and positions alone; a family with inputs or outputs of its own has
+one in its room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertcore.models.inputs import EncoderInput, pack
+from bertcore.models.spec import EncoderSpec
+from bertcore.nn.layer import LayerContext
+from bertcore.nn.once import computed_once
+from bertcore.nn.packing import PackedBatch
+from bertcore.nn.parameter import Block
+from bertcore.nn.rotary import rotary_angles
+from bertcore.tape import value_of
+
+
+@dataclass
+class Trace:
+    """What the layers are asked to leave behind.
+
+    Attributes:
+        states: what went into each layer, and what the last one returned; None is not recorded.
+        attentions: each layer's probabilities; None is not recorded.
+        shows_states: whether the caller asked for the states (an adapter may need them for itself).
+    """
+
+    states: list | None = None
+    attentions: list | None = None
+    shows_states: bool = False
+
+    @classmethod
+    def asked(cls, hidden_states: bool, attentions: bool) -> Trace:
+        """Of what a caller asked to see."""
+        return cls([] if hidden_states else None, [] if attentions else None, hidden_states)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the inside is recorded."""
+        return self.states is None and self.attentions is None
+
+    def state(self, state: Any) -> None:
+        """Note one state."""
+        if self.states is not None:
+            self.states.append(state)
+
+
+@dataclass
+class Encoded:
+    """A batch on its way from the encoder to a head.
+
+    Attributes:
+        packed: the batch layout of `hidden`.
+        inputs: the packed batch that `hidden` is of.
+        hidden: the last hidden state, (tokens, hidden).
+        traced: hidden_states, attentions and the family's own outputs, as users see them.
+        pooler: the encoder's pooler, if it has one.
+    """
+
+    packed: PackedBatch
+    inputs: EncoderInput
+    hidden: Any
+    traced: Mapping[str, tuple | None] = field(default_factory=dict)
+    pooler: Block | None = None
+
+    @computed_once
+    def pooled(self) -> Any:
+        """The pooler's output, (sequences that have tokens, hidden)."""
+        return self.pooler(self.hidden, self.inputs.first_tokens)
+
+
+class Adapter(Block):
+    """What most families do.
+
+    Attributes:
+        needs_whole_batch: whether what a sequence gives depends on the others of its batch.
+    """
+
+    needs_whole_batch = False
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        self.spec = spec
+
+    def pack(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
+        keep_padding: bool = False,
+    ) -> EncoderInput:
+        """The arguments of a call, checked and packed; a family's own ones follow by keyword (`Family.inputs`)."""
+        given = input_ids, attention_mask, token_type_ids, position_ids
+        return pack(self.spec, *given, keep_padding=keep_padding)
+
+    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
+        """What the first layer is given, and what all layers share."""
+        hidden = embeddings(inputs)
+        context = LayerContext(inputs.cu_seqlens, inputs.key_mask, trace.attentions)
+        for rotary in {layer.rotary for layer in self.spec.layers} - {None}:
+            where = inputs.cu_seqlens, inputs.position_ids
+            context.rotary[rotary] = rotary_angles(rotary, *where, value_of(hidden).dtype)
+        return hidden, context
+
+    def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
+        """What the last layer returned as heads and users see it."""
+        packed, states, attentions = inputs.packed, trace.states, trace.attentions
+        traced = {
+            "hidden_states": None if states is None else tuple(packed.pad(value_of(each)) for each in states),
+            "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
+        }
+        return Encoded(packed, inputs, state, traced)

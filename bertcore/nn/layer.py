@@ -1,0 +1,288 @@
+"""The layer of every encoder: attention, then feed-forward, each with its residual and its norm.
+
+A family says what its layers are by a LayerSpec; the blocks here read it. Norms stand after the residual (Vaswani et
+al. 2017, section 3.1) or before attention and feed-forward (Xiong et al. 2020, arXiv:2002.04745).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertcore.nn import functional
+from bertcore.nn.key_value_cache import KeyValueCache
+from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.rotary import RotaryAngles, RotarySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """What one layer is made of.
+
+    Its parts are called "query", "key" and "value" (or "qkv", where a checkpoint stores the three as one map),
+    "attention_output", "attention_norm", "expand" (and "gate", where a gated feed-forward stores two maps), "contract"
+    and "feed_forward_norm"; a family's `layer_names` say what checkpoints call them.
+
+    Attributes:
+        hidden_size, intermediate_size: widths of the layer and of its feed-forward.
+        num_heads: of the queries.
+        num_key_value_heads: of keys and values, each for as many queries' heads as another; num_heads by default.
+        head_dim: width of a head; hidden_size / num_heads by default.
+        activation: of the feed-forward, as `kernels.activation` names it.
+        gate: of a gated feed-forward (Shazeer 2020, arXiv:2002.05202) the half of `expand` that passes the activation
+            before it multiplies the other, "first" or "second"; None for a plain one.
+        norm: the block of the norms, called with a name, features, eps and bias.
+        norm_eps: what norms add to the variance.
+        norm_first: norms stand before attention and feed-forward, instead of after their residuals.
+        absent: parts that the layer lacks ("attention_norm" of ModernBERT's first).
+        without_bias: parts that have no bias.
+        is_transposed: maps are stored as (inputs, outputs).
+        rotary: how queries and keys are turned by their position; None where they are not.
+        window: how many tokens before and behind itself a token sees; None for all.
+        is_causal: a token sees none behind itself.
+        scale: of the scores; None for 1 / sqrt(head_dim).
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    activation: str = "gelu"
+    gate: str | None = None
+    norm: Callable[..., Block] = LayerNorm
+    norm_eps: float = 1e-12
+    norm_first: bool = False
+    absent: frozenset[str] = frozenset()
+    without_bias: frozenset[str] = frozenset()
+    is_transposed: bool = False
+    rotary: RotarySpec | None = None
+    window: tuple[int, int] | None = None
+    is_causal: bool = False
+    scale: float | None = None
+
+    @property
+    def head_size(self) -> int:
+        """The width of a head."""
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def attention_size(self) -> int:
+        """The width of all heads' queries."""
+        return self.num_heads * self.head_size
+
+    @property
+    def key_value_size(self) -> int:
+        """The width of all heads' keys."""
+        return (self.num_key_value_heads or self.num_heads) * self.head_size
+
+
+@dataclass
+class LayerContext:
+    """What the layers of one pass share; a family whose layers share more derives from it.
+
+    Attributes:
+        cu_seqlens: int32 offsets of the sequences, (sequences + 1,).
+        key_mask: which tokens may be seen, booleans that broadcast to (sequences, heads, longest, longest); None where
+            all may.
+        attentions: a list to which each layer appends its probabilities, or None.
+        relative: `kernels.RelativePositions` that are the same in all layers, or None.
+        rotary: the angles of each RotarySpec of the layers.
+        cache: keys and values of a generation, or None.
+    """
+
+    cu_seqlens: Any
+    key_mask: Any = None
+    attentions: list | None = None
+    relative: Any = None
+    rotary: dict[RotarySpec, RotaryAngles] = field(default_factory=dict)
+    cache: KeyValueCache | None = None
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether the layers do the same for all batches with these offsets, so that a program can be kept."""
+        is_plain = self.key_mask is None and self.attentions is None and self.cache is None
+        return is_plain and all(angles.positions is None for angles in self.rotary.values())
+
+
+def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec) -> Block | None:
+    """The norm that stands at this part of a layer; None where there is none."""
+    if part in spec.absent:
+        return None
+    sizes = {"features": spec.hidden_size, "eps": spec.norm_eps}
+    return spec.norm(names[part], **sizes, bias=part not in spec.without_bias)
+
+
+def attention_dtype(weight: Parameter) -> str | None:
+    """The compute_dtype of attention beside maps of the precision of `weight`.
+
+    Beside int8 maps float32 attention would take a third of the time; its sums and softmax are float32 still.
+    """
+    return "bfloat16" if weight.is_low_on_cpu else None
+
+
+class Sublayer(Block):
+    """output(mix(norm(hidden))) + hidden, or norm(output(mix(hidden)) + hidden).
+
+    Attributes:
+        norm: the norm; None where there is none.
+        norm_first: where it stands.
+        output: the map back to the layer's width.
+    """
+
+    norm: Block | None
+    norm_first: bool
+    output: Linear
+
+    def __call__(self, hidden: Any, context: LayerContext) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        return self.close(self.mix(self.open(hidden), context), hidden)
+
+    def open(self, hidden: Any) -> Any:
+        """What is mixed."""
+        return self.norm(hidden) if self.norm_first and self.norm is not None else hidden
+
+    def mix(self, source: Any, context: LayerContext) -> Any:
+        """(tokens, hidden) -> what `output` maps, (tokens, inputs of output)."""
+        raise NotImplementedError
+
+    def close(self, mixed: Any, residual: Any) -> Any:
+        """The layer's width again, with the residual, and the norm where it comes last."""
+        total = self.output(mixed, residual=residual)
+        return total if self.norm_first or self.norm is None else self.norm(total)
+
+
+class SelfAttention(Sublayer):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2).
+
+    Attributes:
+        index: the layer's number, from 0 on.
+        position_terms: products of relative position in the scores, beside that of query and key.
+        projections: the maps whose outputs are, side by side, query, key and value.
+    """
+
+    position_terms = 0
+
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+        layer = self.spec = spec.layers[index]
+        self.index, self.norm_first = index, layer.norm_first
+        self.projections = self._make_projections(names, layer)
+        self.output = self._make_output(names, layer)
+        self.norm = make_norm(names, "attention_norm", layer)
+
+    def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
+        def projection(*parts: str, width: int) -> Linear:
+            return Linear(
+                *(names[part] for part in parts),
+                in_features=layer.hidden_size,
+                out_features=width,
+                bias=parts[0] not in layer.without_bias,
+                is_transposed=layer.is_transposed,
+            )
+
+        queries, keys = layer.attention_size, layer.key_value_size
+        if "qkv" in names:
+            return [projection("qkv", width=queries + 2 * keys)]
+        if queries == keys:
+            return [projection("query", "key", "value", width=queries)]
+        return [projection("query", width=queries), projection("key", "value", width=keys)]
+
+    def _make_output(self, names: Mapping[str, str], layer: LayerSpec) -> Linear:
+        return Linear(
+            names["attention_output"],
+            in_features=layer.attention_size,
+            out_features=layer.hidden_size,
+            bias="attention_output" not in layer.without_bias,
+            is_transposed=layer.is_transposed,
+        )
+
+    def mix(self, source: Any, context: LayerContext) -> Any:
+        """The attended values of all heads side by side, (tokens, heads * head_dim)."""
+        return self.attend([project(source) for project in self.projections], context)
+
+    def attend(self, projected: list[Any], context: LayerContext) -> Any:
+        """Attention by query, key and value, which stand side by side in the arrays `projected`, (tokens, ...) each."""
+        layer, options = self.spec, {"num_heads": self.spec.num_heads, "scale": self.spec.scale}
+        options["compute_dtype"] = attention_dtype(self.projections[0].weight)
+        if context.cache is not None:
+            return context.cache.attend(self.index, *projected, **options)
+        if layer.rotary is not None:
+            projected = self._turned(projected, context)
+        return functional.self_attention(
+            *projected,
+            **options,
+            num_key_value_heads=layer.num_key_value_heads,
+            cu_seqlens=context.cu_seqlens,
+            attn_mask=context.key_mask,
+            is_causal=layer.is_causal,
+            window=layer.window,
+            relative=context.relative,
+            attentions=context.attentions,
+        )
+
+    def _turned(self, projected: list[Any], context: LayerContext) -> list[Any]:
+        """With queries and keys turned by their position."""
+        layer, angles = self.spec, context.rotary[self.spec.rotary]
+        where = {"cos": angles.cos, "sin": angles.sin, "interleaved": layer.rotary.interleaved}
+        where |= {"cu_seqlens": context.cu_seqlens} if angles.positions is None else {"positions": angles.positions}
+        queries, keys = layer.num_heads, layer.num_key_value_heads or layer.num_heads
+        counts = [queries + keys] if len(projected) == 1 else [queries, keys]
+        return [
+            functional.rotary(array, heads=heads, head_dim=layer.head_size, **where)
+            for array, heads in zip(projected, counts, strict=True)
+        ]
+
+
+class FeedForward(Sublayer):
+    """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3), or a gated one between."""
+
+    def __init__(self, names: Mapping[str, str], layer: LayerSpec):
+        self.norm_first, self.activation, self.gate = layer.norm_first, layer.activation, layer.gate
+        self.expand = self._make_expand(names, layer)
+        self.output = Linear(
+            names["contract"],
+            in_features=layer.intermediate_size,
+            out_features=layer.hidden_size,
+            bias="contract" not in layer.without_bias,
+            is_transposed=layer.is_transposed,
+        )
+        self.norm = make_norm(names, "feed_forward_norm", layer)
+
+    def _make_expand(self, names: Mapping[str, str], layer: LayerSpec) -> Linear:
+        parts, width = (names["expand"],), layer.intermediate_size
+        if layer.gate is not None:
+            if "gate" in names:
+                halves = names["gate"], names["expand"]
+                parts = halves if layer.gate == "first" else halves[::-1]
+            else:
+                width *= 2
+        return Linear(
+            *parts,
+            in_features=layer.hidden_size,
+            out_features=width,
+            activation=layer.activation if layer.gate is None else None,
+            bias="expand" not in layer.without_bias,
+            is_transposed=layer.is_transposed,
+        )
+
+    def mix(self, source: Any, context: LayerContext | None = None) -> Any:
+        """(tokens, hidden) -> (tokens, intermediate)."""
+        expanded = self.expand(source)
+        if self.gate is None:
+            return expanded
+        return functional.gated_activation(expanded, name=self.activation, gate=self.gate)
+
+
+class EncoderLayer(Block):
+    """Self-attention, then feed-forward.
+
+    `attention` is the block of the former, which a family may have of its own; it is made and called as SelfAttention.
+    """
+
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block] = SelfAttention):
+        self.attention = attention(names, spec, index)
+        self.feed_forward = FeedForward(names, spec.layers[index])
+
+    def __call__(self, hidden: Any, context: LayerContext) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        return self.feed_forward(self.attention(hidden, context), context)
