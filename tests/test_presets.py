@@ -51,6 +51,7 @@ PARAMETERS = {
     "luke-base": 274_502_144,
     "luke-large": 559_724_544,
     "mobilebert-uncased": 24_844_544,
+    "mpnet-base": 109_486_464,
     "gpt2": 124_439_808,
 }
 # Not in transformers any more. Tables of 20000, 20000, 160000 and 67735 words in 1024, 256, 64 and 16 dimensions, each

@@ -1,5 +1,7 @@
 """The members with relative positions, and those that read from left to right, as data."""
 
+from dataclasses import replace
+
 from bertcore.presets.absolute import BERT, MLM, RTD
 from bertcore.presets.preset import LARGE, Preset, sizes
 
@@ -82,6 +84,27 @@ _XLNET = Preset(
     tokenizer="SentencePiece unigram",
     own="two-stream attention, relative positions, memory of earlier segments",
 )
+_MPNET = replace(
+    BERT,
+    name="mpnet-base",
+    hub_id="microsoft/mpnet-base",
+    config={key: value for key, value in BERT.config.items() if key != "type_vocab_size"}
+    | {
+        "model_type": "mpnet",
+        "vocab_size": 30527,
+        "max_position_embeddings": 514,
+        "relative_attention_num_buckets": 32,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    },
+    year=2020,
+    paper="arXiv:2004.09297",
+    objective="masked and permuted LM",
+    pretraining_heads=MLM,
+    own="a bias for each head and bucket of relative positions; no segments",
+)
 _RELATIVE = (
     _DEBERTA,
     _DEBERTA.but("deberta-large", "microsoft/deberta-large", LARGE),
@@ -99,6 +122,7 @@ _RELATIVE = (
         "xlnet-large-cased", "xlnet/xlnet-large-cased",
         {"n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096},
     ),
+    _MPNET,
 )  # fmt: skip
 
 # --- the other branch: left to right -----------------------------------------------------------------------

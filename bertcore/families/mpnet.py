@@ -1,0 +1,81 @@
+"""MPNet (Song et al. 2020, arXiv:2004.09297): RoBERTa without token types, with a bias of relative position.
+
+One table of biases, a row for each bucket of distances, is added to the scores of all layers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore import kernels
+from bertcore.families.roberta import ROBERTA
+from bertcore.models.adapter import Adapter, Trace
+from bertcore.models.inputs import EncoderInput
+from bertcore.models.registry import in_each_layer, register
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.layer import LayerContext
+from bertcore.nn.parameter import Block, Parameter
+
+BUCKETS = 32
+# transformers' MPNet takes this word for padding whatever pad_token_id says.
+PADDING = 1
+
+
+class BiasAdapter(Adapter):
+    """The biases of relative position, for all layers."""
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        super().__init__(names, spec)
+        self.biases = Parameter(f"{names['relative_biases']}.weight", shape=(BUCKETS, spec.num_heads))
+        self.distance_rows = kernels.bucketed_distances(BUCKETS)
+
+    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
+        hidden, context = super().begin(inputs, embeddings, trace)
+        rows = kernels.to_backend(self.distance_rows)
+        context.relative = kernels.RelativePositions(rows, position_bias=self.biases.value)
+        return hidden, context
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of an MPNet config."""
+    ConfigReader(config).unsupported("relative_attention_num_buckets", BUCKETS, BUCKETS)
+    return standard_spec(
+        config,
+        defaults={"vocab_size": 30527},
+        pad_token_id=PADDING,
+        positions_after_padding=True,
+        type_vocab_size=0,
+        is_relative=True,
+    )
+
+
+MPNET = register(
+    replace(
+        ROBERTA,
+        model_type="mpnet",
+        architecture="MPNet",
+        spec_from_config=spec,
+        name_rules=replace(ROBERTA.name_rules, prefix="mpnet."),
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "position_embeddings": "embeddings.position_embeddings",
+            "embeddings_norm": "embeddings.LayerNorm",
+            "relative_biases": "encoder.relative_attention_bias",
+            "pooler": "pooler.dense",
+        },
+        layer_names=in_each_layer(
+            "encoder.layer.{layer}.",
+            {
+                "query": "attention.attn.q",
+                "key": "attention.attn.k",
+                "value": "attention.attn.v",
+                "attention_output": "attention.attn.o",
+                "attention_norm": "attention.LayerNorm",
+                "expand": "intermediate.dense",
+                "contract": "output.dense",
+                "feed_forward_norm": "output.LayerNorm",
+            },
+        ),
+        adapter=BiasAdapter,
+    )
+)
