@@ -133,6 +133,7 @@ def standard_spec(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     layer: Mapping[str, Any] = MappingProxyType({}),
     each_layer: Callable[[int, LayerSpec], LayerSpec] = lambda index, layer: layer,
+    position_embedding_type: str = "absolute",
     **choices: Any,
 ) -> EncoderSpec:
     """The spec of a config that uses the keys BERT's does.
@@ -143,6 +144,7 @@ def standard_spec(
         defaults: what some of the keys of DEFAULTS mean where the config lacks them.
         layer: choices of the LayerSpec in place of what the keys say.
         each_layer: (index, the layers' common spec) -> that of one layer, where they differ.
+        position_embedding_type: what the key of this name says in the family, if it is there.
         choices: attributes of the EncoderSpec in place of what the keys say; num_layers, and layers' hidden_size.
 
     Raises:
@@ -153,7 +155,7 @@ def standard_spec(
     if unknown:
         raise TypeError(f"defaults has {', '.join(sorted(unknown))}, known are {', '.join(DEFAULTS)}")
     read = ConfigReader(config, DEFAULTS | defaults, keys)
-    read.unsupported("position_embedding_type", "absolute", "absolute")
+    read.unsupported("position_embedding_type", position_embedding_type, position_embedding_type)
     read.unsupported("is_decoder", False, False)
     read.unsupported("add_cross_attention", False, False)
     hidden_size = choices.pop("hidden_size", None) or read.size("hidden_size")

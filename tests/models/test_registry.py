@@ -24,7 +24,7 @@ def test_a_family_registers_itself_under_the_name_of_its_module(model_type):
     assert family in vars(module).values()
 
 
-JINA = "jinaai/jina-bert-implementation--modeling_bert"
+JINA = "jinaai/a-bert-of-its-own--modeling_bert"
 
 
 @pytest.mark.parametrize(

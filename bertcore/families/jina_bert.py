@@ -1,0 +1,77 @@
+"""Jina BERT v2 (Günther et al. 2023, arXiv:2310.19923): BERT with biases of distance and a gated feed-forward.
+
+Its configs say "bert"; the code that their auto_map names tells them from BERT's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore import kernels
+from bertcore.families.bert import BERT
+from bertcore.models.adapter import Adapter, Trace
+from bertcore.models.inputs import EncoderInput
+from bertcore.models.registry import register
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.layer import LayerContext
+from bertcore.nn.parameter import Block
+from bertcore.tape import value_of
+
+ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
+
+
+class AlibiAdapter(Adapter):
+    """The biases of distance, for all layers."""
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        super().__init__(names, spec)
+        self._kept: dict[Any, kernels.RelativePositions] = {}
+
+    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
+        hidden, context = super().begin(inputs, embeddings, trace)
+        tokens, _ = value_of(hidden).shape
+        context.relative = self._positions(tokens, value_of(hidden).dtype)
+        return hidden, context
+
+    def _positions(self, tokens: int, dtype: Any) -> kernels.RelativePositions:
+        """For as many tokens at least, however they are divided: a recorded program serves other lengths, too."""
+        longest = 1 << max(tokens - 1, 0).bit_length()
+        key = longest, dtype, kernels.get_backend()
+        if key not in self._kept:
+            made = kernels.alibi_positions(self.spec.num_heads, longest, dtype)
+            rows, bias = kernels.to_backend(made.distance_rows), kernels.to_backend(made.position_bias)
+            self._kept[key] = kernels.RelativePositions(rows, position_bias=bias)
+        return self._kept[key]
+
+
+def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
+    """The spec of a Jina BERT config; `gate` is the half of the feed-forward's first map that is activated."""
+    read = ConfigReader(config)
+    read.unsupported("position_embedding_type", "absolute", "alibi")
+    activation = ACTIVATIONS[read.choice("feed_forward_type", "original", *ACTIVATIONS)]
+    return standard_spec(
+        config,
+        position_embedding_type="alibi",
+        layer={"activation": activation, "gate": gate, "without_bias": frozenset({"expand"})},
+        max_positions=0,
+        longest_text=read.size("max_position_embeddings", 512),
+        is_relative=True,
+    )
+
+
+JINA_BERT = register(
+    replace(
+        BERT,
+        model_type="jina_bert",
+        architecture="JinaBert",
+        spec_from_config=spec,
+        code=("jinaai/jina-bert-implementation--modeling_bert",),
+        layer_names=BERT.layer_names
+        | {
+            "expand": "encoder.layer.{layer}.mlp.gated_layers",
+            "contract": "encoder.layer.{layer}.mlp.wo",
+            "feed_forward_norm": "encoder.layer.{layer}.mlp.layernorm",
+        },
+        adapter=AlibiAdapter,
+    )
+)

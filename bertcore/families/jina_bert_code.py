@@ -1,0 +1,51 @@
+"""Jina BERT v2 of the code model (jina-embeddings-v2-base-code): queries, keys and a second sum are normalised, too."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from bertcore.families.jina_bert import JINA_BERT, spec
+from bertcore.models.registry import register
+from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, make_norm
+from bertcore.nn.layers import Linear
+
+
+class NormedAttention(SelfAttention):
+    """Self-attention by normalised queries and keys; its residual is added twice, with a norm after each time."""
+
+    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+        super().__init__(names, spec, index)
+        parts = "query_norm", "key_norm", "second_norm"
+        self.query_norm, self.key_norm, self.second_norm = (make_norm(names, part, self.spec) for part in parts)
+
+    def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
+        width = layer.hidden_size
+        return [Linear(names[part], in_features=width, out_features=width) for part in ("query", "key", "value")]
+
+    def mix(self, source: Any, context: LayerContext) -> Any:
+        query, key, value = (project(source) for project in self.projections)
+        return self.attend([self.query_norm(query), self.key_norm(key), value], context)
+
+    def close(self, mixed: Any, residual: Any) -> Any:
+        return self.second_norm(super().close(mixed, residual), residual)
+
+
+JINA_BERT_CODE = register(
+    replace(
+        JINA_BERT,
+        model_type="jina_bert_code",
+        spec_from_config=partial(spec, gate="second"),
+        code=("jinaai/jina-bert-v2-qk-post-norm--modeling_bert",),
+        layer_names=JINA_BERT.layer_names
+        | {
+            "query_norm": "encoder.layer.{layer}.attention.self.layer_norm_q",
+            "key_norm": "encoder.layer.{layer}.attention.self.layer_norm_k",
+            "second_norm": "encoder.layer.{layer}.layer_norm_1",
+            "expand": "encoder.layer.{layer}.mlp.up_gated_layer",
+            "contract": "encoder.layer.{layer}.mlp.down_layer",
+            "feed_forward_norm": "encoder.layer.{layer}.layer_norm_2",
+        },
+        attention=NormedAttention,
+    )
+)
