@@ -118,6 +118,7 @@ def with_choices(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def run_torch(model: Any, batch: dict, targets: dict, *, double: bool, traced: bool = True) -> tuple[dict, dict]:
     """(outputs by name, gradients by parameter) of a transformers model, in float64 or float32."""
     import torch
+    from transformers.core_model_loading import revert_weight_conversion
 
     model = copy.deepcopy(model).to(torch.float64 if double else torch.float32).eval()
     tensors = {}
@@ -130,7 +131,10 @@ def run_torch(model: Any, batch: dict, targets: dict, *, double: bool, traced: b
     if targets:
         out.loss.backward()
         first = model.all_tied_weights_keys  # tied parameters come under the name that stands first in the class
-        grads = {first.get(name, name): p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+        named = {first.get(name, name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+        grads = {
+            name: grad.numpy() for name, grad in revert_weight_conversion(model, named).items()
+        }  # as files have it
     return _arrays(out, lambda tensor: tensor.detach().numpy()), grads
 
 
