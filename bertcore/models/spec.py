@@ -1,7 +1,7 @@
 """What a family may vary: the numbers and choices that turn the shared blocks into one of its models."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -206,8 +206,25 @@ class ConfigReader:
         config: Mapping[str, Any],
         defaults: Mapping[str, Any] = MappingProxyType({}),
         keys: Mapping[str, str] = MappingProxyType({}),
+        *,
+        within: str = "",
     ):
-        self._config, self._defaults, self._keys = config, defaults, keys
+        self._config, self._defaults, self._keys, self._within = config, defaults, keys, within
+
+    def section(self, key: str) -> "ConfigReader":
+        """What reads the object under `key`, whose name errors begin with; an empty one where it is absent."""
+        value = self._get(key, {})
+        if not isinstance(value, Mapping):
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected an object")
+        return ConfigReader(value, within=f"{self.name(key)}.")
+
+    def choices(self, key: str, default: Sequence[str], *allowed: str) -> tuple[str, ...]:
+        """As many of the `allowed` values as `default` has."""
+        values = self._get(key, default)
+        if not isinstance(values, list | tuple) or len(values) != len(default) or not set(values) <= set(allowed):
+            known = " or ".join(map(repr, allowed))
+            raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of {len(default)}, {known} each")
+        return tuple(values)
 
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
         """A positive integer, at most `most`."""
@@ -224,7 +241,7 @@ class ConfigReader:
 
     def index(self, key: str, default: int | None, size: int) -> int | None:
         """An integer in [0, size), or null."""
-        value = self._config.get(self.name(key), self._defaults.get(key, default))
+        value = self._config.get(self._own(key), self._defaults.get(key, default))
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
             raise ValueError(
                 f"config: {self.name(key)} is {value!r}, expected an integer from 0 to {size - 1}, or null"
@@ -271,13 +288,22 @@ class ConfigReader:
             raise ValueError(f"config: {self.name(key)} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self._config.get(self.name(key))
+        value = self._config.get(self._own(key))
         return self._defaults.get(key, default) if value is None else value
 
     def name(self, key: str) -> str:
+        """What errors call `key`."""
+        return self._within + self._own(key)
+
+    def _own(self, key: str) -> str:
         """What `key` is called in the config."""
         own = self._keys.get(key, key)
         return key if own not in self._config and key in self._config else own
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is anything to read."""
+        return bool(self._config)
 
     def num_labels(self) -> int:
         """How many classes a classifying head tells apart: of id2label, or num_labels, 2 by default."""
