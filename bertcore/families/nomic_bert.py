@@ -1,0 +1,145 @@
+"""NomicBERT (Nussbaum et al. 2024, arXiv:2402.01613): nomic-embed-text v1 and v1.5, arctic-embed-m-long.
+
+BERT with rotary positions, gated feed-forwards and maps without biases. Published configs have the keys of GPT-2,
+transformers has BERT's; both are read. Beyond the trained length a config may stretch the positions: by the length of
+each text, not of the longest one of its batch, so that a text's embedding does not change with its neighbours.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.checkpoint.names import INDEX_BUFFERS
+from bertcore.families.bert import BERT
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.registry import HeadSpec, in_each_layer, register
+from bertcore.models.rotary import rotary_spec
+from bertcore.models.spec import ACTIVATIONS, MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.layer import LayerSpec
+
+KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+DEFAULTS = {"vocab_size": 30528}
+GATED = {"swiglu": "silu", "geglu": "gelu"}  # activation_function -> hidden_act
+# Choices of the published code that no published checkpoint makes: key -> the value that all have.
+FIXED = {
+    **dict.fromkeys(("prenorm", "parallel_block", "parallel_block_tied_norm", "use_rms_norm", "causal"), False),
+    **dict.fromkeys(("moe_every_n_layers", "num_experts"), 0),
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+}
+
+
+def _activation(read: ConfigReader) -> str:
+    kind = read.choice("activation_function", "", "", *GATED)
+    return ACTIVATIONS[GATED[kind]] if kind else read.activation("hidden_act", "silu")
+
+
+def _without_bias(read: ConfigReader) -> frozenset[str]:
+    """The maps that have none: all of them but in configs of one's own."""
+    keys = {
+        "qkv_proj_bias": ("qkv", "attention_output"),
+        "mlp_fc1_bias": ("expand",),
+        "mlp_fc2_bias": ("contract",),
+    }
+    return frozenset(part for key, parts in keys.items() if not read.flag(key, False) for part in parts)
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a NomicBERT config, with published keys or those of transformers.
+
+    A published one tells how many positions a text may have (n_positions) apart from how many were trained on
+    (max_trained_positions); for transformers max_position_embeddings is both, and dynamic scaling goes beyond it.
+    """
+    read = ConfigReader(config)
+    for key, value in FIXED.items():
+        read.unsupported(key, value, value)
+    trained = read.size("max_trained_positions", read.size("max_position_embeddings", 2048), most=MOST_POSITIONS)
+    theta, factor = read.number("rotary_emb_base", 1000.0), read.number("rotary_scaling_factor", 0.0)
+    rope = ConfigReader({"rope_type": "dynamic", "factor": factor}) if factor else read.section("rope_parameters")
+
+    def with_rotary(index: int, layer: LayerSpec) -> LayerSpec:
+        return replace(layer, rotary=rotary_spec(rope, head_dim=layer.head_size, theta=theta, trained_length=trained))
+
+    layer = {"activation": _activation(read), "gate": "first", "without_bias": _without_bias(read)}
+    if config.get("head_dim") is not None:
+        layer["head_dim"] = read.size("head_dim")
+    found = standard_spec(
+        config,
+        keys=KEYS,
+        defaults=DEFAULTS,
+        layer=layer,
+        each_layer=with_rotary,
+        max_positions=0,
+        longest_text=read.size("n_positions", trained, most=MOST_POSITIONS),
+    )
+    stretched = "n_positions" not in config and found.layers[0].rotary.scaling == "dynamic"
+    return replace(found, longest_text=None) if stretched else found
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a NomicBERT config; only classifiers of sequences have a pooler."""
+    return {
+        "masked_lm": LanguageModelSpec(
+            decoder="cls.predictions.decoder",
+            tied_bias="cls.predictions.bias",
+            transform="cls.predictions.transform.dense",
+            transform_norm="cls.predictions.transform.layer_norm",
+            activation=_activation(read),
+        ),
+        "sequence_classification": ClassifierSpec(
+            "classifier", "first", dense="nomic_bert.pooler.dense", activation="tanh"
+        ),
+        "token_classification": ClassifierSpec("classifier", "tokens"),
+    }
+
+
+NOMIC_BERT = register(
+    replace(
+        BERT,
+        model_type="nomic_bert",
+        architecture="NomicBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="nomic_bert.",
+            heads=("pooler.", "cls.predictions.", "classifier."),
+            tied=(
+                ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+                ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+            ),
+            endings=(),
+            buffers=("inv_freq", *INDEX_BUFFERS),
+        ),
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "emb_ln",
+        },
+        layer_names=in_each_layer(
+            "encoder.layers.{layer}.",
+            {
+                "qkv": "attn.Wqkv",
+                "attention_output": "attn.out_proj",
+                "attention_norm": "norm1",
+                "expand": "mlp.fc11",
+                "gate": "mlp.fc12",
+                "contract": "mlp.fc2",
+                "feed_forward_norm": "norm2",
+            },
+        ),
+        pooler=None,
+        code=(
+            *("nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert", "modeling_hf_nomic_bert"),
+            *("nomic-ai/nomic-bert-2048--configuration_hf_nomic_bert", "configuration_hf_nomic_bert"),
+        ),
+    )
+)
