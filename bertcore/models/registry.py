@@ -63,6 +63,7 @@ class Family:
 
     Attributes:
         model_type: as in config.json.
+        aliases: other model_types of configs that mean the same family.
         architecture: how transformers' names of its classes begin ("Bert" of BertForMaskedLM).
         spec_from_config: config -> EncoderSpec.
         heads: the spec of each head, by the task's name (`models.auto` has the tasks).
@@ -101,23 +102,24 @@ class Family:
     endings: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, type] = field(default_factory=dict)
     soft_labels: bool = False
+    aliases: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
 
 
-_families: dict[str, Family] = {}
+_families: dict[str, Family] = {}  # by model_type, aliases included
 
 
 def register(family: Family) -> Family:
     """Make a family known, and return it; called by the family's own module."""
-    _families[family.model_type] = family
+    _families.update(dict.fromkeys((family.model_type, *family.aliases), family))
     return family
 
 
 def known_families() -> list[str]:
-    """The model_types that can be loaded."""
+    """The model_types that can be loaded, without aliases."""
     for module in pkgutil.iter_modules(bertcore.families.__path__):
         importlib.import_module(f"bertcore.families.{module.name}{'.family' if module.ispkg else ''}")
-    return sorted(_families)
+    return sorted({family.model_type for family in _families.values()})
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -127,7 +129,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type, known = config.get("model_type"), known_families()
     if (custom := _custom_code(config)) is not None:
         return _family_of_code(custom)
-    if model_type not in known:
+    if model_type not in _families:
         raise ValueError(f"config: model_type is {model_type!r}, known are: {', '.join(known)}")
     return _families[model_type]
 

@@ -1,0 +1,92 @@
+"""GTE (Zhang et al. 2024, arXiv:2407.19669): gte-base and large-en-v1.5, gte-multilingual-base, arctic-embed-m-v2.0.
+
+BERT with rotary positions and gated feed-forwards. Published files call it "new" ("gte" in arctic-embed), and stretch
+positions by NTK's static rule; transformers calls it "gte", and knows other rules.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.checkpoint.names import INDEX_BUFFERS
+from bertcore.families.bert import BERT
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.registry import HeadSpec, in_each_layer, register
+from bertcore.models.rotary import rotary_of_all_layers
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+
+DEFAULTS = {"vocab_size": 250048, "max_position_embeddings": 8192, "type_vocab_size": 1, "pad_token_id": 1}
+NEW_DEFAULTS = {"vocab_size": 30528, "max_position_embeddings": 2048, "type_vocab_size": 1, "pad_token_id": None}
+# Choices of the published code that no published checkpoint makes: key -> the value that all have.
+FIXED = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack_qkv": True}
+FIXED |= dict.fromkeys(("logn_attention_scale", "logn_attention_clip1"), False)
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a GTE config, or of a "new" one, where absent keys mean something else."""
+    defaults = NEW_DEFAULTS if config.get("model_type") == "new" else DEFAULTS
+    theta = 10_000.0 if config.get("model_type") == "new" else 160_000.0
+    read = ConfigReader(config, defaults)
+    for key, value in FIXED.items():
+        read.unsupported(key, value, value)
+    plain = {key: value for key, value in config.items() if key != "position_embedding_type"}
+    return standard_spec(
+        plain,
+        defaults=defaults,
+        layer={"gate": "second", "without_bias": frozenset({"expand"})},
+        each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(read, layer.head_size, theta)),
+        max_positions=0,
+        longest_text=read.size("max_position_embeddings"),
+    )
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads; only classifiers of sequences have a pooler."""
+    return {
+        "masked_lm": LanguageModelSpec(
+            "lm_head.decoder", "lm_head.decoder.bias", "lm_head.dense", "lm_head.norm", activation="gelu"
+        ),
+        "sequence_classification": ClassifierSpec("classifier", "first", dense="gte.pooler.dense", activation="tanh"),
+        "token_classification": ClassifierSpec("classifier", "tokens"),
+    }
+
+
+GTE = register(
+    replace(
+        BERT,
+        model_type="gte",
+        architecture="Gte",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="gte.",
+            heads=("pooler.", "lm_head.", "classifier."),
+            tied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
+            buffers=("inv_freq", *INDEX_BUFFERS),
+        ),
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "embeddings.LayerNorm",
+        },
+        layer_names=in_each_layer(
+            "encoder.layer.{layer}.",
+            {
+                "qkv": "attention.qkv_proj",
+                "attention_output": "attention.o_proj",
+                "attention_norm": "attn_ln",
+                "expand": "mlp.up_gate_proj",
+                "contract": "mlp.down_proj",
+                "feed_forward_norm": "mlp_ln",
+            },
+        ),
+        pooler=None,
+        aliases=("new",),
+        code=(
+            *("Alibaba-NLP/new-impl--modeling", "Alibaba-NLP/new-impl--configuration"),
+            *("modeling_hf_alibaba_nlp_gte", "configuration_hf_alibaba_nlp_gte"),
+        ),
+    )
+)
