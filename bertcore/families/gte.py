@@ -20,7 +20,7 @@ from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 DEFAULTS = {"vocab_size": 250048, "max_position_embeddings": 8192, "type_vocab_size": 1, "pad_token_id": 1}
 NEW_DEFAULTS = {"vocab_size": 30528, "max_position_embeddings": 2048, "type_vocab_size": 1, "pad_token_id": None}
 # Choices of the published code that no published checkpoint makes: key -> the value that all have.
-FIXED = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack_qkv": True}
+FIXED = {"layer_norm_type": "layer_norm", "pack_qkv": True}
 FIXED |= dict.fromkeys(("logn_attention_scale", "logn_attention_clip1"), False)
 
 
@@ -31,9 +31,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read = ConfigReader(config, defaults)
     for key, value in FIXED.items():
         read.unsupported(key, value, value)
-    plain = {key: value for key, value in config.items() if key != "position_embedding_type"}
     return standard_spec(
-        plain,
+        config,
+        position_embedding_type="rope",
         defaults=defaults,
         layer={"gate": "second", "without_bias": frozenset({"expand"})},
         each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(read, layer.head_size, theta)),
