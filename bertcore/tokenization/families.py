@@ -187,6 +187,7 @@ CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
     "electra": "ElectraTokenizer",
     "gpt2": "GPT2Tokenizer",
     "gte": "XLMRobertaTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer",
     "luke": "LukeTokenizer",
     "mluke": "MLukeTokenizer",
     "mobilebert": "MobileBertTokenizer",

@@ -1,0 +1,85 @@
+"""Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173): XLM-R with rotary positions.
+
+Published files call it "xlm-roberta-flash".
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint.names import INDEX_BUFFERS
+from bertcore.families.xlm_roberta import XLM_ROBERTA
+from bertcore.models.registry import HeadSpec, in_each_layer, register
+from bertcore.models.rotary import rotary_of_all_layers
+from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+
+DEFAULTS = {
+    "vocab_size": 250002,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 8194,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+}
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a Jina v3 config; one with adapters of tasks (lora_adaptations) is refused."""
+    read = ConfigReader(config, DEFAULTS)
+    if config.get("lora_adaptations"):
+        raise ValueError(
+            f"config: lora_adaptations is {config['lora_adaptations']!r}, expected none: adapters are not loaded here, "
+            "and without one of them the model is not the one that was published"
+        )
+    theta = read.number("rotary_emb_base", 20_000.0)
+    return standard_spec(
+        config,
+        defaults=DEFAULTS,
+        position_embedding_type="rotary",
+        each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(read, layer.head_size, theta)),
+        max_positions=0,
+        longest_text=read.size("max_position_embeddings"),
+    )
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """XLM-R's, but for multiple choice."""
+    return {task: head for task, head in XLM_ROBERTA.heads(read).items() if task != "multiple_choice"}
+
+
+JINA_EMBEDDINGS_V3 = register(
+    replace(
+        XLM_ROBERTA,
+        model_type="jina_embeddings_v3",
+        aliases=("xlm-roberta-flash",),
+        architecture="JinaEmbeddingsV3",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=replace(XLM_ROBERTA.name_rules, buffers=("inv_freq", *INDEX_BUFFERS)),
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "emb_ln",
+            "pooler": "pooler.dense",
+        },
+        layer_names=in_each_layer(
+            "encoder.layers.{layer}.",
+            {
+                "qkv": "mixer.Wqkv",
+                "attention_output": "mixer.out_proj",
+                "attention_norm": "norm1",
+                "expand": "mlp.fc1",
+                "contract": "mlp.fc2",
+                "feed_forward_norm": "norm2",
+            },
+        ),
+        code=tuple(
+            f"{place}{module}"
+            for place in ("jinaai/xlm-roberta-flash-implementation--", "")
+            for module in ("modeling_lora", "modeling_xlm_roberta", "configuration_xlm_roberta")
+        ),
+    )
+)
