@@ -63,7 +63,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a GPT-2 config; a sequence is classified by its last word."""
     return TOKEN_HEADS | {
         "causal_lm": LanguageModelSpec("lm_head", tied_bias=None, predicts_next=True),
-        "sequence_classification": ClassifierSpec("score", "last_word", bias=False),
+        "sequence_classification": ClassifierSpec("score", "last_word", without_bias=frozenset({"output"})),
     }
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from bertcore import kernels
 from bertcore.nn import functional
-from bertcore.nn.layers import Linear
+from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 
 
@@ -17,30 +18,35 @@ class ClassifierSpec:
         output: the name of the last map, without ".weight" and ".bias".
         source: what it classifies: a sequence by the encoder's "pooler", by the hidden state of its "first" or "last"
             token, of the "last_word", which is not the word that pads, or by their "mean", or each of its "tokens"; or
-            "entities" (`heads.entities`).
+            "entities" (`heads.entities`). "mean_of_dense" is the mean of what `dense` makes of each token.
         dense: the name of a map before the last one, of the hidden size; None where there is none.
         activation: after `dense`, or on the source itself where there is none.
-        bias: whether the last map has one.
+        norm: the name of a layer norm after the activation; None where there is none.
+        without_bias: which of "dense", "norm" and "output" have no bias.
     """
 
     output: str
     source: str
     dense: str | None = None
     activation: str | None = None
-    bias: bool = True
+    norm: str | None = None
+    without_bias: frozenset[str] = frozenset()
 
 
 class Classifier(Block):
-    """output(activation(dense(source))) with `num_labels` scores."""
+    """output(norm(activation(dense(source)))) with `num_labels` scores, of what the spec has of it."""
 
     def __init__(self, names: ClassifierSpec, spec: Any, num_labels: int):
-        width = spec.hidden_size
+        width, biased = spec.hidden_size, {"dense", "norm", "output"} - names.without_bias
         self.source, self.padding = names.source, spec.pad_token_id
         self.activation = names.activation if names.dense is None else None
-        self.dense = None
+        self.dense = self.norm = None
         if names.dense is not None:
-            self.dense = Linear(names.dense, in_features=width, out_features=width, activation=names.activation)
-        self.output = Linear(names.output, in_features=width, out_features=num_labels, bias=names.bias)
+            sizes = {"in_features": width, "out_features": width}
+            self.dense = Linear(names.dense, **sizes, activation=names.activation, bias="dense" in biased)
+        if names.norm is not None:
+            self.norm = LayerNorm(names.norm, features=width, eps=spec.layer_norm_eps, bias="norm" in biased)
+        self.output = Linear(names.output, in_features=width, out_features=num_labels, bias="output" in biased)
 
     def __call__(self, encoded: Any) -> Any:
         """An `Encoded` batch -> logits, (tokens, num_labels), or (sequences that have tokens, num_labels)."""
@@ -49,6 +55,10 @@ class Classifier(Block):
             features = self.dense(features)
         if self.activation is not None:
             features = functional.activation(features, name=self.activation)
+        if self.norm is not None:
+            features = self.norm(features)
+        if self.source == "mean_of_dense":
+            features = _mean(features, encoded.packed)
         return self.output(features)
 
     def _features(self, encoded: Any) -> Any:
@@ -61,8 +71,16 @@ class Classifier(Block):
         if self.source == "last_word":
             return functional.take_rows(encoded.hidden, rows=_last_words(encoded.inputs, self.padding))
         if self.source == "mean":
-            return functional.average_sequences(encoded.hidden, cu_seqlens=encoded.inputs.cu_seqlens)
+            return _mean(encoded.hidden, encoded.packed)
         return encoded.hidden
+
+
+def _mean(hidden: Any, packed: PackedBatch) -> Any:
+    """The mean of each sequence's real tokens, (sequences that have tokens, features)."""
+    rows, cu_seqlens = packed.real_tokens()
+    if rows is not None:
+        hidden = functional.take_rows(hidden, rows=kernels.to_backend(rows))
+    return functional.average_sequences(hidden, cu_seqlens=cu_seqlens)
 
 
 def _last_words(inputs: Any, padding: int | None) -> Any:

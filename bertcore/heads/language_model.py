@@ -22,6 +22,7 @@ class LanguageModelSpec:
         activation: of the transform.
         rest: of a second map onto the vocabulary, stored (features, vocabulary), where the word embeddings are narrower
             than the transform: of its features beyond theirs (MobileBERT).
+        without_bias: which of "transform" and "transform_norm" have no bias.
         predicts_next: the scores of a token are those of the word after it (GPT-2), not of its own.
     """
 
@@ -32,6 +33,7 @@ class LanguageModelSpec:
     activation: str | None = None
     untied_bias: str | None = None
     rest: str | None = None
+    without_bias: frozenset[str] = frozenset()
     predicts_next: bool = False
 
 
@@ -48,9 +50,11 @@ class LanguageModelHead(Block):
         if names.transform is not None:
             width = spec.embedding_size
             transformed = width if names.rest is None else spec.hidden_size
+            biased = {"transform", "transform_norm"} - names.without_bias
             sizes = {"in_features": spec.hidden_size, "out_features": transformed}
-            self.transform = Linear(names.transform, **sizes, activation=names.activation)
-            self.norm = LayerNorm(names.transform_norm, features=transformed, eps=spec.layer_norm_eps)
+            self.transform = Linear(names.transform, **sizes, activation=names.activation, bias="transform" in biased)
+            sizes = {"features": transformed, "eps": spec.layer_norm_eps}
+            self.norm = LayerNorm(names.transform_norm, **sizes, bias="transform_norm" in biased)
         if spec.tied_decoder:
             self.decoder, bias_name = word_embeddings.used_as("weight"), names.tied_bias
         else:

@@ -110,6 +110,12 @@ class PackedBatch:
         """The packed index of the last token of each sequence that has one; a real one if there is any."""
         return (self.cu_seqlens[1:] - 1 - self._padding_kept(self.is_real[:, ::-1]))[self.has_tokens]
 
+    def real_tokens(self) -> tuple[np.ndarray | None, np.ndarray]:
+        """The packed indices of the real tokens, None where all are, and the offsets of the sequences among them."""
+        real = self.strip(self.is_real)
+        counts = np.concatenate([[0], np.cumsum(self.is_real.sum(axis=1))]).astype(np.int32)
+        return None if real.all() else np.flatnonzero(real), counts
+
     def _padding_kept(self, is_real: np.ndarray) -> Any:
         """How many tokens of each sequence stand before its first real one."""
         return is_real.argmax(axis=1).astype(np.int32) if self.keeps_padding and is_real.size else 0

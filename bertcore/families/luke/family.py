@@ -47,7 +47,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
         "masked_lm": roberta.heads(read)["masked_lm"],
         "masked_entities": entities,
         "entity_classification": classifier,
-        "entity_pair_classification": replace(classifier, bias=False),
+        "entity_pair_classification": replace(classifier, without_bias=frozenset({"output"})),
         "entity_span_classification": classifier,
     }
 

@@ -114,7 +114,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     )
     return {
         "causal_lm": language_model,
-        "sequence_classification": ClassifierSpec("score", "last", bias=False),
+        "sequence_classification": ClassifierSpec("score", "last", without_bias=frozenset({"output"})),
     }
 
 
