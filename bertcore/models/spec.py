@@ -221,7 +221,8 @@ class ConfigReader:
     def choices(self, key: str, default: Sequence[str], *allowed: str) -> tuple[str, ...]:
         """As many of the `allowed` values as `default` has."""
         values = self._get(key, default)
-        if not isinstance(values, list | tuple) or len(values) != len(default) or not set(values) <= set(allowed):
+        is_known = isinstance(values, list | tuple) and all(value in allowed for value in values)
+        if not is_known or len(values) != len(default):
             known = " or ".join(map(repr, allowed))
             raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of {len(default)}, {known} each")
         return tuple(values)

@@ -20,7 +20,7 @@ class EntityClassifier(Block):
 
     def __init__(self, names: ClassifierSpec, spec: Any, num_labels: int, parts: int):
         sizes = {"in_features": parts * spec.hidden_size, "out_features": num_labels}
-        self.output = Linear(names.output, **sizes, bias=names.bias)
+        self.output = Linear(names.output, **sizes, bias="output" not in names.without_bias)
 
     def __call__(self, *parts: Any) -> Any:
         """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""

@@ -1,0 +1,119 @@
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663) and what has its shape: Ettin, mmBERT, gte-modernbert, Granite R2.
+
+Norms stand first and have no bias, the first layer has none before its attention; feed-forwards are gated, positions
+rotary. Some layers see all tokens, the others those nearby, each kind with a theta of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
+from bertcore.models.rotary import rotary_spec
+from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.layer import LayerSpec
+
+KEYS = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
+DEFAULTS = {
+    "vocab_size": 50368,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 50283,
+}
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+
+
+def _without(flag: bool, *parts: str) -> frozenset[str]:
+    """`parts` where there are none of their biases."""
+    return frozenset() if flag else frozenset(parts)
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a ModernBERT config, with the keys of today or those of before transformers 5."""
+    read = ConfigReader(config)
+    read.unsupported("rope_scaling", None, None)
+    layers = read.size("num_hidden_layers", DEFAULTS["num_hidden_layers"], most=MOST_LAYERS)
+    every = read.size("global_attn_every_n_layers", 3)
+    kinds = [LOCAL if index % every else GLOBAL for index in range(layers)]
+    kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
+    longest = read.size("max_position_embeddings", 8192, most=MOST_POSITIONS)
+    half = read.size("local_attention", 128) // 2
+    thetas = {GLOBAL: read.number("global_rope_theta", 160_000.0), LOCAL: read.number("local_rope_theta", 10_000.0)}
+    norm_bias = read.flag("norm_bias", False)
+
+    def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
+        kind = kinds[index]
+        rope = read.section("rope_parameters").section(kind)
+        return replace(
+            layer,
+            absent=frozenset() if index else frozenset({"attention_norm"}),
+            rotary=rotary_spec(rope, head_dim=layer.head_size, theta=thetas[kind], trained_length=longest),
+            window=(half, half) if kind == LOCAL else None,
+        )
+
+    without_bias = _without(norm_bias, "attention_norm", "feed_forward_norm")
+    without_bias |= _without(read.flag("attention_bias", False), "qkv", "attention_output")
+    without_bias |= _without(read.flag("mlp_bias", False), "expand", "contract")
+    layer = {"norm_first": True, "gate": "first", "without_bias": without_bias}
+    fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest, "is_relative": True}
+    fixed["without_bias"] = _without(norm_bias, "embeddings_norm", "final_norm")
+    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, each_layer=of_its_kind, **fixed)
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a ModernBERT config, which all begin with a map and a norm."""
+    activation = read.activation("classifier_activation", "gelu")
+    has_bias, norm_bias = read.flag("classifier_bias", False), read.flag("norm_bias", False)
+    without_bias = _without(has_bias, "dense") | _without(norm_bias, "norm")
+    tokens = ClassifierSpec("classifier", "tokens", "head.dense", activation, "head.norm", without_bias)
+    pooling = {"cls": "first", "mean": "mean"}
+    sequences = replace(tokens, source=pooling[read.choice("classifier_pooling", "cls", *pooling)])
+    bias = "decoder.bias" if read.flag("decoder_bias", True) else None
+    transform = {"transform": "head.dense", "transform_norm": "head.norm", "activation": activation}
+    transform["without_bias"] = _without(has_bias, "transform") | _without(norm_bias, "transform_norm")
+    return {
+        "masked_lm": LanguageModelSpec("decoder", bias, **transform),
+        "sequence_classification": sequences,
+        "token_classification": tokens,
+        "question_answering": tokens,
+        "multiple_choice": sequences,
+    }
+
+
+MODERNBERT = register(
+    Family(
+        model_type="modernbert",
+        architecture="ModernBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="model.",
+            heads=("head.", "decoder.", "classifier."),
+            tied=(("decoder.weight", "embeddings.tok_embeddings.weight"),),
+            anchor="embeddings.tok_embeddings.weight",
+            endings=(),
+            buffers=("rotary_emb.inv_freq",),
+        ),
+        encoder_names={
+            "word_embeddings": "embeddings.tok_embeddings",
+            "embeddings_norm": "embeddings.norm",
+            "final_norm": "final_norm",
+        },
+        layer_names=in_each_layer(
+            "layers.{layer}.",
+            {
+                "attention_norm": "attn_norm",
+                "qkv": "attn.Wqkv",
+                "attention_output": "attn.Wo",
+                "feed_forward_norm": "mlp_norm",
+                "expand": "mlp.Wi",
+                "contract": "mlp.Wo",
+            },
+        ),
+        pooler=None,
+    )
+)
