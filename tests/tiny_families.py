@@ -22,7 +22,7 @@ SMALL = {
     "div_val": 2,
     "mem_len": 16,
 }
-IDS = ("bos_token_id", "eos_token_id")
+IDS = {"bos_token_id": 3, "eos_token_id": 3, "cls_token_id": 3, "sep_token_id": 3, "pad_token_id": 5}  # at most
 
 
 def tiny_config(name: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def tiny_config(name: str) -> dict[str, Any]:
     is_wide = config.get("embedding_size") == config.get("hidden_size")
     small = {key: SMALL[key] for key in config if key in SMALL}
     small |= {"embedding_size": 48 if is_wide else 24} if "embedding_size" in config else {}
-    small |= {key: min(config[key], 3) for key in IDS if key in config}
+    small |= {key: min(config[key], most) for key, most in IDS.items() if key in config}
     return config | small
 
 

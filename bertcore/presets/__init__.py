@@ -11,10 +11,11 @@ from typing import Any
 from bertcore.presets.absolute import ABSOLUTE
 from bertcore.presets.preset import Preset
 from bertcore.presets.relative import RELATIVE_OR_CAUSAL
+from bertcore.presets.rotary import ROTARY
 
 __all__ = ["PRESETS", "Preset", "preset", "preset_config"]
 
-PRESETS: dict[str, Preset] = {member.name: member for member in (*ABSOLUTE, *RELATIVE_OR_CAUSAL)}
+PRESETS: dict[str, Preset] = {member.name: member for member in (*ABSOLUTE, *RELATIVE_OR_CAUSAL, *ROTARY)}
 _BY_HUB_ID = {member.hub_id: member for member in PRESETS.values() if member.hub_id}
 
 
