@@ -47,7 +47,9 @@ def test_the_command_runs_from_a_copied_folder(copied_folder, tmp_path):
     assert "no NVIDIA GPU is visible" in done.stderr
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert {row["status"] for row in rows} == {"ok"}
+    assert {row["status"] for row in rows} <= {"ok", "absent"}
+    # Windows and biases by distance have no CUDA kernels yet.
+    assert {row["name"] for row in rows if row["status"] == "absent"} <= {"modernbert-base", "mpnet-base"}
     named = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in ("kernel", "model", "timing")}
     assert named["kernel"] == set(checks.on_disk("cupy"))
     assert named["model"] == set(checks.runnable())
