@@ -99,7 +99,7 @@ def test_only_changed_code_is_compiled_again(file, tmp_path):
 EDITS = {  # file -> (text, another, what is compiled again of RECOMPILED)
     "softmax/cpu.py": ("GRAIN = 1 << 1", "GRAIN = 1 << 2", {"softmax"}),
     "_numba/pointwise.py": ("LINE = 1024", "LINE = 512", {"linear", "gelu", "program"}),
-    "_numba/product.py": ("NO_ACTIVATION = -1", "NO_ACTIVATION = -2", {"linear", "program"}),
+    "_numba/product.py": ("TASK_ROWS = 128", "TASK_ROWS = 64", {"linear", "program"}),
     "_numba/simd.py": ("types.intp", "types.int64", {"softmax", "embedding", "linear", "gelu", "program"}),
     "linear/cpu.py": ("Affine map", "Another map", set()),
     "_numba/rows.py": ("\n\n@helper\n", "\n\n# another\n@helper\n", set()),

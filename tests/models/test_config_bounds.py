@@ -40,5 +40,5 @@ def test_labels_by_name_are_counted():
 def test_keys_of_bert_stand_for_those_of_distilbert():
     config = {"model_type": "distilbert", "hidden_size": 24, "n_heads": 2, "num_hidden_layers": 3, "hidden_dim": 17}
     spec = AutoModel(config).spec
-    assert (spec.hidden_size, spec.num_heads, spec.num_layers, spec.intermediate_size) == (24, 2, 3, 17)
+    assert (spec.hidden_size, spec.num_heads, spec.num_layers, spec.layers[0].intermediate_size) == (24, 2, 3, 17)
     assert AutoModel(config | {"dim": 28}).spec.hidden_size == 28

@@ -101,7 +101,7 @@ def test_two_norms_have_the_published_codes_own_epsilon():
     encoder = AutoModel(TINY | LAYER_NORM | {"layer_norm_eps": 0.25}).encoder
     first, last = encoder.layers[0].feed_forwards
     assert encoder.embeddings.norm.eps == last.norm.eps == 1e-5
-    assert first.norm.eps == encoder.layers[0].out.norm.eps == encoder.layers[0].attention.output.norm.eps == 0.25
+    assert first.norm.eps == encoder.layers[0].out.norm.eps == encoder.layers[0].attention.norm.eps == 0.25
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, LAYER_NORM | {"trigram_input": False}])

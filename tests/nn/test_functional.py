@@ -20,6 +20,7 @@ PACKED = {"cu_seqlens": OFFSETS}
 HEADS = (9, 2, 4)  # tokens, heads, head_dim
 DISTANCES = np.array([0, 1, 2, 3, 3])
 WORDS, ENTITIES = np.array([0, 1, 3, 4, 5, 6]), np.array([2, 7, 8])
+COS, SIN = kernels.rotary_tables(9, 4, dtype=np.float64)
 MASK = np.array([[1, 1, 1, 1, 0], [1] * 5, [1] * 5, [1, 1, 1, 1, 0]], bool)[:, None, None]
 
 
@@ -29,6 +30,10 @@ def with_relative(query, key, value, position_key, position_query, for_position,
         DISTANCES, position_key, position_query, for_position, bias, segment_ids=segments, segment_scores=scores
     )
     return functional.attention(query, key, value, relative=relative, scale=0.4, **PACKED)
+
+
+def turned(joined, **options):
+    return functional.rotary(functional.scale(joined, factor=1.0), **options)  # whose memory it takes
 
 
 def with_tables(qkv, position_key, position_query):
@@ -67,6 +72,10 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         [(9, 24), (6, 8), (3, 16)],
         {"num_heads": 2, "word_rows": WORDS, "entity_rows": ENTITIES, "attn_mask": MASK, **PACKED},
     ),
+    "gated_activation": (functional.gated_activation, [(5, 6)], {"name": "gelu", "gate": "second"}),
+    "layer_norm without bias": (lambda x, w: functional.layer_norm(x, w, None, eps=1e-3), [(5, 3), (3,)], {}),
+    "rms_norm": (functional.rms_norm, [(5, 3), (3,), (5, 3)], {"eps": 1e-3}),
+    "rotary": (turned, [(9, 12)], {"heads": 2, "head_dim": 4, "cos": COS, "sin": SIN, **PACKED}),
     "layer_norm": (functional.layer_norm, [(5, 3), (3,), (3,), (5, 3)], {"eps": 1e-3}),
     "linear": (functional.linear, [(5, 3), (4, 3), (4,), (5, 4)], {"activation": "gelu"}),
     "linear without bias": (lambda x, w: functional.linear(x, w, None), [(5, 3), (4, 3)], {}),

@@ -34,9 +34,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """
     read = ConfigReader(config)
     read.flag("untie_r", True)
-    hidden, heads = (ConfigReader(config, LARGE, KEYS).size(key) for key in ("hidden_size", "num_attention_heads"))
+    numbers = ConfigReader(config, LARGE, KEYS)
+    hidden, heads = numbers.size("hidden_size"), numbers.size("num_attention_heads")
+    if hidden % heads:
+        keys = numbers.name("hidden_size"), numbers.name("num_attention_heads")
+        raise ValueError(f"config: {keys[0]} is {hidden}, expected a multiple of {keys[1]} {heads}")
     layer = {
-        "head_dim": read.size("d_head", hidden // heads),
+        "head_dim": None if config.get("d_head") is None else read.size("d_head"),
         "is_causal": read.choice("attn_type", "bi", "bi", "uni") == "uni",
     }
     fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None}
