@@ -1,0 +1,96 @@
+"""EuroBERT (Boizard et al. 2025, arXiv:2503.05500): Llama's layers, in which every token sees all others.
+
+Root-mean-square norms stand first, keys and values are shared by groups of queries' heads, positions are rotary,
+feed-forwards gated by SiLU.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bertcore.checkpoint import NameRules
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
+from bertcore.models.rotary import rotary_of_all_layers
+from bertcore.models.spec import MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
+from bertcore.nn.layers import RMSNorm
+
+KEYS = {"layer_norm_eps": "rms_norm_eps"}
+DEFAULTS = {
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 128001,
+    "tie_word_embeddings": False,
+}
+ATTENTION, FEED_FORWARD = ("query", "key", "value", "attention_output"), ("gate", "expand", "contract")
+PUBLISHED = ("EuroBERT-210m", "EuroBERT-610m", "EuroBERT-2.1B")
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a EuroBERT config, with the keys of today or those of before transformers 5."""
+    read = ConfigReader(config, {"max_position_embeddings": 8192})
+    width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
+    groups = read.size("num_key_value_heads", heads)
+    if heads % groups:
+        raise ValueError(f"config: num_attention_heads is {heads}, expected a multiple of num_key_value_heads {groups}")
+    head_dim = read.size("head_dim", max(width // heads, 1))
+    longest = read.size("max_position_embeddings", most=MOST_POSITIONS)
+    layer = {
+        "norm": RMSNorm,
+        "norm_first": True,
+        "gate": "first",
+        "num_key_value_heads": groups,
+        "head_dim": head_dim,
+        "rotary": rotary_of_all_layers(read, head_dim, 10_000.0),
+        "without_bias": frozenset(() if read.flag("attention_bias", False) else ATTENTION)
+        | frozenset(() if read.flag("mlp_bias", False) else FEED_FORWARD),
+    }
+    fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest}
+    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a EuroBERT config."""
+    sources = {"bos": "first", "mean": "mean", "late": "mean_of_dense"}
+    source = sources[read.choice("classifier_pooling", "late", *sources)]
+    return {
+        "masked_lm": LanguageModelSpec("lm_head", "lm_head.bias" if read.flag("mlp_bias", False) else None),
+        "sequence_classification": ClassifierSpec("classifier", source, dense="dense", activation="gelu"),
+        "token_classification": ClassifierSpec("classifier", "tokens"),
+    }
+
+
+EUROBERT = register(
+    Family(
+        model_type="eurobert",
+        architecture="EuroBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="model.",
+            heads=("lm_head.", "dense.", "classifier."),
+            tied=(("lm_head.weight", "embed_tokens.weight"),),
+            anchor="embed_tokens.weight",
+            endings=(),
+            buffers=("rotary_emb.inv_freq",),
+        ),
+        encoder_names={"word_embeddings": "embed_tokens", "final_norm": "norm"},
+        layer_names=in_each_layer(
+            "layers.{layer}.",
+            {
+                "query": "self_attn.q_proj",
+                "key": "self_attn.k_proj",
+                "value": "self_attn.v_proj",
+                "attention_output": "self_attn.o_proj",
+                "attention_norm": "input_layernorm",
+                "gate": "mlp.gate_proj",
+                "expand": "mlp.up_proj",
+                "contract": "mlp.down_proj",
+                "feed_forward_norm": "post_attention_layernorm",
+            },
+        ),
+        pooler=None,
+        code=("modeling_eurobert", *(f"EuroBERT/{name}--modeling_eurobert" for name in PUBLISHED)),
+    )
+)
