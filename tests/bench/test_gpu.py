@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(una
 @pytest.fixture
 def copied_folder(tmp_path):
     """What someone copies to a machine with a GPU: kernels/ is in its place in bertcore/. (Links; built files stay.)"""
+    (ROOT / "build").mkdir(exist_ok=True)  # nothing was built yet in a fresh clone
     for name in ("bench", "tests", "build"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "bertcore").mkdir()
