@@ -9,6 +9,8 @@ from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 
+SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tokens", "entities")
+
 
 @dataclass(frozen=True)
 class ClassifierSpec:
@@ -31,6 +33,10 @@ class ClassifierSpec:
     activation: str | None = None
     norm: str | None = None
     without_bias: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source is {self.source!r}, known are {', '.join(SOURCES)}")
 
 
 class Classifier(Block):

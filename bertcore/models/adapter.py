@@ -13,7 +13,7 @@ from typing import Any
 from bertcore.models.inputs import EncoderInput, pack
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn.layer import LayerContext
-from bertcore.nn.once import computed_once
+from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import rotary_angles
@@ -68,7 +68,7 @@ class Encoded:
     traced: Mapping[str, tuple | None] = field(default_factory=dict)
     pooler: Block | None = None
 
-    @computed_once
+    @lock_free_property
     def pooled(self) -> Any:
         """The pooler's output, (sequences that have tokens, hidden)."""
         return self.pooler(self.hidden, self.inputs.first_tokens)

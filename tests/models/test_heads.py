@@ -7,6 +7,7 @@ import pytest
 
 import bertcore
 from bertcore import use_backend, value_and_grad
+from bertcore.heads.classifier import ClassifierSpec
 
 CONFIG = {
     "model_type": "bert",
@@ -211,3 +212,8 @@ def test_electra_labels_are_flags():
     electra = bertcore.AutoModelForPreTraining.from_config(config)
     with pytest.raises(ValueError, match=r"labels\[2\] is -100, expected 0 to 1"):
         electra(IDS, labels=[[0, 1, -100, 1]] * 2)
+
+
+def test_a_source_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="source is 'frist', known are pooler, first"):
+        ClassifierSpec("classifier", "frist")

@@ -38,7 +38,7 @@ def turned(joined, **options):
 
 def with_tables(qkv, position_key, position_query):
     relative = RelativePositions(DISTANCES, position_key, position_query)
-    return functional.self_attention(qkv, num_heads=2, is_by_head=True, relative=relative, **PACKED)
+    return functional.self_attention(qkv, num_heads=2, relative=relative, **PACKED)
 
 
 CASES = {  # name: (operation, shapes of its arrays, options)
@@ -50,7 +50,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "attend_to_all_alike": (
         functional.attend_to_all_alike,
         [(9, 8), (9, 24)],
-        {"num_heads": 2, "is_by_head": True, "is_real": SEEN, **PACKED},
+        {"num_heads": 2, "is_real": SEEN, **PACKED},
     ),
     "attention": (functional.attention, [HEADS] * 3, {"window": 1, "is_causal": True, **PACKED}),
     "attention of grouped queries": (functional.attention, [(9, 4, 2), (9, 2, 2), (9, 2, 2)], PACKED),
@@ -61,7 +61,6 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         functional.average_rows, [(4, 5)], {"rows": np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])}
     ),
     "average_sequences": (functional.average_sequences, [(9, 2)], PACKED),
-    "bias_by_head": (functional.bias_by_head, [(6,), (6,)], {"num_heads": 3}),
     "binary_cross_entropy": (functional.binary_cross_entropy, [(9, 2)], {"labels": FLAGS}),
     "block_diagonal": (block_diagonal, [(6, 6)], {"size": 3, "groups": 2}),
     "concatenate": (functional.concatenate, [(2, 3), (4, 3)], {}),

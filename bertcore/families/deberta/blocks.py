@@ -12,7 +12,7 @@ from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, attention_dtype
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.layout import Layout
-from bertcore.nn.once import computed_once
+from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.parameter import Block, Parameter, PerVersion
 from bertcore.tape import current_tape, value_of
 
@@ -141,12 +141,12 @@ class RelativePositions:
     is_real: Any = None
     components: list | None = None
 
-    @computed_once
+    @lock_free_property
     def embeddings(self) -> Any:
         """(2 * span, hidden)."""
         return self.block()
 
-    @computed_once
+    @lock_free_property
     def distance_rows(self) -> Any:
         """In the memory of the backend in force; None where positions are not relative."""
         rows = self.block.distance_rows
@@ -214,7 +214,7 @@ class DisentangledAttention(SelfAttention):
         )
         if positions.is_real is None:
             return attended
-        places = heads | {"is_by_head": False, "is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
+        places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
         return functional.attend_to_all_alike(attended, qkv, **places)
 
     def _bias_and_tables(self, positions: RelativePositions) -> tuple[Any, Any, Any]:

@@ -8,7 +8,6 @@ and columns, losses.py the losses.
 from bertcore.nn.functional.attention import (
     attend_to_all_alike,
     attention,
-    bias_by_head,
     entity_aware_attention,
     rotary,
     segment_scores,
@@ -49,7 +48,6 @@ __all__ = [
     "attention",
     "average_rows",
     "average_sequences",
-    "bias_by_head",
     "binary_cross_entropy",
     "concatenate",
     "cross_entropy",

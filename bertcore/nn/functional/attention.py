@@ -38,7 +38,6 @@ def self_attention(
     *projected: Any,
     num_heads: int,
     num_key_value_heads: int | None = None,
-    is_by_head: bool = False,
     relative: RelativePositions | None = None,
     **options: Any,
 ) -> Any:
@@ -49,30 +48,23 @@ def self_attention(
             in several.
         num_heads: of the query.
         num_key_value_heads: of key and value; num_heads by default.
-        is_by_head: whether each head's query, key and value stand together, in one array.
         relative, options: as for `attention`.
 
     Returns:
         (tokens, heads * head_dim).
     """
-    heads = num_heads, num_key_value_heads or num_heads, is_by_head
+    heads = num_heads, num_key_value_heads or num_heads
     return _self_attention(*projected, *_terms(relative), heads=heads, relative=relative, **options)
 
 
-def split_heads(
-    *projected: Any, num_heads: int, num_key_value_heads: int | None = None, is_by_head: bool = False
-) -> list[Any]:
+def split_heads(*projected: Any, num_heads: int, num_key_value_heads: int | None = None) -> list[Any]:
     """Query, key and value as views (tokens, heads, head_dim) of arrays in which they stand as in `self_attention`."""
-    return _split(projected, num_heads, num_key_value_heads or num_heads, is_by_head)
+    return _split(projected, num_heads, num_key_value_heads or num_heads)
 
 
-def _split(projected, num_heads, num_key_value_heads, is_by_head):
+def _split(projected, num_heads, num_key_value_heads):
     counts = num_heads, num_key_value_heads, num_key_value_heads
     size = sum(array.shape[1] for array in projected) // sum(counts)
-    if is_by_head:
-        (joined,) = projected
-        by_head = joined.reshape(joined.shape[0], num_heads, 3, size)
-        return [by_head[:, :, index] for index in range(3)]
     views: list[Any] = []
     for array in projected:
         tokens, width = array.shape
@@ -198,15 +190,13 @@ def _blind_rows(is_real: Any, cu_seqlens: Any) -> list[tuple[slice, Any]]:
 
 
 @operation()
-def attend_to_all_alike(
-    attended: Any, qkv: Any, *, num_heads: int, is_by_head: bool, is_real: Any, cu_seqlens: Any
-) -> Any:
+def attend_to_all_alike(attended: Any, qkv: Any, *, num_heads: int, is_real: Any, cu_seqlens: Any) -> Any:
     """`attended`, (tokens, hidden), but for tokens that are not `is_real`, (tokens,) booleans: these have the mean of
     all values of their sequence, as in transformers' DeBERTa, where all their scores are one number.
 
-    `qkv`, `num_heads` and `is_by_head` are those of `self_attention`, in one array.
+    `qkv` and `num_heads` are those of `self_attention`, in one array.
     """
-    heads, blind = (num_heads, num_heads, is_by_head), _blind_rows(is_real, cu_seqlens)
+    heads, blind = (num_heads, num_heads), _blind_rows(is_real, cu_seqlens)
     output = attended.copy()
     value = _split((qkv,), *heads)[2]
     for span, rows in blind:
@@ -221,20 +211,6 @@ def attend_to_all_alike(
         return grad_attended, grad_qkv
 
     return output, pullback
-
-
-@operation()
-def bias_by_head(query_bias: Any, value_bias: Any, *, num_heads: int) -> Any:
-    """Biases of queries and values, (hidden,) each, as that of (query, key, value) of each head in turn, (3 * hidden,);
-    keys have none."""
-    xp = kernels.array_module(query_bias)
-    parts = [part.reshape(num_heads, -1) for part in (query_bias, xp.zeros_like(query_bias), value_bias)]
-
-    def pullback(grad):
-        parts = grad.reshape(num_heads, 3, -1)
-        return parts[:, 0].reshape(-1), parts[:, 2].reshape(-1)
-
-    return xp.stack(parts, axis=1).reshape(-1), pullback
 
 
 def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entity_rows):

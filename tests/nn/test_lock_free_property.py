@@ -2,14 +2,14 @@
 
 import threading
 
-from bertcore.nn.once import computed_once
+from bertcore.nn.lock_free_property import lock_free_property
 
 
 class Slow:
     def __init__(self):
         self.calls, self.reached, self.may_go_on = 0, threading.Event(), threading.Event()
 
-    @computed_once
+    @lock_free_property
     def answer(self):
         """What it is."""
         self.calls += 1

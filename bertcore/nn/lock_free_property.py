@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class computed_once:
+class lock_free_property:
     """functools.cached_property without its lock.
 
     Before Python 3.12 that is one lock for all instances: threads wait for each other, and a child that is forked while
