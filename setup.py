@@ -21,10 +21,13 @@ EXTRAS = {
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "hub": ["huggingface_hub"],
     # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
-    "test": ["pytest", "pytest-benchmark", "hypothesis", "ruff", "pip", "cupy-cuda13x>=14", *CUDA_COMPILER],
+    "test": [
+        *("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
+        *("cupy-cuda13x>=14", *CUDA_COMPILER),
+    ],
     "parity": ["torch==2.13.0", "transformers>=5.23", "sentencepiece", "protobuf", "threadpoolctl"],
     "bench": [
-        *("pytest", "pytest-benchmark", "threadpoolctl", "matplotlib"),
+        *("pytest", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers
     ],
 }

@@ -9,13 +9,13 @@ import argparse
 import numpy as np
 
 from bertcore import AutoModel, use_backend
-from tests.models.test_parity import OUTPUT, run_torch
+from tests.models.family_parity import OUTPUT, run_torch
 from tests.parity_cases import bert_case
 
 
-def hidden_states(outputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The hidden states among the outputs of `run_torch`, in order."""
-    return [array for name, array in outputs.items() if name.startswith("hidden state")]
+def hidden_states(outputs: dict[str, np.ndarray], mask: np.ndarray) -> list[np.ndarray]:
+    """The hidden states among the outputs of `run_torch`, in order, zero where there is padding."""
+    return [array * mask[..., None] for name, array in outputs.items() if name.startswith("hidden_states")]
 
 
 def error(found: list[np.ndarray], truth: list[np.ndarray]) -> float:
@@ -32,9 +32,12 @@ def main() -> None:
     count = parser.parse_args().models
     for seed in range(count):
         case = bert_case(seed)
-        truth = hidden_states(run_torch(case, double=True)[0])
-        errors["PyTorch float32"].append(error(hidden_states(run_torch(case, double=False)[0]), truth))
         batch = {name: array for name, array in case.inputs.items() if name != "labels"}
+        truth, single = (
+            hidden_states(run_torch(case.model, batch, {}, double=double)[0], batch["attention_mask"])
+            for double in (True, False)
+        )
+        errors["PyTorch float32"].append(error(single, truth))
         for backend in ("numpy", "numba"):
             with use_backend(backend):
                 out = AutoModel.from_pretrained(case.folder)(**batch, output_hidden_states=True)

@@ -45,10 +45,10 @@ class _Record:
 
 @dataclass(slots=True)
 class _Checkpoint:
-    """A block of operations that is run again in the backward: its output, and what runs it."""
+    """A block of operations that is run again in the backward: its outputs, and a function that runs it for them."""
 
-    output: Variable
-    run: Callable[[], Variable]
+    outputs: tuple[Variable, ...]
+    run: Callable[[], tuple[Variable, ...]]
 
 
 class Tape:
@@ -83,17 +83,21 @@ class Tape:
         self._records.append(_Record(variable, sources, pullback))
         return variable
 
-    def checkpoint(self, block: Callable[[], Variable]) -> Variable:
+    def checkpoint(self, block: Callable[[], Any]) -> Any:
         """What `block()` returns; see the function `checkpoint`."""
         first, context = len(self._records), copy_context()
         made = block()
         if len(self._records) == first:
             return made
-        output = Variable(made.value, self)
         for record in self._records[first:]:
-            record.output.tape = None
-        self._records[first:] = [_Checkpoint(output, lambda: context.run(block))]
-        return output
+            for variable in record.outputs if type(record) is _Checkpoint else (record.output,):
+                variable.tape = None
+        outputs = tuple(Variable(variable.value, self) for variable in _variables(made))
+        self._records[first:] = [_Checkpoint(outputs, lambda: _variables(context.run(block)))]
+        given = iter(outputs)
+        if type(made) is tuple:
+            return tuple(next(given) if type(item) is Variable else item for item in made)
+        return outputs[0]
 
     def gradients(self, output: Variable, seed: Any) -> dict[Hashable, Any]:
         """The gradients of the leaves that `output` depends on, by their keys; `seed` is the gradient of `output`.
@@ -103,12 +107,15 @@ class Tape:
         pending: dict[int, Any] = {id(output): seed}
         while self._records:
             record = self._records.pop()
-            gradient = pending.pop(id(record.output), None)
-            if gradient is None:
-                continue
             if type(record) is _Checkpoint:
-                sources, parts = (record.run(),), (gradient,)  # the block's operations are the last records now
+                parts = tuple(pending.pop(id(output), None) for output in record.outputs)
+                if all(part is None for part in parts):
+                    continue
+                sources = record.run()  # the block's operations are the last records now
             else:
+                gradient = pending.pop(id(record.output), None)
+                if gradient is None:
+                    continue
                 sources, parts = record.inputs, record.pullback(gradient)
             for source, part in zip(sources, parts, strict=False):  # arguments left out at the end have no source
                 if source is not None and part is not None:
@@ -127,18 +134,23 @@ class Tape:
 
 
 def checkpoint(block: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """block(*args, **options), of whose operations nothing is kept for the backward: it runs them again there.
+    """block(*args, **options), keeping no intermediate result: the backward runs the block again.
 
-    A layer for which this is called costs one more forward, and of what it computes only the output stays in memory
-    (Chen et al. 2016, arXiv:1604.06174). The gradients have the same bits. Without a tape it is a call of the block.
+    A layer that is called so costs one more forward, and only its output stays in memory (Chen et al. 2016,
+    arXiv:1604.06174). The gradients have the same bits. Without a tape it is a call of the block.
 
-    `block` returns one Variable. It runs twice, so that it must compute the same both times (what is random takes its
-    seed from its arguments); and nothing that it makes, but the output, may be used outside: that is an error then.
+    `block` returns one Variable, or a tuple with some. It runs twice, so that it must compute the same both times (what
+    is random takes its seed from its arguments). Only its output may be used outside; using anything else that it made
+    is an error.
     """
     tape = current_tape()
     if tape is None:
         return block(*args, **options)
     return tape.checkpoint(lambda: block(*args, **options))
+
+
+def _variables(made: Any) -> tuple[Variable, ...]:
+    return tuple(item for item in (made if type(made) is tuple else (made,)) if type(item) is Variable)
 
 
 def value_of(item: Any) -> Any:

@@ -7,7 +7,9 @@ another project, under any name, and it works.
 
 # The public functions are imported here, eagerly: an operation's folder bears its function's name, and a later
 # `import bertcore.kernels.softmax.cpu` must not put the module in the function's place.
-from .activation import activation, activation_backward
+from .activation import activation, activation_backward, gelu, gelu_backward
+from .adam_update import adam_update
+from .affine import affine, affine_backward
 from .attention import RelativePositions, alibi_positions, attention, attention_backward, bucketed_distances
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
@@ -20,9 +22,9 @@ from .dispatch import (
     unavailable_reason,
     use_backend,
 )
+from .dropout import dropout, dropout_backward
 from .embedding import embedding, embedding_backward
 from .gated_activation import gated_activation, gated_activation_backward
-from .gelu import gelu, gelu_backward
 from .layer_norm import layer_norm, layer_norm_backward
 from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
 from .rms_norm import rms_norm, rms_norm_backward
@@ -37,6 +39,9 @@ __all__ = [
     "RelativePositions",
     "activation",
     "activation_backward",
+    "adam_update",
+    "affine",
+    "affine_backward",
     "alibi_positions",
     "array_module",
     "attention",
@@ -44,6 +49,8 @@ __all__ = [
     "bucketed_distances",
     "cross_entropy",
     "cross_entropy_backward",
+    "dropout",
+    "dropout_backward",
     "embedding",
     "embedding_backward",
     "gated_activation",

@@ -63,13 +63,19 @@ def at_least_ndim(ndim: int, **arrays: Any) -> None:
 def shape(expected: tuple[int | None, ...], **arrays: Any) -> None:
     """All given arrays (None is skipped) have exactly the shape `expected`, in which None stands for any length."""
     for name, array in arrays.items():
-        if array is None or array.shape == expected:
-            continue
-        pairs = zip(array.shape, expected, strict=False)
-        if array.ndim != len(expected) or any(wanted not in (None, found) for found, wanted in pairs):
+        if array is not None and array.shape != expected and not _fits(array.shape, expected):
             wanted = ", ".join("any" if size is None else str(size) for size in expected)
             comma = "," if len(expected) == 1 else ""
             raise ValueError(f"{name} has shape {array.shape}, expected ({wanted}{comma})")
+
+
+def _fits(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    if len(found) != len(expected):
+        return False
+    for size, wanted in zip(found, expected, strict=True):  # noqa: SIM110 (all() of a generator: twice as long)
+        if wanted is not None and wanted != size:
+            return False
+    return True
 
 
 def axis(name: str, value: Any, ndim: int) -> int:
@@ -87,6 +93,25 @@ def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
     if minimum is not None and value < minimum:
         raise ValueError(f"{name} is {value}, expected an integer of at least {minimum}")
     return int(value)
+
+
+def boolean(name: str, value: Any) -> bool:
+    """`value` as a bool; nothing else is taken for one."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def floating_dtype(name: str, value: Any) -> np.dtype:
+    """`value` as a floating dtype of NumPy or ml_dtypes."""
+    try:
+        dtype = np.dtype(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}, expected a floating dtype") from error
+    problem = _floating_problem("numpy", dtype)
+    if problem is not None:
+        raise TypeError(f"{name} is {dtype}, expected {problem}")
+    return dtype
 
 
 def choice(name: str, value: Any, options: Collection[Any]) -> None:
@@ -107,14 +132,37 @@ def finite_number(name: str, value: Any, *, minimum: float | None = None) -> flo
     return float(value)
 
 
-def norm(backend: str, eps: Any, *, weight: Any = None, bias: Any = None, **arrays: Any) -> float:
-    """The arguments of a norm over rows: `arrays`, of which the first is the input, share its shape; eps as a float."""
-    floating(backend, **arrays, weight=weight, bias=bias)
-    name, input = next(iter(arrays.items()))
-    at_least_ndim(1, **{name: input})
-    shape(input.shape, **arrays)
+def updatable(name: str, array: Any) -> None:
+    """`array` can be changed in place, in C order."""
+    flags = array.flags
+    is_writable = getattr(flags, "writeable", True)  # CuPy's arrays always are
+    if not (flags.c_contiguous and is_writable and getattr(flags, "aligned", True)):
+        what = "read-only" if not is_writable else "not C-contiguous and aligned"
+        raise ValueError(f"{name} is {what}, expected an array that can be updated in place")
+
+
+def probability(name: str, value: Any) -> float:
+    """`value` as a float of at least 0 and below 1."""
+    value = finite_number(name, value, minimum=0)
+    if value >= 1:
+        raise ValueError(f"{name} is {value}, expected a probability of at least 0 and below 1")
+    return value
+
+
+def seed(name: str, value: Any) -> int:
+    """`value` as an int of 64 bits, not negative."""
+    value = integer_number(name, value, minimum=0)
+    if value >= 1 << 64:
+        raise ValueError(f"{name} is {value}, expected an integer below 2^64")
+    return value
+
+
+def rows(backend: str, *, input: Any, weight: Any = None, bias: Any = None, **like_input: Any) -> None:
+    """Rows of one floating dtype, whose shape others share, and a weight and a bias for each column."""
+    floating(backend, input=input, **like_input, weight=weight, bias=bias)
+    at_least_ndim(1, input=input)
+    shape(input.shape, **like_input)
     shape(input.shape[-1:], weight=weight, bias=bias)
-    return finite_number("eps", eps, minimum=0)
 
 
 def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> None:
@@ -136,7 +184,7 @@ def offsets(name: str, values: Any, what: str, tokens: int) -> Any:
     if values.ndim != 1 or values.shape[0] == 0:
         raise ValueError(f"{name} has shape {values.shape}, expected (sequences + 1,)")
     if isinstance(values, np.ndarray):
-        if values[0] != 0 or values[-1] != tokens:
+        if values.item(0) != 0 or values.item(-1) != tokens:
             raise ValueError(
                 f"{name} runs from {values[0]} to {values[-1]}, expected 0 to {tokens}, the tokens of {what}"
             )

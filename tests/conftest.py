@@ -1,12 +1,19 @@
 """What all tests share."""
 
-import warnings
+from importlib.util import find_spec
 
 import pytest
 
 from bertcore.kernels import unavailable_reason, use_backend
+from bertcore.kernels.threads import detect_threads
 
 CPU_BACKENDS = ("numpy", "numba")
+MOST_WORKERS = 8  # beyond, they compile more kernels twice and take more memory than they save time
+
+
+def pytest_xdist_auto_num_workers(config):
+    """As many processes as the kernels would have threads; none for tests that are asked for by their names."""
+    return 0 if any("::" in argument for argument in config.args) else min(detect_threads().count, MOST_WORKERS)
 
 
 @pytest.fixture(params=CPU_BACKENDS)
@@ -28,11 +35,5 @@ def pytest_collection_modifyitems(items):
 
 
 def _missing_peers() -> str | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import torch  # noqa: F401
-            import transformers  # noqa: F401
-    except ImportError as error:
-        return f'{error}: pip install -e ".[parity]"'
-    return None
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    return f'{" and ".join(missing)} not installed: pip install -e ".[parity]"' if missing else None

@@ -39,7 +39,7 @@ def start_python(code: str, *arguments: str, **variables: str) -> subprocess.Pop
     )
 
 
-def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[str, str]:
+def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[str, str]:
     """(stdout, stderr) of a process that must end well and in time."""
     try:
         out, err = process.communicate(timeout=timeout)
@@ -51,6 +51,6 @@ def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[str, str]:
     return out.strip(), err
 
 
-def run_python(code: str, *arguments: str, timeout: float = 120, **variables: str) -> tuple[str, str]:
+def run_python(code: str, *arguments: str, timeout: float = 300, **variables: str) -> tuple[str, str]:
     """(stdout, stderr) of a new Python that runs `code` and ends well."""
     return finish(start_python(code, *arguments, **variables), timeout)

@@ -61,10 +61,39 @@ PARAMETERS = {
     "ettin-1b": 1_028_050_688,
     "mmbert-small": 140_493_696,
     "mmbert-base": 306_939_648,
+    "eurobert-210m": 211_766_016,
+    "eurobert-610m": 607_874_688,
+    "eurobert-2.1b": 2_107_590_912,
+    "nomic-embed-text-v1": 136_731_648,
+    "nomic-embed-text-v1.5": 136_731_648,
+    "gte-multilingual-base": 305_368_320,
+    "gte-base-en-v1.5": 136_776_192,
+    "gte-large-en-v1.5": 434_139_136,
+    "snowflake-arctic-embed-m-v2.0": 305_368_320,
+    "jina-embeddings-v3": 559_364_096,
 }
-# Not in transformers any more. Tables of 20000, 20000, 160000 and 67735 words in 1024, 256, 64 and 16 dimensions, each
-# projected to 1024; in each of 18 layers five maps of 1024 x 1024, two biases of queries, a feed-forward, two norms.
-BY_HAND = {"transfo-xl-wt103": 36_923_760 + 1024 * 1360 + 18 * (5 * 1024**2 + 2048 + 8 * 1024**2 + 5120 + 4096)}
+
+
+def transformer_xl() -> int:
+    """Tables of 20000, 20000, 160000 and 67735 words in 1024, 256, 64 and 16 dimensions, each projected to 1024; in
+    each of 18 layers five maps of 1024 x 1024, two biases of queries, a feed-forward, two norms."""
+    return 36_923_760 + 1024 * 1360 + 18 * (5 * 1024**2 + 2048 + 8 * 1024**2 + 5120 + 4096)
+
+
+def jina_bert(layers: int, width: int) -> int:
+    """BERT without a table of positions; a feed-forward's first map has two halves and no bias."""
+    inner = 4 * width
+    attention = 4 * (width * width + width) + 2 * width
+    feed_forward = 2 * inner * width + inner * width + width + 2 * width
+    return (30528 + 2 + 2) * width + layers * (attention + feed_forward) + width * width + width
+
+
+# Not in transformers, or not any more.
+BY_HAND = {
+    "transfo-xl-wt103": transformer_xl(),
+    "jina-embeddings-v2-base-en": jina_bert(12, 768),
+    "jina-embeddings-v2-small-en": jina_bert(4, 512),
+}
 
 
 @pytest.mark.parametrize("name", [*PARAMETERS, *BY_HAND])
@@ -159,6 +188,7 @@ OTHER_HEADS = {
     *("mini-bert", "spanbert", "minilm-l6-h384", "minilm-l12-h384", "tinybert-4l-312", "tinybert-6l-768", "codebert"),
     *("electra-small-generator", "electra-base-generator", "electra-large-generator"),
     *("deberta-v3-small", "deberta-v3-base", "deberta-v3-large"),
+    *("jina-embeddings-v2-base-en", "jina-embeddings-v2-small-en"),
 }
 
 

@@ -6,12 +6,12 @@ import weakref
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, kernels, value_and_grad
+from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, kernels, value_and_grad
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
-from bertcore.nn.parameter import Block
 from bertcore.tape import Tape, Variable, checkpoint, current_tape
 from tests.tiny_bert import CONFIG
+from tests.tiny_families import tiny_config
 
 
 @operation()
@@ -169,16 +169,6 @@ def test_what_is_made_within_a_checkpoint_may_not_be_used_outside():
             multiply(shared[0], x)
 
 
-class Recomputed(Block):
-    """A layer of a model that runs again in the backward."""
-
-    def __init__(self, layer):
-        self.layer = layer
-
-    def __call__(self, *given):
-        return checkpoint(self.layer, *given)
-
-
 def test_layers_of_a_model_that_run_again_have_the_same_gradients_in_less_memory():
     model = AutoModelForMaskedLM.from_config(CONFIG | {"num_hidden_layers": 6})
     ids = np.arange(16 * 40).reshape(16, 40) % CONFIG["vocab_size"]
@@ -193,9 +183,27 @@ def test_layers_of_a_model_that_run_again_have_the_same_gradients_in_less_memory
     with kernels.use_backend("numpy"):
         measured()  # imports, caches
         loss, grads, peak = measured()
-        model.encoder.layers = [Recomputed(layer) for layer in model.encoder.layers]
+        model.encoder.recomputes_layers = True
         again_loss, again, less = measured()
     assert again_loss == loss
     for name, gradient in grads.items():
         np.testing.assert_array_equal(again[name], gradient)
     assert less < 0.6 * peak
+
+
+@pytest.mark.parametrize("name", ["albert-base-v2", "deberta-v3-base", "xlnet-base-cased"])
+def test_families_whose_layers_run_again(name):
+    """Shared layers, positions that all layers share, and two streams, which are a tuple."""
+    config = tiny_config(name)
+    ids = np.random.default_rng(0).integers(6, 97, (3, 7))
+    batch = {"input_ids": ids, "labels": ids}
+    if name.startswith("xlnet"):
+        streams = {"perm_mask": np.triu(np.ones((7, 7))), "target_mapping": np.eye(7)}
+        batch |= {key: array[None].repeat(3, 0) for key, array in streams.items()}
+    model = (AutoModelForCausalLM if name.startswith("xlnet") else AutoModelForMaskedLM).from_config(config)
+    loss, grads = value_and_grad(model)(**batch)
+    model.encoder.recomputes_layers = True
+    again_loss, again = value_and_grad(model)(**batch)
+    assert again_loss.loss == loss.loss
+    for key, gradient in grads.items():
+        np.testing.assert_array_equal(again[key], gradient, err_msg=key)

@@ -12,7 +12,7 @@ from bertcore.presets import PRESETS, preset_config
 SMALL = {
     **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), 2),
     **dict.fromkeys(("hidden_size", "dim", "d_model", "n_embd", "d_embed"), 48),
-    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head"), 3),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_heads", "n_head"), 3),
     **dict.fromkeys(("intermediate_size", "hidden_dim", "d_inner"), 80),
     **dict.fromkeys(("d_head", "attention_head_size"), 16),
     **dict.fromkeys(("intra_bottleneck_size", "entity_emb_size"), 24),

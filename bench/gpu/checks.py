@@ -19,10 +19,7 @@ LENGTHS = (7, 1, 4)
 
 
 class Check(NamedTuple):
-    """What was checked in how many cases, and what is wrong; "" if nothing is.
-
-    status: "ok", "wrong", or "absent" for a model that needs what the CUDA kernels do not have yet.
-    """
+    """What was checked in how many cases, and what is wrong; "" if nothing is."""
 
     kind: str
     name: str
@@ -32,8 +29,6 @@ class Check(NamedTuple):
 
     @property
     def status(self) -> str:
-        if self.kind == "model" and self.note.startswith(NotImplementedError.__name__):
-            return "absent"
         return "wrong" if self.note else "ok"
 
 

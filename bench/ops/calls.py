@@ -5,12 +5,12 @@ import importlib.util
 import zlib
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from bench.ops.cases import Case
+from bench.ops import operations
+from bench.ops.cases import FORWARD, Case
 from bertcore import kernels
 from bertcore.kernels import checks, dispatch
 from tests.tolerances import assert_close
@@ -27,7 +27,7 @@ def unavailable_reason(case: Case, backend: str, dtype: np.dtype) -> str | None:
     dtypes = checks.BACKEND_DTYPES.get(backend)
     if dtypes is not None and dtype.name not in dtypes:
         return f"{backend} computes in {' or '.join(dtypes)}"
-    module = f"{kernels.__name__}.{case.op}.{dispatch.IMPLEMENTATIONS[backend]}"
+    module = f"{kernels.__name__}.{case.folder}.{dispatch.IMPLEMENTATIONS[backend]}"
     if importlib.util.find_spec(module) is None:
         return f"{module} does not exist yet"
     missing = [name for name in case.needs if not hasattr(importlib.import_module(module), name)]
@@ -40,32 +40,55 @@ def make_inputs(case: Case, dtype: np.dtype) -> dict[str, Any]:
     return _as_dtype(made, dtype)
 
 
-def bind(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], tuple]:
-    """The call to time: the inputs lie in the backend's memory and weights are prepared."""
+def bind(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], dict[str, Any]]:
+    """The call to time, which gives results by name: inputs lie in the backend's memory, weights are prepared."""
     with kernels.use_backend(backend):
         given = {
             name: kernels.to_backend(value) if isinstance(value, np.ndarray) else value
             for name, value in inputs.items()
         }
         given |= {name: kernels.prepare_weight(given[name]) for name in case.prepared}
-    return partial(case.function, SimpleNamespace(**given), backend)
+    grad_output = given.pop("grad_output", None)
+    arguments = operations.public_arguments(split_qkv(given))
+    if case.direction == FORWARD:
+        return partial(_forward, case.op, arguments, backend)
+    return partial(_training, case.op, arguments, grad_output, backend)
 
 
-def expected_results(case: Case, inputs: dict[str, Any]) -> tuple[np.ndarray | None, ...]:
+def _forward(operation: str, arguments: dict[str, Any], backend: str) -> dict[str, Any]:
+    return {"output": operations.forward(operation, arguments, backend)}
+
+
+def _training(operation: str, arguments: dict[str, Any], grad_output: Any, backend: str) -> dict[str, Any]:
+    return dict(operations.training(operation, arguments, lambda output: grad_output, backend))
+
+
+def split_qkv(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The fused array as three views of it: query, key, value."""
+    if "qkv" not in inputs:
+        return inputs
+    others = {name: it for name, it in inputs.items() if name != "qkv"}
+    qkv = inputs["qkv"] if inputs["cu_seqlens"] is None else inputs["qkv"].swapaxes(0, 1)
+    return others | dict(zip(("query", "key", "value"), qkv, strict=True))
+
+
+def expected_results(case: Case, inputs: dict[str, Any]) -> dict[str, np.ndarray | None]:
     """What the reference makes of these inputs in float64."""
     return bind(case, _as_dtype(inputs, np.dtype(np.float64)), REFERENCE)()
 
 
-def check(found: tuple, expected: tuple, dtype: np.dtype) -> None:
-    """Raise AssertionError unless the results have this dtype and are right within its tolerance."""
-    assert len(found) == len(expected), f"{len(found)} results, expected {len(expected)}"
-    for index, (array, wanted) in enumerate(zip(found, expected, strict=True)):
-        name = "output" if index == 0 else f"gradient {index}"
-        assert (array is None) == (wanted is None), f"{name} is {'absent' if array is None else 'superfluous'}"
-        if array is not None:
-            array = to_host(array)
-            assert array.dtype == dtype, f"{name} has dtype {array.dtype}, expected {dtype}"
-            assert_close(array, wanted, name=name)
+def check(found: dict[str, Any], expected: dict[str, Any], dtype: np.dtype) -> None:
+    """Raise AssertionError unless the results have this dtype and are right within its tolerance; None is no result."""
+    found, expected = _without_none(found), _without_none(expected)
+    assert found.keys() == expected.keys(), f"the results are {', '.join(found)}, expected {', '.join(expected)}"
+    for name, wanted in expected.items():
+        array = to_host(found[name])
+        assert array.dtype == dtype, f"{name} has dtype {array.dtype}, expected {dtype}"
+        assert_close(array, wanted, name=name)
+
+
+def _without_none(results: dict[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in results.items() if array is not None}
 
 
 def to_host(array: Any) -> np.ndarray:

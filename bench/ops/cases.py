@@ -1,8 +1,10 @@
 """The table of cases: what `python -m bench.ops`, `pytest bench/ops` and the tests all run.
 
-A case is one use of the public functions of bertcore.kernels at a size that models have: "forward" as inference calls
-them, "forward+backward" as training does. Its inputs are made once, in float32, and brought to a backend and a dtype
-outside of what is timed; for the forward the weights are prepared there too (training changes them at every step).
+A case is one use of the public functions of bertcore.kernels at a size that models have, called as operations.py does:
+"forward" as in inference, "forward+backward" as in training. Its inputs are the public arguments by name (with `qkv`,
+the fused array that query, key and value are views of) and `grad_output`. They are made once, in float32, and brought
+to a backend and a dtype outside of what is timed; for the forward the weights are prepared there, too (training changes
+them at every step).
 
 What a case moves is counted as the elements it cannot avoid to read or write: inputs once, outputs once. The backward
 reads the gradient of the output and what its contract takes, and writes the gradients. Integer ids and offsets are left
@@ -12,16 +14,15 @@ forward for each table, and three backward. All other cases are memory-bound.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.ops import operations
 from bench.texts import ragged_lengths
 from bertcore import kernels
-from bertcore.kernels.precision import working_dtype
 
 FORWARD, TRAINING = "forward", "forward+backward"
 DIRECTIONS = (FORWARD, TRAINING)
@@ -78,8 +79,8 @@ class Integers(NamedTuple):
 class Case:
     """One thing to check and time.
 
-    function(inputs, backend) gives a tuple of arrays: the output and, for training, the gradients. elements and flops
-    are what it moves and computes; `prepared` names the inputs that are given to it as prepared weights.
+    elements and flops are what it moves and computes; `prepared` names the inputs that are given to it as prepared
+    weights.
     """
 
     op: str
@@ -88,7 +89,6 @@ class Case:
     length: str
     direction: str
     inputs: dict[str, Any]  # Normal, Integers, arrays and constants by name
-    function: Callable[[SimpleNamespace, str], tuple]
     elements: int
     flops: int | None = None
     prepared: tuple[str, ...] = ()
@@ -98,11 +98,16 @@ class Case:
         return f"{self.op}-{self.name}-{self.size}-{self.length}-{self.direction}".replace(" ", "_")
 
     @property
+    def folder(self) -> str:
+        """That of the kernels which implements it."""
+        return operations.folder(self.op)
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """The functions that an implementation must have."""
         prepare = ("prepare_weight",) if self.prepared else ()
-        backward = (f"{self.op}_backward",) if self.direction == TRAINING else ()
-        return (self.op, *prepare, *backward)
+        backward = (f"{self.folder}_backward",) if self.direction == TRAINING else ()
+        return (self.folder, *prepare, *backward)
 
     def make(self, rng: np.random.Generator) -> dict[str, Any]:
         """The inputs by name, as NumPy arrays and constants."""
@@ -121,12 +126,12 @@ class _Cost(NamedTuple):
     flops: int | None = None
 
 
-def _pair(label: tuple[str, ...], inputs: dict, functions: tuple, forward: _Cost, backward: _Cost) -> Iterator[Case]:
+def _pair(label: tuple[str, ...], inputs: dict, forward: _Cost, backward: _Cost) -> Iterator[Case]:
     """The forward and the forward+backward case of (op, name, size, length)."""
     without_gradient = {name: it for name, it in inputs.items() if name != "grad_output"}
-    yield Case(*label, FORWARD, without_gradient, functions[0], *forward)
+    yield Case(*label, FORWARD, without_gradient, *forward)
     flops = None if forward.flops is None else forward.flops + backward.flops
-    yield Case(*label, TRAINING, inputs, functions[1], forward.elements + backward.elements, flops)
+    yield Case(*label, TRAINING, inputs, forward.elements + backward.elements, flops)
 
 
 # softmax: the attention scores of a batch
@@ -136,19 +141,9 @@ def _softmax_cases(size: str, length: str) -> Iterator[Case]:
     for name, lengths in SIZES[size].batches[length].items():
         if len(set(lengths)) == 1:
             shape = (len(lengths), SIZES[size].heads, lengths[0], lengths[0])
-            inputs = {"input": Normal(shape), "grad_output": Normal(shape)}
+            inputs = {"input": Normal(shape), "dim": -1, "grad_output": Normal(shape)}
             count = math.prod(shape)
-            functions = (_softmax, _softmax_training)
-            yield from _pair(("softmax", name, size, length), inputs, functions, _Cost(2 * count), _Cost(3 * count))
-
-
-def _softmax(a, backend):
-    return (kernels.softmax(a.input, backend=backend),)
-
-
-def _softmax_training(a, backend):
-    output = kernels.softmax(a.input, backend=backend)
-    return output, kernels.softmax_backward(a.grad_output, output, backend=backend)
+            yield from _pair(("softmax", name, size, length), inputs, _Cost(2 * count), _Cost(3 * count))
 
 
 # layer norm: hidden states, alone and with a residual
@@ -163,16 +158,7 @@ def _layer_norm_cases(size: str, length: str) -> Iterator[Case]:
         inputs["grad_output"] = rows
         read = count if residual is None else 2 * count
         costs = _Cost(read + count + 2 * width), _Cost(read + 2 * count + 3 * width)
-        yield from _pair(("layer_norm", name, size, length), inputs, (_layer_norm, _layer_norm_training), *costs)
-
-
-def _layer_norm(a, backend):
-    return (kernels.layer_norm(a.input, a.weight, a.bias, residual=a.residual, backend=backend),)
-
-
-def _layer_norm_training(a, backend):
-    grads = kernels.layer_norm_backward(a.grad_output, a.input, a.weight, a.bias, residual=a.residual, backend=backend)
-    return *_layer_norm(a, backend), *grads
+        yield from _pair(("layer_norm", name, size, length), inputs, *costs)
 
 
 def _rms_norm_cases(size: str, length: str) -> Iterator[Case]:
@@ -181,15 +167,20 @@ def _rms_norm_cases(size: str, length: str) -> Iterator[Case]:
     count = math.prod(rows.shape)
     inputs = {"input": rows, "weight": Normal((width,)), "grad_output": rows}
     costs = _Cost(2 * count + width), _Cost(3 * count + 2 * width)
-    yield from _pair(("rms_norm", "plain", size, length), inputs, (_rms_norm, _rms_norm_training), *costs)
+    yield from _pair(("rms_norm", "plain", size, length), inputs, *costs)
 
 
-def _rms_norm(a, backend):
-    return (kernels.rms_norm(a.input, a.weight, backend=backend),)
+# affine, with its residual: MobileBERT's norms
 
 
-def _rms_norm_training(a, backend):
-    return *_rms_norm(a, backend), *kernels.rms_norm_backward(a.grad_output, a.input, a.weight, backend=backend)
+def _affine_cases(size: str, length: str) -> Iterator[Case]:
+    width = SIZES[size].hidden
+    rows = Normal((SIZES[size].tokens(length), width))
+    count = math.prod(rows.shape)
+    column = Normal((width,))
+    inputs = {"input": rows, "weight": column, "bias": column, "residual": rows, "grad_output": rows}
+    costs = _Cost(3 * count + 2 * width), _Cost(4 * count + 3 * width)
+    yield from _pair(("affine", "residual", size, length), inputs, *costs)
 
 
 # gelu and activation: the inside of the feed-forward
@@ -202,16 +193,7 @@ def _gelu_cases(size: str, length: str) -> Iterator[Case]:
     costs = _Cost(2 * count + width), _Cost(3 * count + 2 * width)
     for name, approximate in (("erf", "none"), ("tanh", "tanh")):
         inputs = {"input": rows, "bias": Normal((width,)), "approximate": approximate, "grad_output": rows}
-        yield from _pair(("gelu", name, size, length), inputs, (_gelu, _gelu_training), *costs)
-
-
-def _gelu(a, backend):
-    return (kernels.gelu(a.input, a.approximate, bias=a.bias, backend=backend),)
-
-
-def _gelu_training(a, backend):
-    grads = kernels.gelu_backward(a.grad_output, a.input, a.approximate, bias=a.bias, backend=backend)
-    return *_gelu(a, backend), *grads
+        yield from _pair(("gelu", name, size, length), inputs, *costs)
 
 
 def _activation_cases(size: str, length: str) -> Iterator[Case]:
@@ -219,33 +201,24 @@ def _activation_cases(size: str, length: str) -> Iterator[Case]:
     count = math.prod(rows.shape)
     for name in ("relu", "tanh", "silu"):
         inputs = {"input": rows, "activation": name, "grad_output": rows}
-        functions = (_activation, _activation_training)
-        yield from _pair(("activation", name, size, length), inputs, functions, _Cost(2 * count), _Cost(3 * count))
-
-
-def _activation(a, backend):
-    return (kernels.activation(a.input, a.activation, backend=backend),)
-
-
-def _activation_training(a, backend):
-    return *_activation(a, backend), kernels.activation_backward(a.grad_output, a.input, a.activation, backend=backend)
+        yield from _pair(("activation", name, size, length), inputs, _Cost(2 * count), _Cost(3 * count))
 
 
 def _gated_activation_cases(size: str, length: str) -> Iterator[Case]:
     rows, width = SIZES[size].tokens(length), SIZES[size].intermediate
     inputs = {"input": Normal((rows, 2 * width)), "activation": "gelu", "grad_output": Normal((rows, width))}
-    functions = (_gated_activation, _gated_activation_training)
     costs = _Cost(3 * rows * width), _Cost(5 * rows * width)
-    yield from _pair(("gated_activation", "gelu", size, length), inputs, functions, *costs)
+    yield from _pair(("gated_activation", "gelu", size, length), inputs, *costs)
 
 
-def _gated_activation(a, backend):
-    return (kernels.gated_activation(a.input, a.activation, backend=backend),)
+# dropout, with the residual that follows it in an encoder
 
 
-def _gated_activation_training(a, backend):
-    grad = kernels.gated_activation_backward(a.grad_output, a.input, a.activation, backend=backend)
-    return *_gated_activation(a, backend), grad
+def _dropout_cases(size: str, length: str) -> Iterator[Case]:
+    shape = SIZES[size].tokens(length), SIZES[size].hidden
+    inputs = {name: Normal(shape) for name in ("input", "residual", "grad_output")} | {"p": 0.1, "seed": 1}
+    costs = _Cost(3 * math.prod(shape)), _Cost(5 * math.prod(shape))
+    yield from _pair(("dropout", "residual", size, length), inputs, *costs)
 
 
 # linear: the four products of an encoder layer, with what follows them in the same pass
@@ -274,24 +247,9 @@ def _linear_pair(name, size, length, in_features, out_features, activation=None,
     moved = rows * in_features + weights + rows * out_features
     moved_back = rows * out_features + 2 * (rows * in_features + weights)
     costs = _Cost(moved + has_residual * rows * out_features, products), _Cost(moved_back, 2 * products)
-    forward, training = _pair(("linear", name, size, length), inputs, (_linear, _linear_training), *costs)
+    forward, training = _pair(("linear", name, size, length), inputs, *costs)
     yield replace(forward, prepared=("weight",))
     yield training
-
-
-def _linear(a, backend):
-    return (kernels.linear(a.input, a.weight, a.bias, activation=a.activation, residual=a.residual, backend=backend),)
-
-
-def _linear_training(a, backend):
-    """With an activation of its own: its gradient needs what goes in."""
-    if a.activation is None:
-        grads = kernels.linear_backward(a.grad_output, a.input, a.weight, a.bias, backend=backend)
-        return *_linear(a, backend), *grads
-    inner = kernels.linear(a.input, a.weight, a.bias, backend=backend)
-    grad = kernels.activation_backward(a.grad_output, inner, a.activation, backend=backend)
-    grads = kernels.linear_backward(grad, a.input, a.weight, a.bias, backend=backend)
-    return kernels.activation(inner, a.activation, backend=backend), *grads
 
 
 # attention: packed texts out of one fused (tokens, 3, heads, head_dim) array, and (batch, heads, length, head_dim)
@@ -311,25 +269,8 @@ def _attention_cases(size: str, length: str) -> Iterator[Case]:
             forms[" dense"] = ((3, *dense), dense, None)
         for form, (qkv, output, offsets) in forms.items():
             inputs = {"qkv": Normal(qkv), "cu_seqlens": offsets, "grad_output": Normal(output)}
-            functions = (_attention, _attention_training)
-            yield from _pair(("attention", name + form, size, length), inputs, functions, *costs)
+            yield from _pair(("attention", name + form, size, length), inputs, *costs)
     yield from _relative_attention_cases(size, length)
-
-
-def query_key_value(a: SimpleNamespace) -> tuple:
-    """The three views of the fused array."""
-    return tuple(a.qkv) if a.cu_seqlens is None else tuple(a.qkv[:, i] for i in range(3))
-
-
-def _attention(a, backend):
-    return (kernels.attention(*query_key_value(a), cu_seqlens=a.cu_seqlens, backend=backend),)
-
-
-def _attention_training(a, backend):
-    inputs, options = query_key_value(a), {"cu_seqlens": a.cu_seqlens, "backend": backend}
-    output, lse = kernels.attention(*inputs, return_lse=True, **options)
-    grads = kernels.attention_backward(a.grad_output, *inputs, output, lse, **options)
-    return output, *grads[:3]
 
 
 # relative attention: DeBERTa's, with both tables, of as many rows as DeBERTa-v3-base has
@@ -352,24 +293,7 @@ def _relative_attention_cases(size: str, length: str) -> Iterator[Case]:
         costs = (
             _Cost(4 * tokens * hidden + tables, 4 * product), _Cost(8 * tokens * hidden + 2 * tables, 11 * product),
         )  # fmt: skip
-        functions = (_relative_attention, _relative_attention_training)
-        yield from _pair(("attention", f"{name} relative", size, length), inputs, functions, *costs)
-
-
-def _relative_options(a: SimpleNamespace, backend: str) -> dict:
-    relative = kernels.RelativePositions(a.distance_rows, a.position_key, a.position_query)
-    return {"relative": relative, "cu_seqlens": a.cu_seqlens, "backend": backend}
-
-
-def _relative_attention(a, backend):
-    return (kernels.attention(*query_key_value(a), **_relative_options(a, backend)),)
-
-
-def _relative_attention_training(a, backend):
-    inputs, options = query_key_value(a), _relative_options(a, backend)
-    output, lse = kernels.attention(*inputs, **options, return_lse=True)
-    grads = kernels.attention_backward(a.grad_output, *inputs, output, lse, **options)
-    return output, *grads[:3], grads.relative.position_key, grads.relative.position_query
+        yield from _pair(("attention", f"{name} relative", size, length), inputs, *costs)
 
 
 # rotary: query and key of packed texts, in one (tokens, 2, heads, head_dim) array
@@ -383,20 +307,7 @@ def _rotary_cases(size: str, length: str) -> Iterator[Case]:
         inputs = {"input": rows, "cos": cos, "sin": sin, "grad_output": rows}
         inputs["cu_seqlens"] = np.cumsum((0, *lengths), dtype=np.int32)
         cost = _Cost(2 * math.prod(rows.shape) + cos.size + sin.size)
-        yield from _pair(("rotary", name, size, length), inputs, (_rotary, _rotary_training), cost, cost)
-
-
-def _rotary(a, backend):
-    return (kernels.rotary(a.input, *_tables(a), cu_seqlens=a.cu_seqlens, backend=backend),)
-
-
-def _rotary_training(a, backend):
-    grad = kernels.rotary_backward(a.grad_output, *_tables(a), cu_seqlens=a.cu_seqlens, backend=backend)
-    return *_rotary(a, backend), grad
-
-
-def _tables(a):
-    return tuple(table.astype(working_dtype(a.input.dtype), copy=False) for table in (a.cos, a.sin))
+        yield from _pair(("rotary", name, size, length), inputs, cost, cost)
 
 
 # embedding and cross entropy: both ends of a masked language model
@@ -407,42 +318,25 @@ def _embedding_cases(size: str, length: str) -> Iterator[Case]:
     inputs = {"input": Integers(table[0], (tokens,)), "weight": Normal(table)}
     inputs["grad_output"] = Normal((tokens, table[1]))
     costs = _Cost(2 * tokens * table[1]), _Cost(tokens * table[1] + math.prod(table))
-    yield from _pair(("embedding", "words", size, length), inputs, (_embedding, _embedding_training), *costs)
-
-
-def _embedding(a, backend):
-    return (kernels.embedding(a.input, a.weight, backend=backend),)
-
-
-def _embedding_training(a, backend):
-    grad = kernels.embedding_backward(a.grad_output, a.input, a.weight.shape[0], backend=backend)
-    return *_embedding(a, backend), grad
+    yield from _pair(("embedding", "words", size, length), inputs, *costs)
 
 
 def _cross_entropy_cases(size: str, length: str) -> Iterator[Case]:
     logits = (math.ceil(0.15 * SIZES[size].tokens(length)), SIZES[size].vocabulary)  # 15% of the tokens are masked
     inputs = {"input": Normal(logits), "target": Integers(logits[1], logits[:1]), "grad_output": Normal(())}
-    functions = (_cross_entropy, _cross_entropy_training)
     costs = _Cost(math.prod(logits)), _Cost(2 * math.prod(logits))
-    yield from _pair(("cross_entropy", "masked words", size, length), inputs, functions, *costs)
-
-
-def _cross_entropy(a, backend):
-    return (kernels.cross_entropy(a.input, a.target, backend=backend),)
-
-
-def _cross_entropy_training(a, backend):
-    grad = kernels.cross_entropy_backward(a.grad_output, a.input, a.target, backend=backend)
-    return *_cross_entropy(a, backend), grad
+    yield from _pair(("cross_entropy", "masked words", size, length), inputs, *costs)
 
 
 OPS = {
     "softmax": _softmax_cases,
     "layer_norm": _layer_norm_cases,
     "rms_norm": _rms_norm_cases,
+    "affine": _affine_cases,
     "gelu": _gelu_cases,
     "activation": _activation_cases,
     "gated_activation": _gated_activation_cases,
+    "dropout": _dropout_cases,
     "linear": _linear_cases,
     "attention": _attention_cases,
     "rotary": _rotary_cases,

@@ -8,39 +8,41 @@ from typing import Any
 
 import numpy as np
 
-from bench.ops.cases import FORWARD, Case, query_key_value
+from bench.ops.calls import split_qkv
+from bench.ops.cases import FORWARD, Case
 
 
 def torch_unavailable_reason(case: Case) -> str | None:
     """Why PyTorch cannot run the case, or None if it can."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed: pip install torch"
+    if case.op == "dropout":
+        return "PyTorch drops other elements: its results cannot be checked"
     offsets = case.inputs.get("cu_seqlens")
     if offsets is not None and len(set(np.diff(offsets))) > 1:
         return "torch.nn.functional has no attention over packed texts of different lengths"
     return None
 
 
-def bind_torch(case: Case, inputs: dict[str, Any]) -> Callable[[], tuple]:
+def bind_torch(case: Case, inputs: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """The call to time, on as many threads as our kernels use; its results are those of the case."""
     from bertcore.kernels import _numba
 
     torch = importlib.import_module("torch")
     torch.set_num_threads(_numba.num_threads())
     tensors = {name: torch.from_numpy(it) if isinstance(it, np.ndarray) else it for name, it in inputs.items()}
-    a = SimpleNamespace(**tensors)
-    if case.op == "attention":
-        a.query, a.key, a.value = query_key_value(a)
+    a = SimpleNamespace(**split_qkv(tensors))
     function, differentiable = _PEERS["relative" if "position_key" in inputs else case.op]
     leaves = [getattr(a, name) for name in differentiable]
+    names = ("output", *(f"grad_{name}" for name in differentiable))
 
-    def forward() -> tuple:
+    def forward() -> dict[str, Any]:
         with torch.inference_mode():
-            return (function(torch.nn.functional, a),)
+            return {"output": function(torch.nn.functional, a)}
 
-    def training() -> tuple:
+    def training() -> dict[str, Any]:
         output = function(torch.nn.functional, a)
-        return output, *torch.autograd.grad(output, leaves, a.grad_output)
+        return dict(zip(names, (output, *torch.autograd.grad(output, leaves, a.grad_output)), strict=True))
 
     if case.direction == FORWARD:
         return forward
@@ -60,6 +62,10 @@ def _layer_norm(functional, a):
 
 def _rms_norm(functional, a):
     return functional.rms_norm(a.input, a.input.shape[-1:], a.weight, 1e-6)
+
+
+def _affine(functional, a):
+    return (a.input + a.residual) * a.weight + a.bias
 
 
 def _rotary(functional, a):
@@ -121,10 +127,11 @@ def _cross_entropy(functional, a):
     return functional.cross_entropy(a.input, a.target)
 
 
-_PEERS = {  # the function, and what has a gradient, in the order in which the case returns them
+_PEERS = {  # the function, and what has a gradient
     "softmax": (_softmax, ("input",)),
     "layer_norm": (_layer_norm, ("input", "weight", "bias")),
     "rms_norm": (_rms_norm, ("input", "weight")),
+    "affine": (_affine, ("input", "weight", "bias")),
     "rotary": (_rotary, ("input",)),
     "gelu": (_gelu, ("input", "bias")),
     "activation": (_activation, ("input",)),

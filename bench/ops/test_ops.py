@@ -1,4 +1,4 @@
-"""The cases under pytest-benchmark: `pytest bench/ops --benchmark-only`.
+"""The cases under pytest-benchmark: `pytest -n0 bench/ops --benchmark-only`.
 
 Each result is checked against the reference before it is timed. Variants are timed one after another here: for ratios
 use `python -m bench.ops`, which interleaves them.

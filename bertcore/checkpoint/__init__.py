@@ -1,5 +1,6 @@
 """Checkpoints: config.json, weights (safetensors or pickles, one file or shards), names, saving; ids on the hub."""
 
+from .adapters import AdaptedCheckpoint, Adapters
 from .config import read_config
 from .dtypes import SCALE, split_dtype, with_dtype
 from .errors import CheckpointError
@@ -12,6 +13,8 @@ from .saving import save_checkpoint
 
 __all__ = [
     "SCALE",
+    "AdaptedCheckpoint",
+    "Adapters",
     "Checkpoint",
     "CheckpointError",
     "NameRules",

@@ -13,12 +13,13 @@ from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standar
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of an ALBERT config; what it lacks is as in ALBERT-xxlarge."""
+    """The spec of an ALBERT config; absent keys mean those of ALBERT-xxlarge."""
     read = ConfigReader(config)
     shared = _shared_layers(read)
     return standard_spec(
         config,
         embedding_size=read.size("embedding_size", 128),
+        classifier_dropout=read.rate("classifier_dropout_prob", 0.1),
         projects_embeddings=True,
         num_layers=len(shared),
         shared_layers=shared,
@@ -29,13 +30,15 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
             "num_attention_heads": 64,
             "intermediate_size": 16384,
             "hidden_act": "gelu_new",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
         },
     )
 
 
 def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
-    """The parameters of each layer. num_hidden_layers times, one of num_hidden_groups groups is passed, each as often
-    as the others, or nearly; a group is inner_group_num layers with parameters of their own.
+    """The parameters of each layer. A token passes num_hidden_layers groups, each of the num_hidden_groups as often as
+    the others, or nearly; a group is inner_group_num layers with parameters of their own.
     """
     inner = read.size("inner_group_num", 1, most=MOST_LAYERS)
     passes = read.size("num_hidden_layers", 12, most=MOST_LAYERS // inner)

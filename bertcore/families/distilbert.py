@@ -1,7 +1,7 @@
 """DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without token types and pooler, with keys and names of its own.
 
-Its norms' epsilon is 1e-12, which no key changes. `sinusoidal_pos_embds` says how transformers draws the positions of a
-new model; from a checkpoint they come in any case.
+Its norms' epsilon is 1e-12, which no key changes. `sinusoidal_pos_embds` only says how transformers initialises the
+positions of a new model.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,18 @@ from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
-KEYS = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+KEYS = {
+    "hidden_size": "dim",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layers",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "classifier_dropout": "seq_classif_dropout",
+}
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a DistilBERT config; where its own keys are absent BERT's stand for them, as in transformers."""
+    """The spec of a DistilBERT config; where its own keys are absent BERT's are read, as in transformers."""
     read = ConfigReader(config)
     own = {"intermediate_size": read.size("hidden_dim", 3072), "activation": read.activation("activation", "gelu")}
     layer = own | {"norm_eps": 1e-12}

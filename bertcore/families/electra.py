@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020, arXiv:2003.10555), discriminator and generator: BERT of narrow embeddings, no pooler."""
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555), discriminator and generator: BERT, narrow embeddings, no pooler."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of an ELECTRA config; what it lacks is as in ELECTRA-small."""
+    """The spec of an ELECTRA config; absent keys mean those of ELECTRA-small."""
     return standard_spec(
         config,
         embedding_size=ConfigReader(config).size("embedding_size", 128),

@@ -1,7 +1,7 @@
 """EuroBERT (Boizard et al. 2025, arXiv:2503.05500): Llama's layers, in which every token sees all others.
 
-Root-mean-square norms stand first, keys and values are shared by groups of queries' heads, positions are rotary,
-feed-forwards gated by SiLU.
+Root-mean-square norms stand first, groups of queries' heads share keys and values, positions are rotary, and
+feed-forwards are gated by SiLU.
 """
 
 from collections.abc import Mapping
@@ -10,25 +10,27 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, published_code, register
 from bertcore.models.rotary import rotary_of_all_layers
 from bertcore.models.spec import MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
 from bertcore.nn.layers import RMSNorm
 
-KEYS = {"layer_norm_eps": "rms_norm_eps"}
+KEYS = {"layer_norm_eps": "rms_norm_eps", "attention_probs_dropout_prob": "attention_dropout"}
 DEFAULTS = {
     "vocab_size": 128256,
     "hidden_act": "silu",
     "layer_norm_eps": 1e-5,
     "pad_token_id": 128001,
     "tie_word_embeddings": False,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
 }
 ATTENTION, FEED_FORWARD = ("query", "key", "value", "attention_output"), ("gate", "expand", "contract")
-PUBLISHED = ("EuroBERT-210m", "EuroBERT-610m", "EuroBERT-2.1B")
+NORMS = frozenset({"attention_norm", "feed_forward_norm"})
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a EuroBERT config, with the keys of today or those of before transformers 5."""
+    """The spec of a EuroBERT config, with the keys of transformers 5 or older ones."""
     read = ConfigReader(config, {"max_position_embeddings": 8192})
     width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
     groups = read.size("num_key_value_heads", heads)
@@ -43,10 +45,12 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         "num_key_value_heads": groups,
         "head_dim": head_dim,
         "rotary": rotary_of_all_layers(read, head_dim, 10_000.0),
-        "without_bias": frozenset(() if read.flag("attention_bias", False) else ATTENTION)
+        "without_bias": NORMS
+        | frozenset(() if read.flag("attention_bias", False) else ATTENTION)
         | frozenset(() if read.flag("mlp_bias", False) else FEED_FORWARD),
     }
     fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest}
+    fixed["without_bias"] = frozenset({"final_norm"})
     return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
 
 
@@ -91,6 +95,9 @@ EUROBERT = register(
             },
         ),
         pooler=None,
-        code=("modeling_eurobert", *(f"EuroBERT/{name}--modeling_eurobert" for name in PUBLISHED)),
+        code=published_code(
+            *("modeling_eurobert", "configuration_eurobert"),
+            repositories=("EuroBERT/EuroBERT-210m", "EuroBERT/EuroBERT-610m", "EuroBERT/EuroBERT-2.1B"),
+        ),
     )
 )

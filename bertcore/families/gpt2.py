@@ -18,6 +18,9 @@ KEYS = {
     "max_position_embeddings": "n_positions",
     "hidden_act": "activation_function",
     "layer_norm_eps": "layer_norm_epsilon",
+    "hidden_dropout_prob": "resid_pdrop",
+    "attention_probs_dropout_prob": "attn_pdrop",
+    "classifier_dropout": "summary_first_dropout",
 }
 DEFAULTS = {
     "vocab_size": 50257,
@@ -31,8 +34,8 @@ DEFAULTS = {
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a GPT-2 config.
 
-    `reorder_and_upcast_attn` is about the order of operations in half precision and changes nothing here: scores and
-    softmax are float32 at least in any case.
+    `reorder_and_upcast_attn`, the order of operations in half precision, changes nothing here: scores and softmax are
+    at least float32.
     """
     read = ConfigReader(config, keys=KEYS)
     read.flag("reorder_and_upcast_attn", False)
@@ -54,6 +57,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         },
         each_layer=with_scale,
         type_vocab_size=0,
+        embedding_dropout=read.rate("embd_pdrop", 0.1),
         words_as_types=True,
         padding_learns=True,
     )
@@ -93,5 +97,6 @@ GPT2 = register(
             },
         ),
         pooler=None,
+        end_of_text=50256,
     )
 )

@@ -13,24 +13,26 @@ from bertcore.checkpoint.names import INDEX_BUFFERS
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.registry import HeadSpec, in_each_layer, register
-from bertcore.models.rotary import rotary_of_all_layers
+from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
+from bertcore.models.rotary import rotary_of_all_layers, without_older_keys
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
 DEFAULTS = {"vocab_size": 250048, "max_position_embeddings": 8192, "type_vocab_size": 1, "pad_token_id": 1}
 NEW_DEFAULTS = {"vocab_size": 30528, "max_position_embeddings": 2048, "type_vocab_size": 1, "pad_token_id": None}
+NEW_THETA = 10_000.0
 # Choices of the published code that no published checkpoint makes: key -> the value that all have.
 FIXED = {"layer_norm_type": "layer_norm", "pack_qkv": True}
 FIXED |= dict.fromkeys(("logn_attention_scale", "logn_attention_clip1"), False)
+# Keys that only published configs have.
+OLDER = frozenset(("auto_map", "position_embedding_type", "rope_theta", "rope_scaling", *FIXED))
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a GTE config, or of a "new" one, where absent keys mean something else."""
     defaults = NEW_DEFAULTS if config.get("model_type") == "new" else DEFAULTS
-    theta = 10_000.0 if config.get("model_type") == "new" else 160_000.0
+    theta = NEW_THETA if config.get("model_type") == "new" else 160_000.0
     read = ConfigReader(config, defaults)
-    for key, value in FIXED.items():
-        read.unsupported(key, value, value)
+    read.require(**FIXED)
     return standard_spec(
         config,
         position_embedding_type="rope",
@@ -40,6 +42,14 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         max_positions=0,
         longest_text=read.size("max_position_embeddings"),
     )
+
+
+def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
+    """With the keys that "new" leaves out, whose absence means something else in "gte"."""
+    if config.get("model_type") == "new":
+        said = {key: value for key, value in config.items() if value is not None}
+        config = {**NEW_DEFAULTS, "rope_theta": NEW_THETA, **said}
+    return without_older_keys(config, spec, OLDER, model_type="gte")
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -60,6 +70,7 @@ GTE = register(
         architecture="Gte",
         spec_from_config=spec,
         heads=heads,
+        config_to_save=config_to_save,
         name_rules=NameRules(
             prefix="gte.",
             heads=("pooler.", "lm_head.", "classifier."),
@@ -86,7 +97,10 @@ GTE = register(
         aliases=("new",),
         code=(
             *("Alibaba-NLP/new-impl--modeling", "Alibaba-NLP/new-impl--configuration"),
-            *("modeling_hf_alibaba_nlp_gte", "configuration_hf_alibaba_nlp_gte"),
+            *published_code(
+                *("modeling_hf_alibaba_nlp_gte", "configuration_hf_alibaba_nlp_gte"),
+                repositories=("Snowflake/snowflake-arctic-embed-m-v2.0",),
+            ),
         ),
     )
 )

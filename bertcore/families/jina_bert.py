@@ -21,7 +21,7 @@ ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 
 class AlibiAdapter(Adapter):
-    """The biases of distance, for all layers."""
+    """Adds the biases of distance, the same in all layers."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
@@ -34,7 +34,7 @@ class AlibiAdapter(Adapter):
         return hidden, context
 
     def _positions(self, tokens: int, dtype: Any) -> kernels.RelativePositions:
-        """For as many tokens at least, however they are divided: a recorded program serves other lengths, too."""
+        """Biases for at least this many tokens: a recorded program then serves sequences of other lengths, too."""
         longest = 1 << max(tokens - 1, 0).bit_length()
         key = longest, dtype, kernels.get_backend()
         if key not in self._kept:
@@ -47,7 +47,7 @@ class AlibiAdapter(Adapter):
 def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
     """The spec of a Jina BERT config; `gate` is the half of the feed-forward's first map that is activated."""
     read = ConfigReader(config)
-    read.unsupported("position_embedding_type", "absolute", "alibi")
+    read.choice("position_embedding_type", "absolute", "alibi")
     activation = ACTIVATIONS[read.choice("feed_forward_type", "original", *ACTIVATIONS)]
     return standard_spec(
         config,

@@ -12,7 +12,7 @@ from bertcore.nn.layers import Linear
 
 
 class NormedAttention(SelfAttention):
-    """Self-attention by normalised queries and keys; its residual is added twice, with a norm after each time."""
+    """Self-attention with normalised queries and keys; its residual is added twice, each time before a norm."""
 
     def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
         super().__init__(names, spec, index)

@@ -1,18 +1,27 @@
-"""Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173): XLM-R with rotary positions.
+"""Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173): XLM-R with rotary positions, and an adapter for each task.
 
-Published files call it "xlm-roberta-flash".
+Published files call it "xlm-roberta-flash"; transformers has it without the adapters.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from bertcore.checkpoint import Adapters
 from bertcore.checkpoint.names import INDEX_BUFFERS
 from bertcore.families.xlm_roberta import XLM_ROBERTA
-from bertcore.models.registry import HeadSpec, in_each_layer, register
-from bertcore.models.rotary import rotary_of_all_layers
+from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
+from bertcore.models.rotary import rotary_of_all_layers, without_older_keys
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
+# Keys that only published configs have, those of adapters among them.
+OLDER = frozenset(
+    (
+        *("auto_map", "position_embedding_type", "rotary_emb_base", "rope_scaling", "use_flash_attn"),
+        *("lora_adaptations", "lora_rank", "lora_alpha", "lora_dropout_p", "lora_main_params_trainable"),
+        *("load_trained_adapters", "task_instructions"),
+    )
+)
 DEFAULTS = {
     "vocab_size": 250002,
     "hidden_size": 1024,
@@ -27,13 +36,8 @@ DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a Jina v3 config; one with adapters of tasks (lora_adaptations) is refused."""
+    """The spec of a Jina v3 config."""
     read = ConfigReader(config, DEFAULTS)
-    if config.get("lora_adaptations"):
-        raise ValueError(
-            f"config: lora_adaptations is {config['lora_adaptations']!r}, expected none: adapters are not loaded here, "
-            "and without one of them the model is not the one that was published"
-        )
     theta = read.number("rotary_emb_base", 20_000.0)
     return standard_spec(
         config,
@@ -43,6 +47,16 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         max_positions=0,
         longest_text=read.size("max_position_embeddings"),
     )
+
+
+def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
+    """Without the adapters: one of them may be in the weights."""
+    return {**without_older_keys(config, spec, OLDER), "model_type": "jina_embeddings_v3"}
+
+
+def adapters(read: ConfigReader) -> Adapters:
+    """The adapters, of the tasks in lora_adaptations."""
+    return Adapters(read.names("lora_adaptations"), read.number("lora_alpha", 1.0) / read.size("lora_rank", 4))
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -58,6 +72,8 @@ JINA_EMBEDDINGS_V3 = register(
         architecture="JinaEmbeddingsV3",
         spec_from_config=spec,
         heads=heads,
+        adapters=adapters,
+        config_to_save=config_to_save,
         name_rules=replace(XLM_ROBERTA.name_rules, buffers=("inv_freq", *INDEX_BUFFERS)),
         encoder_names={
             "word_embeddings": "embeddings.word_embeddings",
@@ -76,10 +92,9 @@ JINA_EMBEDDINGS_V3 = register(
                 "feed_forward_norm": "norm2",
             },
         ),
-        code=tuple(
-            f"{place}{module}"
-            for place in ("jinaai/xlm-roberta-flash-implementation--", "")
-            for module in ("modeling_lora", "modeling_xlm_roberta", "configuration_xlm_roberta")
+        code=published_code(
+            *("modeling_lora", "modeling_xlm_roberta", "configuration_xlm_roberta"),
+            repositories=("jinaai/xlm-roberta-flash-implementation",),
         ),
     )
 )

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024, arXiv:2412.13663) and what has its shape: Ettin, mmBERT, gte-modernbert, Granite R2.
 
-Norms stand first and have no bias, the first layer has none before its attention; feed-forwards are gated, positions
-rotary. Some layers see all tokens, the others those nearby, each kind with a theta of its own.
+Norms stand first and have no bias; the first layer has none before its attention. Feed-forwards are gated, positions
+rotary. Some layers see all tokens, the others those nearby, each kind with its own theta.
 """
 
 from collections.abc import Mapping
@@ -17,32 +17,28 @@ from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, Enco
 from bertcore.nn.layer import LayerSpec
 
 KEYS = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
-DEFAULTS = {
-    "vocab_size": 50368,
-    "intermediate_size": 1152,
-    "num_hidden_layers": 22,
-    "layer_norm_eps": 1e-5,
-    "pad_token_id": 50283,
-}
+SIZES = {"vocab_size": 50368, "intermediate_size": 1152, "num_hidden_layers": 22}
+DEFAULTS = SIZES | {"layer_norm_eps": 1e-5, "pad_token_id": 50283}
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 def _without(flag: bool, *parts: str) -> frozenset[str]:
-    """`parts` where there are none of their biases."""
+    """`parts` if they have no biases, else none."""
     return frozenset() if flag else frozenset(parts)
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a ModernBERT config, with the keys of today or those of before transformers 5."""
+    """The spec of a ModernBERT config, with today's keys or older ones (where a null local theta is the global one)."""
     read = ConfigReader(config)
-    read.unsupported("rope_scaling", None, None)
+    read.require(rope_scaling=None)
     layers = read.size("num_hidden_layers", DEFAULTS["num_hidden_layers"], most=MOST_LAYERS)
     every = read.size("global_attn_every_n_layers", 3)
     kinds = [LOCAL if index % every else GLOBAL for index in range(layers)]
     kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
     longest = read.size("max_position_embeddings", 8192, most=MOST_POSITIONS)
     half = read.size("local_attention", 128) // 2
-    thetas = {GLOBAL: read.number("global_rope_theta", 160_000.0), LOCAL: read.number("local_rope_theta", 10_000.0)}
+    thetas = {GLOBAL: read.number("global_rope_theta", 160_000.0)}
+    thetas[LOCAL] = read.number("local_rope_theta", thetas[GLOBAL] if "local_rope_theta" in config else 10_000.0)
     norm_bias = read.flag("norm_bias", False)
 
     def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
@@ -59,8 +55,10 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     without_bias |= _without(read.flag("attention_bias", False), "qkv", "attention_output")
     without_bias |= _without(read.flag("mlp_bias", False), "expand", "contract")
     layer = {"norm_first": True, "gate": "first", "without_bias": without_bias}
+    layer |= {"dropout": read.rate("mlp_dropout", 0.0), "attention_dropout": read.rate("attention_dropout", 0.0)}
     fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest, "is_relative": True}
     fixed["without_bias"] = _without(norm_bias, "embeddings_norm", "final_norm")
+    fixed["embedding_dropout"] = read.rate("embedding_dropout", 0.0)
     return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, each_layer=of_its_kind, **fixed)
 
 

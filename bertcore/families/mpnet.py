@@ -22,7 +22,7 @@ PADDING = 1
 
 
 class BiasAdapter(Adapter):
-    """The biases of relative position, for all layers."""
+    """Adds the biases of relative position, the same in all layers."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
@@ -38,7 +38,7 @@ class BiasAdapter(Adapter):
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of an MPNet config."""
-    ConfigReader(config).unsupported("relative_attention_num_buckets", BUCKETS, BUCKETS)
+    ConfigReader(config).require(relative_attention_num_buckets=BUCKETS)
     return standard_spec(
         config,
         defaults={"vocab_size": 30527},

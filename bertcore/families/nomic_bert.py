@@ -14,8 +14,8 @@ from bertcore.checkpoint.names import INDEX_BUFFERS
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.registry import HeadSpec, in_each_layer, register
-from bertcore.models.rotary import rotary_spec
+from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
+from bertcore.models.rotary import rotary_spec, without_older_keys
 from bertcore.models.spec import ACTIVATIONS, MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
 from bertcore.nn.layer import LayerSpec
 
@@ -25,8 +25,10 @@ KEYS = {
     "num_attention_heads": "n_head",
     "intermediate_size": "n_inner",
     "layer_norm_eps": "layer_norm_epsilon",
+    "hidden_dropout_prob": "resid_pdrop",
+    "attention_probs_dropout_prob": "attn_pdrop",
 }
-DEFAULTS = {"vocab_size": 30528}
+DEFAULTS = {"vocab_size": 30528, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GATED = {"swiglu": "silu", "geglu": "gelu"}  # activation_function -> hidden_act
 # Choices of the published code that no published checkpoint makes: key -> the value that all have.
 FIXED = {
@@ -36,6 +38,13 @@ FIXED = {
     "rotary_emb_interleaved": False,
     "rotary_emb_scale_base": None,
 }
+# Keys that only published configs have.
+OLDER = frozenset(
+    (
+        *("auto_map", "activation_function", "rotary_emb_base", "rotary_scaling_factor", "max_trained_positions"),
+        *(*FIXED, *KEYS.values()),
+    )
+)
 
 
 def _activation(read: ConfigReader) -> str:
@@ -44,7 +53,7 @@ def _activation(read: ConfigReader) -> str:
 
 
 def _without_bias(read: ConfigReader) -> frozenset[str]:
-    """The maps that have none: all of them but in configs of one's own."""
+    """The maps without a bias: all of them in published configs."""
     keys = {
         "qkv_proj_bias": ("qkv", "attention_output"),
         "mlp_fc1_bias": ("expand",),
@@ -56,12 +65,11 @@ def _without_bias(read: ConfigReader) -> frozenset[str]:
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a NomicBERT config, with published keys or those of transformers.
 
-    A published one tells how many positions a text may have (n_positions) apart from how many were trained on
+    A published one has a text's most positions (n_positions) apart from the number trained on
     (max_trained_positions); for transformers max_position_embeddings is both, and dynamic scaling goes beyond it.
     """
     read = ConfigReader(config)
-    for key, value in FIXED.items():
-        read.unsupported(key, value, value)
+    read.require(**FIXED)
     trained = read.size("max_trained_positions", read.size("max_position_embeddings", 2048), most=MOST_POSITIONS)
     theta, factor = read.number("rotary_emb_base", 1000.0), read.number("rotary_scaling_factor", 0.0)
     rope = ConfigReader({"rope_type": "dynamic", "factor": factor}) if factor else read.section("rope_parameters")
@@ -83,6 +91,16 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     )
     stretched = "n_positions" not in config and found.layers[0].rotary.scaling == "dynamic"
     return replace(found, longest_text=None) if stretched else found
+
+
+def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
+    """With BERT's keys; n_positions, which transformers does not know, stays."""
+    renamed = {key: config[own] for key, own in KEYS.items() if own in config}
+    said = renamed | {
+        "hidden_act": GATED.get(config.get("activation_function"), config.get("hidden_act", "silu")),
+        "max_position_embeddings": spec.layers[0].rotary.trained_length or spec.longest_text,
+    }
+    return without_older_keys(config, spec, OLDER, **said)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -109,6 +127,7 @@ NOMIC_BERT = register(
         architecture="NomicBert",
         spec_from_config=spec,
         heads=heads,
+        config_to_save=config_to_save,
         name_rules=NameRules(
             prefix="nomic_bert.",
             heads=("pooler.", "cls.predictions.", "classifier."),
@@ -137,9 +156,8 @@ NOMIC_BERT = register(
             },
         ),
         pooler=None,
-        code=(
-            *("nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert", "modeling_hf_nomic_bert"),
-            *("nomic-ai/nomic-bert-2048--configuration_hf_nomic_bert", "configuration_hf_nomic_bert"),
+        code=published_code(
+            *("modeling_hf_nomic_bert", "configuration_hf_nomic_bert"), repositories=("nomic-ai/nomic-bert-2048",)
         ),
     )
 )

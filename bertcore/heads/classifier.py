@@ -5,7 +5,7 @@ from typing import Any
 
 from bertcore import kernels
 from bertcore.nn import functional
-from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 
@@ -20,11 +20,13 @@ class ClassifierSpec:
         output: the name of the last map, without ".weight" and ".bias".
         source: what it classifies: a sequence by the encoder's "pooler", by the hidden state of its "first" or "last"
             token, of the "last_word", which is not the word that pads, or by their "mean", or each of its "tokens"; or
-            "entities" (`heads.entities`). "mean_of_dense" is the mean of what `dense` makes of each token.
+            "entities" (a family's own head). "mean_of_dense" is the mean of what `dense` makes of each token.
         dense: the name of a map before the last one, of the hidden size; None where there is none.
         activation: after `dense`, or on the source itself where there is none.
         norm: the name of a layer norm after the activation; None where there is none.
         without_bias: which of "dense", "norm" and "output" have no bias.
+        drops: whether, in training, what it classifies is dropped at the config's rate, before `dense` and before the
+            last map.
     """
 
     output: str
@@ -33,6 +35,7 @@ class ClassifierSpec:
     activation: str | None = None
     norm: str | None = None
     without_bias: frozenset[str] = frozenset()
+    drops: bool = True
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -42,30 +45,31 @@ class ClassifierSpec:
 class Classifier(Block):
     """output(norm(activation(dense(source)))) with `num_labels` scores, of what the spec has of it."""
 
-    def __init__(self, names: ClassifierSpec, spec: Any, num_labels: int):
-        width, biased = spec.hidden_size, {"dense", "norm", "output"} - names.without_bias
-        self.source, self.padding = names.source, spec.pad_token_id
-        self.activation = names.activation if names.dense is None else None
+    def __init__(self, head_spec: ClassifierSpec, spec: Any, num_labels: int):
+        width, biased = spec.hidden_size, {"dense", "norm", "output"} - head_spec.without_bias
+        self.source, self.padding = head_spec.source, spec.pad_token_id
+        self.activation = head_spec.activation if head_spec.dense is None else None
+        self.dropout = spec.classifier_dropout if head_spec.drops else 0.0
         self.dense = self.norm = None
-        if names.dense is not None:
+        if head_spec.dense is not None:
             sizes = {"in_features": width, "out_features": width}
-            self.dense = Linear(names.dense, **sizes, activation=names.activation, bias="dense" in biased)
-        if names.norm is not None:
-            self.norm = LayerNorm(names.norm, features=width, eps=spec.layer_norm_eps, bias="norm" in biased)
-        self.output = Linear(names.output, in_features=width, out_features=num_labels, bias="output" in biased)
+            self.dense = Linear(head_spec.dense, **sizes, activation=head_spec.activation, bias="dense" in biased)
+        if head_spec.norm is not None:
+            self.norm = LayerNorm(head_spec.norm, features=width, eps=spec.layer_norm_eps, bias="norm" in biased)
+        self.output = Linear(head_spec.output, in_features=width, out_features=num_labels, bias="output" in biased)
 
     def __call__(self, encoded: Any) -> Any:
         """An `Encoded` batch -> logits, (tokens, num_labels), or (sequences that have tokens, num_labels)."""
         features = self._features(encoded)
         if self.dense is not None:
-            features = self.dense(features)
+            features = self.dense(drop(features, self.dropout))
         if self.activation is not None:
             features = functional.activation(features, name=self.activation)
         if self.norm is not None:
             features = self.norm(features)
         if self.source == "mean_of_dense":
             features = _mean(features, encoded.packed)
-        return self.output(features)
+        return self.output(drop(features, self.dropout))
 
     def _features(self, encoded: Any) -> Any:
         if self.source == "pooler":

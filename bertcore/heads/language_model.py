@@ -44,27 +44,29 @@ class LanguageModelHead(Block):
     and a bias, of its own, as in transformers.
     """
 
-    def __init__(self, names: LanguageModelSpec, spec: Any, word_embeddings: Parameter):
+    def __init__(self, head_spec: LanguageModelSpec, spec: Any, word_embeddings: Parameter):
         width, vocabulary = spec.hidden_size, spec.vocab_size
         self.transform = self.norm = None
-        if names.transform is not None:
+        if head_spec.transform is not None:
             width = spec.embedding_size
-            transformed = width if names.rest is None else spec.hidden_size
-            biased = {"transform", "transform_norm"} - names.without_bias
+            transformed = width if head_spec.rest is None else spec.hidden_size
+            biased = {"transform", "transform_norm"} - head_spec.without_bias
             sizes = {"in_features": spec.hidden_size, "out_features": transformed}
-            self.transform = Linear(names.transform, **sizes, activation=names.activation, bias="transform" in biased)
+            self.transform = Linear(
+                head_spec.transform, **sizes, activation=head_spec.activation, bias="transform" in biased
+            )
             sizes = {"features": transformed, "eps": spec.layer_norm_eps}
-            self.norm = LayerNorm(names.transform_norm, **sizes, bias="transform_norm" in biased)
+            self.norm = LayerNorm(head_spec.transform_norm, **sizes, bias="transform_norm" in biased)
         if spec.tied_decoder:
-            self.decoder, bias_name = word_embeddings.used_as("weight"), names.tied_bias
+            self.decoder, bias_name = word_embeddings.used_as("weight"), head_spec.tied_bias
         else:
-            self.decoder = Parameter(f"{names.decoder}.weight", shape=(vocabulary, width), use="weight")
-            bias_name = names.tied_bias and (names.untied_bias or f"{names.decoder}.bias")
+            self.decoder = Parameter(f"{head_spec.decoder}.weight", shape=(vocabulary, width), use="weight")
+            bias_name = head_spec.tied_bias and (head_spec.untied_bias or f"{head_spec.decoder}.bias")
         self.bias = None if bias_name is None else Parameter(bias_name, shape=(vocabulary,), initial="zeros")
         self.width, self.rest = width, None
-        if names.rest is not None:
+        if head_spec.rest is not None:
             sizes = {"in_features": spec.hidden_size - width, "out_features": vocabulary}
-            self.rest = Linear(names.rest, **sizes, bias=False, is_transposed=True)
+            self.rest = Linear(head_spec.rest, **sizes, bias=False, is_transposed=True)
 
     def __call__(self, hidden: Any) -> Any:
         """(tokens, hidden) -> logits (tokens, vocabulary)."""

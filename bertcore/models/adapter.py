@@ -1,7 +1,7 @@
 """Between a model's door and its layers: what a call hands in is packed, what the layers return is restored.
 
-One Adapter serves the families that take ids, masks and positions alone; a family with inputs or outputs of its own has
-one in its room.
+One Adapter serves all families that take ids, masks and positions alone; a family with inputs or outputs of its own has
+one in its folder.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from bertcore.nn.layer import LayerContext
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
-from bertcore.nn.rotary import rotary_angles
+from bertcore.nn.rotary import RotaryTables
 from bertcore.tape import value_of
 
 
 @dataclass
 class Trace:
-    """What the layers are asked to leave behind.
+    """What is recorded of the layers in one pass.
 
     Attributes:
-        states: what went into each layer, and what the last one returned; None is not recorded.
-        attentions: each layer's probabilities; None is not recorded.
+        states: what went into each layer, and what the last one returned; None where they are not recorded.
+        attentions: each layer's probabilities; None where they are not recorded.
         shows_states: whether the caller asked for the states (an adapter may need them for itself).
     """
 
@@ -36,12 +36,12 @@ class Trace:
 
     @classmethod
     def asked(cls, hidden_states: bool, attentions: bool) -> Trace:
-        """Of what a caller asked to see."""
+        """The trace of what a caller asked for."""
         return cls([] if hidden_states else None, [] if attentions else None, hidden_states)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of the inside is recorded."""
+        """Whether nothing is recorded."""
         return self.states is None and self.attentions is None
 
     def state(self, state: Any) -> None:
@@ -75,7 +75,7 @@ class Encoded:
 
 
 class Adapter(Block):
-    """What most families do.
+    """Packs a call's arguments, starts the layers and restores what they return; most families need no other.
 
     Attributes:
         needs_whole_batch: whether what a sequence gives depends on the others of its batch.
@@ -85,6 +85,7 @@ class Adapter(Block):
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         self.spec = spec
+        self._rotary_tables = RotaryTables()
 
     def pack(
         self,
@@ -105,7 +106,7 @@ class Adapter(Block):
         context = LayerContext(inputs.cu_seqlens, inputs.key_mask, trace.attentions)
         for rotary in {layer.rotary for layer in self.spec.layers} - {None}:
             where = inputs.cu_seqlens, inputs.position_ids
-            context.rotary[rotary] = rotary_angles(rotary, *where, value_of(hidden).dtype)
+            context.rotary[rotary] = self._rotary_tables.angles(rotary, *where, value_of(hidden).dtype)
         return hidden, context
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:

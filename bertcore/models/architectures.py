@@ -1,4 +1,4 @@
-"""Which class a checkpoint is of, by the `architectures` of its config."""
+"""The class of a checkpoint, by the `architectures` of its config."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ TASKS = (
     *(auto.AutoModelForSequenceClassification, auto.AutoModelForTokenClassification),
     *(auto.AutoModelForQuestionAnswering, auto.AutoModelForMultipleChoice, auto.AutoModelForCausalLM),
 )
-# How the names of transformers' classes end, beside what the classes here tell of it.
+# Further endings of the names of transformers' classes.
 OTHER_ENDINGS = {
     "ForQuestionAnsweringSimple": auto.AutoModelForQuestionAnswering,  # XLNet's
     "ForCausalLM": auto.AutoModelForCausalLM,
@@ -33,7 +33,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[type[Model], ...]:
 def class_for(config: Mapping[str, Any]) -> type[Model]:
     """The class that the config's `architectures` names; AutoModel if there are none.
 
-    ValueError: what names no class that is here.
+    ValueError where `architectures` names no class that is here.
     """
     names = config.get("architectures") or []
     endings = {kind._architecture: kind for kind in _classes(config)} | OTHER_ENDINGS
@@ -50,9 +50,9 @@ def class_for(config: Mapping[str, Any]) -> type[Model]:
 
 
 def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
-    """A model without values of every class that the family of `config` has, by the class's name; AutoModel first.
+    """A model, without values, of every class that the family of `config` has, by the class's name; AutoModel first.
 
-    They tell names and shapes of what a checkpoint may hold. ValueError: what is wrong with the config.
+    They have the names and shapes of what a checkpoint may hold. ValueError for what is wrong with the config.
     """
     models = {"AutoModel": auto.AutoModel.class_for_config(config)(config)}
     specs = head_specs(config)

@@ -56,10 +56,10 @@ class AutoModelForMaskedLM(ModelWithHeads):
         return self._language_model(spec)
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
-        logits, loss = self.heads[0](encoded.hidden), None
         if labels is not None:
-            loss = losses.token_loss(logits, labels, encoded.packed, self.spec.vocab_size)
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
+            labels = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
+        loss, logits = self._words(self.heads[0], encoded, labels)
+        return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
 
 
 class _SequenceModel(ModelWithHeads):
@@ -104,8 +104,8 @@ class AutoModelForSequenceClassification(_SequenceModel):
 
     The options `num_labels` and `problem_type` replace what the config says of them, to start a new task.
 
-    Calls take `labels`, whose kind the config's problem_type tells (`losses.classification_loss`), and return a
-    LogitsOutput.
+    Calls take `labels`, of the kind that the config's problem_type asks for (`losses.classification_loss`), and return
+    a LogitsOutput.
     """
 
     _architecture = "ForSequenceClassification"
@@ -229,16 +229,12 @@ class AutoModelForCausalLM(ModelWithHeads):
         return self._language_model(spec)
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
-        logits, loss = self.heads[0](encoded.hidden), None
         if labels is not None:
-            loss = self._loss(logits, labels, encoded)
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
-
-    def _loss(self, logits: Any, labels: Any, encoded: Encoded) -> Any:
-        if not head_specs(self.config)["causal_lm"].predicts_next:
-            return losses.token_loss(logits, labels, encoded.packed, self.spec.vocab_size)
-        following = losses.next_words(encoded.packed, labels, self.spec.vocab_size)
-        return functional.cross_entropy(logits, labels=kernels.to_backend(following))
+            predicts_next = head_specs(self.config)["causal_lm"].predicts_next
+            of_tokens = losses.next_words if predicts_next else losses.packed_labels
+            labels = kernels.to_backend(of_tokens(encoded.packed, labels, self.spec.vocab_size))
+        loss, logits = self._words(self.heads[0], encoded, labels)
+        return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
 
 
 def _check_tokens(encoded: Encoded) -> None:

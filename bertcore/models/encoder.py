@@ -14,10 +14,11 @@ from bertcore.models.adapter import Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
+from bertcore.nn.dropout import is_dropping, within_site
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.layer import LayerContext
 from bertcore.nn.parameter import Block, PerVersion
-from bertcore.tape import current_tape
+from bertcore.tape import checkpoint, current_tape
 
 GROUP_TOKENS = 1024
 
@@ -26,6 +27,11 @@ class Encoder(Block):
     """Embeddings, layers, a last norm where the family has one and, if wanted, a pooler.
 
     What is a family's own stands in its blocks and in its adapter; nothing derives from this class.
+
+    Attributes:
+        recomputes_layers: under a tape each layer keeps only its input and is run again in the backward: a third more
+            time, and the memory of one layer (`tape.checkpoint`). The gradients have the same bits. A pass that returns
+            attentions keeps everything.
     """
 
     def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
@@ -46,10 +52,11 @@ class Encoder(Block):
             bias = "final_norm" not in spec.without_bias
             self.final_norm = spec.layers[-1].norm(names["final_norm"], **sizes, bias=bias)
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
+        self.recomputes_layers = False
         self._recordings = PerVersion(Recordings)
 
     def __call__(self, inputs: EncoderInput, trace: Trace) -> Any:
-        """What the layers make of a batch: the last hidden state, (tokens, hidden), or what the family's layers carry.
+        """Run a batch: the last hidden state, (tokens, hidden), or the state that the family's own layers pass on.
 
         In host memory a large batch is encoded group by group, so that what passes from one operation to the next stays
         in the processor's cache (and memory is bounded by a group): sequences do not see each other, so that the result
@@ -62,13 +69,15 @@ class Encoder(Block):
 
     def _can_be_cut(self, inputs: EncoderInput, trace: Trace) -> bool:
         is_plain = type(inputs) is EncoderInput and inputs.key_mask is None and not self.adapter.needs_whole_batch
-        return is_plain and trace.is_empty and current_tape() is None and isinstance(inputs.input_ids, np.ndarray)
+        is_inference = current_tape() is None and not is_dropping()
+        return is_plain and trace.is_empty and is_inference and isinstance(inputs.input_ids, np.ndarray)
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
         state, context = self.adapter.begin(inputs, self.embeddings, trace)
         if cache is not None:
             return self._run_layers(state, replace(context, cache=cache), trace)
-        if trace.is_empty and context.can_be_recorded and _can_be_recorded(state):
+        is_plain = trace.is_empty and current_tape() is None and not is_dropping()
+        if is_plain and context.can_be_recorded and _can_be_recorded(state):
 
             def build(state: Any, cu_seqlens: Any) -> Any:
                 return self._run_layers(state, replace(context, cu_seqlens=cu_seqlens), trace)
@@ -77,9 +86,11 @@ class Encoder(Block):
         return self._run_layers(state, context, trace)
 
     def _run_layers(self, state: Any, context: LayerContext, trace: Trace) -> Any:
-        for layer in self.layers:
+        is_run_again = self.recomputes_layers and trace.attentions is None  # which would be noted twice
+        for number, layer in enumerate(self.layers):
             trace.state(state)
-            state = layer(state, context)
+            run = within_site(number, layer)
+            state = checkpoint(run, state, context) if is_run_again else run(state, context)
         if self.final_norm is not None:
             state = self.final_norm(state)
         trace.state(state)

@@ -19,7 +19,7 @@ import numpy as np
 
 from bertcore.nn.layer import LayerSpec
 
-LENGTH = 128  # tokens of a sequence, where nobody says otherwise
+LENGTH = 128  # tokens of a sequence, by default
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Figures:
         vocabulary, token_types: rows of the tables.
         positions: how many tokens a sequence may have; None where there is no limit.
         parameters: of the base model, with its pooler where the family has one.
-        embeddings: those of them that stand in tables and are looked up.
-        length: of the sequences that FLOPs are told for.
+        embeddings: those of them in tables that are looked up.
+        length: of the sequences that the FLOPs are of.
         weights_passed: W above.
         flops_per_token: see above.
         megabytes: 10^6 bytes of the parameters by dtype: on a CPU bfloat16 and int8 leave vectors in float32, and int8
@@ -111,11 +111,11 @@ def flops_per_token(model: Any, length: int) -> int:
 
 def _keys(layer: LayerSpec, length: int) -> float:
     """How many tokens one of a sequence of `length` sees, on average."""
-    before, behind = layer.window or (length, length)
+    before, after = layer.window or (length, length)
     if layer.is_causal:
-        behind = 0
+        after = 0
     places = np.arange(length)
-    return float((np.minimum(places, before) + np.minimum(length - 1 - places, behind) + 1).mean())
+    return float((np.minimum(places, before) + np.minimum(length - 1 - places, after) + 1).mean())
 
 
 def _size(parameter: Any) -> int:

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.packing import PackedBatch
-
-END_OF_TEXT = 50256  # GPT-2's, which a config without an eos_token_id means
 
 
 def generate(
@@ -23,17 +22,17 @@ def generate(
     pad_token_id: int | None = None,
     do_sample: bool = False,
 ) -> Any:
-    """Append to each sequence the word with the highest score, until all have ended; as transformers' generate does
-    with do_sample=False.
+    """Append to each sequence the word with the highest score until all have ended, as transformers' generate with
+    do_sample=False.
 
     Keys and values of earlier tokens are kept, so that each step computes the new tokens alone.
 
     Args:
         model: an AutoModelForCausalLM.
         input_ids: (sequences, length) integers, each with a real token; those of different lengths padded on the left.
-            (Padded on the right, a text goes on from its last real token, and the new words stand behind the padding.)
-        attention_mask: 1 for real tokens, 0 for padding. By default all are real but those that are the config's
-            or the call's pad_token_id, if that is not a word that ends texts.
+            (Padded on the right, a text goes on from its last real token, and the new words stand after the padding.)
+        attention_mask: 1 for real tokens, 0 for padding. By default all are real but the call's or the config's
+            pad_token_id, unless that is a word that ends texts.
         max_new_tokens: how many words to append at most.
         eos_token_id: the word, or the words, that end a text; by default the config's eos_token_id. With an empty list
             none does.
@@ -45,12 +44,11 @@ def generate(
         text is pad_token_id, or if there is none, the first word that ends texts.
 
     Raises:
-        TypeError: for a family that does not see its tokens one after another.
+        TypeError: for a model whose tokens see later ones, or whose layers keep no keys and values.
         TypeError, ValueError: which argument is wrong, where, and what was expected; if the model has fewer positions
             than the tokens need.
     """
-    if not all(layer.is_causal for layer in model.spec.layers):
-        raise TypeError(f"models of type {model.family.model_type!r} cannot generate: their tokens see later ones")
+    _check_family(model)
     if do_sample:
         raise ValueError(f"do_sample is {do_sample!r}, expected False: generation is greedy")
     ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
@@ -64,9 +62,17 @@ def generate(
         return kernels.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
 
 
+def _check_family(model: Any) -> None:
+    start = f"models of type {model.family.model_type!r} cannot generate"
+    if not all(layer.is_causal for layer in model.spec.layers):
+        raise TypeError(f"{start}: their tokens see later ones")
+    if model.family.adapter is not Adapter:
+        raise TypeError(f"{start}: their layers keep no keys and values of single tokens")
+
+
 def _ends(model: Any, eos_token_id: Any) -> list[int]:
     if eos_token_id is None:
-        eos_token_id = model.config.get("eos_token_id", END_OF_TEXT)
+        eos_token_id = model.config.get("eos_token_id", model.family.end_of_text)
     ends = [] if eos_token_id is None else eos_token_id
     ends = list(ends) if isinstance(ends, Sequence | np.ndarray) else [ends]
     wrong = [end for end in ends if not isinstance(end, int | np.integer) or isinstance(end, bool)]

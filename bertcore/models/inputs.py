@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.models.spec import EncoderSpec
+from bertcore.models.spec import MOST_POSITIONS, EncoderSpec
 from bertcore.nn.packing import PackedBatch
 
 
 @dataclass
 class EncoderInput:
-    """The packed tokens of a batch, in the memory of the backend in force; a family with inputs of its own derives.
+    """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs.
 
     Attributes:
         input_ids: integers, (tokens,).
-        token_type_ids: the same; None if there are none to be added.
+        token_type_ids: the same; None if none are added.
         position_ids: the same; None in a family without a position table where they count from each sequence's start.
         cu_seqlens: int32 offsets, (sequences + 1,).
         first_tokens, last_tokens: the packed indices of the first and of the last token of each sequence that has one.
@@ -132,8 +132,7 @@ def pack(
     packed = PackedBatch(kept, mask, keeps_padding=keep_padding)
     if position_ids is not None:
         positions = like("input_ids", ids, "position_ids", position_ids)
-        if spec.max_positions:
-            check_range("position_ids", positions, kept, spec.max_positions, "positions")
+        check_range("position_ids", positions, kept, spec.max_positions or MOST_POSITIONS, "positions")
         positions = packed.strip(positions)
     else:
         positions = _positions(spec, packed.strip(ids), packed.strip(mask), packed.cu_seqlens, packed.position_ids)
@@ -237,7 +236,7 @@ def mask_and_types(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which of the `ids` are real, Booleans, and their token types: all and 0 by default.
 
-    `kind` is "entity_" for entities: so the names of their inputs begin.
+    `kind` is "entity_" for entities, with which the names of their inputs begin.
     """
     mask, types, ids_name = np.ones(ids.shape, bool), np.zeros(ids.shape, np.int64), f"{kind or 'input_'}ids"
     if attention_mask is not None:

@@ -1,4 +1,4 @@
-"""What a model's outputs are compared with: labels, checked, and the loss they make.
+"""The labels that a model's outputs are compared with, checked, and the losses they give.
 
 Losses and the names of labels are those of transformers. A loss over no label at all is NaN, as there.
 """
@@ -27,7 +27,7 @@ def token_loss(
 def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = "") -> Any:
     """Token labels, (sequences, length), stripped to (tokens,), in the memory of the backend in force.
 
-    -100 stands for none. `kind` is "entity_" for labels of entities: so the names of their inputs begin.
+    -100 stands for none. `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
     """
     return kernels.to_backend(_stripped(packed, labels, num_classes, name, kind))
 

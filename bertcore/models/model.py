@@ -21,6 +21,8 @@ from bertcore.models.encoder import Encoder
 from bertcore.models.inputs import pack_sequences
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
+from bertcore.models.spec import ConfigReader
+from bertcore.nn.dropout import dropout_seeds, mixed_seed
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import value_of
@@ -46,13 +48,17 @@ class Model(Block):
     """What all models share: their parameters, loading and saving, and the pass through the encoder.
 
     Attributes:
-        config: the config as published, without what it says of how the weights are stored.
+        config: the config as published, without how the weights are stored.
         spec: what it says of the encoder.
         dtype: one of DTYPES.
         newly_initialised: the names of the parameters that the checkpoint did not hold (a head, the pooler).
+        training: whether dropout is applied; see `train`.
     """
 
     newly_initialised: Sequence[str] = ()
+    training = False
+    _dropout_seed = 0
+    _passes = 0
     _architecture = ""  # how transformers' names of the class end
     _has_head = True
     _targets: Sequence[str] = ()
@@ -75,6 +81,7 @@ class Model(Block):
         folder: str | os.PathLike,
         *,
         dtype: str | None = None,
+        task: str | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | os.PathLike | None = None,
@@ -89,15 +96,17 @@ class Model(Block):
             dtype: "float32", "float64", "bfloat16" or "int8" for the CPU; "float32", "float16" or "bfloat16" for CUDA.
                 On the CPU, bfloat16 and int8 are for inference: the weights of linear maps are kept in that form,
                 prepared here for the backend in force, and the tables of embeddings in bfloat16; activations and
-                results are float32. By default that of a checkpoint written in low precision (`bertcore quantize`,
-                `save_pretrained`), and float32 of any other, whatever its file holds. Another one than the
-                checkpoint's converts: what int8 stands for is multiplied out.
-            revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
+                results are float32. The default is the checkpoint's for one written in low precision (`bertcore
+                quantize`, `save_pretrained`), and float32 for any other, whatever its file holds. Another dtype than
+                the checkpoint's converts; int8 values are then multiplied by their scales.
+            task: the task whose adapter is added to the weights, in a checkpoint that has one for each of several
+                (jina-embeddings-v3: "retrieval.query", ...); none by default, as in the published model.
+            revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
             options: those of the class (add_pooling_layer of AutoModel, num_labels of classifiers).
 
         Raises:
             CheckpointError (a ValueError): what is wrong with which file or tensor.
-            ValueError: what is wrong with which key of the config; int8 on CUDA; float16 on Numba.
+            ValueError: what is wrong with which key of the config; an unknown task; int8 on CUDA; float16 on Numba.
             BackendUnavailable: for bfloat16 and int8, if the backend in force cannot run here.
 
         A head, or the pooler, that the checkpoint lacks altogether is newly initialised, with a warning that names it.
@@ -107,7 +116,7 @@ class Model(Block):
         config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
         model = cls.class_for_config(config)(config, **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
-        opened, scales = checkpoint.open_checkpoint(folder), model.expected_scales()
+        opened, scales = model._with_adapter(checkpoint.open_checkpoint(folder), task), model.expected_scales()
         arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, scales=scales)
         absent = [name for name in expected if name not in arrays]
         if absent:
@@ -124,6 +133,16 @@ class Model(Block):
 
         model._fill(fill, dtype or stored_dtype or "float32")
         return model
+
+    def _with_adapter(self, opened: checkpoint.Checkpoint, task: str | None) -> checkpoint.Checkpoint:
+        """The checkpoint with the adapter for `task`, where its config tells of adapters."""
+        adapters = self.family.adapters(ConfigReader(self.config))
+        if task is not None and task not in adapters.tasks:
+            known = ", ".join(adapters.tasks) or "none: there are no adapters for tasks"
+            raise ValueError(f"task is {task!r}, known are {known}")
+        if not adapters.tasks:
+            return opened
+        return checkpoint.AdaptedCheckpoint(opened, task and adapters.tasks.index(task), adapters.scale)
 
     @classmethod
     def from_config(
@@ -159,7 +178,7 @@ class Model(Block):
                 fill(parameter, bfloat16() if dtype == "bfloat16" else np.dtype(dtype))
 
     def _backend_to_fill_for(self) -> AbstractContextManager[None]:
-        """A block in which the backend is decided that low precision is prepared for; others need none yet."""
+        """A context with the backend decided that low precision is prepared for; other dtypes need none yet."""
         if self.dtype == "float16":
             _check_float16()
         if self.dtype not in LOW_PRECISION:
@@ -169,11 +188,36 @@ class Model(Block):
             raise ValueError("dtype is 'int8', which runs on the CPU alone (backends numpy and numba), not on 'cupy'")
         return kernels.use_backend(backend)
 
+    def train(self, seed: int | None = None) -> Self:
+        """From now on dropout is applied, at the rates of the config; returns the model.
+
+        What is dropped is a function of `seed` and of the number of passes since it was given; without one the numbers
+        go on. It does not depend on the number of threads. Raises ValueError for a seed that is no integer of 64 bits.
+        """
+        if seed is not None:
+            if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+                raise ValueError(f"seed is {seed!r}, expected an integer from 0 to 2^64 - 1")
+            self._dropout_seed, self._passes = seed, 0
+        self.training = True
+        return self
+
+    def eval(self) -> Self:
+        """From now on nothing is dropped; returns the model."""
+        self.training = False
+        return self
+
+    def _dropout(self) -> AbstractContextManager[None]:
+        """The block of one pass."""
+        if not self.training:
+            return nullcontext()
+        self._passes += 1
+        return dropout_seeds(mixed_seed(self._dropout_seed, self._passes))
+
     def state_dict(self) -> dict[str, np.ndarray]:
         """The parameters in host memory, by their names in a checkpoint; read-only, and where they can be, views.
 
-        They are of the model's dtype, but: a bfloat16 model has vectors (biases, layer norms) in float32 (on the CPU it
-        computes with them so), and an int8 model's are all float32, the integers multiplied by their scales.
+        They have the model's dtype, except that vectors (biases, layer norms) of a bfloat16 model are float32, in which
+        the CPU computes with them, and all of an int8 model's are float32, the integers times their scales.
         """
         arrays = {}
         for parameter in self.parameters():
@@ -191,6 +235,7 @@ class Model(Block):
         A call of another thread meanwhile may see old and new values.
 
         Raises:
+            TypeError: which is not a NumPy array of real numbers; nothing is replaced then.
             ValueError: names that are missing or unknown, which array has the wrong shape, or holds inf or NaN that
                 int8 cannot stand for; nothing is replaced then.
         """
@@ -199,8 +244,12 @@ class Model(Block):
             missing, unknown = sorted(set(expected) - set(arrays)), sorted(set(arrays) - set(expected))
             raise ValueError(f"arrays: missing are {missing or 'none'}, unknown are {unknown or 'none'}")
         for name, shape in expected.items():
+            if not isinstance(arrays[name], np.ndarray):
+                raise TypeError(f"arrays[{name!r}] must be a NumPy array, got {type(arrays[name]).__qualname__}")
             if arrays[name].shape != shape:
                 raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
+            if arrays[name].dtype.kind not in "biufV":
+                raise TypeError(f"arrays[{name!r}] holds {arrays[name].dtype}, expected real numbers")
             if self.dtype == "int8" and not np.isfinite(arrays[name].astype(np.float32, copy=False)).all():
                 raise ValueError(f"arrays[{name!r}] holds inf or NaN, which int8 cannot stand for")
         with self._backend_to_fill_for():
@@ -214,14 +263,17 @@ class Model(Block):
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs.
 
-        A bfloat16 or int8 model's are small like itself, and load without a `dtype`; `bertcore.checkpoint.dtypes` tells
-        their format.
+        A config is spelled as transformers does today, whatever spelling was read; an adapter is in the weights.
+
+        The files of a bfloat16 or int8 model are as small as the model, and load without `dtype`; their format is in
+        `bertcore.checkpoint.dtypes`.
         """
         tensors = self.state_dict()
         if self.dtype == "int8":
             tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
         ending = self.family.endings.get(self._architecture, self._architecture)
-        config = self.config | {"architectures": [self.family.architecture + ending]}
+        config = {**self.family.config_to_save(self.config, self.spec)}
+        config["architectures"] = [self.family.architecture + ending]
         tied = [copy.removesuffix(".weight") for copy, _ in self.family.name_rules.tied if copy.endswith(".weight")]
         checkpoint.save_checkpoint(folder, checkpoint.with_dtype(config, self.dtype, unquantized=tied), tensors)
 
@@ -245,8 +297,8 @@ class Model(Block):
             token_type_ids: (sequences, length), zero by default.
             position_ids: (sequences, length); by default counted from each sequence's first real token.
             output_hidden_states, output_attentions: whether to return those too.
-            targets: what the head is to be compared with (labels), which each class tells, and the inputs that the
-                family alone has (`family.inputs`).
+            targets: the head's labels, which each class documents, and the inputs of this family alone
+                (`family.inputs`).
 
         Returns:
             The output of the class; what belongs to padding is zero.
@@ -260,9 +312,10 @@ class Model(Block):
         adapter, keeps_padding = self.encoder.adapter, self._keeps_padding(targets)
         inputs = adapter.pack(*given, keep_padding=keeps_padding, **own)
         trace = Trace.asked(output_hidden_states, output_attentions)
-        encoded = adapter.restore(inputs, self.encoder(inputs, trace), trace)
-        encoded.pooler = self.encoder.pooler
-        return self._output(encoded, **targets)
+        with self._dropout():
+            encoded = adapter.restore(inputs, self.encoder(inputs, trace), trace)
+            encoded.pooler = self.encoder.pooler
+            return self._output(encoded, **targets)
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         """Whether the loss reads outputs of padded positions, so that these have to be computed."""

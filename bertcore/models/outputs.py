@@ -1,6 +1,6 @@
 """What models return: the fields have the names, and the order, that they have in transformers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,9 +17,18 @@ class AttentionComponents(NamedTuple):
     position_to_content: Any
 
 
+class Later:
+    """A field that is computed when it is first read: what training seldom looks at, and takes long."""
+
+    def __init__(self, compute: Callable[[], Any]):
+        self.compute = compute
+
+
 @dataclass(eq=False, kw_only=True)  # arrays have no single truth value
 class ModelOutput:
     """Fields by attribute, by name (`out["logits"]`) or, skipping absent ones, by position (`out[0]`).
+
+    A field that is given as `Later` is computed when it is first read.
 
     Attributes:
         mems: XLNet's and Transformer-XL's memory for the next segment, for each layer (memory, sequences, hidden).
@@ -42,6 +51,16 @@ class ModelOutput:
     entity_hidden_states: tuple[Any, ...] | None = None
     attentions: tuple[Any, ...] | None = None
     attention_components: tuple[AttentionComponents, ...] | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if type(value) is Later:
+            value = value.compute()
+            setattr(self, name, value)
+        return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in vars(self)}  # a copy for another process has all its fields
 
     def __getitem__(self, key: str | int | slice) -> Any:
         return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]

@@ -82,15 +82,15 @@ class _PairPreTraining(AutoModelForPreTraining):
         return 2
 
     def _output(self, encoded: Encoded, labels: Any = None, **pair_labels: Any) -> PreTrainingOutput:
-        predictions, pairs = (head(part) for head, part in zip(self.heads, (encoded.hidden, encoded), strict=True))
+        words, pairs = self.heads[0], self.heads[1](encoded)
         loss, pair_label = None, pair_labels.get(self._label)
-        if labels is not None and pair_label is not None:
-            loss = functional.add(
-                losses.token_loss(predictions, labels, encoded.packed, self.spec.vocab_size),
-                losses.sequence_loss(pairs, pair_label, self._pair_labels(), name=self._label),
-            )
+        if labels is not None:
+            labels = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
+        words_loss, predictions = self._words(words, encoded, None if pair_label is None else labels)
+        if words_loss is not None:
+            pairs_loss = losses.sequence_loss(pairs, pair_label, self._pair_labels(), name=self._label)
+            loss = functional.add(words_loss, pairs_loss)
         logits = {self._logits: encoded.packed.pad_sequences(value_of(pairs))}
-        predictions = encoded.packed.pad(value_of(predictions))
         return PreTrainingOutput(loss=loss, prediction_logits=predictions, **logits, **encoded.traced)
 
 

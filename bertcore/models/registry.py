@@ -2,12 +2,12 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import bertcore.families
-from bertcore.checkpoint import NameRules
+from bertcore.checkpoint import Adapters, NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.adapter import Adapter
@@ -22,7 +22,7 @@ HeadSpec = ClassifierSpec | LanguageModelSpec
 # What the tasks' heads are called in nearly every family.
 TOKEN_HEADS = {
     "token_classification": ClassifierSpec("classifier", "tokens"),
-    "question_answering": ClassifierSpec("qa_outputs", "tokens"),
+    "question_answering": ClassifierSpec("qa_outputs", "tokens", drops=False),
 }
 
 
@@ -40,7 +40,7 @@ def summary_head(read: ConfigReader, output: str, *, source: str, activation: st
     """
     # Without a token to point at, transformers' "cls_index" is the last one.
     sources = {"first": "first", "last": "last", "mean": "mean", "cls_index": "last"}
-    read.unsupported("summary_proj_to_labels", False, False)
+    read.require(summary_proj_to_labels=False)
     return ClassifierSpec(
         output,
         source=sources[read.choice("summary_type", source, *sources)],
@@ -54,12 +54,25 @@ def in_each_layer(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
     return {part: prefix + name for part, name in names.items()}
 
 
+def published_code(*modules: str, repositories: Sequence[str]) -> tuple[str, ...]:
+    """`Family.code` of modules in a checkpoint's own folder, or where they were published: in these repositories."""
+    return *modules, *(f"{repository}--{module}" for repository in repositories for module in modules)
+
+
+def _no_adapters(read: ConfigReader) -> Adapters:
+    return Adapters()
+
+
+def _as_it_is(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
+    return config
+
+
 @dataclass(frozen=True)
 class Family:
     """A family is data: how to read its config, its names in a checkpoint, and which blocks it is made of.
 
-    Every family's module ends with such a record, so that those lines are alike in all of them; what a family has in
-    common with another one it takes from that one's record instead.
+    Every family's module ends with such a record. What a family shares with another it takes from that one's record
+    (`dataclasses.replace`).
 
     Attributes:
         model_type: as in config.json.
@@ -71,18 +84,23 @@ class Family:
         encoder_names, layer_names: the part of the blocks -> the checkpoint's name of it without the prefix, where
             "{layer}" stands for the layer's number (and "{inner}" for that within it, of spec.inner_layers).
         embeddings, attention: the blocks at the bottom and in each layer, where they are the family's own.
-        layer: the block of a layer, where that is the family's own; made and called as EncoderLayer is.
+        layer: the class of a layer, where that is the family's own; constructed and called as EncoderLayer is.
         adapter: the block between the model's door and the layers, where the family has inputs or outputs of its own.
         pooler: of the base model, called with its name and the spec; None for a family that has none.
         inputs: names of the inputs of a call that are the family's own.
-        batch_inputs: those of them that are of a whole batch and have no axis of choices (XLNet's memories).
-        endings: how its classes' names end where transformers has another ending than the usual.
-        models: the classes of models that are the family's own, by the name of the one of `models.auto` that they stand
-            for, or by their own name.
+        batch_inputs: those of them that belong to a whole batch and have no axis of choices (XLNet's memories).
+        endings: the usual ending of a class's name -> transformers' own for this family.
+        models: the family's own classes of models, by the name of the class in `models.auto` that they replace, or by
+            their own name.
         soft_labels: where the config has no problem_type, labels of (sequences, num_labels) are the probabilities of
             one choice among classes (DeBERTa); elsewhere each class is chosen or not by itself.
         code: modules of custom code that the family stands for, as auto_map names them: "REPOSITORY--module", or
-            "module" of the checkpoint's own folder. They decide before the model_type, and none is ever run.
+            "module" in the checkpoint's own folder; see `published_code`. They decide before the model_type, and none
+            is ever run.
+        end_of_text: the word that ends a generated text where the config has no eos_token_id; None for no such word.
+        adapters: what the config says of adapters of low rank in its checkpoint.
+        config_to_save: (config, spec) -> the config as transformers spells it today, where published ones are spelled
+            in other ways.
     """
 
     model_type: str
@@ -104,6 +122,9 @@ class Family:
     soft_labels: bool = False
     aliases: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
+    end_of_text: int | None = None
+    adapters: Callable[[ConfigReader], Adapters] = _no_adapters
+    config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = _as_it_is
 
 
 _families: dict[str, Family] = {}  # by model_type, aliases included
@@ -129,7 +150,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type, known = config.get("model_type"), known_families()
     if (custom := _custom_code(config)) is not None:
         return _family_of_code(custom)
-    if model_type not in _families:
+    if not isinstance(model_type, str) or model_type not in _families:
         raise ValueError(f"config: model_type is {model_type!r}, known are: {', '.join(known)}")
     return _families[model_type]
 
@@ -149,8 +170,9 @@ def _custom_code(config: Mapping[str, Any]) -> list[str] | None:
 def _family_of_code(modules: list[str]) -> Family:
     """The family that stands for these modules; ValueError names those that one stands for."""
     stands_for = {module: family for family in _families.values() for module in family.code}
-    found = {stands_for[module].model_type: stands_for[module] for module in modules if module in stands_for}
-    if len(found) != 1 or not stands_for.keys() >= set(modules):
+    families = [stands_for.get(module) for module in modules]
+    found = {family.model_type: family for family in families if family is not None}
+    if len(found) != 1 or None in families:
         raise ValueError(
             f"config: auto_map names code of its own, {', '.join(modules)}, which is never run; "
             f"code that a family here stands for: {', '.join(sorted(stands_for)) or 'none'}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from bertcore.nn.layer import LayerSpec
+from bertcore.nn.layer import LayerSpec, check_parts
 
 # hidden_act of a published config -> the name bertcore.kernels knows it by.
 ACTIVATIONS = {
@@ -52,6 +52,8 @@ class EncoderSpec:
         words_as_types: token types are looked up in the table of words, and none are added where a call gives none
             (GPT-2).
         without_bias: norms outside of layers that have no bias ("embeddings_norm", "final_norm").
+        embedding_dropout, classifier_dropout: the rates at which, in training, embeddings are dropped, and what heads
+            classify.
         is_relative: attention depends on how far apart two columns of a batch are.
         details: what one family alone varies, a dataclass of its own.
     """
@@ -74,10 +76,15 @@ class EncoderSpec:
     words_as_types: bool = False
     padding_learns: bool = False
     without_bias: frozenset[str] = frozenset()
+    embedding_dropout: float = 0.0
+    classifier_dropout: float = 0.0
     is_relative: bool = False
     details: Any = None
 
     def __post_init__(self) -> None:
+        check_parts("without_bias", self.without_bias, frozenset({"embeddings_norm", "final_norm"}))
+        if self.shared_layers and len(self.shared_layers) != len(self.layers):
+            raise ValueError(f"shared_layers has {len(self.shared_layers)} entries for {len(self.layers)} layers")
         if self.positions_after_padding and self.pad_token_id is None:
             raise ValueError("config: pad_token_id is null, expected an integer: positions start after it")
         if self.positions_after_padding and self.position_offset >= self.max_positions:
@@ -120,6 +127,8 @@ DEFAULTS = MappingProxyType(
         "max_position_embeddings": 512,
         "layer_norm_eps": 1e-12,
         "initializer_range": 0.02,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
         "pad_token_id": 0,
         "tie_word_embeddings": True,
     }
@@ -149,15 +158,14 @@ def standard_spec(
 
     Raises:
         ValueError: which key of the config is wrong, and what was expected.
-        TypeError: for a default or a choice that there is none of.
+        TypeError: for an unknown default or choice.
     """
     unknown = set(defaults) - set(DEFAULTS)
     if unknown:
         raise TypeError(f"defaults has {', '.join(sorted(unknown))}, known are {', '.join(DEFAULTS)}")
     read = ConfigReader(config, DEFAULTS | defaults, keys)
-    read.unsupported("position_embedding_type", position_embedding_type, position_embedding_type)
-    read.unsupported("is_decoder", False, False)
-    read.unsupported("add_cross_attention", False, False)
+    read.require(position_embedding_type=position_embedding_type)
+    read.require(is_decoder=False, add_cross_attention=False)
     hidden_size = choices.pop("hidden_size", None) or read.size("hidden_size")
     num_layers = choices.pop("num_layers", None) or read.size("num_hidden_layers", most=MOST_LAYERS)
     vocab_size = choices.pop("vocab_size", None) or read.size("vocab_size")
@@ -173,6 +181,8 @@ def standard_spec(
         "initializer_range": read.number("initializer_range"),
         "pad_token_id": read.index("pad_token_id", None, vocab_size),
         "tied_decoder": read.flag("tie_word_embeddings"),
+        "embedding_dropout": read.rate("hidden_dropout_prob"),
+        "classifier_dropout": read.rate("classifier_dropout", common.dropout),
     }
     return EncoderSpec(**(values | choices))
 
@@ -189,6 +199,8 @@ def _layer_spec(read: "ConfigReader", hidden_size: int, layer: Mapping[str, Any]
         "intermediate_size": lambda: read.size("intermediate_size"),
         "activation": lambda: read.activation("hidden_act"),
         "norm_eps": lambda: read.number("layer_norm_eps"),
+        "dropout": lambda: read.rate("hidden_dropout_prob"),
+        "attention_dropout": lambda: read.rate("attention_probs_dropout_prob"),
     }
     return LayerSpec(**({name: value() for name, value in readers.items() if name not in values} | values))
 
@@ -212,7 +224,7 @@ class ConfigReader:
         self._config, self._defaults, self._keys, self._within = config, defaults, keys, within
 
     def section(self, key: str) -> "ConfigReader":
-        """What reads the object under `key`, whose name errors begin with; an empty one where it is absent."""
+        """A reader of the object under `key`, which its errors name; an empty one where it is absent."""
         value = self._get(key, {})
         if not isinstance(value, Mapping):
             raise ValueError(f"config: {self.name(key)} is {value!r}, expected an object")
@@ -225,6 +237,14 @@ class ConfigReader:
         if not is_known or len(values) != len(default):
             known = " or ".join(map(repr, allowed))
             raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of {len(default)}, {known} each")
+        return tuple(values)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Names that differ; none where the key is absent."""
+        values = self._get(key, ())
+        is_list = isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
+        if not is_list or len(set(values)) != len(values):
+            raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of names, each once")
         return tuple(values)
 
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
@@ -263,6 +283,13 @@ class ConfigReader:
             raise ValueError(f"config: {self.name(key)} is {value!r}, expected a finite number of at least 0")
         return float(value)
 
+    def rate(self, key: str, default: float | None = None) -> float:
+        """A rate of dropout, at least 0 and below 1."""
+        value = self.number(key, default)
+        if value >= 1:
+            raise ValueError(f"config: {self.name(key)} is {value}, expected at least 0 and below 1")
+        return value
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""
         value = self._get(key, default)
@@ -277,16 +304,17 @@ class ConfigReader:
             raise ValueError(f"config: {self.name(key)} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
 
-    def choice(self, key: str, default: str, *allowed: str) -> str:
+    def choice(self, key: str, default: Any, *allowed: Any) -> Any:
         """One of the `allowed` values."""
-        self.unsupported(key, default, *allowed)
-        return self._get(key, default)
-
-    def unsupported(self, key: str, default: Any, *allowed: Any) -> None:
-        """Refuse a value that would need something this family does not have here."""
         value = self._get(key, default)
         if value not in allowed:
             raise ValueError(f"config: {self.name(key)} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
+        return value
+
+    def require(self, **values: Any) -> None:
+        """Refuse other values of these keys, which would need what is not here; an absent key means the value."""
+        for key, value in values.items():
+            self.choice(key, value, value)
 
     def _get(self, key: str, default: Any) -> Any:
         value = self._config.get(self._own(key))

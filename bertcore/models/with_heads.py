@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import Context
 from typing import Any
 
+from bertcore import kernels
 from bertcore.heads.language_model import LanguageModelHead
+from bertcore.models import losses
+from bertcore.models.adapter import Encoded
 from bertcore.models.model import Model
+from bertcore.models.outputs import Later
 from bertcore.models.registry import HeadSpec, family_of
 from bertcore.models.spec import ConfigReader
+from bertcore.nn import functional
 from bertcore.nn.parameter import Block
+from bertcore.tape import current_tape, value_of
 
 
 def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
@@ -48,6 +55,29 @@ class ModelWithHeads(Model):
 
     def _language_model(self, spec: HeadSpec) -> LanguageModelHead:
         return LanguageModelHead(spec, self.spec, self.encoder.embeddings.words.table)
+
+    def _words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
+        """(loss, logits as users see them) of a language model's head; `labels` are packed, or None.
+
+        Where gradients are wanted only labelled tokens are scored: a vocabulary's scores are most of a small model's
+        work, and a seventh of the tokens has a label. The logits of all are computed if they are read.
+        """
+        if labels is None or current_tape() is None:
+            logits = head(encoded.hidden)
+            loss = None if labels is None else functional.cross_entropy(logits, labels=labels)
+            return loss, encoded.packed.pad(value_of(logits))
+        rows = kernels.array_module(labels).flatnonzero(labels != losses.IGNORED)
+        scores = head(functional.take_rows(encoded.hidden, rows=rows))
+        version, hidden, backend = self.version, value_of(encoded.hidden), kernels.get_backend()
+
+        def all_logits() -> Any:
+            if self.version != version:
+                raise RuntimeError("logits: the parameters have changed since; read them before the optimiser's step")
+            with kernels.use_backend(backend):
+                return encoded.packed.pad(head(hidden))
+
+        # In a context of its own: whoever reads them may stand within a tape.
+        return functional.cross_entropy(scores, labels=labels[rows]), Later(lambda: Context().run(all_logits))
 
     def _num_labels(self) -> int:
         return ConfigReader(self.config).num_labels()

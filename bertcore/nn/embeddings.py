@@ -4,23 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertcore.nn import functional
-from bertcore.nn.layers import Embedding, LayerNorm, Linear
+from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block
 
 
 class Embeddings(Block):
-    """LayerNorm(word + token type + position), as in BERT (Devlin et al. 2018, figure 2), of what the family has of it.
+    """LayerNorm(word + token type + position), as in BERT (Devlin et al. 2018, figure 2); a family may lack terms.
 
     Embeddings narrower than the hidden size are then projected (Lan et al. 2019, arXiv:1909.11942, section 3.1).
     """
 
     def __init__(self, names: Mapping[str, str], spec: Any):
-        width = spec.embedding_size
+        width, self.dropout = spec.embedding_size, spec.embedding_dropout
         padding = None if spec.padding_learns else spec.pad_token_id
         self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width, padding_row=padding)
         self.positions = self.types = self.projection = None
         if spec.max_positions:
-            # RoBERTa's row of padding's position is one of padding, too.
+            # RoBERTa gives padding a position of its own, whose row gets no gradient either.
             padding = spec.pad_token_id if spec.positions_after_padding else None
             name, rows = names["position_embeddings"], spec.max_positions
             self.positions = Embedding(name, rows=rows, features=width, padding_row=padding)
@@ -42,6 +42,7 @@ class Embeddings(Block):
             embedded = self.norm(words, marks)
         else:
             embedded = words if marks is None else functional.add(words, marks)
+        embedded = drop(embedded, self.dropout)
         return embedded if self.projection is None else self.projection(embedded)
 
     def marks(self, inputs: Any) -> Any:

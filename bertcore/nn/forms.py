@@ -1,7 +1,7 @@
-"""The forms in which computing wants values: arrays of a dtype, on a device, and weights prepared for a backend.
+"""The forms that a parameter's values take: arrays of a dtype, arrays on a device, weights prepared for a backend.
 
-Low precision on the CPU (bfloat16, int8) is a form of the weights of linear maps. There they are prepared at once, one
-after another, so that the model never stands in memory in float32; tables are bfloat16 arrays, vectors float32 ones.
+Low precision on the CPU (bfloat16, int8) is a form of the weights of linear maps. They are prepared as they are loaded,
+one after another, so that the whole model is never in memory in float32; tables are bfloat16 arrays, vectors float32.
 """
 
 import importlib
@@ -42,8 +42,8 @@ class Forms:
         device array    the same in the memory of the GPU
         weights         one PreparedWeight for each backend that multiplies by it
 
-    Each is made when it is first needed, but weights of low precision at once. A weight-only array is freed once it is
-    prepared: the prepared weight gives it back.
+    Each is made when first needed, low-precision weights at once. A weight-only array is freed once it is prepared;
+    `on_host` makes it again from the prepared weight.
 
     Args:
         label: names the values in errors.
@@ -51,10 +51,15 @@ class Forms:
         dtype: that of the model.
         array: of any dtype; it is not copied if it has the right one. CuPy arrays stay on their device.
         scale: float32 (rows,), of an int8 `array`.
+
+    Attributes:
+        is_own: whether the array belongs to the parameter alone and may be written to; it is then kept beside the
+            weights prepared from it.
     """
 
     def __init__(self, label: str, uses: Set[str], dtype: np.dtype, array: Any, scale: Any = None):
         self.label, self.uses, self.dtype = label, uses, dtype
+        self.is_own = False
         self.is_low = dtype.name in LOW_PRECISION
         self.array: np.ndarray | None = None
         self.device_array: Any = None
@@ -67,22 +72,38 @@ class Forms:
             array, scale = self._as_array(array, scale), None
             self.array = array
         if is_low_on_cpu and "weight" in self.uses:
-            self.weights[kernels.get_backend()] = self._prepared(array, scale)
+            self.weights[self._backend] = self._prepared(array, scale)
 
     @property
     def is_low_on_cpu(self) -> bool:
         """Whether the backend in force multiplies float32 by a form of low precision."""
-        return self.is_low and kernels.get_backend() != "cupy"
+        return self.is_low and self._backend != "cupy"
 
     def on_host(self) -> np.ndarray:
         """The values in host memory: of an int8 weight, its integers times their scales."""
-        array = self.array  # read once: another thread may let it go
+        array = self.array  # read once: another thread may free it
         if array is not None:
             return array
         if not self.weights:
             return self.device_array.get()
-        array = self.any_weight().to_array()  # for which the array was let go; it comes back as it was
+        array = self.any_weight().to_array()  # the array was freed for it; it comes back as it was
         return array if isinstance(array, np.ndarray) else array.get()
+
+    @property
+    def _backend(self) -> str:
+        """The backend in force; outside of a model's pass the one that "auto" stands for."""
+        backend = kernels.get_backend()
+        return kernels.resolve_backend(None, on_gpu=self.is_on_device) if backend == "auto" else backend
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the values live on the GPU alone."""
+        return self.array is None and self.device_array is not None
+
+    def own_array(self) -> Any:
+        """The values in an array that may be written to: in host memory, or on the GPU if they are there."""
+        array = self.device_array if self.is_on_device else self.on_host()
+        return array if self.is_own else array.astype(self.dtype, order="C")
 
     def any_weight(self) -> kernels.PreparedWeight:
         """One of the prepared weights."""
@@ -90,7 +111,7 @@ class Forms:
 
     def array_in_force(self) -> Any:
         """The array for the backend in force."""
-        if kernels.get_backend() == "cupy":
+        if self._backend == "cupy":
             return self._on_device()
         array = self.array
         if array is None:
@@ -99,8 +120,8 @@ class Forms:
         return array
 
     def weight_in_force(self) -> Any:
-        """The weight of a linear map for the backend in force: prepared, or the array where there is nothing to."""
-        backend = kernels.get_backend()
+        """The weight of a linear map for the backend in force: prepared, or the array where nothing has to be."""
+        backend = self._backend
         if backend == "numpy" and not self.is_low:
             return self.array_in_force()
         weight = self.weights.get(backend)
@@ -130,7 +151,7 @@ class Forms:
         else:
             weight = self._prepared(self.on_host())
         self.weights[backend] = weight
-        if self.array is not None:
+        if self.array is not None and not self.is_own:
             release_pages(self.array)
             if self.uses == {"weight"}:
                 self.array = None

@@ -11,8 +11,8 @@ from bertcore.nn import functional
 class KeyValueCache:
     """Keys and values of every layer, for `sequences` sequences of at most `capacity` tokens each.
 
-    Every sequence has its own rows, as many as it may need, so that a new token's key is written to its place and
-    nothing is moved. To attention the rows that are not used yet are sequences of keys that no query asks for.
+    Every sequence has `capacity` rows of its own, so that a new token's key is written to its place and nothing is
+    moved. Attention takes the rows that are not used yet for sequences of keys without queries.
 
     Attributes:
         lengths: how many tokens of each sequence have keys, (sequences,), in host memory.
@@ -27,7 +27,7 @@ class KeyValueCache:
         """Make room for counts[s] new tokens of each sequence s; `attend` is then called once by each layer.
 
         Raises:
-            ValueError: beyond the capacity, or if there are several for a sequence that already has keys.
+            ValueError: for more tokens than the capacity, or several for a sequence that already has keys.
         """
         if (self.lengths + counts > self._capacity).any() or (counts[self.lengths > 0] > 1).any():
             raise ValueError(f"counts is {counts} after {self.lengths} tokens, expected 1 each up to {self._capacity}")
@@ -43,10 +43,13 @@ class KeyValueCache:
     def attend(self, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None) -> Any:
         """Keep the new tokens' keys and values, and let them attend to all keys of their sequences so far.
 
-        qkv: of the new tokens, sequence after sequence, query, key and value side by side, (tokens, 3 * hidden).
-        num_heads, scale, compute_dtype: as for `functional.self_attention`.
+        Args:
+            layer: the number of the layer.
+            qkv: query, key and value of the new tokens side by side, sequence after sequence, (tokens, 3 * hidden).
+            num_heads, scale, compute_dtype: as for `functional.self_attention`.
 
-        Returns (tokens, hidden).
+        Returns:
+            (tokens, hidden).
         """
         query, key, value = functional.split_heads(qkv, num_heads=num_heads)
         if layer not in self._layers:

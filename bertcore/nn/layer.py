@@ -8,11 +8,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bertcore.kernels import checks
+from bertcore.kernels.activation import ACTIVATIONS
 from bertcore.nn import functional
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
+
+# What a LayerSpec may say of a part: that it is absent, or has no bias.
+PARTS = frozenset(
+    (
+        *("qkv", "query", "key", "value", "attention_output", "attention_norm"),
+        *("expand", "gate", "contract", "feed_forward_norm"),
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +36,7 @@ class LayerSpec:
     Attributes:
         hidden_size, intermediate_size: widths of the layer and of its feed-forward.
         num_heads: of the queries.
-        num_key_value_heads: of keys and values, each for as many queries' heads as another; num_heads by default.
+        num_key_value_heads: of keys and values, each for an equal share of the queries' heads; num_heads by default.
         head_dim: width of a head; hidden_size / num_heads by default.
         activation: of the feed-forward, as `kernels.activation` names it.
         gate: of a gated feed-forward (Shazeer 2020, arXiv:2002.05202) the half of `expand` that passes the activation
@@ -38,9 +48,14 @@ class LayerSpec:
         without_bias: parts that have no bias.
         is_transposed: maps are stored as (inputs, outputs).
         rotary: how queries and keys are turned by their position; None where they are not.
-        window: how many tokens before and behind itself a token sees; None for all.
-        is_causal: a token sees none behind itself.
+        window: how many tokens before and after itself a token sees; None for all.
+        is_causal: a token sees no later token.
         scale: of the scores; None for 1 / sqrt(head_dim).
+        dropout, attention_dropout: the rates at which, in training, what attention and feed-forward give is dropped
+            before their residuals, and attention's probabilities.
+
+    Raises:
+        ValueError: which attribute is wrong, and what was expected.
     """
 
     hidden_size: int
@@ -60,6 +75,29 @@ class LayerSpec:
     window: tuple[int, int] | None = None
     is_causal: bool = False
     scale: float | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.choice("activation", self.activation, ACTIVATIONS)
+        checks.choice("gate", self.gate, (None, "first", "second"))
+        check_parts("absent", self.absent, PARTS)
+        check_parts("without_bias", self.without_bias, PARTS)
+        self._check_heads()
+        window = self.window
+        if window is not None:
+            if not isinstance(window, tuple) or len(window) != 2:
+                raise ValueError(f"window is {window!r}, expected two numbers of tokens, or None")
+            for tokens in window:
+                checks.integer_number("window", tokens, minimum=0)
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size is {self.hidden_size}, expected a multiple of num_heads {self.num_heads}")
+        if self.num_heads % (self.num_key_value_heads or self.num_heads):
+            raise ValueError(
+                f"num_heads is {self.num_heads}, expected a multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
 
     @property
     def head_size(self) -> int:
@@ -75,6 +113,13 @@ class LayerSpec:
     def key_value_size(self) -> int:
         """The width of all heads' keys."""
         return (self.num_key_value_heads or self.num_heads) * self.head_size
+
+
+def check_parts(name: str, parts: frozenset[str], known: frozenset[str]) -> None:
+    """Refuse parts that are not `known` in the attribute `name` of a spec."""
+    unknown = parts - known
+    if unknown:
+        raise ValueError(f"{name} has {', '.join(sorted(unknown))}, known parts are {', '.join(sorted(known))}")
 
 
 @dataclass
@@ -102,7 +147,7 @@ class LayerContext:
     def can_be_recorded(self) -> bool:
         """Whether the layers do the same for all batches with these offsets, so that a program can be kept."""
         is_plain = self.key_mask is None and self.attentions is None and self.cache is None
-        return is_plain and all(angles.positions is None for angles in self.rotary.values())
+        return is_plain and all(angles.can_be_recorded for angles in self.rotary.values())
 
 
 def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec) -> Block | None:
@@ -116,7 +161,8 @@ def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec) -> Block | N
 def attention_dtype(weight: Parameter) -> str | None:
     """The compute_dtype of attention beside maps of the precision of `weight`.
 
-    Beside int8 maps float32 attention would take a third of the time; its sums and softmax are float32 still.
+    Beside int8 maps, attention in float32 would take a third of the time; in bfloat16 its sums and softmax are still
+    float32.
     """
     return "bfloat16" if weight.is_low_on_cpu else None
 
@@ -128,8 +174,10 @@ class Sublayer(Block):
         norm: the norm; None where there is none.
         norm_first: where it stands.
         output: the map back to the layer's width.
+        dropout: the rate at which what it gives is dropped in training.
     """
 
+    dropout = 0.0
     norm: Block | None
     norm_first: bool
     output: Linear
@@ -139,7 +187,7 @@ class Sublayer(Block):
         return self.close(self.mix(self.open(hidden), context), hidden)
 
     def open(self, hidden: Any) -> Any:
-        """What is mixed."""
+        """The input of `mix`: `hidden`, after the norm where that comes first."""
         return self.norm(hidden) if self.norm_first and self.norm is not None else hidden
 
     def mix(self, source: Any, context: LayerContext) -> Any:
@@ -147,8 +195,8 @@ class Sublayer(Block):
         raise NotImplementedError
 
     def close(self, mixed: Any, residual: Any) -> Any:
-        """The layer's width again, with the residual, and the norm where it comes last."""
-        total = self.output(mixed, residual=residual)
+        """`mixed` mapped to the layer's width, plus the residual; then the norm where that comes last."""
+        total = self.output(mixed, residual=residual, dropout=self.dropout)
         return total if self.norm_first or self.norm is None else self.norm(total)
 
 
@@ -157,7 +205,7 @@ class SelfAttention(Sublayer):
 
     Attributes:
         index: the layer's number, from 0 on.
-        position_terms: products of relative position in the scores, beside that of query and key.
+        position_terms: how many products of relative position the scores have beside query times key.
         projections: the maps whose outputs are, side by side, query, key and value.
     """
 
@@ -165,7 +213,7 @@ class SelfAttention(Sublayer):
 
     def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
         layer = self.spec = spec.layers[index]
-        self.index, self.norm_first = index, layer.norm_first
+        self.index, self.norm_first, self.dropout = index, layer.norm_first, layer.dropout
         self.projections = self._make_projections(names, layer)
         self.output = self._make_output(names, layer)
         self.norm = make_norm(names, "attention_norm", layer)
@@ -205,6 +253,7 @@ class SelfAttention(Sublayer):
         layer, options = self.spec, {"num_heads": self.spec.num_heads, "scale": self.spec.scale}
         options["compute_dtype"] = attention_dtype(self.projections[0].weight)
         if context.cache is not None:
+            self._check_cached(context)
             return context.cache.attend(self.index, *projected, **options)
         if layer.rotary is not None:
             projected = self._turned(projected, context)
@@ -214,14 +263,32 @@ class SelfAttention(Sublayer):
             num_key_value_heads=layer.num_key_value_heads,
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
+            dropout=layer.attention_dropout,
             is_causal=layer.is_causal,
             window=layer.window,
             relative=context.relative,
             attentions=context.attentions,
         )
 
+    def _check_cached(self, context: LayerContext) -> None:
+        """The cache has plain causal attention alone."""
+        layer = self.spec
+        if not layer.is_causal:
+            raise NotImplementedError("layers that keep keys and values see no later tokens, is_causal is False")
+        others = {
+            "rotary": layer.rotary,
+            "window": layer.window,
+            "num_key_value_heads": layer.num_key_value_heads,
+            "relative": context.relative,
+            "key_mask": context.key_mask,
+            "attentions": context.attentions,
+        }
+        found = [name for name, value in others.items() if value is not None]
+        if found:
+            raise NotImplementedError(f"layers that keep keys and values have no {', '.join(found)}")
+
     def _turned(self, projected: list[Any], context: LayerContext) -> list[Any]:
-        """With queries and keys turned by their position."""
+        """`projected`, with queries and keys turned by their position."""
         layer, angles = self.spec, context.rotary[self.spec.rotary]
         where = {"cos": angles.cos, "sin": angles.sin, "interleaved": layer.rotary.interleaved}
         where |= {"cu_seqlens": context.cu_seqlens} if angles.positions is None else {"positions": angles.positions}
@@ -234,10 +301,11 @@ class SelfAttention(Sublayer):
 
 
 class FeedForward(Sublayer):
-    """Two linear maps with an activation between (Vaswani et al. 2017, section 3.3), or a gated one between."""
+    """Two linear maps with an activation, or a gated one, between them (Vaswani et al. 2017, section 3.3)."""
 
     def __init__(self, names: Mapping[str, str], layer: LayerSpec):
         self.norm_first, self.activation, self.gate = layer.norm_first, layer.activation, layer.gate
+        self.dropout = layer.dropout
         self.expand = self._make_expand(names, layer)
         self.output = Linear(
             names["contract"],
@@ -276,7 +344,7 @@ class FeedForward(Sublayer):
 class EncoderLayer(Block):
     """Self-attention, then feed-forward.
 
-    `attention` is the block of the former, which a family may have of its own; it is made and called as SelfAttention.
+    `attention` is the class of the attention block; a family's own is constructed and called as SelfAttention is.
     """
 
     def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block] = SelfAttention):

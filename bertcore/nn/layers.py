@@ -1,8 +1,9 @@
-"""The smallest blocks: a linear map, a layer normalisation, a table of embeddings."""
+"""The smallest blocks: a linear map, two norms, a table of embeddings."""
 
 from typing import Any
 
 from bertcore.nn import functional
+from bertcore.nn.dropout import is_dropping, next_seed
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
 
@@ -17,7 +18,7 @@ class Linear(Block):
         activation: None, or a name that `kernels.linear` knows.
         bias: whether there is one.
         is_transposed: whether the checkpoint stores the weight as (in_features, out_features).
-        layout: how the checkpoint stores the weight, where it is another way.
+        layout: how the checkpoint stores the weight, if neither way.
     """
 
     def __init__(
@@ -39,10 +40,25 @@ class Linear(Block):
         if bias:
             self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")
 
-    def __call__(self, input: Any, residual: Any = None) -> Any:
-        """(tokens, in_features) -> (tokens, out_features of all names)."""
+    def __call__(self, input: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
+        """(tokens, in_features) -> (tokens, out_features of all names); `dropout` is a rate, in training."""
         bias = None if self.bias is None else self.bias.value
+        if dropout and is_dropping():
+            return dropped_linear(input, self.weight.weight, bias, residual, self.activation, dropout)
         return functional.linear(input, self.weight.weight, bias, residual, activation=self.activation)
+
+
+def dropped_linear(input: Any, weight: Any, bias: Any, residual: Any, activation: str | None, rate: float) -> Any:
+    """`functional.linear` with elements dropped before the residual is added."""
+    output = functional.linear(input, weight, bias, activation=activation)
+    return functional.dropout(output, residual, p=rate, seed=next_seed())
+
+
+def drop(input: Any, rate: float) -> Any:
+    """`input` as it is, in training with elements dropped."""
+    if not rate or not is_dropping():
+        return input
+    return functional.dropout(input, p=rate, seed=next_seed())
 
 
 class LayerNorm(Block):
@@ -60,9 +76,11 @@ class LayerNorm(Block):
 
 
 class RMSNorm(Block):
-    """Division by the root of the mean square of the features of input + residual; it has no bias."""
+    """Division by the root of the mean square of the features of input + residual; ValueError for a bias."""
 
     def __init__(self, name: str, *, features: int, eps: float, bias: bool = False):
+        if bias:
+            raise ValueError(f"{name} has bias {bias}, expected False: a root-mean-square norm has none")
         self.eps = eps
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
 

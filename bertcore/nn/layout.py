@@ -12,11 +12,12 @@ from bertcore.checkpoint.dtypes import SCALE
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint stores what computes as (rows, columns), a row for each output of a linear map, or as (rows,).
+    """How a checkpoint stores an array that is (rows, columns) in computing, a row for each output of a linear map, or
+    (rows,).
 
-    Names, shapes and gradients that users see are the checkpoint's; the arrays that computing reads are rearranged.
-    (d_model, heads, head_dim), to compute as (heads * head_dim, d_model), is Layout((d_model, heads, head_dim),
-    axes=(1, 2, 0), row_axes=2).
+    Names, shapes and gradients that users see are the checkpoint's; the arrays that computing reads are rearranged. A
+    tensor (d_model, heads, head_dim) that is (heads * head_dim, d_model) in computing has
+    Layout((d_model, heads, head_dim), axes=(1, 2, 0), row_axes=2).
 
     Attributes:
         shape: of the tensor in the checkpoint.
@@ -33,7 +34,7 @@ class Layout:
 
     @classmethod
     def transposed(cls, rows: int, columns: int) -> Self:
-        """Of a matrix that is stored as (columns, rows)."""
+        """The layout of a matrix that is stored as (columns, rows)."""
         return cls((columns, rows), axes=(1, 0), row_axes=1)
 
     @property
@@ -49,12 +50,12 @@ class Layout:
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
-        """The shape in the checkpoint of what there is one of for each row: the tensor's, with 1 for the columns."""
+        """The shape in the checkpoint of one number for each row: the tensor's shape, with 1 for the columns."""
         kept = (0,) if self.split else self.axes[: self.row_axes]
         return tuple(size if axis in kept else 1 for axis, size in enumerate(self.shape))
 
     def to_computing(self, stored: Any) -> Any:
-        """A tensor of the checkpoint as computing has it, or scales of `scale_shape` as (rows, 1); a view if can be."""
+        """A checkpoint's tensor as computing has it, or scales of `scale_shape` as (rows, 1); a view if possible."""
         columns = () if self.row_axes == len(self.axes) else (-1 if stored.size else self.computing_shape[1],)
         if self.split:
             stored = stored.reshape(*self.split[: 1 + len(self.split) - len(self.shape)], *stored.shape[1:])
@@ -73,10 +74,9 @@ class JoinedTensors:
     """The tensors of a checkpoint that one array joins along its first axis: query, key and value become one matrix.
 
     Args:
-        names: of the tensors, which are equal in shape; names are what users see: in gradients, in errors, in saved
-            files.
+        names: of the tensors, which have one shape; users see these names in gradients, errors and saved files.
         shape: the shape of one of them; that of `layout` by default.
-        layout: how the checkpoint stores one, where that is not how computing wants it.
+        layout: how the checkpoint stores one, where that is not how computing reads it.
     """
 
     def __init__(self, names: tuple[str, ...], shape: tuple[int, ...] | None, layout: Layout | None):
@@ -109,7 +109,8 @@ class JoinedTensors:
     def joined(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
         """The whole array of the tensors in `arrays`, and its scales, (rows,), if all of them are int8.
 
-        An int8 tensor stands for itself times its scales, which are under its name and "_scale", of `expected_scales`.
+        An int8 tensor stands for itself times its scales, which have its name and "_scale"; their shapes are
+        `expected_scales`.
         """
         parts, scales = ([arrays.get(name + end) for name in self.names] for end in ("", SCALE))
         if any(scale is None for scale in scales):

@@ -8,7 +8,7 @@ class lock_free_property:
     """functools.cached_property without its lock.
 
     Before Python 3.12 that is one lock for all instances: threads wait for each other, and a child that is forked while
-    another thread holds it waits for ever. Two threads that read one instance at once may both compute.
+    another thread holds it waits forever. Two threads that read one instance at once may both compute.
     """
 
     def __init__(self, function: Callable[[Any], Any]):

@@ -13,7 +13,7 @@ from bertcore.tape import Pullback, Variable, value_of
 class Operation:
     """One operation of models; called with arrays in positions and options by keyword.
 
-    Without a tape it is its `forward`. If an array is a Variable, it is its `with_pullback`, and the tape records that.
+    Without a tape a call runs `forward`. If an array is a Variable, it runs `with_pullback`, and the tape records that.
     While a program is noted, arrays may be Deferred: an operation that has a step (or gives a view) takes them as they
     are, any other one has them computed first.
 
@@ -31,7 +31,7 @@ class Operation:
         self.has_step = has_step
 
     def inference(self, forward: Callable[..., Any]) -> Operation:
-        """Decorates a function of the same arguments, the operation's forward where that alone costs less."""
+        """Decorates a function of the same arguments that gives the output alone, where that costs less."""
         self.forward = forward
         return self
 

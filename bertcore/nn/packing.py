@@ -26,7 +26,7 @@ class PackedBatch:
     """
 
     def __init__(self, attention_mask: np.ndarray, is_real: np.ndarray | None = None, *, keeps_padding: bool = False):
-        """Take what stays of the batch, (sequences, length) booleans, and which of that is real: by default all."""
+        """Take which columns stay, (sequences, length) booleans, and which of those are real: all by default."""
         self.shape = attention_mask.shape
         self.stays = attention_mask
         self.is_real = attention_mask if is_real is None else is_real

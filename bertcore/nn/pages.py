@@ -7,7 +7,7 @@ import numpy as np
 
 
 def release_pages(array: np.ndarray) -> None:
-    """Let the system take back the memory of `array` if that is a mapped file: what is read again is loaded again."""
+    """Give the memory of `array` back to the system if it is mapped from a file; pages read again are loaded again."""
     owner = array
     while isinstance(owner, np.ndarray):
         owner = owner.base

@@ -1,4 +1,4 @@
-"""Parameters: a model's arrays, under the names they have in a checkpoint, in the forms that computing wants."""
+"""Parameters: a model's arrays, under the names they have in a checkpoint, in the forms that computing reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bertcore.tape import current_tape
 
 INITIAL_NUMBERS = 1 << 17  # drawn at once: 1 MB
 
-_moment = object()  # another one after each change of any parameter of this process
+_moment = object()  # replaced at each change of any parameter of this process
 
 
 class Parameter(JoinedTensors):
     """One array of a model; it may join several tensors of a checkpoint.
 
-    Its values live: `update` replaces them, and `version` grows by it. What was made of them (prepared weights,
-    recorded programs, tables of positions) is kept under a version.
+    Its values may change: `update` replaces them, and `version` grows. What was made from them (prepared weights,
+    recorded programs, tables of positions) is kept for one version.
 
     Args:
         names, shape, layout: as in `JoinedTensors`.
@@ -33,6 +33,7 @@ class Parameter(JoinedTensors):
     Attributes:
         version: how often the values have been replaced.
         uses: all its uses; see `used_as`.
+        is_frozen: whether it gets no gradient: under a tape, too, it is a plain array then.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class Parameter(JoinedTensors):
         self.initial = initial
         self.dtype = np.dtype(np.float32)
         self.version = 0
+        self.is_frozen = False
         self._filled: Forms | None = None
 
     def used_as(self, use: str) -> Self:
-        """Itself, which who calls this will use in one more way: a table that is a decoder's weight, too.
+        """This parameter, declared to have one more use: a table that is also a decoder's weight.
 
         Raises RuntimeError once it has values, whose forms depend on their uses.
         """
@@ -76,11 +78,30 @@ class Parameter(JoinedTensors):
 
         An array of the right dtype is not copied: it is the parameter's from then on. A CuPy array stays on its device.
 
-        Raises ValueError for another shape, and for inf or NaN that int8 cannot stand for; nothing is replaced then.
+        Raises TypeError for what is not an array, ValueError for another shape and for inf or NaN that int8 cannot
+        stand for; nothing is replaced then.
         """
+        if not hasattr(array, "shape"):
+            raise TypeError(f"array must be a NumPy or CuPy array, got {type(array).__qualname__}")
         if array.shape != self.shape:
             raise ValueError(f"array has shape {array.shape}, expected {self.shape} for {', '.join(self.names)}")
         self._take(array, None, self.dtype)
+
+    def change(self, change: Callable[[Any], None]) -> None:
+        """Call `change` with an array of the values, which it changes in place; the parameter has the result.
+
+        The array has the parameter's `shape` and the model's dtype, is contiguous, and stays the parameter's own from
+        one change to the next: nothing is copied but the first time. Views of it that `state_dict` gave follow.
+
+        Raises ValueError for a model in bfloat16 or int8 on the CPU, which is for inference alone.
+        """
+        forms = self._trainable()
+        array = forms.own_array()
+        try:
+            change(array)
+        finally:  # what it changed before an error is changed
+            self._take(array, None, self.dtype)
+            self._filled.is_own = True
 
     def initialise(self, rng: np.random.Generator, spread: float, dtype: np.dtype) -> None:
         """Take the values that a new model has; `spread` is the standard deviation of random ones."""
@@ -97,7 +118,7 @@ class Parameter(JoinedTensors):
                 tensor[...] = {"zeros": 0, "ones": 1}[self.initial]
                 continue
             flat = tensor.reshape(-1)
-            for first in range(0, flat.size, INITIAL_NUMBERS):  # so that there is never all of it in float64
+            for first in range(0, flat.size, INITIAL_NUMBERS):  # so that the whole is never in float64
                 some = flat[first : first + INITIAL_NUMBERS]
                 some[...] = rng.normal(0.0, spread, some.size)
         return tensors
@@ -113,7 +134,7 @@ class Parameter(JoinedTensors):
 
     @property
     def forms(self) -> Forms:
-        """What the present values have become."""
+        """The forms of the present values."""
         forms = self._filled
         if forms is None:
             raise RuntimeError(
@@ -147,7 +168,7 @@ class Parameter(JoinedTensors):
     def value(self) -> Any:
         """The array for the backend in force; a Variable while a tape records."""
         tape = current_tape()
-        if tape is None:
+        if tape is None or self.is_frozen:
             return (self._filled or self.forms).array_in_force()
         return tape.leaf(self, lambda: self._trainable().array_in_force())
 
@@ -155,7 +176,7 @@ class Parameter(JoinedTensors):
     def weight(self) -> Any:
         """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records."""
         tape = current_tape()
-        if tape is None:
+        if tape is None or self.is_frozen:
             return (self._filled or self.forms).weight_in_force()
         return tape.leaf(self, lambda: self._trainable().weight_in_force(), form="weight")
 
@@ -190,7 +211,7 @@ class Block:
         """The weights of the linear maps that every token passes, each as often as it does; a block whose maps pass
         something else (positions, entities) leaves these out."""
         others = set(self.other_weights())
-        for attribute in vars(self).values():
+        for attribute in list(vars(self).values()):
             for item in attribute if isinstance(attribute, list) else [attribute]:
                 if isinstance(item, Block):
                     yield from (weight for weight in item.token_weights() if weight not in others)
@@ -216,7 +237,7 @@ Made = TypeVar("Made")
 
 
 class PerVersion(Generic[Made]):
-    """What was made of a block's parameters, and is of use until one of them changes.
+    """A cache of what was computed from parameters, dropped when their version changes.
 
     Args:
         make: gives an empty one: a dictionary, `Recordings`.
@@ -230,7 +251,7 @@ class PerVersion(Generic[Made]):
         return PerVersion, (self._make,)  # a copy of a block makes its own
 
     def at(self, version: Any) -> Made:
-        """That of this version: the present one, or an empty one, and the older is let go."""
+        """The cache of this version: the present one, or an empty one in place of an older version's."""
         known, made = self._made
         if known != version:
             made = self._make()

@@ -1,6 +1,5 @@
-"""Rotary positions of a model's layers: what a family says of them, and the tables they are made into."""
+"""Rotary positions of a model's layers: a family's settings, and the tables of angles made from them."""
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +7,9 @@ import numpy as np
 
 from bertcore import kernels
 
-ROWS = 512  # tables grow by so many positions, so that lengths that are nearly the same share one
+FEWEST_ROWS = 512  # of a table; it grows by doubling
+# Up to this many tokens a table has a row for each, so that a recorded program serves sequences of other lengths.
+MOST_RECORDED = 2**14
 
 
 @dataclass(frozen=True)
@@ -38,41 +39,58 @@ class RotaryAngles:
     Attributes:
         cos, sin: (rows, rotary_dim / 2).
         positions: the row of each token, (tokens,); None where rows are counted from each sequence's start.
+        can_be_recorded: whether there are enough rows for these tokens, however they are divided into sequences.
     """
 
     cos: Any
     sin: Any
     positions: Any = None
+    can_be_recorded: bool = False
 
 
-def rotary_angles(spec: RotarySpec, cu_seqlens: Any, positions: Any, dtype: Any) -> RotaryAngles:
-    """The angles of packed tokens in a model that computes in `dtype`.
+class RotaryTables:
+    """The tables of a model: one for each RotarySpec and dtype, as long as the longest text so far needs."""
 
-    `positions` are integers, (tokens,), or None where they count from each sequence's start. A scaling that depends on
-    the length is that of each text, not of the longest one of its batch.
-    """
-    offsets = _host(cu_seqlens)
-    lengths = offsets[1:] - offsets[:-1]
-    kind = "float64" if np.dtype(dtype).itemsize == 8 else "float32"
-    given = None if positions is None else _host(positions)
-    if spec.scaling == "dynamic":
-        if lengths.max(initial=0) > spec.trained_length:
-            return _angles_of_each_text(spec, offsets, given, kind)
-        spec = replace(spec, scaling=None)  # no text is longer than those trained on
-    # Programs want a row for each token: they run again for sequences of other lengths.
-    rows = int(offsets[-1] if given is None else given.max(initial=-1) + 1)
-    rows = -(-max(rows, 1) // ROWS) * ROWS
-    cos, sin = _tables(spec, rows, kind)
-    return RotaryAngles(kernels.to_backend(cos), kernels.to_backend(sin), positions)
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[Any, Any]] = {}
+
+    def angles(self, spec: RotarySpec, cu_seqlens: Any, positions: Any, dtype: Any) -> RotaryAngles:
+        """The angles of packed tokens in a model that computes in `dtype`.
+
+        `positions` are integers, (tokens,), or None where they count from each sequence's start. A scaling that depends
+        on the length takes that of each text, up to its last position, not that of the longest one of the batch.
+        """
+        offsets = _host(cu_seqlens)
+        kind = "float64" if np.dtype(dtype).itemsize == 8 else "float32"
+        given = None if positions is None else _host(positions)
+        rows = int(np.diff(offsets).max(initial=0) if given is None else given.max(initial=-1) + 1)
+        if spec.scaling == "dynamic":
+            if rows > spec.trained_length:
+                return _angles_of_each_text(spec, offsets, given, kind)
+            spec = replace(spec, scaling=None)  # no text is longer than those trained on
+        tokens = int(offsets[-1])
+        if given is None and tokens <= MOST_RECORDED:
+            rows = tokens
+        cos, sin = self._at_least(rows, spec, kind)
+        return RotaryAngles(cos, sin, positions, can_be_recorded=given is None and len(cos) >= tokens)
+
+    def _at_least(self, rows: int, spec: RotarySpec, kind: str) -> tuple[Any, Any]:
+        key = spec, kind, kernels.get_backend()
+        tables = self._kept.get(key)
+        if tables is None or len(tables[0]) < rows:
+            rows = max(FEWEST_ROWS, 1 << max(rows - 1, 0).bit_length())
+            cos, sin = _tables(spec, rows, kind)
+            tables = self._kept[key] = kernels.to_backend(cos), kernels.to_backend(sin)
+        return tables
 
 
 def _angles_of_each_text(spec: RotarySpec, offsets: np.ndarray, given: np.ndarray | None, kind: str) -> RotaryAngles:
-    """One table for each length that differs, one below the other."""
+    """A table for each length that occurs, one below the other."""
     tables, first_rows, rows = [], {}, 0
     places = np.empty(offsets[-1], np.int32)
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        length = max(end - start, spec.trained_length)
         positions = np.arange(end - start) if given is None else given[start:end]
+        length = max(int(positions.max(initial=-1)) + 1, spec.trained_length)
         if length not in first_rows:
             tables.append(_tables(spec, length, kind))
             first_rows[length], rows = rows, rows + length
@@ -81,7 +99,6 @@ def _angles_of_each_text(spec: RotarySpec, offsets: np.ndarray, given: np.ndarra
     return RotaryAngles(*map(kernels.to_backend, (cos, sin, places)))
 
 
-@functools.lru_cache(maxsize=32)
 def _tables(spec: RotarySpec, length: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
     scaling = {"scaling": spec.scaling, "factor": spec.factor, "trained_length": spec.trained_length}
     return kernels.rotary_tables(length, spec.rotary_dim, spec.theta, **scaling, dtype=kind)

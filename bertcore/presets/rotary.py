@@ -1,7 +1,21 @@
-"""The members with rotary positions, as data."""
+"""The members with rotary positions, as data, and Jina BERT v2, which has biases of distance.
+
+Configs are spelled as transformers spells them today, which is not always as published: see each.
+"""
 
 from bertcore.presets.absolute import MLM
-from bertcore.presets.preset import Preset, sizes
+from bertcore.presets.preset import BASE, LARGE, Preset, sizes
+
+
+def _rope(theta: float, factor: float | None = None, *, head_dim: int = 64) -> dict[str, object]:
+    """rope_parameters; with a factor those of NTK's static scaling, which transformers has as "linear": theta times the
+    factor, and every angle divided by factor^(2 / head_dim)."""
+    if factor is None:
+        return {"rope_type": "default", "rope_theta": theta}
+    return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / head_dim)}
+
+
+# --- ModernBERT's shape: config.json of ModernBERT-base and -large -------------------------------------------
 
 _MODERNBERT = Preset(
     name="modernbert-base",
@@ -29,10 +43,20 @@ _MODERNBERT = Preset(
     tokenizer="byte-level BPE",
     own="norms first, rotary positions, gated feed-forwards, two layers of three local; 8,192 tokens",
 )
-_ETTIN = {"year": 2025, "paper": "arXiv:2507.11412", "own": "ModernBERT's shape from small to large, open data"}
+# Ettin's config.json (its 32m's, which other models' configs quote) has one theta for all layers, and 7,999 positions.
+_ONE_THETA = {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _rope(160000.0))}
+_ETTIN = _MODERNBERT.but(
+    "ettin-17m",
+    "jhu-clsp/ettin-encoder-17m",
+    sizes(7, 256, 4, 384) | _ONE_THETA | {"max_position_embeddings": 7999},
+    year=2025,
+    paper="arXiv:2507.11412",
+    own="ModernBERT's shape from small to large, one theta, open data",
+)
 _MMBERT = _MODERNBERT.but(
     "mmbert-base",
     "jhu-clsp/mmBERT-base",
+    # Gemma 2's vocabulary and ids. That <eos> is cls and sep, too, and how classes are pooled, is from memory alone.
     {
         "vocab_size": 256000,
         "pad_token_id": 0,
@@ -40,22 +64,172 @@ _MMBERT = _MODERNBERT.but(
         "eos_token_id": 1,
         "cls_token_id": 1,
         "sep_token_id": 1,
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 160000.0} for kind in ("full_attention", "sliding_attention")
-        },
+        **_ONE_THETA,
     },
     year=2025,
     paper="arXiv:2509.06888",
     own="ModernBERT's shape, over 1,800 languages, one theta",
 )
 
+# --- EuroBERT: the defaults of transformers, which are those of 210m, and the authors' conversion script ----------
+
+_EUROBERT = Preset(
+    name="eurobert-210m",
+    hub_id="EuroBERT/EuroBERT-210m",
+    config={
+        "model_type": "eurobert",
+        "vocab_size": 128256,
+        **BASE,
+        "num_key_value_heads": 12,
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.02,
+        "rope_parameters": _rope(250000.0),
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "pad_token_id": 128001,
+        "mask_token_id": 128002,
+        "tie_word_embeddings": False,
+    },
+    year=2025,
+    paper="arXiv:2503.05500",
+    objective="MLM",
+    pretraining_heads=MLM,
+    tokenizer="byte-level BPE",
+    own="Llama's layers without causality: root-mean-square norms, grouped keys and values; 8,192 tokens",
+)
+
+# --- BERT's order, rotary: the defaults of transformers, and the theta and factor that published configs say ------
+
+_NOMIC_BERT = Preset(
+    name="nomic-embed-text-v1",
+    hub_id="nomic-ai/nomic-embed-text-v1",
+    config={
+        "model_type": "nomic_bert",
+        "vocab_size": 30528,
+        **BASE,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+        # Longer texts want rotary_scaling_factor 2, which the model's page has the caller say.
+        "rope_parameters": _rope(1000.0),
+    },
+    year=2024,
+    paper="arXiv:2402.01613",
+    objective="MLM, then contrastive",
+    pretraining_heads=MLM,
+    tokenizer="WordPiece, lower case",
+    own="rotary positions, gated feed-forwards, no biases in maps",
+)
+_GTE = Preset(
+    name="gte-multilingual-base",
+    hub_id="Alibaba-NLP/gte-multilingual-base",
+    config={
+        "model_type": "gte",
+        "vocab_size": 250048,
+        **BASE,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 8192,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+        "pad_token_id": 1,
+        "rope_parameters": _rope(20000.0, 8.0),
+    },
+    year=2024,
+    paper="arXiv:2407.19669",
+    objective="MLM, then contrastive",
+    pretraining_heads=MLM,
+    tokenizer="SentencePiece unigram",
+    own="rotary positions, gated feed-forwards; 8,192 tokens, 70 languages",
+)
+_GTE_ENGLISH = {
+    "vocab_size": 30528,
+    "type_vocab_size": 0,
+    "pad_token_id": 0,
+    "rope_parameters": _rope(500000.0, 2.0),
+}
+_OF_GTE_ENGLISH = {"tokenizer": "WordPiece, lower case", "own": "as gte-multilingual-base, of English"}
+_JINA_V3 = Preset(
+    name="jina-embeddings-v3",
+    hub_id="jinaai/jina-embeddings-v3",
+    config={
+        "model_type": "jina_embeddings_v3",
+        "vocab_size": 250002,
+        **LARGE,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 8194,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        "initializer_range": 0.02,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "rope_parameters": _rope(20000.0),
+    },
+    year=2024,
+    paper="arXiv:2409.10173",
+    objective="MLM, then contrastive, then an adapter for each task",
+    pretraining_heads=MLM,
+    tokenizer="SentencePiece unigram",
+    own="XLM-R with rotary positions, and adapters of tasks; 8,192 tokens",
+)
+# config.json of jina-embeddings-v2-base-en; the code that it names is not run.
+_JINA_V2 = Preset(
+    name="jina-embeddings-v2-base-en",
+    hub_id="jinaai/jina-embeddings-v2-base-en",
+    config={
+        "model_type": "bert",
+        "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
+        "vocab_size": 30528,
+        **BASE,
+        "hidden_act": "gelu",
+        "feed_forward_type": "geglu",
+        "position_embedding_type": "alibi",
+        "max_position_embeddings": 8192,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+    },
+    year=2023,
+    paper="arXiv:2310.19923",
+    objective="MLM, then contrastive",
+    pretraining_heads=MLM,
+    tokenizer="WordPiece, lower case",
+    own="biases of distance in place of positions, gated feed-forwards; 8,192 tokens",
+)
+
 ROTARY = (
     _MODERNBERT,
     _MODERNBERT.but("modernbert-large", "answerdotai/ModernBERT-large", sizes(28, 1024, 16, 2624)),
-    _MODERNBERT.but("ettin-17m", "jhu-clsp/ettin-encoder-17m", sizes(7, 256, 4, 384), **_ETTIN),
-    _MODERNBERT.but("ettin-32m", "jhu-clsp/ettin-encoder-32m", sizes(10, 384, 6, 576), **_ETTIN),
-    _MODERNBERT.but("ettin-68m", "jhu-clsp/ettin-encoder-68m", sizes(19, 512, 8, 768), **_ETTIN),
-    _MODERNBERT.but("ettin-1b", "jhu-clsp/ettin-encoder-1b", sizes(28, 1792, 28, 3840), **_ETTIN),
+    _ETTIN,
+    _ETTIN.but("ettin-32m", "jhu-clsp/ettin-encoder-32m", sizes(10, 384, 6, 576)),
+    _ETTIN.but("ettin-68m", "jhu-clsp/ettin-encoder-68m", sizes(19, 512, 8, 768)),
+    _ETTIN.but("ettin-1b", "jhu-clsp/ettin-encoder-1b", sizes(28, 1792, 28, 3840)),
     _MMBERT.but("mmbert-small", "jhu-clsp/mmBERT-small", sizes(22, 384, 6, 1152)),
     _MMBERT,
-)
+    _EUROBERT,
+    _EUROBERT.but("eurobert-610m", "EuroBERT/EuroBERT-610m", sizes(26, 1152, 18, 4096) | {"num_key_value_heads": 6}),
+    _EUROBERT.but("eurobert-2.1b", "EuroBERT/EuroBERT-2.1B", sizes(32, 2304, 18, 6144) | {"num_key_value_heads": 6}),
+    _NOMIC_BERT,
+    _NOMIC_BERT.but("nomic-embed-text-v1.5", "nomic-ai/nomic-embed-text-v1.5", {}),
+    _GTE,
+    _GTE.but("gte-base-en-v1.5", "Alibaba-NLP/gte-base-en-v1.5", _GTE_ENGLISH, **_OF_GTE_ENGLISH),
+    _GTE.but(
+        "gte-large-en-v1.5", "Alibaba-NLP/gte-large-en-v1.5",
+        _GTE_ENGLISH | LARGE | {"type_vocab_size": 2, "rope_parameters": _rope(160000.0, 2.0)}, **_OF_GTE_ENGLISH,
+    ),
+    _GTE.but(
+        "snowflake-arctic-embed-m-v2.0", "Snowflake/snowflake-arctic-embed-m-v2.0",
+        {"rope_parameters": _rope(160000.0)},
+        paper="arXiv:2412.04506", own="as gte-multilingual-base, its positions as they were trained",
+    ),
+    _JINA_V3,
+    _JINA_V2,
+    _JINA_V2.but("jina-embeddings-v2-small-en", "jinaai/jina-embeddings-v2-small-en", sizes(4, 512, 8)),
+)  # fmt: skip

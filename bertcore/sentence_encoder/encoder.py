@@ -45,6 +45,8 @@ class SentenceEncoder:
             in sentence-transformers. Or its id on the Hugging Face hub ("ORGANISATION/NAME").
         dtype: of the weights and the computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
             of a checkpoint of low precision, and float32 of any other); embeddings are float32.
+        task: whose adapter is in the weights, as for AutoModel; an encoder has one, or none. What a model's authors put
+            before the texts of a task is the caller's `prompt`.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published. At least the
             number of special tokens, at most the model's positions.
         revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
@@ -57,7 +59,7 @@ class SentenceEncoder:
 
     Raises:
         CheckpointError: which file of the folder is wrong or which module is not supported.
-        ValueError: a `max_seq_length` out of range.
+        ValueError: a `max_seq_length` out of range; an unknown task.
 
     The first call that cuts texts ends with a TextsCutWarning that tells how many.
 
@@ -69,6 +71,7 @@ class SentenceEncoder:
         folder: str | os.PathLike,
         *,
         dtype: str | None = None,
+        task: str | None = None,
         max_seq_length: int | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
@@ -77,7 +80,8 @@ class SentenceEncoder:
     ):
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         self.settings = read_settings(resolve(folder, "sentence_encoder", **hub))
-        self.model = AutoModel.from_pretrained(self.settings.model_folder, dtype=dtype, add_pooling_layer=False)
+        options = {"dtype": dtype, "task": task, "add_pooling_layer": False}
+        self.model = AutoModel.from_pretrained(self.settings.model_folder, **options)
         self.tokenizer = AutoTokenizer.from_pretrained(self.settings.model_folder)
         self._check_width()
         self.max_seq_length = self._max_seq_length(max_seq_length)

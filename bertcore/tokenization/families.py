@@ -195,5 +195,6 @@ CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
     "nomic_bert": "BertTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
+    "xlm-roberta-flash": "XLMRobertaTokenizer",
     "xlnet": "XLNetTokenizer",
 }

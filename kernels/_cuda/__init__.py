@@ -38,7 +38,6 @@ This module imports neither CuPy nor a compiler before the first launch.
 import re
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,11 +67,17 @@ class Module:
         self.path = Path(beside).with_name(source)
         self.instantiations = tuple(instantiations)
         self._known = frozenset(self.instantiations)
+        self._text = None
 
-    @cached_property
+    @property
     def text(self):
-        """The source with our own headers inlined."""
-        return inline_includes(self.path)
+        """The source with our own headers inlined.
+
+        Before Python 3.12 functools.cached_property has one lock for all instances, on which a forked child can hang.
+        """
+        if self._text is None:
+            self._text = inline_includes(self.path)
+        return self._text
 
     def launch(self, kernel, grid, block, args, shared_bytes=0):
         """Start `kernel` (a name expression) over `grid` blocks of `block` threads; see the package's docstring."""
@@ -122,7 +127,7 @@ class CuPyRuntime:
         self._kernels = {}
         self._devices = {}
 
-    @cached_property
+    @property
     def cupy(self):
         import cupy
 

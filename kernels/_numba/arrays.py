@@ -1,8 +1,11 @@
 """Arrays in the one form that kernels are compiled for."""
 
+import ctypes
 import math
 
 import numpy as np
+
+from .arena import LEAST, empty
 
 
 class _WritableAlias:
@@ -21,6 +24,8 @@ def aligned_empty(shape, dtype) -> np.ndarray:
     """An uninitialised C-contiguous array that starts on a cache line (and so on a boundary of the widest vectors)."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
+    if size >= LEAST:
+        return empty(shape, dtype)
     memory = np.empty(size + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
     return memory[start : start + size].view(dtype).reshape(shape)
@@ -38,17 +43,24 @@ def as_kernel_array(array: np.ndarray) -> np.ndarray:
     return array if flags.writeable else np.asarray(_WritableAlias(array))
 
 
-def as_addressed_array(array: np.ndarray) -> np.ndarray:
-    """`array` as a kernel can read it by its address and strides: aligned, its last axis contiguous, so that every
-    stride is a whole number of elements. A copy is made only of what is not so.
+def as_addressed_array(array: np.ndarray, unit_columns: bool = True) -> np.ndarray:
+    """`array` as a kernel can read it by its address and strides: aligned, so that every stride is a whole number of
+    elements, and unless `unit_columns` is False its last axis contiguous. A copy is made only of what is not so.
 
     Whatever goes to a kernel as an address passes through here: a float32 at an odd address, as memory-mapped files
     have them, would otherwise be read from where it is not.
     """
-    unit_columns = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
-    return array if unit_columns and array.flags.aligned else np.array(array, order="C")
+    has_unit_columns = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
+    fits = array.flags.aligned and (has_unit_columns or not unit_columns)
+    return array if fits else np.array(array, order="C")
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where the first element lies; a third of the time of array.ctypes.data."""
-    return array.__array_interface__["data"][0]
+    """Where the first element lies: what an array's object begins with, by NumPy's binary interface.
+
+    0.3 us; array.__array_interface__["data"] and array.ctypes.data take 1.8 us.
+    """
+    return _pointer_at(id(array) + object.__basicsize__).value or 0
+
+
+_pointer_at = ctypes.c_void_p.from_address

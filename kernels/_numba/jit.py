@@ -29,6 +29,7 @@ import inspect
 import numba
 
 from .cache import KernelCache
+from .compiler import KernelCompiler
 from .threads import THREADING_LAYER, one_at_a_time
 
 _OUTER = {"nogil": True, "error_model": "numpy"}
@@ -53,14 +54,14 @@ def kernel(function=None, *, parallel=False, regions=False):
     """
     if function is None:
         return functools.partial(kernel, parallel=parallel, regions=regions)
-    compiled = numba.njit(**_OUTER, parallel=parallel)(function)
+    compiled = numba.njit(**_OUTER, parallel=parallel, pipeline_class=KernelCompiler)(function)
     compiled._cache = KernelCache(function)  # what Numba's cache=True does, with a cache of ours
     return one_at_a_time(compiled) if (parallel or regions) and THREADING_LAYER == "workqueue" else compiled
 
 
 def region(body):
     """A parallel region of the tasks that `body` is one of (see above), for kernels to call."""
-    return numba.njit(**_OUTER, parallel=True)(_loop_over_tasks(body))
+    return numba.njit(**_INNER, parallel=True)(_loop_over_tasks(body))
 
 
 def parallel_kernel(body):

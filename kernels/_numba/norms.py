@@ -14,7 +14,7 @@ import numpy as np
 
 from .arena import empty
 from .jit import helper, inline_helper, kernel, parallel_kernel, region
-from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
+from .rows import BLOCK_ROWS, block_count, flat, or_empty, row_with_residual, share, sum_blocks, task_count
 from .simd import (
     broadcast,
     first_lanes,
@@ -37,8 +37,8 @@ def normalise(input, weight, bias, eps, residual, centred):
     output = empty(input.shape, input.dtype)
     if output.size:
         width, dtype = input.shape[-1], input.dtype
-        parameters = or_full(weight, 1, width, dtype), or_full(bias, 0, width, dtype)
-        arrays = flat(input), or_full(residual, 0, 0, dtype), *parameters, output.reshape(-1)
+        parameters = _or_full(weight, 1, width, dtype), _or_full(bias, 0, width, dtype)
+        arrays = flat(input), or_empty(residual, dtype), parameters, output.reshape(-1)
         _forward(*arrays, width, eps, centred, task_count(output.size, GRAIN))
     return output
 
@@ -48,15 +48,16 @@ def normalise_backward(grad_output, input, weight, eps, residual, centred):
     width, dtype = input.shape[-1], input.dtype
     grad_input, sums = empty(input.shape, dtype), np.zeros((2, width))
     if grad_input.size:
-        arrays = flat(grad_output), flat(input), or_full(residual, 0, 0, dtype), or_full(weight, 1, width, dtype)
+        arrays = flat(grad_output), flat(input), or_empty(residual, dtype), _or_full(weight, 1, width, dtype)
         partial = np.zeros((2, block_count(input.size // width), width), dtype)
-        _backward(*arrays, grad_input.reshape(-1), *partial, *sums, eps, centred, task_count(input.size, GRAIN))
+        targets = grad_input.reshape(-1), tuple(partial), tuple(sums)
+        _backward(arrays, *targets, eps, centred, task_count(input.size, GRAIN))
     return grad_input, *sums.astype(dtype)
 
 
-def or_full(array, value, size, dtype):
-    """`array` as kernels take it; where it is absent, `size` times `value`."""
-    return np.full(size, value, dtype) if array is None else flat(array)
+def _or_full(array, value, width, dtype):
+    """A parameter as kernels take it; where it is absent, `width` times `value`."""
+    return np.full(width, value, dtype) if array is None else flat(array)
 
 
 @inline_helper
@@ -118,15 +119,6 @@ def _fetch(x, at, width):
 
 
 @inline_helper
-def _row(x, residual, out, at, width):
-    """The row to normalise: that of x itself, or x + residual, written to where its result will be."""
-    if residual.size == 0:
-        return wide_pointer(x, at)
-    add_lines(wide_pointer(x, at), wide_pointer(residual, at), wide_pointer(out, at), width)
-    return wide_pointer(out, at)
-
-
-@inline_helper
 def _output_step(row, weight, bias, mean, scale, shrink, out, i, inside):
     normalised = fma(load_masked(row, i, inside, 0.0), shrink, -mean) * scale
     weight, bias = load_masked(weight, i, inside, 0.0), load_masked(bias, i, inside, 0.0)
@@ -145,10 +137,11 @@ def _forward_row(row, weight, bias, out, width, eps, centred):
 
 
 @helper
-def forward_rows(x, residual, weight, bias, out, width, eps, centred, first, last):
-    """The rows from `first` to `last`."""
+def forward_rows(x, residual, parameters, out, width, eps, centred, first, last):
+    """The rows from `first` to `last`; `parameters` is (weight, bias)."""
+    weight, bias = parameters
     for at in range(first * width, last * width, width):
-        row = _row(x, residual, out, at, width)
+        row = row_with_residual(x, residual, out, at, width)
         _fetch(x, at + width, width)
         if residual.size:
             _fetch(residual, at + width, width)
@@ -156,10 +149,10 @@ def forward_rows(x, residual, weight, bias, out, width, eps, centred, first, las
 
 
 @parallel_kernel
-def _forward(x, residual, weight, bias, out, width, eps, centred, task, tasks):
+def _forward(x, residual, parameters, out, width, eps, centred, task, tasks):
     rows = x.size // width
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    forward_rows(x, residual, weight, bias, out, width, eps, centred, first, last)
+    forward_rows(x, residual, parameters, out, width, eps, centred, first, last)
 
 
 @inline_helper
@@ -206,28 +199,28 @@ def _backward_row(grad, row, weight, weight_sums, bias_sums, out, width, eps, ce
 
 
 @helper
-def _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, centred, block):
-    sums = wide_pointer(weight_sums, block * width), wide_pointer(bias_sums, block * width)
+def _backward_block(arrays, out, partial, width, eps, centred, block):
+    grad, x, residual, weight = arrays
+    sums = wide_pointer(partial[0], block * width), wide_pointer(partial[1], block * width)
     start = block * BLOCK_ROWS * width
     for at in range(start, min(start + BLOCK_ROWS * width, x.size), width):
-        row, target = _row(x, residual, out, at, width), wide_pointer(out, at)
+        row, target = row_with_residual(x, residual, out, at, width), wide_pointer(out, at)
         _fetch(x, at + width, width)
         _fetch(grad, at + width, width)
         _backward_row(wide_pointer(grad, at), row, wide_pointer(weight, 0), *sums, target, width, eps, centred)
 
 
 @region
-def _backward_blocks(grad, x, residual, weight, out, weight_sums, bias_sums, eps, centred, task, tasks):
-    blocks, width = weight_sums.shape
+def _backward_blocks(arrays, out, partial, eps, centred, task, tasks):
+    blocks, width = partial[0].shape
     for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
-        _backward_block(grad, x, residual, weight, out, weight_sums, bias_sums, width, eps, centred, block)
+        _backward_block(arrays, out, partial, width, eps, centred, block)
 
 
 @kernel(regions=True)
-def _backward(
-    grad, x, residual, weight, out, weight_sums, bias_sums, grad_weight, grad_bias, eps, centred, tasks
-):  # fmt: skip
-    """`weight_sums` and `bias_sums`: (blocks, width), zeros, as are grad_weight and grad_bias, (width,) of float64."""
-    _backward_blocks(grad, x, residual, weight, out, weight_sums, bias_sums, eps, centred, tasks)
-    sum_blocks(weight_sums, grad_weight)
-    sum_blocks(bias_sums, grad_bias)
+def _backward(arrays, out, partial, sums, eps, centred, tasks):
+    """`arrays` is (grad, x, residual, weight); `partial` and `sums`, zeros, are those of weight and bias: each of
+    (blocks, width), and of (width,) in float64."""
+    _backward_blocks(arrays, out, partial, eps, centred, tasks)
+    sum_blocks(partial[0], sums[0])
+    sum_blocks(partial[1], sums[1])

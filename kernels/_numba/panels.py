@@ -1,7 +1,7 @@
 """Panels, and products of matrices small enough to be packed on the spot (attention's).
 
 A panel holds `width` columns of a (depth, columns) matrix as a contiguous (depth, width) block: what a tile reads next
-lies next in memory. Columns beyond the matrix's last one lead to products that nobody looks at.
+lies next in memory. Columns beyond the matrix's last one give products that are never read.
 """
 
 from .jit import helper

@@ -10,8 +10,19 @@ in their order (`sum_blocks`): its bits are the same with any number of threads.
 import numpy as np
 
 from .arrays import as_kernel_array
-from .jit import helper
-from .simd import broadcast, first_lanes, lanes, load, load_masked, reduce_greatest, select, store, store_masked
+from .jit import helper, inline_helper
+from .simd import (
+    broadcast,
+    first_lanes,
+    lanes,
+    load,
+    load_masked,
+    reduce_greatest,
+    select,
+    store,
+    store_masked,
+    wide_pointer,
+)
 from .threads import num_threads
 
 BLOCK_ROWS = 64
@@ -22,6 +33,11 @@ def flat(array: np.ndarray) -> np.ndarray:
     return as_kernel_array(array).reshape(-1)
 
 
+def or_empty(array: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+    """`flat` of an array, or an empty one where it is absent."""
+    return np.empty(0, dtype) if array is None else flat(array)
+
+
 def task_count(work: int, grain: int) -> int:
     """How many tasks to make of `work` elements: one per thread, but none of fewer than `grain` elements.
 
@@ -29,7 +45,8 @@ def task_count(work: int, grain: int) -> int:
     a plain call while the pool is awake, and two tasks then beat one from 15 us of work on; after some milliseconds of
     idleness it costs 15 to 40 us, but in a model the next region follows at once.
     """
-    return max(1, min(num_threads(), work // grain))
+    most = work // grain
+    return 1 if most < 2 else min(num_threads(), most)
 
 
 def block_count(rows: int) -> int:
@@ -52,6 +69,15 @@ def add_lines(a, b, out, width):
     if full < width:
         tail = first_lanes(a, width - full)
         store_masked(out, full, load_masked(a, full, tail, 0.0) + load_masked(b, full, tail, 0.0), tail)
+
+
+@inline_helper
+def row_with_residual(x, residual, out, at, width):
+    """The row of x that begins at `at`; or x + residual, written to where the row's result will be."""
+    if residual.size == 0:
+        return wide_pointer(x, at)
+    add_lines(wide_pointer(x, at), wide_pointer(residual, at), wide_pointer(out, at), width)
+    return wide_pointer(out, at)
 
 
 @helper

@@ -3,9 +3,6 @@
 A view is (address, stride of the batch, of the heads, of the rows), strides in elements; rows are contiguous.
 """
 
-import numpy as np
-
-from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
 from .ladder import PANEL_VECTORS, TILE_ROWS
 from .simd import (
@@ -14,9 +11,7 @@ from .simd import (
     itemsize,
     lanes,
     load,
-    load_masked,
     pointer_at,
-    select,
     store,
     store_masked,
 )
@@ -32,14 +27,6 @@ def whole_panels(count, like):
     return (count + width - 1) // width * width
 
 
-@helper
-def longest_sequence(sequences, column):
-    longest = 0
-    for s in range(len(sequences)):
-        longest = max(longest, sequences[s, column])
-    return longest
-
-
 @inline_helper
 def rows_at_once(row):
     """How many rows of `row` scores are computed at once: whole tiles."""
@@ -52,12 +39,6 @@ def scores_size(row):
     return max(min(SCORES, MOST_TILES * TILE_ROWS * row), TILE_ROWS * row)
 
 
-@helper
-def scratch_array(size, like):
-    """Scratch of `size` elements for `aligned`."""
-    return np.empty(size + CACHE_LINE, like.dtype)
-
-
 @inline_helper
 def row_pointer(view, s, h, row, like):
     """Points at a row of a view."""
@@ -68,18 +49,6 @@ def row_pointer(view, s, h, row, like):
 def row_address(view, s, h, row, like):
     """The address of a row of an optional view, 0 if it is absent."""
     return view[0] + (s * view[1] + h * view[2] + row * view[3]) * itemsize(like) if view[0] != 0 else 0
-
-
-@inline_helper
-def masked_score(products, j, scale, added, inside):
-    """The products at j scaled, with mask and bias added, -inf outside."""
-    mask, bias = added
-    value = load(products, j) * scale
-    if mask != 0:
-        value += load_masked(pointer_at(mask, products), j, inside, 0.0)
-    if bias != 0:
-        value += load_masked(pointer_at(bias, products), j, inside, 0.0)
-    return select(inside, value, -np.inf)
 
 
 @helper

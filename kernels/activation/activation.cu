@@ -1,2 +1,2 @@
-// Activation functions of every element: pointwise.cuh and activations.cuh have it all.
+// Activation functions of input + bias: pointwise.cuh and activations.cuh have it all.
 #include "pointwise.cuh"

@@ -1,13 +1,13 @@
-"""Activation functions by name on the CPU: the elementwise kernels of _numba/pointwise.py."""
+"""Activation functions on the CPU: the elementwise kernels of _numba/pointwise.py."""
 
 from .._numba import pointwise
 
 
-def activation(input, activation):
-    """The function named `activation` of every element of `input`."""
-    return pointwise.activate(input, activation, None)
+def activation(input, activation, bias):
+    """The function named `activation` of input + bias; bias runs over the last axis or is None."""
+    return pointwise.activate(input, activation, bias)
 
 
-def activation_backward(grad_output, input, activation):
-    """grad_output times the derivative at `input`; relu's derivative at 0 is 0."""
-    return pointwise.activate_backward(grad_output, input, activation, None)[0]
+def activation_backward(grad_output, input, activation, bias):
+    """(grad_input, grad_bias or None); relu's derivative at 0 is 0."""
+    return pointwise.activate_backward(grad_output, input, activation, bias)

@@ -6,6 +6,6 @@ from .._cuda import pointwise
 KERNELS = _cuda.Module(__file__, "activation.cu", pointwise.INSTANTIATIONS)
 
 
-def activation(input, activation):
-    """The function named `activation` of every element of `input`."""
-    return pointwise.launch(KERNELS, activation, input)
+def activation(input, activation, bias):
+    """The function named `activation` of input + bias; bias runs over the last axis or is None."""
+    return pointwise.launch(KERNELS, activation, input, bias)

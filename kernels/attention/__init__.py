@@ -63,6 +63,8 @@ def attention(
     window: int | tuple[int | None, int | None] | None = None,
     relative: RelativePositions | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     compute_dtype: str | None = None,
     return_lse: bool = False,
     return_probs: bool = False,
@@ -71,54 +73,52 @@ def attention(
 ) -> Any:
     """softmax(scale * query @ key.T + relative terms + bias + mask) @ value for each sequence and head.
 
-    A query that sees no key gives zeros. A key that is hidden must still be finite. Sources: Vaswani et al. 2017,
-    arXiv:1706.03762; `RelativePositions` has those of its terms.
+    A query that sees no key gives zeros. A hidden key must be finite. Source: Vaswani et al. 2017, arXiv:1706.03762.
 
     Args:
         query: dense, (batch, heads, length, head_dim), or packed, (tokens, heads, head_dim). float32 or float64 on
             Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on NumPy. On CUDA head_dim is at most 256,
-            with relative tables 128.
-        key, value: as the query, maybe of another length. Their number of heads may divide the query's (grouped
+            with relative tables or segments 128.
+        key, value: as the query, possibly of another length. Their number of heads may divide the query's (grouped
             queries, Ainslie et al. 2023, arXiv:2305.13245): query head h has their head h * key heads // heads.
         cu_seqlens: for packed arrays the offsets of the sequences, (sequences + 1,) integers from 0 to the number of
-            tokens: sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1]. On a GPU their values are not checked.
+            tokens: sequence s begins at cu_seqlens[s]. On a GPU their values are not checked.
         cu_seqlens_k: the same for key and value; by default cu_seqlens.
-        attn_mask: boolean, True where a query may see a key, or of the query's dtype and added to the scores (-inf
-            hides). Broadcasts to (sequences, heads, longest query sequence, longest key sequence); what lies beyond
-            the length of a sequence is not read.
+        attn_mask: boolean, True where a query may see a key, or of the query's dtype and added to the scores. It
+            broadcasts to (sequences, heads, longest query, longest key); what lies beyond a sequence is not read.
         bias: added to the scores, of the query's dtype and broadcasting as attn_mask does; has a gradient.
-        is_causal: query i sees the keys j <= i of its sequence only, both counted from the sequence's start, as in
-            PyTorch. Where keys of a memory precede the queries, window=(None, 0) is what hides later ones.
+        is_causal: query i sees the keys j <= i of its sequence, as in PyTorch. After a memory window=(None, 0) does it.
         window: (left, right), or one integer for both: query i, which stands at the key position p = i + keys -
             queries, sees the keys from p - left to p + right only; None is no limit. As in flash-attention; costs
             O(length * window). Beltagy et al. 2020, arXiv:2004.05150.
         relative: terms of relative position and of segments.
         scale: 1 / sqrt(head_dim) by default.
-        compute_dtype: "bfloat16" rounds what is multiplied (query, key, value, query_for_position, position_key,
-            position_query and probabilities), all float32, to bfloat16; sums and softmax are float32 still. Faster on a
-            CPU that multiplies bfloat16, not on CUDA. By default all is computed in the arrays' dtype.
+        dropout_p: the probability that a weight of the softmax is 0, while the others are divided by 1 - dropout_p.
+            Which is a function of dropout_seed (64 bits), the query's number among all tokens, its head and the key's
+            place in its sequence (see `dropout`). Not on CUDA, nor with a compute_dtype.
+        compute_dtype: "bfloat16" rounds what is multiplied, all of it float32, to bfloat16; sums and softmax stay
+            float32. Faster on a CPU that multiplies bfloat16, not on CUDA. By default the arrays' dtype.
         return_lse: also return the log-sum-exp of the scores, which `attention_backward` needs.
-        return_probs: also return the probabilities.
-        return_components: also return the three scaled products of which scores are made. Not on CUDA.
+        return_probs: also return the probabilities, of which none is dropped.
+        return_components: also return the three scaled products that scores are the sum of. Not on CUDA.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        output, of the query's shape and dtype, or a tuple of it and what is asked for, in this order: lse (batch,
+        output, of the query's shape and dtype, or a tuple of it and what was asked for, in this order: lse (batch,
         heads, length, 2), packed (heads, tokens, 2), in float32 (float64 for float64): the highest score, and the
         logarithm of the sum of exp(score - highest). Their sum is the log-sum-exp, but as one number it would lose
         digits: -1e9 + log(n) is -1e9. (-inf, 0) where a query sees no key. Probabilities (sequences, heads, longest
-        query sequence, longest key sequence) in the query's dtype, zeros beyond the length of a sequence. The tuple
-        (content to content, content to position, position to content), each like the probabilities, None where
-        the table is None.
+        query, longest key) in the query's dtype, zeros beyond a sequence. The tuple (content to content, content to
+        position, position to content), each like the probabilities, None where the table is None.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape, offset, row, segment, window, scale or
-            compute_dtype.
+        TypeError, ValueError: which argument is wrong, and what was expected.
         BackendUnavailable: if the backend cannot run here.
     """
     call = _open(backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
     inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
     check_compute_dtype(compute_dtype, call.backend, inputs[0])
+    scoring = _with_dropout(scoring, dropout_p, dropout_seed, call.backend, compute_dtype)
     if return_components and call.backend == "cupy":
         raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
     output, lse, probs, components = call.compute(
@@ -148,6 +148,8 @@ def attention_backward(
     window: int | tuple[int | None, int | None] | None = None,
     relative: RelativePositions | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
     backend: str | None = None,
 ) -> Gradients:
     """The gradients of `attention`; the probabilities are computed again from lse (Dao et al. 2022, arXiv:2205.14135).
@@ -155,8 +157,8 @@ def attention_backward(
     Args:
         grad_output: the gradient with respect to the output, of its shape and dtype.
         output, lse: what `attention` returned with return_lse=True.
-        query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale, backend: as
-            for `attention`.
+        query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale, dropout_p,
+            dropout_seed, backend: as for `attention`.
 
     Returns:
         A named tuple (query, key, value, bias, relative), each of the shape and dtype of its array, None where that is
@@ -175,6 +177,7 @@ def attention_backward(
     if bias is not None and 0 in bias.strides:
         arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
     inputs, scoring = _normalise(call.backend, arrays, relative, is_causal, window, scale)
+    scoring = _with_dropout(scoring, dropout_p, dropout_seed, call.backend, None)
     checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
     checks.shape(query.shape, grad_output=grad_output, output=output)
     is_packed = scoring.cu_seqlens is not None
@@ -226,9 +229,21 @@ def _normalise(
     if attn_mask is not None or bias is not None:
         shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
         attn_mask, bias = broadcast_mask("attn_mask", attn_mask, shape), broadcast_mask("bias", bias, shape)
-    scale, window = scale_or_default(scale, query), check_window(window)
-    scoring = Scoring(cu_seqlens, cu_seqlens_k, attn_mask, bias, bool(is_causal), window, relative, scale)
+    is_causal, window = checks.boolean("is_causal", is_causal), check_window(window)
+    scale = scale_or_default(scale, query)
+    scoring = Scoring(cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale)
     return (_four_axes(query, is_packed), _four_axes(key, is_packed), _four_axes(value, is_packed)), scoring
+
+
+def _with_dropout(scoring: Scoring, p: Any, seed: Any, backend: str, compute_dtype: str | None) -> Scoring:
+    if p == 0:
+        return scoring
+    p, seed = checks.probability("dropout_p", p), checks.seed("dropout_seed", seed)
+    scoring = scoring._replace(dropout_p=p, dropout_seed=seed)
+    if backend == "cupy" or compute_dtype is not None:
+        beside = f"compute_dtype is {compute_dtype!r}" if compute_dtype else "backend 'cupy' has none in attention yet"
+        raise ValueError(f"dropout_p is {p}, but {beside}")
+    return scoring
 
 
 def _normalise_relative(

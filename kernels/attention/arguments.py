@@ -29,6 +29,8 @@ class Scoring(NamedTuple):
     window: tuple[int, int]
     relative: RelativePositions | None
     scale: float
+    dropout_p: float = 0.0
+    dropout_seed: int = 0
 
 
 def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
@@ -47,8 +49,9 @@ def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
 
 def check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any) -> tuple[Any, Any]:
     """The offsets of queries and of keys, as int32."""
-    checks.shape((None,) * 3, query=query)
-    checks.shape((None, None, query.shape[2]), key=key)
+    if not (query.ndim == key.ndim == 3 and query.shape[2] == key.shape[2]):
+        checks.shape((None,) * 3, query=query)
+        checks.shape((None, None, query.shape[2]), key=key)
     _check_heads(query, key, value)
     cu_seqlens = checks.offsets("cu_seqlens", cu_seqlens, "query", query.shape[0])
     if cu_seqlens_k is None:
@@ -66,7 +69,7 @@ def check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k
 def _check_heads(query: Any, key: Any, value: Any) -> None:
     checks.shape(key.shape, value=value)
     heads, shared = query.shape[1], key.shape[1]
-    if heads != shared and (shared == 0 or heads % shared):
+    if heads != shared and (heads == 0 or shared == 0 or heads % shared):
         raise ValueError(f"key has {shared} heads and query has {heads}, expected a number that divides that")
 
 
@@ -120,7 +123,7 @@ def check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:
 
 
 def check_window(window: Any) -> tuple[int, int]:
-    """(left, right), how many keys before and behind a query's position it sees."""
+    """(left, right): how many keys before and after its own position a query sees."""
     if window is None:
         return UNLIMITED, UNLIMITED
     sides = window if isinstance(window, tuple | list) else (window, window)
@@ -135,13 +138,21 @@ def check_relative(relative: RelativePositions, query: Any, key: Any) -> Relativ
     """The terms that fit queries and keys (tokens on the first axis or, dense, on the last but one), integers int32."""
     _check_tables(relative, query)
     ids, ids_k = _check_segments(relative, query, key)
-    rows = _check_distance_rows(relative.distance_rows, _rows(relative))
+    rows = _check_distance_rows(relative.distance_rows, table_rows(relative))
     return replace(relative, distance_rows=rows, segment_ids=ids, segment_ids_k=ids_k)
 
 
-def _rows(relative: RelativePositions) -> int:
+def table_rows(relative: RelativePositions) -> int:
+    """How many rows its tables have."""
     tables = relative.position_key, relative.position_query, relative.position_bias
     return next(table.shape[0] for table in tables if table is not None)
+
+
+def heads_first(table: Any) -> Any:
+    """A table, (rows, heads, head_dim) or (rows, heads), as (1, heads, rows, columns); None stays None."""
+    if table is None:
+        return None
+    return (table if table.ndim == 3 else table[:, :, None]).transpose(1, 0, 2)[None]
 
 
 def _check_tables(relative: RelativePositions, query: Any) -> None:
@@ -154,7 +165,7 @@ def _check_tables(relative: RelativePositions, query: Any) -> None:
     for name, table in tables.items():
         if table is not None:
             checks.shape((None, heads) if name == "position_bias" else (None, heads, head_dim), **{name: table})
-            checks.shape((_rows(relative), *table.shape[1:]), **{name: table})
+            checks.shape((table_rows(relative), *table.shape[1:]), **{name: table})
     checks.shape(query.shape, query_for_position=relative.query_for_position)
 
 

@@ -7,25 +7,27 @@
 template <class T, int D, int STRIPS>
 __global__ void __launch_bounds__(128, STRIPS == 1 && D <= 64 ? 3 : 1)
 attention_forward(T *output, float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
-                  const int *cu_seqlens_k, const void *attn_mask, const T *bias, const Problem problem) {
-  attend<T, Tiling<D, STRIPS>>(output, lse, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, problem,
-                               NoTerms());
+                  const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
+                  const int *distance_rows, const Problem problem) {
+  const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
+  attend<T, Tiling<D, STRIPS>>(output, lse, inputs, problem, NoTerms());
 }
 
 template <int D>
 __global__ void __launch_bounds__(128, 1)
 attention_forward_fp32(float *output, float2 *lse, const float *query, const float *key, const float *value,
                        const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const float *bias,
-                       const Problem problem) {
-  attend_fp32<Fp32Tiling<D>>(output, lse, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, problem,
-                             NoTerms());
+                       const float *position_bias, const int *distance_rows, const Problem problem) {
+  const Inputs<float> inputs{query, key, value, cu_seqlens, cu_seqlens_k,
+                             attn_mask, bias, position_bias, distance_rows};
+  attend_fp32<Fp32Tiling<D>>(output, lse, inputs, problem, NoTerms());
 }
 
 template <class T>
 __global__ void __launch_bounds__(256)
-attention_probs(T *probs, const float2 *lse, const T *query, const T *key, const int *cu_seqlens,
-                const int *cu_seqlens_k, const void *attn_mask, const T *bias, const Problem problem, int longest_q,
-                int longest_k) {
-  write_probs(probs, lse, query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias, problem, longest_q, longest_k,
-              NoProbsTerms());
+attention_probs(T *probs, const float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
+                const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
+                const int *distance_rows, const Problem problem, int longest_q, int longest_k) {
+  const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
+  write_probs(probs, lse, inputs, problem, longest_q, longest_k, NoProbsTerms());
 }

@@ -14,7 +14,9 @@ import numpy as np
 
 from .._numba import helper, inline_helper, kernel, parallel_kernel
 from .._numba.ladder import TILE_ROWS
+from .._numba.operands import as_words
 from .._numba.panels import multiply_panels, pack_columns, pack_rows
+from .._numba.philox import BLOCK, fill_bits
 from .._numba.scores import (
     MOST_TILES,
     clear,
@@ -42,7 +44,7 @@ from .._numba.simd import (
 )
 from .._numba.simd_math import exp
 from .._numba.tasks import take_task
-from .records import band, room_of, row_at, rows_of, view_of, whole_lines
+from .records import UINT32, band, bits_row, room_of, row_at, rows_of, view_of, whole_lines
 from .terms import (
     add_terms_to_rows,
     backward_terms_of,
@@ -150,9 +152,10 @@ def _differentiate(step, sequences, s, h_k, terms, scratch):
         _finish_biases(step, place, pointer(scratch, starts[10]))
     grad_key, grad_value = view_of(step.grad_key), view_of(step.grad_value)
     for j in range(keys):
-        target = row_pointer(grad_key, s, h_k, start_k + j, scratch)
-        copy_scaled(pointer(grad_k, j * columns), step.scale, head_dim, target)
-        copy_scaled(pointer(grad_v, j * columns), 1, head_dim, row_pointer(grad_value, s, h_k, start_k + j, scratch))
+        of_key = row_pointer(grad_key, s, h_k, start_k + j, scratch)
+        of_value = row_pointer(grad_value, s, h_k, start_k + j, scratch)
+        copy_scaled(pointer(grad_k, j * columns), step.scale, head_dim, of_key)
+        copy_scaled(pointer(grad_v, j * columns), step.keep, head_dim, of_value)
 
 
 # --- rows of scores ---------------------------------------------------------------------------------
@@ -181,11 +184,16 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
     block = first, count, low, seen
     add_terms_to_rows(terms, place, block, head_dim, rest, probs, row)
     biases, grad_biases = pointer(scratch, starts[9]), pointer(scratch, starts[10])
+    bits = as_words(query_panels, UINT32)  # whose turn comes later
+    if step.threshold != 0:
+        _drop(step, place, block, bits, grad_scores, row)
     for r in range(count):
         p, d, i = pointer(probs, r * row), pointer(grad_scores, r * row), first + r
         seen_keys = min(max(i + below - low, 0), seen), min(max(min(i + above + 1, keys) - low, 0), seen)
         at = low - i + queries - 1  # the biases of a query lie side by side
         _differentiate_row(step, place, i, low, seen_keys, seen, p, d, pointer(biases, at), pointer(grad_biases, at))
+    if step.threshold != 0:
+        _drop(step, place, block, bits, probs, row)
     pack_columns(q, query[3], count, head_dim, query_panels)
     pack_columns(g, grad_output[3], count, head_dim, grad_panels)
     k, grad_k, grad_v = (
@@ -201,6 +209,20 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
     for r in range(count):
         target = row_pointer(grad_query, s, h, start + first + r, scratch)
         copy_scaled(pointer(grad_q, r * columns), scale, head_dim, target)
+
+
+@helper
+def _drop(step, place, block, bits, target, row):
+    """Zeros in the rows of a block, (queries, keys), where dropout takes a probability."""
+    s, h, _, start, _, _, _ = place
+    first, count, low, seen = block
+    for r in range(count):
+        number = bits_row(step, s, h, start + first + r)
+        for part in range(low // BLOCK, (low + seen + BLOCK - 1) // BLOCK):
+            fill_bits(bits, step.seed, number, part)
+            for j in range(max(low, part * BLOCK), min(low + seen, (part + 1) * BLOCK)):
+                if bits[j - part * BLOCK] < step.threshold:
+                    target[r * row + j - low] = 0.0
 
 
 @helper
@@ -226,7 +248,7 @@ def _differentiate_row(step, place, i, low, seen_keys, seen, probs, grad, biases
         if mask != 0:
             score += load_masked(pointer_at(mask + offset, probs), j, inside, 0.0)
         p = exp(select(inside, score, -np.inf) - shift - log_total)
-        g = select(inside, load(grad, j), 0.0)
+        g = select(inside, load(grad, j) * step.keep, 0.0)
         store(probs, j, p)
         store(grad, j, g)
         along = fma(p, g, along)

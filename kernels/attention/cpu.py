@@ -13,24 +13,28 @@ from . import (
     relative_backward,  # noqa: F401  it tells terms.py what terms are in the backward
     relative_forward,  # noqa: F401  and in the forward
 )
+from .arguments import scores_shape
 from .positions import RelativePositions
 from .records import (
     COMMON,
+    OPTIONAL,
     VIEW,
     added_mask,
     addressed,
-    filled,
+    common_fields,
+    filled_record,
     integer_arrays,
+    integer_fields,
     lse_like,
     make_scratch,
-    numbers,
     term_arrays,
     view,
     visible_keys,
 )
-from .reference import empty_like, score_components, scores_shape, unbroadcast
+from .reference import empty_like, score_components, unbroadcast
 
 TABLES = "position_key", "position_query", "position_bias"
+ALWAYS = "query", "key", "value", "output", "lse"
 GRAIN = 300_000  # multiply-adds: see task_count
 LEAST_TASKS = 32  # of a backward with tables, if there are as many sequences and heads
 RELATIVE = np.int8(0)  # the marker for compiled code with terms.py's terms
@@ -39,10 +43,11 @@ STORAGE = {"bfloat16": np.uint16(0), np.dtype(np.float32): np.float32(0), np.dty
 FORWARD = record(
     *COMMON,
     ("output", VIEW),
-    ("probs", VIEW),
+    *((name, np.intp) for name in ("sequences", "length", "length_k")),
     ("cu_seqlens", ADDRESS),  # 0 of dense arrays
     ("cu_seqlens_k", ADDRESS),
-    *((name, np.intp) for name in ("sequences", "length", "length_k")),
+    *OPTIONAL,
+    ("probs", VIEW),
 )
 _WITH_GRADIENT = (
     "query", "key", "value", "bias", "query_for_position", "position_key", "position_query", "position_bias",
@@ -50,6 +55,7 @@ _WITH_GRADIENT = (
 )  # fmt: skip
 BACKWARD = record(
     *COMMON,
+    *OPTIONAL,
     *((name, VIEW) for name in ("grad_output", *(f"grad_{name}" for name in _WITH_GRADIENT))),
     *((name, np.intp) for name in ("visible", "parts", "head_parts")),  # keys that a query sees; see `_groups`
 )
@@ -57,30 +63,33 @@ BACKWARD = record(
 
 def attention(query, key, value, scoring, return_probs, return_components, compute_dtype):
     """(output, lse, probabilities or None, components or None); components are computed as the definition does."""
-    scoring = scoring._replace(relative=computed(scoring.relative))
+    if scoring.relative is not None:
+        scoring = scoring._replace(relative=computed(scoring.relative))
     query, key, value = addressed(query), addressed(key), addressed(value)
-    output, lse = empty_like(query, scoring.cu_seqlens), lse_like(query)
-    shape, dtype = scores_shape(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k), query.dtype
-    probs = np.zeros(shape, dtype) if return_probs else None
+    output, lse, dtype = empty_like(query, scoring.cu_seqlens), lse_like(query), query.dtype
+    probs = None
+    if return_probs:
+        probs = np.zeros(scores_shape(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k), dtype)
     if output.size or lse.size:
-        masks = added_mask(scoring.attn_mask, dtype), added_mask(scoring.bias, dtype)
-        arrays = {"query": query, "key": key, "value": value, "output": output, "lse": lse, "probs": probs}
-        arrays |= {"mask": masks[0], "bias": masks[1]}
-        arrays |= {name: addressed(array) for name, array in term_arrays(scoring.relative, query).items()}
-        integers = integer_arrays(scoring.relative)
-        marker, like = marker_of(scoring.relative), dtype.type(0)
-        tasks = tasks_of(query, key, scoring)
-        room = forward.scratch_size(shape[2], shape[3], query.shape[3], marker, like)
-        scratch = make_scratch(tasks, room, dtype)
+        arrays = {"query": query, "key": key, "value": value, "output": output, "lse": lse}
+        if probs is not None:
+            arrays["probs"] = probs
+        if scoring.attn_mask is not None:
+            arrays["mask"] = added_mask(scoring.attn_mask, dtype)
+        if scoring.bias is not None:
+            arrays["bias"] = added_mask(scoring.bias, dtype)
+        integers = {}
+        if scoring.relative is not None:
+            arrays |= {name: addressed(array) for name, array in term_arrays(scoring.relative, query).items()}
+            integers = integer_arrays(scoring.relative)
+        marker, like, tasks = marker_of(scoring.relative), dtype.type(0), tasks_of(query, key, scoring)
+        room = forward.scratch_size(query.shape[2], key.shape[2], query.shape[3], marker, like)
+        memory, scratch = make_scratch(tasks, room, dtype)
         offsets = offset_arrays(scoring)
-        fields = forward_fields(query, key, scoring, integers) | {
-            "scratch": address_of(scratch),
-            "rooms": tasks,
-            "room": room,
-        }
-        fields |= {name: view(array) for name, array in arrays.items()} | addresses(integers, offsets)
+        fields = forward_fields(arrays, integers, offsets, scratch, scoring)
         storage, counter = STORAGE[compute_dtype or dtype], np.zeros(1, np.int64)
-        forward.forward(filled(FORWARD, fields), counter, like, storage, marker, tasks)
+        forward.forward(filled_record(FORWARD, fields), counter, like, storage, marker, tasks)
+        del memory
     components = score_components(query, key, scoring, compute_dtype) if return_components else None
     return output, lse, probs, components
 
@@ -93,7 +102,7 @@ def computed(relative):
 
 
 def marker_of(relative):
-    """Whether compiled code needs terms.py's terms: biases by distance are no such."""
+    """RELATIVE if compiled code needs the terms of terms.py (biases by distance do not), else None."""
     has_tables = relative is not None and not relative.position_key is relative.position_query is None
     return RELATIVE if has_tables or (relative is not None and relative.segment_scores is not None) else None
 
@@ -102,32 +111,34 @@ def tasks_of(query, key, scoring):
     """How many tasks a forward is worth."""
     batch, heads, length, head_dim = query.shape
     sequences = 1 if scoring.cu_seqlens is None else max(len(scoring.cu_seqlens) - 1, 1)
-    products = 2 if marker_of(scoring.relative) is None else 5  # one and a half of each table
-    return task_count(
-        products * batch * heads * length * visible_keys(scoring, key.shape[2] // sequences) * head_dim, GRAIN
-    )
+    products = 2 if scoring.relative is None or marker_of(scoring.relative) is None else 5  # 1.5 of each table
+    keys = visible_keys(scoring, key.shape[2] // sequences)
+    return task_count(products * batch * heads * length * keys * head_dim, GRAIN)
 
 
 def offset_arrays(scoring):
-    """The offsets as compiled code reads them, or Nones."""
+    """The offsets of queries and of keys as compiled code reads them, or None."""
     if scoring.cu_seqlens is None:
-        return None, None
-    return as_kernel_array(scoring.cu_seqlens), as_kernel_array(scoring.cu_seqlens_k)
+        return None
+    offsets = as_kernel_array(scoring.cu_seqlens)
+    same = scoring.cu_seqlens_k is scoring.cu_seqlens
+    return offsets, offsets if same else as_kernel_array(scoring.cu_seqlens_k)
 
 
-def forward_fields(query, key, scoring, integers):
-    """The values of FORWARD's numbers, by name; not the scratch's."""
-    sequences = query.shape[0] if scoring.cu_seqlens is None else len(scoring.cu_seqlens) - 1
-    return numbers(query, key, scoring, integers) | {
-        "sequences": sequences, "length": query.shape[2], "length_k": key.shape[2],
-    }  # fmt: skip
-
-
-def addresses(integers, offsets=()):
-    """Where the integers lie, by name; 0 for None."""
-    names = "distance_rows", "segment_ids", "segment_ids_k", "cu_seqlens", "cu_seqlens_k"
-    given = zip(names, (*integers, *offsets), strict=False)
-    return {name: 0 if array is None else address_of(array) for name, array in given}
+def forward_fields(arrays, integers, offsets, scratch, scoring):
+    """The fields of FORWARD: of `arrays`, by the names of their fields, the integers of the relative terms, the offsets
+    and the scratch."""
+    fields = common_fields(arrays, scratch, scoring)
+    fields["output"] = view(arrays["output"])
+    fields["sequences"], _, fields["length"], _ = arrays["query"].shape
+    fields["length_k"] = arrays["key"].shape[2]
+    if offsets is not None:
+        cu_seqlens, cu_seqlens_k = offsets
+        fields["sequences"], fields["cu_seqlens"] = len(cu_seqlens) - 1, address_of(cu_seqlens)
+        fields["cu_seqlens_k"] = fields["cu_seqlens"] if cu_seqlens_k is cu_seqlens else address_of(cu_seqlens_k)
+    if len(arrays) > len(ALWAYS):
+        fields |= {name: view(array) for name, array in arrays.items() if array is not None and name not in ALWAYS}
+    return fields | integer_fields(integers, scoring) if integers else fields
 
 
 # --- backward ---------------------------------------------------------------------------------------
@@ -203,18 +214,19 @@ def _as_viewed(name, grad):
 
 
 def _run_backward(arrays, sequences, scoring, parts, head_parts):
-    query, key, dtype = arrays["query"], arrays["key"], arrays["query"].dtype
+    query, dtype = arrays["query"], arrays["query"].dtype
     marker, like = marker_of(scoring.relative), dtype.type(0)
     longest, longest_k = (int(sequences[:, column].max(initial=0)) for column in (1, 3))
     visible, integers = visible_keys(scoring, longest_k), integer_arrays(scoring.relative)
     room = backward.scratch_size(longest, longest_k, visible, query.shape[3], marker, like)
     tasks = min(num_threads(), max(parts * head_parts, 1))
-    scratch = make_scratch(tasks, room, dtype)
-    fields = numbers(query, key, scoring, integers) | {"scratch": address_of(scratch), "rooms": tasks, "room": room}
-    fields |= {name: view(array) for name, array in arrays.items()} | addresses(integers)
+    memory, scratch = make_scratch(tasks, room, dtype)
+    fields = common_fields(arrays, scratch, scoring) | integer_fields(integers, scoring)
+    fields |= {name: view(array) for name, array in arrays.items() if array is not None}
     fields |= {"visible": visible, "parts": parts, "head_parts": head_parts}
     counter = np.zeros(1, np.int64)
-    backward.backward(filled(BACKWARD, fields), sequences, counter, like, marker, tasks)
+    backward.backward(filled_record(BACKWARD, fields), sequences, counter, like, marker, tasks)
+    del memory
 
 
 def sequence_table(query, key, scoring):

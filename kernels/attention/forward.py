@@ -21,12 +21,13 @@ from .._numba import helper, inline_helper, kernel, parallel_kernel
 from .._numba.ladder import TILE_ROWS, multiply, pointer_to_word
 from .._numba.operands import as_words, elements_per_word, lay_columns, lay_depth, lay_rows
 from .._numba.panels import pack_panel, prefetch_rows
+from .._numba.philox import BLOCK, fill_bits
 from .._numba.rows import share
 from .._numba.scores import row_pointer
 from .._numba.simd import first_lanes, lanes, load, pointer, select, store, store_masked
 from .._numba.tasks import take_task
 from .online_softmax import begin_softmax, continue_softmax, finish_probs, finish_softmax, rescale
-from .records import band, room_of, row_at, rows_of, span, view_of, whole_lines
+from .records import UINT32, band, bits_row, room_of, row_at, rows_of, span, view_of, whole_lines
 from .terms import add_terms, prepare_terms, terms_of, terms_size
 
 QUERY_BLOCK = 256
@@ -37,7 +38,7 @@ _SPARE_ROWS = TILE_ROWS + 4  # of scores: a tile's last rows, and what fills up 
 
 @parallel_kernel
 def forward(steps, counter, like, storage, relative, task, tasks):
-    """Attention of a record (step.py). `like` is a typed scalar of the arrays' dtype, `storage` says what is multiplied
+    """Attention of a record (cpu.py). `like` is a typed scalar of the arrays' dtype, `storage` says what is multiplied
     (see _numba/operands.py), `relative` is None or a marker (see terms.py); `counter` hands out the tasks."""
     run(steps[0], counter, like, storage, relative, task)
 
@@ -161,6 +162,8 @@ def _attend(step, views, place, first, last, storage, terms, scratch):
                     _add_biases(biases, block, of_panel, scores)
                 _add_masks(views, s, h, block, of_panel, below, above, scores, spare)
             continue_softmax(scores, seen, w, factor, state, i - first, storage)
+            if step.threshold != 0:
+                _drop(step, place, begin + skip, of_panel, scores, as_words(spare, UINT32))
             target = pointer(sums, (i - first) * row)
             if begin > low:
                 rescale(target, n, row, factors)
@@ -168,13 +171,27 @@ def _attend(step, views, place, first, last, storage, terms, scratch):
             own_values = pointer_to_word(v_words, skip // per_word * row)
             multiply(as_words(scores, storage), 1, w, n, own_values, row, deep, head_dim, target, row, begin > low)
         begin += max(part, 1)
-    finish_softmax(views, place, first, count, head_dim, sums, row, state)
+    finish_softmax(views, place, first, count, head_dim, sums, row, state, step.keep)
     if probs[0] != 0:
         for i in range(count):
             panel_first = first + i // width * width
             written = max(panel_first + below, 0) // KEY_GRAIN * KEY_GRAIN
             panel_end = min(max(min(panel_first + width, last) + above, 0), keys)
             finish_probs(row_pointer(probs, s, h, first + i, sums), written, panel_end, peaks[i], totals[i])
+
+
+@helper
+def _drop(step, place, begin, panel, scores, bits):
+    """Zeros where dropout takes the exponential of a query of the panel and a key from `begin` on."""
+    s, h, start, _, _, _ = place
+    i, count, width, _, seen = panel
+    for c in range(count):
+        row = bits_row(step, s, h, start + i + c)
+        for block in range(begin // BLOCK, (begin + seen + BLOCK - 1) // BLOCK):
+            fill_bits(bits, step.seed, row, block)
+            for j in range(max(begin, block * BLOCK), min(begin + seen, (block + 1) * BLOCK)):
+                if bits[j - block * BLOCK] < step.threshold:
+                    scores[(j - begin) * width + c] = 0.0
 
 
 @inline_helper

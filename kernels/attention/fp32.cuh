@@ -79,8 +79,8 @@ __device__ __forceinline__ void adjust_fp32(Fp32Scores<S> &scores, const AddedSc
 #pragma unroll
     for (int j = 0; j < S::C; ++j) {
       const int key = column + 16 * j;
-      const bool hidden = i >= place.queries || key >= place.keys || (problem.is_causal && key > i);
-      scores[0][j] = hidden ? -INFINITY : added.apply(scores[0][j] * problem.scale, i, key);
+      const bool hidden = i >= place.queries || key >= place.keys || place.hides(i, key);
+      scores[0][j] = hidden ? -INFINITY : added.apply(scores[0][j] * problem.scale, i, key, problem);
     }
 }
 
@@ -110,41 +110,37 @@ __device__ __forceinline__ void softmax_step_fp32(float *probs, const Fp32Scores
 
 // The work of a block; `terms`: see NoTerms.
 template <class S, class Terms>
-__device__ __forceinline__ void attend_fp32(float *output, float2 *lse, const float *query, const float *key,
-                                            const float *value, const int *cu_seqlens, const int *cu_seqlens_k,
-                                            const void *attn_mask, const float *bias, const Problem &problem,
+__device__ __forceinline__ void attend_fp32(float *output, float2 *lse, Inputs<float> inputs, const Problem &problem,
                                             Terms terms) {
-  const bool packed = cu_seqlens;
-  const Place place = find_place(problem, cu_seqlens, cu_seqlens_k, S::ROWS);
+  const bool packed = inputs.cu_seqlens;
+  const Place place = find_place(problem, inputs, S::ROWS);
   if (place.first >= place.queries) return;
   DYNAMIC_SHARED(shared);
   float *queries = reinterpret_cast<float *>(shared), *keys = queries + S::ROWS * S::D, *values = keys + S::KEY_FLOATS;
-  query = begin_of(query, problem.query, place, packed, place.begin);
-  key = begin_of(key, problem.key, place, packed, place.begin_k);
-  value = begin_of(value, problem.value, place, packed, place.begin_k);
-  const AddedScores<float> added = find_added_scores(problem, place, attn_mask, bias);
+  enter(inputs, problem, place);
+  const AddedScores<float> added = find_added_scores(problem, inputs, place);
   const int y = threadIdx.x / 16, x = threadIdx.x % 16, row = place.first + y;
-  const int seen = problem.is_causal ? min(place.keys, place.first + S::ROWS) : place.keys;
+  const int begin = place.first_key(S::KEYS), end = place.end_key(S::ROWS);
   Fp32Output<S> d = {};
   float peak[S::R], total[S::R];
 #pragma unroll
   for (int i = 0; i < S::R; ++i) peak[i] = -INFINITY, total[i] = 0.f;
 
-  load_rows<S, S::ROWS>(queries, query, problem.query, place.first, place.queries, problem.head_dim);
+  load_rows<S, S::ROWS>(queries, inputs.query, problem.query, place.first, place.queries, problem.head_dim);
   terms.begin(place, queries, values + S::KEYS * S::D);
 #pragma unroll 1
-  for (int column = 0; column < seen; column += S::KEYS) {
+  for (int column = begin; column < end; column += S::KEYS) {
     __syncthreads();  // everybody has left the previous probabilities and values
-    load_rows<S, S::KEYS>(keys, key, problem.key, column, place.keys, problem.head_dim);
+    load_rows<S, S::KEYS>(keys, inputs.key, problem.key, column, place.keys, problem.head_dim);
     terms.fetch(column);
     cp_async_commit();
-    load_rows<S, S::KEYS>(values, value, problem.value, column, place.keys, problem.head_dim);
+    load_rows<S, S::KEYS>(values, inputs.value, problem.value, column, place.keys, problem.head_dim);
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();  // queries and keys have arrived
     Fp32Scores<S> scores;
     multiply_keys_fp32<S>(scores, queries, keys, y, x);
-    terms.add(scores, keys, column);
+    terms.add(scores, keys, column, column == begin);
     adjust_fp32<S>(scores, added, problem, row, column + x, place);
     __syncthreads();  // everybody has left the keys
     softmax_step_fp32<S>(keys, scores, peak, total, d, y, x);
@@ -155,7 +151,7 @@ __device__ __forceinline__ void attend_fp32(float *output, float2 *lse, const fl
 
   cp_async_commit();  // where there was no key, nothing has committed the copies of the queries
   cp_async_wait<0>();
-  lse += lse_begin(problem, place, packed);
+  lse += lse_begin(problem, place);
   output += output_begin(problem, place, packed);
 #pragma unroll
   for (int i = 0; i < S::R; ++i) {

@@ -97,14 +97,14 @@ def rescale(sums, count, row, factors):
 
 
 @helper
-def finish_softmax(views, place, first, count, head_dim, sums, row, state):
-    """Divide by the sums; write outputs and lse."""
+def finish_softmax(views, place, first, count, head_dim, sums, row, state, keep):
+    """Divide by the sums, times what dropout makes up for with (`keep`); write outputs and lse."""
     _, _, _, output, _, _, _, lse = views
     s, h, start, _, _, _ = place
     peaks, totals = state[1], state[2]
     for i in range(count):
         total, both = totals[i], row_pointer(lse, s, h, start + first + i, sums)
-        factor = 1 / total if total != 0 else total
+        factor = keep / total if total != 0 else total
         copy_scaled(pointer(sums, i * row), factor, head_dim, row_pointer(output, s, h, start + first + i, sums))
         both[0] = peaks[i] if total == total else total
         both[1] = math.log(total) if total != 0 else total

@@ -63,9 +63,13 @@ def alibi_positions(num_heads: int, longest: int, dtype: Any = np.float32) -> Re
         num_heads: at least 1.
         longest: the number of tokens of the longest sequence, at least 1.
         dtype: that of the queries.
+
+    Raises:
+        TypeError, ValueError: for other numbers, and for a dtype that is not floating.
     """
     num_heads = checks.integer_number("num_heads", num_heads, minimum=1)
     last = checks.integer_number("longest", longest, minimum=1) - 1
+    dtype = checks.floating_dtype("dtype", dtype)
     bias = -np.arange(last + 1)[:, None] * _alibi_slopes(num_heads)
     return RelativePositions(np.abs(np.arange(-last, last + 1, dtype=np.int32)), position_bias=bias.astype(dtype))
 
@@ -80,14 +84,19 @@ def _alibi_slopes(num_heads: int) -> np.ndarray:
 def bucketed_distances(num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
     """The bidirectional buckets of T5 and MPNet as `distance_rows`: int32, (2 * max_distance + 1,).
 
-    Keys before the query have the first half of the buckets, those behind it the second half. Half of a half is for
-    the exact distances, the rest for logarithmic ranges up to max_distance, beyond which all share the last bucket.
+    Keys before the query have the first half of the buckets, keys after it the second half. Half of each half is for
+    exact distances, the rest for logarithmic ranges up to max_distance, beyond which all share the last bucket.
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1.
 
     Args:
         num_buckets: a multiple of 4.
         max_distance: more than num_buckets / 4.
+
+    Raises:
+        TypeError, ValueError: for other numbers.
     """
+    num_buckets = checks.integer_number("num_buckets", num_buckets)
+    max_distance = checks.integer_number("max_distance", max_distance)
     half, exact = num_buckets // 2, num_buckets // 4
     if num_buckets % 4 or num_buckets <= 0:
         raise ValueError(f"num_buckets is {num_buckets}, expected a positive multiple of 4")

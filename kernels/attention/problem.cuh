@@ -3,13 +3,25 @@
 
 constexpr int NO_MASK = 0, BOOL_MASK = 1, FLOAT_MASK = 2;
 
-// Passed by value; PROBLEM in cuda.py is its NumPy twin. Strides are in elements, 0 where an array is broadcast.
+// Passed by value; PROBLEM in problem.py is its NumPy twin. Strides are in elements, 0 where an array is broadcast.
 struct Problem {
   long long query[3], key[3], value[3];  // batch, head, token
   long long attn_mask[4], bias[4];       // sequence, head, query, key
-  int heads, sequences, length, length_k, head_dim, mask_kind;
+  long long position_bias[2];            // row of the tables, head
+  int heads, sharing, sequences, length, length_k, head_dim, mask_kind;  // sharing: query heads of a head of keys
+  int rows, distances;                                                   // of the tables, of distance_rows
+  int left, right;                                                       // of the window
   float scale;
   bool is_causal;
+};
+
+// What scores are made of and what they weigh; null where absent.
+template <class T> struct Inputs {
+  const T *query, *key, *value;
+  const int *cu_seqlens, *cu_seqlens_k;
+  const void *attn_mask;
+  const T *bias, *position_bias;
+  const int *distance_rows;
 };
 
 // Copies rows first, first + 1, .. of `array` (queries, keys or values, `rows` in all) into a tile; see load_tile.
@@ -38,35 +50,61 @@ __device__ __forceinline__ int find_sequence(const int *cu_seqlens, int sequence
 
 // One tile of queries of one sequence and head.
 struct Place {
-  int sequence, head;
-  int queries, keys;         // lengths of the sequence
-  int first;                 // the tile's first query within the sequence; not below `queries` if the tile is empty
-  long long begin, begin_k;  // the sequence's first token
+  int sequence, batch, head;  // batch: the sequence, 0 in packed arrays
+  int queries, keys;          // lengths of the sequence
+  int first;                  // the tile's first query within the sequence; not below `queries` if the tile is empty
+  int below, above;           // causality and window let query i see the keys from i + below to i + above
+  long long begin, begin_k;   // the sequence's first token
+
+  __device__ __forceinline__ bool hides(int query, int key) const {
+    return key < query + below || key > query + above;
+  }
+  // The first key that a tile's queries see, rounded down to the tile that it lies in: tiles of `keys` begin at the
+  // same keys whatever the queries are, so that no sum's order depends on these (what is hidden adds zeros).
+  __device__ __forceinline__ int first_key(int keys) const { return max(first + below, 0) / keys * keys; }
+  // Behind the last key that a tile of `rows` queries sees.
+  __device__ __forceinline__ int end_key(int rows) const { return min(keys, min(first + rows, queries) + above); }
 };
 
-__device__ __forceinline__ Place find_place(const Problem &problem, const int *cu_seqlens, const int *cu_seqlens_k,
-                                            int rows) {
-  Place place;
-  const int tile = blockIdx.x;
-  place.head = blockIdx.y;
-  if (cu_seqlens) {
-    const int s = place.sequence = find_sequence(cu_seqlens, problem.sequences, tile, rows);
-    place.begin = cu_seqlens[s], place.queries = cu_seqlens[s + 1] - cu_seqlens[s];
-    place.begin_k = cu_seqlens_k[s], place.keys = cu_seqlens_k[s + 1] - cu_seqlens_k[s];
-    place.first = (tile - cu_seqlens[s] / rows - s) * rows;
-  } else {
-    const int tiles = (problem.length + rows - 1) / rows;
-    place.sequence = tile / tiles, place.first = tile % tiles * rows;
-    place.begin = place.begin_k = 0, place.queries = problem.length, place.keys = problem.length_k;
+template <class T>
+__device__ __forceinline__ Place place_of(const Problem &problem, const Inputs<T> &inputs, int sequence, int head,
+                                          int first) {
+  Place place = {sequence, sequence, head, problem.length, problem.length_k, first};
+  if (inputs.cu_seqlens) {
+    place.batch = 0;
+    place.begin = inputs.cu_seqlens[sequence], place.queries = inputs.cu_seqlens[sequence + 1] - place.begin;
+    place.begin_k = inputs.cu_seqlens_k[sequence], place.keys = inputs.cu_seqlens_k[sequence + 1] - place.begin_k;
   }
+  const int position = place.keys - place.queries;  // of query 0 among the keys
+  place.below = position - problem.left, place.above = position + problem.right;
+  if (problem.is_causal) place.above = min(place.above, 0);
   return place;
 }
 
-// The first element of the sequence and head in an array with these strides.
+// That of the block, for tiles of `rows` queries.
 template <class T>
-__device__ __forceinline__ T *begin_of(T *array, const long long (&strides)[3], const Place &place, bool packed,
-                                       long long begin) {
-  return array + (packed ? 0 : place.sequence) * strides[0] + place.head * strides[1] + begin * strides[2];
+__device__ __forceinline__ Place find_place(const Problem &problem, const Inputs<T> &inputs, int rows) {
+  const int tile = blockIdx.x, head = blockIdx.y;
+  if (inputs.cu_seqlens) {
+    const int s = find_sequence(inputs.cu_seqlens, problem.sequences, tile, rows);
+    return place_of(problem, inputs, s, head, (tile - inputs.cu_seqlens[s] / rows - s) * rows);
+  }
+  const int tiles = (problem.length + rows - 1) / rows;
+  return place_of(problem, inputs, tile / tiles, head, tile % tiles * rows);
+}
+
+template <class T>
+__device__ __forceinline__ T *begin_of(T *array, const long long (&strides)[3], int batch, int head, long long token) {
+  return array + batch * strides[0] + head * strides[1] + token * strides[2];
+}
+
+// Moves query, key and value to the place's sequence and head.
+template <class T>
+__device__ __forceinline__ void enter(Inputs<T> &inputs, const Problem &problem, const Place &place) {
+  const int head_k = place.head / problem.sharing;
+  inputs.query = begin_of(inputs.query, problem.query, place.batch, place.head, place.begin);
+  inputs.key = begin_of(inputs.key, problem.key, place.batch, head_k, place.begin_k);
+  inputs.value = begin_of(inputs.value, problem.value, place.batch, head_k, place.begin_k);
 }
 
 // Where the sequence and head begin in the output, whose memory is (tokens, heads, head_dim) when packed, else (batch,
@@ -89,8 +127,8 @@ __device__ __forceinline__ float2 highest_and_log(float peak, float total) {
 }
 
 // As output_begin, for lse, (batch, heads, length).
-__device__ __forceinline__ long long lse_begin(const Problem &problem, const Place &place, bool packed) {
-  return ((packed ? 0 : (long long)place.sequence) * problem.heads + place.head) * problem.length + place.begin;
+__device__ __forceinline__ long long lse_begin(const Problem &problem, const Place &place) {
+  return ((long long)place.batch * problem.heads + place.head) * problem.length + place.begin;
 }
 
 // Moves the rows of a register array STEP places to the front, the first ones to the end. Registers cannot be indexed
@@ -109,31 +147,43 @@ template <int STEP, int ROWS, int COLUMNS> __device__ __forceinline__ void rotat
   }
 }
 
-// Bias and mask of one sequence and head.
+// The row of the tables for a distance; not in [0, rows) if distance_rows is wrong.
+__device__ __forceinline__ int row_of_distance(const int *distance_rows, int distances, int distance) {
+  return distance_rows[min(max(distance + distances / 2, 0), distances - 1)];
+}
+
+// What is added to the scaled scores of one sequence and head; strides stay in the problem, which takes no registers.
 template <class T> struct AddedScores {
-  const T *bias;
+  const T *position_bias, *bias;
   const void *mask;
-  long long bias_query, bias_key, mask_query, mask_key;
-  int mask_kind;
+  const int *distance_rows;
+  int position;  // of query 0 among the keys
 
   // The score of query i and key j, both within the sequence.
-  __device__ __forceinline__ float apply(float score, int i, int j) const {
-    if (bias) score += to_float(bias[i * bias_query + j * bias_key]);
-    const long long offset = i * mask_query + j * mask_key;
-    if (mask_kind == FLOAT_MASK) score += to_float(static_cast<const T *>(mask)[offset]);
-    if (mask_kind == BOOL_MASK && !static_cast<const bool *>(mask)[offset]) score = -INFINITY;
+  __device__ __forceinline__ float apply(float score, int i, int j, const Problem &problem) const {
+    if (position_bias) {
+      const int row = row_of_distance(distance_rows, problem.distances, i + position - j);
+      if ((unsigned)row < (unsigned)problem.rows) score += to_float(position_bias[row * problem.position_bias[0]]);
+    }
+    if (bias) score += to_float(bias[i * problem.bias[2] + j * problem.bias[3]]);
+    const long long offset = i * problem.attn_mask[2] + j * problem.attn_mask[3];
+    if (problem.mask_kind == FLOAT_MASK) score += to_float(static_cast<const T *>(mask)[offset]);
+    if (problem.mask_kind == BOOL_MASK && !static_cast<const bool *>(mask)[offset]) score = -INFINITY;
     return score;
   }
 };
 
 template <class T>
-__device__ __forceinline__ AddedScores<T> find_added_scores(const Problem &problem, const Place &place,
-                                                            const void *mask, const T *bias) {
+__device__ __forceinline__ AddedScores<T> find_added_scores(const Problem &problem, const Inputs<T> &inputs,
+                                                            const Place &place) {
+  AddedScores<T> added = {inputs.position_bias, inputs.bias, inputs.attn_mask, inputs.distance_rows,
+                          place.keys - place.queries};
   const long long mask_offset = place.sequence * problem.attn_mask[0] + place.head * problem.attn_mask[1];
-  if (bias) bias += place.sequence * problem.bias[0] + place.head * problem.bias[1];
-  if (problem.mask_kind == BOOL_MASK) mask = static_cast<const bool *>(mask) + mask_offset;
-  if (problem.mask_kind == FLOAT_MASK) mask = static_cast<const T *>(mask) + mask_offset;
-  return {bias, mask, problem.bias[2], problem.bias[3], problem.attn_mask[2], problem.attn_mask[3], problem.mask_kind};
+  if (added.position_bias) added.position_bias += place.head * problem.position_bias[1];
+  if (added.bias) added.bias += place.sequence * problem.bias[0] + place.head * problem.bias[1];
+  if (problem.mask_kind == BOOL_MASK) added.mask = static_cast<const bool *>(added.mask) + mask_offset;
+  if (problem.mask_kind == FLOAT_MASK) added.mask = static_cast<const T *>(added.mask) + mask_offset;
+  return added;
 }
 
 // What a kernel adds to the products of queries and keys, before they are scaled: here nothing.
@@ -143,5 +193,7 @@ struct NoTerms {
   // Begins the copies that go with those of the keys from `column` on.
   __device__ __forceinline__ void fetch(int column) {}
   // The copies have arrived, for all threads; nothing fetches the next until all of them have met at a barrier.
-  template <class Scores, class T> __device__ __forceinline__ void add(Scores &, const T *keys, int column) {}
+  // `fresh`: the warp did not add to the scores of the keys before `column`.
+  template <class Scores, class T>
+  __device__ __forceinline__ void add(Scores &, const T *keys, int column, bool fresh) {}
 };

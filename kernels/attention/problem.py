@@ -3,6 +3,7 @@
 import numpy as np
 
 from .. import _cuda
+from .arguments import table_rows
 
 PROBS_TILE, PROBS_THREADS = 32, 256
 BOOL_MASK, FLOAT_MASK = 1, 2  # of problem.cuh
@@ -11,13 +12,60 @@ PROBLEM = np.dtype(
     [
         *((name, np.int64, 3) for name in ("query", "key", "value")),
         *((name, np.int64, 4) for name in ("attn_mask", "bias")),
-        *((name, np.int32) for name in ("heads", "sequences", "length", "length_k", "head_dim", "mask_kind")),
+        ("position_bias", np.int64, 2),
+        *(
+            (name, np.int32)
+            for name in ("heads", "sharing", "sequences", "length", "length_k", "head_dim", "mask_kind")
+        ),
+        *((name, np.int32) for name in ("rows", "distances", "left", "right")),
         ("scale", np.float32),
         ("is_causal", np.bool_),
     ],
     align=True,
 )
 """struct Problem of problem.cuh."""
+
+
+def kernel_inputs(query, key, value, scoring):
+    """(the arrays of struct Inputs of problem.cuh, the struct Problem that says how they lie)."""
+    cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale, *_ = scoring
+    problem = np.zeros((), dtype=PROBLEM)[()]
+    problem["sequences"], problem["heads"], problem["length"], problem["head_dim"] = query.shape
+    if cu_seqlens is not None:
+        problem["sequences"] = cu_seqlens.shape[0] - 1
+    problem["length_k"], problem["sharing"] = key.shape[2], query.shape[1] // max(key.shape[1], 1)
+    if attn_mask is not None:
+        problem["mask_kind"] = BOOL_MASK if attn_mask.dtype == np.bool_ else FLOAT_MASK
+    problem["scale"], problem["is_causal"] = scale, is_causal
+    problem["left"], problem["right"] = window
+    position_bias = distance_rows = None
+    if relative is not None:
+        position_bias, distance_rows = relative.position_bias, relative.distance_rows
+        problem["rows"], problem["distances"] = table_rows(relative), distance_rows.shape[0]
+    floats = {name: _cuda.vector_rows(it) for name, it in (("query", query), ("key", key), ("value", value))}
+    added = {"attn_mask": attn_mask, "bias": bias, "position_bias": position_bias}
+    set_strides(problem, **floats, **added)
+    offsets = contiguous(cu_seqlens, cu_seqlens_k)
+    return (*floats.values(), *offsets, *added.values(), *contiguous(distance_rows)), problem
+
+
+def set_strides(struct, **arrays):
+    """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros."""
+    for name, array in arrays.items():
+        if array is not None:
+            count = struct.dtype[name].shape[0]  # of the last axis of query, key and value it is 1
+            struct[name] = [stride // array.dtype.itemsize for stride in array.strides[:count]]
+
+
+def contiguous(*arrays):
+    """The arrays of integers as the kernels read them; None stays None."""
+    return tuple(None if it is None else _cuda.array_module(it).ascontiguousarray(it) for it in arrays)
+
+
+def tile_count(problem, is_packed, rows):
+    """Blocks of a head whose tiles have `rows` queries; find_sequence in problem.cuh says why, of packed ones."""
+    length, sequences = int(problem["length"]), int(problem["sequences"])
+    return length // rows + sequences if is_packed else sequences * -(-length // rows)
 
 
 def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
@@ -43,24 +91,3 @@ def _longest(query, key, cu_seqlens, cu_seqlens_k):
         return query.shape[2], key.shape[2]
     lengths = (offsets[1:] - offsets[:-1] for offsets in (cu_seqlens, cu_seqlens_k))
     return tuple(int(each.max()) if each.size else 0 for each in lengths)
-
-
-def problem_struct(query, key, head_dim, cu_seqlens, attn_mask, is_causal, scale):
-    """The struct that the kernels take, but for the strides; `head_dim` without padding."""
-    problem = np.zeros((), dtype=PROBLEM)[()]
-    problem["sequences"], problem["heads"], problem["length"], _ = query.shape
-    if cu_seqlens is not None:
-        problem["sequences"] = cu_seqlens.shape[0] - 1
-    problem["length_k"], problem["head_dim"] = key.shape[2], head_dim
-    if attn_mask is not None:
-        problem["mask_kind"] = BOOL_MASK if attn_mask.dtype == np.bool_ else FLOAT_MASK
-    problem["scale"], problem["is_causal"] = scale, is_causal
-    return problem
-
-
-def set_strides(struct, **arrays):
-    """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros."""
-    for name, array in arrays.items():
-        if array is not None:
-            count = struct.dtype[name].shape[0]  # of the last axis of query, key and value it is 1
-            struct[name] = [stride // array.dtype.itemsize for stride in array.strides[:count]]

@@ -8,20 +8,13 @@ struct ProbsPlace {
   int query, key;
 };
 
-__device__ __forceinline__ ProbsPlace find_probs_place(const Problem &problem, const int *cu_seqlens,
-                                                       const int *cu_seqlens_k, int longest_q, int longest_k) {
+template <class T>
+__device__ __forceinline__ ProbsPlace find_probs_place(const Problem &problem, const Inputs<T> &inputs, int longest_q,
+                                                       int longest_k) {
   const unsigned tiles_q = (longest_q + 31) / 32, tiles_k = (longest_k + 31) / 32;
   const unsigned rest = blockIdx.x / tiles_k, row = rest / tiles_q;
-  const int s = row / problem.heads;
-  ProbsPlace found;
-  found.query = rest % tiles_q * 32, found.key = blockIdx.x % tiles_k * 32;
-  Place &place = found.place;
-  place.sequence = s, place.head = row % problem.heads, place.first = 0;
-  place.begin = cu_seqlens ? cu_seqlens[s] : 0;
-  place.queries = cu_seqlens ? cu_seqlens[s + 1] - cu_seqlens[s] : problem.length;
-  place.begin_k = cu_seqlens ? cu_seqlens_k[s] : 0;
-  place.keys = cu_seqlens ? cu_seqlens_k[s + 1] - cu_seqlens_k[s] : problem.length_k;
-  return found;
+  const int query = rest % tiles_q * 32, key = blockIdx.x % tiles_k * 32;
+  return {place_of(problem, inputs, row / problem.heads, row % problem.heads, query), query, key};
 }
 
 // As NoTerms of problem.cuh, for probabilities.
@@ -35,19 +28,16 @@ struct NoProbsTerms {
   __device__ __forceinline__ void adjust(float &score, int query, int key) {}
 };
 
-// probs = exp(score - highest - log of the sum), zero beyond the sequence's lengths. 256 threads: one key and every 8th query each.
+// probs = exp(score - highest - log of the sum), zero beyond the sequence's lengths. 256 threads: one key and every 8th
+// query each.
 template <class T, class Terms>
-__device__ __forceinline__ void write_probs(T *probs, const float2 *lse, const T *query, const T *key,
-                                            const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
-                                            const T *bias, const Problem &problem, int longest_q, int longest_k,
-                                            Terms terms) {
+__device__ __forceinline__ void write_probs(T *probs, const float2 *lse, Inputs<T> inputs, const Problem &problem,
+                                            int longest_q, int longest_k, Terms terms) {
   SHARED_ARRAY(float, queries, 32 * 33);
   SHARED_ARRAY(float, keys, 32 * 33);
-  const bool packed = cu_seqlens;
-  const ProbsPlace found = find_probs_place(problem, cu_seqlens, cu_seqlens_k, longest_q, longest_k);
+  const ProbsPlace found = find_probs_place(problem, inputs, longest_q, longest_k);
   const Place &place = found.place;
-  query = begin_of(query, problem.query, place, packed, place.begin);
-  key = begin_of(key, problem.key, place, packed, place.begin_k);
+  enter(inputs, problem, place);
   const int x = threadIdx.x % 32, y = threadIdx.x / 32;
   float scores[4] = {};
   terms.begin(found, queries);
@@ -60,8 +50,8 @@ __device__ __forceinline__ void write_probs(T *probs, const float2 *lse, const T
       const int row = y + 8 * i, i_query = found.query + row, j_key = found.key + row;
       const bool query_there = d < problem.head_dim && i_query < place.queries;
       const bool key_there = d < problem.head_dim && j_key < place.keys;
-      queries[row * 33 + x] = query_there ? to_float(query[i_query * problem.query[2] + d]) : 0.f;
-      keys[row * 33 + x] = key_there ? to_float(key[j_key * problem.key[2] + d]) : 0.f;
+      queries[row * 33 + x] = query_there ? to_float(inputs.query[i_query * problem.query[2] + d]) : 0.f;
+      keys[row * 33 + x] = key_there ? to_float(inputs.key[j_key * problem.key[2] + d]) : 0.f;
     }
     terms.fetch(d0);
     __syncthreads();
@@ -72,9 +62,9 @@ __device__ __forceinline__ void write_probs(T *probs, const float2 *lse, const T
     terms.add(scores, keys);
   }
 
-  const AddedScores<T> added = find_added_scores(problem, place, attn_mask, bias);
+  const AddedScores<T> added = find_added_scores(problem, inputs, place);
   const int j_key = found.key + x;
-  lse += lse_begin(problem, place, packed);
+  lse += lse_begin(problem, place);
   probs += ((long long)place.sequence * problem.heads + place.head) * longest_q * longest_k;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -83,8 +73,8 @@ __device__ __forceinline__ void write_probs(T *probs, const float2 *lse, const T
     float p = 0.f;
     if (i_query < place.queries && j_key < place.keys && lse[i_query].x != -INFINITY) {
       terms.adjust(scores[i], i_query, j_key);
-      const bool hidden = problem.is_causal && j_key > i_query;
-      const float score = hidden ? -INFINITY : added.apply(scores[i] * problem.scale, i_query, j_key);
+      const bool hidden = place.hides(i_query, j_key);
+      const float score = hidden ? -INFINITY : added.apply(scores[i] * problem.scale, i_query, j_key, problem);
       p = expf(score - lse[i_query].x - lse[i_query].y);
     }
     probs[(long long)i_query * longest_k + j_key] = from_float<T>(p);

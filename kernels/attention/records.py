@@ -5,54 +5,57 @@ strides in elements, 0 where an axis has size 1. Whoever fills a record keeps it
 from `as_addressed_array` alone.
 """
 
+import functools
+
 import numpy as np
 
 from .._numba import empty, inline_helper
 from .._numba.arrays import CACHE_LINE, address_of, as_addressed_array, as_kernel_array
 from .._numba.simd import itemsize, pointer_at
-from .._numba.steps import ADDRESS, INT32, record
+from .._numba.steps import ADDRESS, INT32, filled, record
+from ..philox import threshold
 from ..precision import working_dtype
-from .arguments import UNLIMITED
+from .arguments import UNLIMITED, heads_first
 from .reference import unbroadcast
 
+UINT32 = np.uint32(0)
 VIEW = record(("address", ADDRESS), ("batch", np.intp), ("head", np.intp), ("row", np.intp))
 NOTHING = (0, 0, 0, 0)
 _TERMS = ("query_for_position", "position_key", "position_query", "position_bias", "segment_scores")
 
-# What both directions have in common.
+# What both directions have in common: first what is always there.
 COMMON = (
-    *((name, VIEW) for name in ("query", "key", "value", "mask", "bias", *_TERMS, "lse")),
-    *((name, ADDRESS) for name in ("distance_rows", "segment_ids", "segment_ids_k", "scratch")),
-    *((name, np.intp) for name in ("distances", "segments", "segments_k")),  # rows; elements of a batch of ids
+    *((name, VIEW) for name in ("query", "key", "value", "lse")),
+    ("scratch", ADDRESS),
     *((name, np.intp) for name in ("rooms", "room")),  # of the scratch: how many, and the elements of each
     *((name, np.intp) for name in ("heads", "sharing", "head_dim", "left", "right")),  # query heads of a key head
     ("is_causal", np.bool_),
     ("scale", np.float64),
+    ("keep", np.float64),  # 1 / (1 - p) of dropout
+    ("seed", np.uint64),
+    ("threshold", np.uint32),  # of random bits below which a weight is dropped; 0 without dropout
+    ("batch_rows", np.intp),  # the queries of a batch; 0 of packed ones, whose offsets count on
+)
+OPTIONAL = (
+    *((name, VIEW) for name in ("mask", "bias", *_TERMS)),
+    *((name, ADDRESS) for name in ("distance_rows", "segment_ids", "segment_ids_k")),
+    *((name, np.intp) for name in ("distances", "segments", "segments_k")),  # rows; elements of a batch of ids
 )
 
 
 def view(array):
-    """The values of a VIEW; `array` is None or comes from `as_addressed_array`."""
-    if array is None:
-        return NOTHING
-    size, (batch, heads, rows, _), strides = array.itemsize, array.shape, array.strides
+    """The values of a VIEW; `array` comes from `as_addressed_array`."""
+    size, (batch, heads, rows, _), (of_batch, of_head, of_row, _) = array.itemsize, array.shape, array.strides
     return (
         address_of(array),
-        0 if batch == 1 else strides[0] // size,
-        0 if heads == 1 else strides[1] // size,
-        0 if rows == 1 else strides[2] // size,
+        0 if batch == 1 else of_batch // size,
+        0 if heads == 1 else of_head // size,
+        0 if rows == 1 else of_row // size,
     )
 
 
 def addressed(array):
     return None if array is None else as_addressed_array(array)
-
-
-def heads_first(table):
-    """A table, (rows, heads, head_dim) or (rows, heads), as (1, heads, rows, columns)."""
-    if table is None:
-        return None
-    return (table if table.ndim == 3 else table[:, :, None]).transpose(1, 0, 2)[None]
 
 
 def added_mask(mask, dtype):
@@ -66,9 +69,9 @@ def added_mask(mask, dtype):
 
 
 def term_arrays(relative, query):
-    """The floating arrays of the terms by name, as views take them; those of None are absent."""
+    """The floating arrays of the terms by name, as views take them."""
     if relative is None:
-        return dict.fromkeys(_TERMS)
+        return {}
     for_position = relative.query_for_position
     if for_position is None and relative.position_key is not None:
         for_position = query
@@ -82,45 +85,68 @@ def term_arrays(relative, query):
 
 
 def integer_arrays(relative):
-    """(distance_rows, segment_ids, segment_ids_k) as compiled code reads them, or Nones."""
+    """The integers of the terms by name, as compiled code reads them."""
     if relative is None:
-        return None, None, None
-    arrays = relative.distance_rows, relative.segment_ids, relative.segment_ids_k
-    return tuple(None if array is None else as_kernel_array(array) for array in arrays)
+        return {}
+    names = ("distance_rows", "segment_ids", "segment_ids_k")
+    arrays = ((name, getattr(relative, name)) for name in names)
+    return {name: as_kernel_array(array) for name, array in arrays if array is not None}
 
 
-def numbers(query, key, scoring, integers):
-    """The values of COMMON's fields that are no addresses, by name; not the scratch's."""
-    distance_rows, segment_ids, segment_ids_k = integers
-    heads, head_dim = query.shape[1], query.shape[3]
-    is_dense = scoring.cu_seqlens is None
+def integer_fields(integers, scoring):
+    """The fields of `integer_arrays`."""
+    fields = {name: address_of(array) for name, array in integers.items()}
+    if "distance_rows" in integers:
+        fields["distances"] = len(integers["distance_rows"])
+    if "segment_ids" in integers and scoring.cu_seqlens is None:
+        fields["segments"], fields["segments_k"] = (integers[it].shape[1] for it in ("segment_ids", "segment_ids_k"))
+    return fields
+
+
+def common_fields(arrays, scratch, scoring):
+    """The fields of COMMON; `scratch` is (address, rooms, room)."""
+    query, key = arrays["query"], arrays["key"]
+    (_, heads, _, head_dim), heads_k = query.shape, key.shape[1]
+    (address, rooms, room), (left, right) = scratch, scoring.window
     return {
-        "distances": 0 if distance_rows is None else len(distance_rows),
-        "segments": segment_ids.shape[1] if is_dense and segment_ids is not None else 0,
-        "segments_k": segment_ids_k.shape[1] if is_dense and segment_ids_k is not None else 0,
-        "heads": heads,
-        "sharing": heads // max(key.shape[1], 1),
-        "head_dim": head_dim,
-        "left": scoring.window[0],
-        "right": scoring.window[1],
-        "is_causal": scoring.is_causal,
-        "scale": scoring.scale,
-    }
+        "query": view(query), "key": view(key), "value": view(arrays["value"]), "lse": view(arrays["lse"]),
+        "scratch": address, "rooms": rooms, "room": room,
+        "heads": heads, "sharing": heads // heads_k if heads_k else heads, "head_dim": head_dim,
+        "left": left, "right": right, "is_causal": scoring.is_causal, "scale": scoring.scale,
+        "keep": 1 / (1 - scoring.dropout_p), "seed": scoring.dropout_seed,
+        "threshold": threshold(scoring.dropout_p) if scoring.dropout_p else 0,
+        "batch_rows": query.shape[2] if scoring.cu_seqlens is None else 0,
+    }  # fmt: skip
 
 
-def filled(kind, fields):
-    """An array of one record."""
-    return np.array([tuple(fields[name] for name in kind.names)], kind)
+def filled_record(kind, fields):
+    """An array of one record; the fields that are not given are those of what is absent.
+
+    Fastest where those given are the record's first, in their order.
+    """
+    if tuple(fields) != kind.names[: len(fields)]:
+        fields = absent_fields(kind) | fields
+    return filled(kind, [fields.values()])
+
+
+@functools.cache
+def absent_fields(kind):
+    """All fields of a record, in their order, of which nothing is there."""
+    return {name: NOTHING if kind[name] == VIEW else 0 for name in kind.names}
 
 
 def make_scratch(rooms, room, dtype):
-    """`rooms` rooms of `room` elements, from a cache line on; MemoryError, with the size, if there is not enough."""
+    """(memory, (its first cache line, rooms, room)) for `rooms` rooms of `room` elements.
+
+    Raises MemoryError, with the size, if there is not enough.
+    """
     memory = empty((rooms * room * dtype.itemsize + CACHE_LINE,), np.uint8)
-    return memory[-address_of(memory) % CACHE_LINE :]
+    address = address_of(memory)
+    return memory, (address + -address % CACHE_LINE, rooms, room)
 
 
 def visible_keys(scoring, keys):
-    """At most so many of `keys` keys does a query see."""
+    """The most keys, of `keys`, that one query sees."""
     left, right = scoring.window
     return keys if UNLIMITED in (left, right) else min(keys, left + right + 1)
 
@@ -155,8 +181,14 @@ def band(step, queries, keys):
 
 
 @inline_helper
+def bits_row(step, s, h, query):
+    """The row of random bits of a query, counted among all tokens, and a head."""
+    return np.uint64((s * step.batch_rows + query) * step.heads + h)
+
+
+@inline_helper
 def whole_lines(elements):
-    """As many elements, and those that fill up the last cache line."""
+    """`elements`, rounded up to whole cache lines of float32."""
     return (elements + 15) // 16 * 16
 
 

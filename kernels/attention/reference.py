@@ -13,6 +13,8 @@ j and the rows r(d) of the tables A (position_key), B (position_query) and b (po
 mask is -inf where a boolean mask is False, where the window (-left <= -d <= right) or causality (j <= i) hides the key.
 With fewer heads of keys and values than of queries, head h of the queries has their head h // (heads / heads of keys).
 
+With dropout (../dropout) O = (P o D) V, where D is 0 or 1 / (1 - p), and below dP = dO V^T o D and dV = (P o D)^T dO.
+
 With compute_dtype "bfloat16" what is multiplied (Q, K, V, p, A, B and the exponentials exp(S_ij - m_i)) is rounded to
 bfloat16 before; sums, softmax and the division by the sum of the (unrounded) exponentials are in the working precision.
 
@@ -42,8 +44,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..precision import widen, working_dtype
-from .arguments import UNLIMITED
+from ..philox import random_bits, threshold
+from ..precision import ieee_arithmetic, widen, working_dtype
+from .arguments import UNLIMITED, scores_shape
 from .positions import RelativePositions
 
 
@@ -61,6 +64,7 @@ class Piece(NamedTuple):
         return (ids[:, :, None] != ids_k[:, None])[:, None]
 
 
+@ieee_arithmetic
 def attention(query, key, value, scoring, return_probs, return_components, compute_dtype):
     """(output, lse, probabilities or None, components or None)."""
     inputs = rounded_inputs(query, key, scoring.relative, compute_dtype)
@@ -72,17 +76,19 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     for piece in _pieces(scoring):
         scores = _scores(_products(*inputs, scoring.scale, piece), scoring, piece)
         exponentials, total, lse[piece.queries] = _softmax(scores)
+        kept = _kept(scoring, piece, scores.shape, query.shape[2])
         if probs is not None:
             _corner(probs, piece, scores)[...] = exponentials / total
         values = _for_heads(value[piece.keys], query.shape[1])
         if compute_dtype is None:
-            output[piece.queries] = exponentials / total @ values
+            output[piece.queries] = exponentials / total * kept @ values
         else:
             output[piece.queries] = rounded(exponentials, compute_dtype) @ values / total
     components = score_components(query, key, scoring, compute_dtype) if return_components else None
     return output, lse, probs, components
 
 
+@ieee_arithmetic
 def score_components(query, key, scoring, compute_dtype):
     """(content to content, content to position, position to content) of all sequences, zeros beyond their lengths."""
     inputs = rounded_inputs(query, key, scoring.relative, compute_dtype)
@@ -96,7 +102,7 @@ def score_components(query, key, scoring, compute_dtype):
     return components
 
 
-@np.errstate(invalid="ignore")
+@ieee_arithmetic
 def attention_backward(grad_output, query, key, value, output, lse, scoring):
     """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
 
@@ -111,7 +117,8 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring):
         scores = _scores(_products(query, key, relative, scoring.scale, piece), scoring, piece)
         grad = widen(grad_output[piece.queries])
         probs = _probabilities(scores, widen(lse[piece.queries]))
-        grad_probs = grad @ transpose(_for_heads(value[piece.keys], heads))
+        kept = _kept(scoring, piece, scores.shape, query.shape[2])
+        grad_probs = grad @ transpose(_for_heads(value[piece.keys], heads)) * kept
         grad_scores = probs * (grad_probs - (probs * grad_probs).sum(axis=-1, keepdims=True))
         if grad_bias is not None:
             _add_reduced(grad_bias, grad_scores, piece)
@@ -123,7 +130,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring):
             of_query, of_key = of_query + terms[0], of_key + terms[1]
         grad_query[piece.queries] = of_query
         grad_key[piece.keys] = _sum_heads(of_key, key.shape[1])
-        grad_value[piece.keys] = _sum_heads(transpose(probs) @ grad, key.shape[1])
+        grad_value[piece.keys] = _sum_heads(transpose(probs * kept) @ grad, key.shape[1])
     if grad_relative is not None:
         grad_relative = RelativePositions(
             None, **{name: array.astype(query.dtype, copy=False) for name, array in grad_relative.items()}
@@ -165,7 +172,6 @@ def _sum_heads(grad, heads):
 # --- scores -----------------------------------------------------------------------------------------
 
 
-@np.errstate(invalid="ignore")
 def _products(query, key, relative, scale, piece):
     """(content to content, content to position, position to content), scaled, (batch, heads, queries, keys) each."""
     q, k = widen(query[piece.queries]), _for_heads(key[piece.keys], query.shape[1])
@@ -180,7 +186,6 @@ def _products(query, key, relative, scale, piece):
     return scale * (q @ transpose(k)), to_position, from_position
 
 
-@np.errstate(invalid="ignore")
 def _scores(products, scoring, piece):
     """S of the formula, (batch, heads, queries, keys), in the working precision."""
     scores, relative = sum(product for product in products if product is not None), scoring.relative
@@ -204,7 +209,7 @@ def _is_near(scoring, queries, keys):
     """Where window and causality let a query see a key, (queries, keys)."""
     i, j = np.arange(queries)[:, None], np.arange(keys)
     left, right = scoring.window
-    beyond = j - (i + keys - queries)  # how far the key is behind the query
+    beyond = j - (i + keys - queries)  # how far the key stands after the query
     return (-left <= beyond) & (beyond <= right) & ((j <= i) | (not scoring.is_causal))
 
 
@@ -228,7 +233,6 @@ def _taken(products, rows):
 # --- softmax ----------------------------------------------------------------------------------------
 
 
-@np.errstate(invalid="ignore", divide="ignore")
 def _softmax(scores):
     """Row-wise (exponentials, their sum or 1 if that is 0, lse); the greatest exponential is 1.
 
@@ -244,6 +248,21 @@ def _softmax(scores):
 def _probabilities(scores, lse):
     peak, log_total = lse[..., :1], lse[..., 1:]
     return np.exp(scores - np.where(peak == -np.inf, 0, peak) - log_total)
+
+
+def _kept(scoring, piece, shape, length):
+    """What dropout multiplies the probabilities by, (batch, heads, queries, keys): 0 or 1 / (1 - p); 1 without.
+
+    The row of random bits (philox.py) of query i and head h is i * heads + h, the queries of a batch being counted on.
+    """
+    if scoring.dropout_p == 0:
+        return 1
+    batch, heads, queries, keys = shape
+    first = piece.queries[2].start or 0
+    numbers = np.arange(batch)[:, None, None] * length + first + np.arange(queries)
+    rows = (numbers * heads + np.arange(heads)[:, None]).reshape(-1)
+    bits = random_bits(scoring.dropout_seed, rows, keys).reshape(shape)
+    return np.where(bits >= threshold(scoring.dropout_p), 1 / (1 - scoring.dropout_p), 0)
 
 
 # --- gradients --------------------------------------------------------------------------------------
@@ -327,14 +346,6 @@ def rounded_inputs(query, key, relative, compute_dtype):
 def unbroadcast(array):
     """`array` with size 1 along the axes of stride 0."""
     return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
-
-
-def scores_shape(query, key, cu_seqlens, cu_seqlens_k):
-    batch, heads, queries, _ = query.shape
-    if cu_seqlens is None:
-        return batch, heads, queries, key.shape[2]
-    longest_query, longest_key = (int(np.diff(offsets).max(initial=0)) for offsets in (cu_seqlens, cu_seqlens_k))
-    return len(cu_seqlens) - 1, heads, longest_query, longest_key
 
 
 def empty_like(array, cu_seqlens):

@@ -9,7 +9,7 @@ template <int D> using RelativeFp32Tiling = Fp32Tiling<D, (D <= 32 ? 64 : D <= 6
 template <class S> struct RelativeFp32Terms : RelativeTiles<float, S> {
   using RelativeTiles<float, S>::RelativeTiles;
 
-  __device__ __forceinline__ void add(Fp32Scores<S> &scores, const float *keys, int column) const {
+  __device__ __forceinline__ void add(Fp32Scores<S> &scores, const float *keys, int column, bool) const {
     const int y = threadIdx.x / 16, x = threadIdx.x % 16;
     if (this->key_band) multiply<8, false>(scores, this->positions, this->key_band, y, x);
     if (this->query_band) multiply<16, true>(scores, keys, this->query_band, y, x);

@@ -6,7 +6,8 @@ template <class T> struct RelativeProbsTerms {
   static constexpr int BAND = 64, PITCH = 33;
   RelativeInputs<T> inputs;
   const Relative &relative;
-  int head_dim, query, queries, keys, distance;  // distance: of the bands' first row
+  const Problem &problem;
+  int query, queries, keys, distance;  // distance: of the bands' first row
   float *positions, *key_band, *query_band;
   const float *query_tile;
 
@@ -22,14 +23,14 @@ template <class T> struct RelativeProbsTerms {
     if (inputs.query_for_position)
 #pragma unroll 1
       for (int row = y; row < 32; row += 8) {
-        const bool there = d < head_dim && query + row < queries;
+        const bool there = d < problem.head_dim && query + row < queries;
         const long long offset = (query + row) * relative.query_for_position[2] + d;
         positions[row * PITCH + x] = there ? to_float(inputs.query_for_position[offset]) : 0.f;
       }
 #pragma unroll 1
     for (int row = y; row < BAND; row += 8) {
-      const int index = row_of_distance(inputs.distance_rows, relative.distances, distance + row);
-      const bool there = d < head_dim && (unsigned)index < (unsigned)relative.rows;
+      const int index = row_of_distance(inputs.distance_rows, problem.distances, distance + row);
+      const bool there = d < problem.head_dim && (unsigned)index < (unsigned)problem.rows;
       fill(key_band, inputs.position_key, row * PITCH + x, index * relative.position_key[2] + d, there);
       fill(query_band, inputs.position_query, row * PITCH + x, index * relative.position_query[2] + d, there);
     }

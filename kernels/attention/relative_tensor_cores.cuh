@@ -62,7 +62,7 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void add(Scores<S> &scores, const T *keys, int column) {
+  __device__ __forceinline__ void add(Scores<S> &scores, const T *keys, int column, bool fresh) {
     const int warp = threadIdx.x / WARP, warp_row = warp * 16;
     float *products = reinterpret_cast<float *>(this->room) + warp * PRODUCTS;
 #pragma unroll
@@ -70,7 +70,7 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
       const int band = warp_row + S::KEYS - 16 - n * 8;
       if (this->key_band) {
         Half lower;
-        if (column == 0 && n == 0) multiply(ahead, this->positions, warp_row, this->key_band, band + 16);
+        if (fresh && n == 0) multiply(ahead, this->positions, warp_row, this->key_band, band + 16);
         multiply(lower, this->positions, warp_row, this->key_band, band);
         distribute<false>(scores, n, products, lower, ahead);
 #pragma unroll

@@ -6,10 +6,10 @@
 // i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing is gathered element by element.
 #include "problem.cuh"
 
-// Passed by value; RELATIVE in cuda.py is its NumPy twin. Strides: batch (0), head, token or row of the table.
+// Passed by value; RELATIVE in relative_cuda.py is its NumPy twin. Strides: batch, head, token or row of the table.
 struct Relative {
   long long query_for_position[3], position_key[3], position_query[3], segment_scores[3];
-  int rows, distances;  // of the tables, of distance_rows
+  long long segment_ids, segment_ids_k;  // of a batch
 };
 
 // Null where absent; of one sequence and head after `enter`.
@@ -18,20 +18,17 @@ template <class T> struct RelativeInputs {
   const int *distance_rows, *segment_ids, *segment_ids_k;
 
   __device__ __forceinline__ void enter(const Relative &relative, const Place &place) {
+    const int batch = place.batch, head = place.head;
     if (query_for_position)
-      query_for_position = begin_of(query_for_position, relative.query_for_position, place, true, place.begin);
-    if (position_key) position_key = begin_of(position_key, relative.position_key, place, true, 0);
-    if (position_query) position_query = begin_of(position_query, relative.position_query, place, true, 0);
+      query_for_position = begin_of(query_for_position, relative.query_for_position, batch, head, place.begin);
+    if (position_key) position_key = begin_of(position_key, relative.position_key, 0, head, 0);
+    if (position_query) position_query = begin_of(position_query, relative.position_query, 0, head, 0);
     if (!segment_scores) return;
-    segment_scores = begin_of(segment_scores, relative.segment_scores, place, true, place.begin);
-    segment_ids += place.begin, segment_ids_k += place.begin_k;
+    segment_scores = begin_of(segment_scores, relative.segment_scores, batch, head, place.begin);
+    segment_ids += batch * relative.segment_ids + place.begin;
+    segment_ids_k += batch * relative.segment_ids_k + place.begin_k;
   }
 };
-
-// The row of the tables for a distance; not in [0, rows) if distance_rows is wrong.
-__device__ __forceinline__ int row_of_distance(const int *distance_rows, int distances, int distance) {
-  return distance_rows[min(max(distance + distances / 2, 0), distances - 1)];
-}
 
 // A row of segment scores: what a query adds for keys of its own segment, and of another.
 template <class T> struct SegmentRow {
@@ -52,12 +49,14 @@ template <class T, class S> struct RelativeTiles {
   static constexpr int BAND = S::ROWS + S::KEYS, ROW = S::PITCH * VECTOR<T>;  // the last row of a band pads it
   RelativeInputs<T> inputs;
   const Relative &relative;
-  int head_dim, first, queries, keys, distance;  // distance: of the band's first row for the keys from 0 on
+  const Problem &problem;
+  int first, queries, keys, distance;  // distance: of the band's first row for the keys from 0 on
   const T *positions;                            // queries for position
   T *key_band, *query_band, *room;               // null where the table is absent; what follows the tiles
 
-  __device__ __forceinline__ RelativeTiles(const RelativeInputs<T> &inputs, const Relative &relative, int head_dim)
-      : inputs(inputs), relative(relative), head_dim(head_dim) {}
+  __device__ __forceinline__ RelativeTiles(const RelativeInputs<T> &inputs, const Relative &relative,
+                                           const Problem &problem)
+      : inputs(inputs), relative(relative), problem(problem) {}
 
   __device__ __forceinline__ void begin(const Place &place, const T *query_tile, T *free) {
     inputs.enter(relative, place);
@@ -67,7 +66,8 @@ template <class T, class S> struct RelativeTiles {
     positions = query_tile;
     if (inputs.query_for_position) {
       positions = room;
-      load_rows<S, S::ROWS>(room, inputs.query_for_position, relative.query_for_position, first, queries, head_dim);
+      load_rows<S, S::ROWS>(room, inputs.query_for_position, relative.query_for_position, first, queries,
+                            problem.head_dim);
       room += S::ROWS * ROW;
     }
     key_band = take_band(inputs.position_key);
@@ -90,12 +90,12 @@ template <class T, class S> struct RelativeTiles {
     constexpr int STEP = S::THREADS / S::CHUNKS;
     static_assert(S::THREADS % S::CHUNKS == 0 && BAND % STEP == 0, "every thread copies as many chunks");
     const int row0 = threadIdx.x / S::CHUNKS, chunk = threadIdx.x % S::CHUNKS;
-    const bool inside = chunk * VECTOR<T> < head_dim;  // the launcher pads rows to whole chunks
+    const bool inside = chunk * VECTOR<T> < problem.head_dim;  // the launcher pads rows to whole chunks
     table += chunk * VECTOR<T>;
 #pragma unroll 4
     for (int row = row0; row < BAND; row += STEP) {
-      const int index = row_of_distance(inputs.distance_rows, relative.distances, lowest + row);
-      const bool known = (unsigned)index < (unsigned)relative.rows;
+      const int index = row_of_distance(inputs.distance_rows, problem.distances, lowest + row);
+      const bool known = (unsigned)index < (unsigned)problem.rows;
       cp_async(chunk_of<S::PITCH>(band, row, chunk), table + index * stride, inside && known);
     }
   }

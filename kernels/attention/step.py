@@ -6,9 +6,9 @@ from .._numba import helper
 from .._numba.steps import FLOAT
 from ..deferred import Deferred
 from . import forward
-from .cpu import FORWARD, RELATIVE, STORAGE, addresses, forward_fields, marker_of, offset_arrays, tasks_of
+from .cpu import FORWARD, RELATIVE, STORAGE, forward_fields, marker_of, offset_arrays, tasks_of
 from .forward import run
-from .records import integer_arrays, term_arrays, view
+from .records import absent_fields, integer_arrays, term_arrays
 
 STEP = FORWARD
 STORAGE_BESIDE = {np.float32: np.float32, np.uint16: np.uint16, np.int8: np.uint16}  # by that of the weights
@@ -31,13 +31,12 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
     room = forward.scratch_size(tokens, key.shape[2], head_dim, marker, FLOAT)
     scratch = program.empty((rooms, room), np.float32)
     arrays = {"query": query, "key": key, "value": value, "output": output, "lse": lse, **terms}
-    arrays |= dict.fromkeys(("mask", "bias", "probs"))
     integers, offsets = integer_arrays(scoring.relative), offset_arrays(scoring)
-    fields = forward_fields(query, key, scoring, integers) | addresses(integers, offsets)
-    fields |= {name: view(it.array if type(it) is Deferred else it) for name, it in arrays.items()}
-    for array in (*arrays.values(), *integers, *offsets):
+    for array in (*arrays.values(), *integers.values(), *offsets):
         program.address(array)  # the program keeps them
-    program.note(STEP, rooms, scratch=program.address(scratch), rooms=rooms, room=room, **fields)
+    arrays = {name: it.array if type(it) is Deferred else it for name, it in arrays.items()}
+    fields = forward_fields(arrays, integers, offsets, (program.address(scratch), rooms, room), scoring)
+    program.note(STEP, rooms, **(absent_fields(STEP) | fields))
     return output, lse, None, None
 
 

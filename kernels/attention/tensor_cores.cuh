@@ -81,11 +81,11 @@ __device__ __forceinline__ void multiply_values(Output<S> &output, const Scores<
   }
 }
 
-// Brings raw products to natural units and adds bias and mask. `row`, `column`: of the warp's first score within the
+// Brings raw products to natural units and adds biases and mask. `row`, `column`: of the warp's first score within the
 // sequence. A few scores at a time, through rotation: in full, the loads would take more registers than there are.
 template <class T, class S>
-__device__ __forceinline__ void add_bias_and_mask(Scores<S> &scores, const AddedScores<T> &added, float scale, int row,
-                                                  int column, int queries, int keys) {
+__device__ __forceinline__ void add_biases_and_mask(Scores<S> &scores, const AddedScores<T> &added,
+                                                  const Problem &problem, const Place &place, int row, int column) {
   constexpr int GROUP = S::D <= 64 ? 4 : 1, N = S::KEYS / 8;
   const int lane = threadIdx.x % WARP;
 #pragma unroll 1
@@ -95,20 +95,22 @@ __device__ __forceinline__ void add_bias_and_mask(Scores<S> &scores, const Added
     for (int i = 0; i < GROUP * 4; ++i) {
       const int query = first_query + i / 2 % 2 * 8, key = first_key + i / 4 * 8 + i % 2;
       float &score = scores[i / 4][i % 4];
-      score = query < queries && key < keys ? added.apply(score * scale, query, key) : 0.f;
+      score = query < place.queries && key < place.keys ? added.apply(score * problem.scale, query, key, problem) : 0.f;
     }
   }
 }
 
-// Scores of keys beyond the sequence, and of those that causality hides, become -inf.
+// Scores of keys beyond the sequence, and of those that causality and window hide, become -inf.
 template <class S>
-__device__ __forceinline__ void hide(Scores<S> &scores, bool is_causal, int row, int column, int keys) {
-  const int lane = threadIdx.x % WARP;
+__device__ __forceinline__ void hide(Scores<S> &scores, const Place &place, int row, int column) {
+  const int lane = threadIdx.x % WARP, at = column + lane % 4 * 2;
+  const int below = row + place.below, above = row + place.above;  // what the warp's first row sees
+  if (column >= below + S::WARP_ROWS - 1 && column + S::KEYS <= min(place.keys, above + 1)) return;
+  const int end = place.keys - at, first = below + lane / 4 - at, last = above + lane / 4 - at;  // of the thread's row
 #pragma unroll
   for (int i = 0; i < S::STRIPS * S::KEYS / 2; ++i) {
-    const int strip = i / (S::KEYS / 2), n = i / 4 % (S::KEYS / 8);
-    const int query = row + strip * 16 + lane / 4 + i / 2 % 2 * 8, key = column + n * 8 + lane % 4 * 2 + i % 2;
-    if (key >= keys || (is_causal && key > query)) scores[i / 4][i % 4] = -INFINITY;
+    const int key = i / 4 % (S::KEYS / 8) * 8 + i % 2, query = i / (S::KEYS / 2) * 16 + i / 2 % 2 * 8;
+    if (key >= end || key - query < first || key - query > last) scores[i / 4][i % 4] = -INFINITY;
   }
 }
 
@@ -183,25 +185,21 @@ __device__ __forceinline__ void store_rows(T *global, long long stride, T *tile,
 
 // The work of a block; `terms`: see NoTerms.
 template <class T, class S, class Terms>
-__device__ __forceinline__ void attend(T *output, float2 *lse, const T *query, const T *key, const T *value,
-                                       const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
-                                       const T *bias, const Problem &problem, Terms terms) {
-  const bool packed = cu_seqlens;
-  const Place place = find_place(problem, cu_seqlens, cu_seqlens_k, S::ROWS);
+__device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs, const Problem &problem, Terms terms) {
+  const bool packed = inputs.cu_seqlens;
+  const Place place = find_place(problem, inputs, S::ROWS);
   if (place.first >= place.queries) return;
   DYNAMIC_SHARED(shared);
   T *queries = reinterpret_cast<T *>(shared);
   T *keys = queries + S::ROWS * S::PITCH * 8, *values = keys + S::KEYS * S::PITCH * 8;
-  query = begin_of(query, problem.query, place, packed, place.begin);
-  key = begin_of(key, problem.key, place, packed, place.begin_k);
-  value = begin_of(value, problem.value, place, packed, place.begin_k);
+  enter(inputs, problem, place);
   auto fetch_keys = [&](int first) {
-    load_rows<S, S::KEYS>(keys, key, problem.key, first, place.keys, problem.head_dim);
+    load_rows<S, S::KEYS>(keys, inputs.key, problem.key, first, place.keys, problem.head_dim);
     terms.fetch(first);
     cp_async_commit();
   };
   auto fetch_values = [&](int first) {
-    load_rows<S, S::KEYS>(values, value, problem.value, first, place.keys, problem.head_dim);
+    load_rows<S, S::KEYS>(values, inputs.value, problem.value, first, place.keys, problem.head_dim);
     cp_async_commit();
   };
 
@@ -209,12 +207,12 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, const T *query, c
   // barrier.
   SHARED_ARRAY(AddedScores<T>, added, 1);
   SHARED_ARRAY(Place, later, 1);
-  if (threadIdx.x == 0) added[0] = find_added_scores(problem, place, attn_mask, bias), later[0] = place;
-  // Without bias and mask the raw products go straight into the exponential; a negative scale would turn their order.
-  const bool raw = !bias && problem.mask_kind == NO_MASK && problem.scale > 0.f;
+  if (threadIdx.x == 0) added[0] = find_added_scores(problem, inputs, place), later[0] = place;
+  // Without biases and mask the raw products go straight into the exponential; a negative scale would turn their order.
+  const bool raw = !inputs.bias && !inputs.position_bias && problem.mask_kind == NO_MASK && problem.scale > 0.f;
   const float unit = raw ? problem.scale : 1.f;
   const int warp_row = threadIdx.x / WARP * S::WARP_ROWS, row = place.first + warp_row;
-  const int seen = problem.is_causal ? min(place.keys, place.first + S::ROWS) : place.keys;
+  const int begin = place.first_key(S::KEYS), end = place.end_key(S::ROWS);
 
   Queries<S> held;
   Output<S> d = {};
@@ -222,37 +220,38 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, const T *query, c
 #pragma unroll
   for (int i = 0; i < S::STRIPS * 2; ++i) state.peak[i / 2][i % 2] = -INFINITY, state.total[i / 2][i % 2] = 0.f;
 
-  load_rows<S, S::ROWS>(queries, query, problem.query, place.first, place.queries, problem.head_dim);
+  load_rows<S, S::ROWS>(queries, inputs.query, problem.query, place.first, place.queries, problem.head_dim);
   terms.begin(place, queries, values + S::KEYS * S::PITCH * 8);
-  if (seen) {
-    fetch_keys(0);
-    fetch_values(0);
+  if (begin < end) {
+    fetch_keys(begin);
+    fetch_values(begin);
   }
 #pragma unroll 1
-  for (int column = 0; column < seen; column += S::KEYS) {
-    // Warps without a row, or above the diagonal, only help with the copies.
-    const bool idle = S::D <= 64 && (row >= place.queries || (problem.is_causal && column >= row + S::WARP_ROWS));
-    if (column == 0) cp_async_wait<1>();
+  for (int column = begin; column < end; column += S::KEYS) {
+    if (column == begin) cp_async_wait<1>();
     else cp_async_wait<0>();
     __syncthreads();  // the keys (and at first the queries) have arrived; everybody has left the previous values
-    if (column > 0) fetch_values(column);
+    if (column > begin) fetch_values(column);
+    // Warps without a row, and those that see none of these keys, only help with the copies.
+    const int bottom = row + later[0].below, top = row + S::WARP_ROWS - 1 + later[0].above;
+    const bool idle = S::D <= 64 && (row >= place.queries || column > top || column + S::KEYS <= bottom);
+    const bool fresh = column == begin || column <= bottom;
     Scores<S> scores;
     if (!idle) {
       if constexpr (S::HELD == S::D / 16) {
-        if (column == 0)
+        if (fresh)
 #pragma unroll
           for (int step = 0; step < S::HELD; ++step) load_queries<T, S>(held[step], queries, warp_row, step);
       }
       multiply_keys<T, S>(scores, held, queries, keys, warp_row);
-      terms.add(scores, keys, column);
+      terms.add(scores, keys, column, fresh);
     }
     cp_async_wait<0>();
     __syncthreads();  // the values have arrived; everybody has left the keys
-    if (column + S::KEYS < seen) fetch_keys(column + S::KEYS);
+    if (column + S::KEYS < end) fetch_keys(column + S::KEYS);
     if (!idle) {
-      if (!raw) add_bias_and_mask<T, S>(scores, added[0], problem.scale, row, column, place.queries, place.keys);
-      if (column + S::KEYS > place.keys || (problem.is_causal && column + S::KEYS > row + 1))
-        hide<S>(scores, problem.is_causal, row, column, place.keys);
+      if (!raw) add_biases_and_mask<T, S>(scores, added[0], problem, later[0], row, column);
+      hide<S>(scores, later[0], row, column);
       softmax_step<S>(scores, state, d, unit * 1.4426950408889634f);
       multiply_values<T, S>(d, scores, values);
     }
@@ -261,7 +260,7 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, const T *query, c
   cp_async_wait<0>();
   __syncthreads();  // the queries have been copied even then
   const int last_row = later[0].first + warp_row, rows = later[0].queries - last_row;
-  finish_rows<T, S>(queries, lse + lse_begin(problem, later[0], packed) + last_row, d, state, unit, warp_row, rows);
+  finish_rows<T, S>(queries, lse + lse_begin(problem, later[0]) + last_row, d, state, unit, warp_row, rows);
   __syncwarp();
   const long long stride = output_stride(problem, packed);
   output += output_begin(problem, later[0], packed) + last_row * stride;

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from .._numba import as_kernel_array, helper, parallel_kernel
+from .._numba import as_kernel_array, empty, helper, parallel_kernel
 from .._numba.rows import flat, peak, share, task_count
 from .._numba.simd import (
     broadcast,
@@ -39,7 +39,7 @@ def cross_entropy(input, target, ignore_index):
 
 def cross_entropy_backward(grad_losses, input, target, lse, ignore_index):
     """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward pass."""
-    grad_input = np.empty(input.shape, input.dtype)
+    grad_input = empty(input.shape, input.dtype)
     if grad_input.size:
         arrays = flat(grad_losses), flat(input), _ids(target), as_kernel_array(lse)
         _backward(*arrays, ignore_index, input.shape[1], grad_input.reshape(-1), task_count(input.size, GRAIN))

@@ -33,7 +33,7 @@ def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
 
 
 def embedding_backward(grad_output: Any, input: Any, num_embeddings: int, *, backend: str | None = None) -> Any:
-    """The gradient of the table: each row the sum of the gradients at the places where its id stands, or zeros.
+    """The gradient of the table: each row is the sum of the gradients where its id stands, or zeros.
 
     Args:
         grad_output: the gradient with respect to the output, (*shape of input, dim).

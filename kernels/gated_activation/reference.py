@@ -17,7 +17,7 @@ from ..precision import ieee_arithmetic, widen
 def gated_activation(input, activation, gate):
     """(..., 2 * width) to (..., width)."""
     g, v = _halves(widen(input), gate)
-    return np.asarray(_activation.activation(g, activation) * v, input.dtype)
+    return np.asarray(_activation.activation(g, activation, None) * v, input.dtype)
 
 
 @ieee_arithmetic
@@ -26,8 +26,8 @@ def gated_activation_backward(grad_output, input, activation, gate):
     (g, v), grad = _halves(widen(input), gate), widen(grad_output)
     grad_input = np.empty(input.shape, input.dtype)
     grad_g, grad_v = _halves(grad_input, gate)
-    grad_g[...] = _activation.activation_backward(grad * v, g, activation)
-    grad_v[...] = grad * _activation.activation(g, activation)
+    grad_g[...] = _activation.activation_backward(grad * v, g, activation, None)[0]
+    grad_v[...] = grad * _activation.activation(g, activation, None)
     return grad_input
 
 

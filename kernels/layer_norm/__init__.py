@@ -40,7 +40,8 @@ def layer_norm(
         __package__, backend, optional=OPTIONAL, input=input, weight=weight, bias=bias, residual=residual
     )
     input, weight, bias, residual = call.arrays
-    eps = checks.norm(call.backend, eps, input=input, weight=weight, bias=bias, residual=residual)
+    checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual)
+    eps = checks.finite_number("eps", eps, minimum=0)
     return call.run("layer_norm", input, weight, bias, eps, residual)
 
 
@@ -72,7 +73,6 @@ def layer_norm_backward(
         residual=residual,
     )  # fmt: skip
     grad_output, input, weight, bias, residual = call.arrays
-    eps = checks.norm(
-        call.backend, eps, input=input, weight=weight, bias=bias, residual=residual, grad_output=grad_output
-    )
+    checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual, grad_output=grad_output)
+    eps = checks.finite_number("eps", eps, minimum=0)
     return call.run("layer_norm_backward", grad_output, input, weight, bias, eps, residual)

@@ -58,4 +58,4 @@ def run_step(step, task, tasks):
     residual = array_at(step.residual, (rows * width if step.residual != 0 else 0,), FLOAT)
     weight, bias = array_at(step.weight, (width,), FLOAT), array_at(step.bias, (width,), FLOAT)
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    forward_rows(x, residual, weight, bias, out, width, step.eps, step.centred, first, last)
+    forward_rows(x, residual, (weight, bias), out, width, step.eps, step.centred, first, last)

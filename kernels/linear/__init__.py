@@ -41,7 +41,7 @@ def quantize_weight(weight: Any) -> tuple[np.ndarray, np.ndarray]:
 def prepare_weight(
     weight: Any, scale: Any = None, *, dtype: str | None = None, backend: str | None = None
 ) -> PreparedWeight:
-    """Bring a weight into its backend's form once, so that `linear` need not at every call; the array can be let go.
+    """Convert a weight to its backend's form once, instead of at every call of `linear`; the array can then be freed.
 
     Args:
         weight: (out_features, in_features), as checkpoints store it; dtypes as for `linear`, and on the CPU bfloat16,
@@ -156,7 +156,7 @@ def linear_backward(
 
     Args:
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
-        input, weight, bias, backend: as for `linear`. A prepared weight is prepared for this direction, too, at the
+        input, weight, bias, backend: as for `linear`. A prepared weight is also prepared for this direction at the
             first call, and keeps that form: it is packed once for any number of forwards and backwards.
 
     Returns:

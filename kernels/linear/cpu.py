@@ -13,6 +13,7 @@ import numpy as np
 from .._numba import (
     LEVEL,
     aligned_empty,
+    as_addressed_array,
     as_kernel_array,
     empty,
     helper,
@@ -39,7 +40,7 @@ GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words 
 
 
 class PackedWeight(PreparedWeight):
-    """A weight as panels, (panels, depth in words, panel width in elements), the last one filled up with whatever.
+    """A weight as panels, (panels, depth in words, panel width in elements), the last one padded with arbitrary values.
 
     A word is a float, two bfloat16 (as uint16) or four int8, neighbours along in_features, which are filled up with
     zeros. int8 weights also have the scale and the sum of each column of the panels.
@@ -133,8 +134,7 @@ def _sum_rows(grad):
 
 def _pack(matrix, width):
     """The panels, `width` wide, of the transpose of a (columns, depth) matrix."""
-    if not matrix.flags.aligned:
-        matrix = as_kernel_array(matrix)
+    matrix = as_addressed_array(matrix, unit_columns=False)
     columns, depth = matrix.shape
     panels = aligned_empty((-(-columns // width), depth, width), matrix.dtype)
     column_stride, depth_stride = (stride // matrix.itemsize for stride in matrix.strides)

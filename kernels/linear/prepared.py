@@ -10,8 +10,8 @@ LOW_PRECISION = ("bfloat16", "int8")
 class PreparedWeight:
     """A weight in the form that one backend wants; made by `prepare_weight`, used in place of the array.
 
-    Each backend has its own kind. A weight that `linear_backward` is given is prepared again for that direction, at the
-    first time, and this form is kept with it as well.
+    Each backend has its own kind. The first `linear_backward` also prepares the transpose, which is kept with the
+    weight.
 
     Attributes:
         backend: the backend it belongs to.

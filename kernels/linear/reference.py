@@ -18,7 +18,7 @@ Low precision, for a float32 input and a weight prepared as such:
 import numpy as np
 
 from ..activation import reference as _activation
-from ..precision import sum_rows, widen
+from ..precision import ieee_arithmetic, sum_rows, widen
 from .prepared import PreparedWeight
 
 STEPS = 254  # of a row's 256 levels: with 255, zero + the greatest level could round up to 256
@@ -42,6 +42,7 @@ def prepare_weight(weight, scale):
     return ReferenceWeight(weight, scale)
 
 
+@ieee_arithmetic
 def quantize_weight(weight):
     """(values int8 in -127..127, scale float32) of a finite weight, symmetric for each row (output channel)."""
     wide = np.asarray(weight, np.float32)
@@ -50,6 +51,7 @@ def quantize_weight(weight):
     return np.clip(values, -127, 127).astype(np.int8), scale  # a scale below float32's normal numbers is inexact
 
 
+@ieee_arithmetic
 def quantize_rows(x):
     """(levels, zero, step) of float32 rows: x is about (levels - zero) * step, levels 0 to 255, zeros exact.
 
@@ -64,20 +66,20 @@ def quantize_rows(x):
     return levels, zero, np.where(np.isfinite(span), span / np.float32(STEPS), np.float32(np.nan))
 
 
-@np.errstate(invalid="ignore", over="ignore")
+@ieee_arithmetic
 def linear(input, weight, bias, activation, residual):
     """(rows, in_features) to (rows, out_features); bias is (out_features,), residual (rows, out_features), or None."""
     output = _product(input, weight)
     if bias is not None:
         output = output + widen(bias)
     if activation is not None:
-        output = _activation.activation(output, activation)
+        output = _activation.activation(output, activation, None)
     if residual is not None:
         output = output + widen(residual)
     return np.asarray(output, input.dtype)
 
 
-@np.errstate(invalid="ignore", over="ignore")
+@ieee_arithmetic
 def linear_backward(grad_output, input, weight, bias):
     """(grad_input, grad_weight, grad_bias or None)."""
     grad, x, w = widen(grad_output), widen(input), _widened(weight)

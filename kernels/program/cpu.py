@@ -8,6 +8,8 @@ import numpy as np
 
 from .._numba import empty, kernel, num_threads, region
 from .._numba.product import scratch_size
+from .._numba.steps import filled
+from ..affine import step as affine
 from ..attention import step as attention
 from ..gated_activation import step as gated_activation
 from ..layer_norm import step as layer_norm
@@ -20,13 +22,14 @@ DEFERRED_FORMS = {
     "linear": linear.deferred_linear,
     "layer_norm": layer_norm.deferred_layer_norm,
     "rms_norm": layer_norm.deferred_rms_norm,
+    "affine": affine.deferred_affine,
     "rotary": rotary.deferred_rotary,
     "gated_activation": gated_activation.deferred_gated_activation,
     "attention": attention.deferred_attention,
 }
 
-_KINDS = linear.STEP, layer_norm.STEP, rotary.STEP, gated_activation.STEP, attention.STEP
-_LINEAR, _LAYER_NORM, _ROTARY, _GATED_ACTIVATION, _ATTENTION = range(len(_KINDS))
+_KINDS = linear.STEP, layer_norm.STEP, affine.STEP, rotary.STEP, gated_activation.STEP, attention.STEP
+_LINEAR, _LAYER_NORM, _AFFINE, _ROTARY, _GATED_ACTIVATION, _ATTENTION = range(len(_KINDS))
 _INDEX = np.dtype([("kind", np.int64), ("record", np.int64), ("tasks", np.int64)])
 _LINE = 8  # int64: counters of different steps share no cache line
 
@@ -46,7 +49,7 @@ class StepTable:
             index.append((number, len(records[number]), step.tasks))
             records[number].append(step.values)
         self._index = np.array(index, _INDEX)
-        self._records = tuple(map(np.array, records, _KINDS))
+        self._records = tuple(map(filled, _KINDS, records))
         self._counters = np.zeros((len(steps), _LINE), np.int64)
         storage = np.float32(0) if storage is None else storage  # there are no weights
         attention_storage = attention.STORAGE_BESIDE[type(storage)](0)
@@ -82,6 +85,8 @@ def _perform(index, i, records, room, storage, attention_storage, relative, task
         linear.run_step(records[_LINEAR][record], counter, room[1][task], storage)
     elif kind == _LAYER_NORM:
         layer_norm.run_step(records[_LAYER_NORM][record], task, tasks)
+    elif kind == _AFFINE:
+        affine.run_step(records[_AFFINE][record], task, tasks)
     elif kind == _ROTARY:
         rotary.run_step(records[_ROTARY][record], task, tasks)
     elif kind == _GATED_ACTIVATION:

@@ -1,7 +1,9 @@
 """The steps of one program, and the memory of their results."""
 
+import functools
 import importlib
 import math
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,6 +20,12 @@ class Step(NamedTuple):
     kind: np.dtype
     tasks: int
     values: tuple[Any, ...]
+
+
+@functools.cache
+def _values(kind: np.dtype) -> itemgetter:
+    """Gives a record's values, in their order, of a mapping by name; a record has at least two."""
+    return itemgetter(*kind.names)
 
 
 def _compiled() -> ModuleType:
@@ -91,7 +99,7 @@ class Program:
         """Append a step: a record of its operation's dtype, to be computed by `tasks` tasks if there are that many."""
         if fields.keys() != kind.fields.keys():
             raise TypeError(f"the step has the fields {sorted(fields)}, expected {sorted(kind.fields)}")
-        self.steps.append(Step(kind, tasks, tuple(fields[name] for name in kind.names)))
+        self.steps.append(Step(kind, tasks, _values(kind)(fields)))
 
     def table(self) -> Any:
         """The steps as compiled code reads them (cpu.py)."""

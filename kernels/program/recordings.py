@@ -54,16 +54,13 @@ class Recordings:
     """
 
     def __init__(self) -> None:
-        self._version: Any = None
         self._kept: dict[Any, list[_Recording]] = {}  # those that no thread runs; the last used are the last
         self._seen: dict[Any, bool] = {}  # whether a program of these shapes can be kept
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Recordings, ()  # a copy has arrays at other addresses
 
-    def run(
-        self, key: Any, build: Build, hidden: np.ndarray, cu_seqlens: np.ndarray, *, version: Any = None
-    ) -> np.ndarray:
+    def run(self, key: Any, build: Build, hidden: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
         """build(hidden, cu_seqlens), computed as a program.
 
         Args:
@@ -72,7 +69,6 @@ class Recordings:
                 the values of neither.
             hidden: float32 activations, (tokens, width).
             cu_seqlens: int32 offsets, (sequences + 1,).
-            version: of the arrays that `build` reads; programs of another version are let go.
 
         Raises:
             TypeError, ValueError: for another dtype, and offsets that do not fit `hidden`.
@@ -80,16 +76,16 @@ class Recordings:
         if hidden.dtype != np.float32 or cu_seqlens.dtype != np.int32:
             raise TypeError(f"hidden is {hidden.dtype} and cu_seqlens {cu_seqlens.dtype}, expected float32 and int32")
         checks.offsets("cu_seqlens", cu_seqlens, "hidden", len(hidden))
-        if version != self._version:
-            self._version, self._kept, self._seen = version, {}, {}
-        key = version, key, hidden.shape, cu_seqlens.shape
+        key = key, hidden.shape, cu_seqlens.shape
         recording = self._take(key)
         if recording is None and self._seen.get(key):
             recording = _Recording(build, hidden, cu_seqlens)
+            self._note(key, recording.can_run)
         if recording is None:
             program = Program()
             output = build(program.enter(hidden), cu_seqlens)
-            self._note(key, is_complete(program, output))
+            if key not in self._seen:
+                self._note(key, is_complete(program, output))
             return computed(output)
         result = recording.run(hidden, cu_seqlens)
         if recording.can_run and recording.nbytes <= MOST_KEPT:

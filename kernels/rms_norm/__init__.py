@@ -31,7 +31,8 @@ def rms_norm(
     """
     call = dispatch.open_call(__package__, backend, optional=OPTIONAL, input=input, weight=weight, residual=residual)
     input, weight, residual = call.arrays
-    eps = checks.norm(call.backend, eps, input=input, weight=weight, residual=residual)
+    checks.rows(call.backend, input=input, weight=weight, residual=residual)
+    eps = checks.finite_number("eps", eps, minimum=0)
     return call.run("rms_norm", input, weight, eps, residual)
 
 
@@ -61,5 +62,6 @@ def rms_norm_backward(
         __package__, backend, optional=OPTIONAL, grad_output=grad_output, input=input, weight=weight, residual=residual
     )
     grad_output, input, weight, residual = call.arrays
-    eps = checks.norm(call.backend, eps, input=input, weight=weight, residual=residual, grad_output=grad_output)
+    checks.rows(call.backend, input=input, weight=weight, residual=residual, grad_output=grad_output)
+    eps = checks.finite_number("eps", eps, minimum=0)
     return call.run("rms_norm_backward", grad_output, input, weight, eps, residual)

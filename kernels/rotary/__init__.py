@@ -48,12 +48,9 @@ def rotary(
             input that cannot be written to if `inplace`.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, input=input, cos=cos, sin=sin, cu_seqlens=cu_seqlens,
-        positions=positions,
-    )  # fmt: skip
-    input, *angles = _check(call, "input", *call.arrays, inplace)
-    return call.run("rotary", input, *angles, bool(interleaved), bool(inplace))
+    angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
+    call, checked = _open({"input": input} | angles, inplace, backend)
+    return call.run("rotary", *checked, bool(interleaved), bool(inplace))
 
 
 def rotary_backward(
@@ -80,12 +77,15 @@ def rotary_backward(
     Raises:
         As `rotary`.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, grad_output=grad_output, cos=cos, sin=sin, cu_seqlens=cu_seqlens,
-        positions=positions,
-    )  # fmt: skip
-    grad_output, *angles = _check(call, "grad_output", *call.arrays, inplace)
-    return call.run("rotary_backward", grad_output, *angles, bool(interleaved), bool(inplace))
+    angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
+    call, checked = _open({"grad_output": grad_output} | angles, inplace, backend)
+    return call.run("rotary_backward", *checked, bool(interleaved), bool(inplace))
+
+
+def _open(arrays: dict[str, Any], inplace: bool, backend: str | None) -> tuple[dispatch.Call, tuple[Any, ...]]:
+    """The call, and its arrays checked; the first of them is what it turns."""
+    call = dispatch.open_call(__package__, backend, optional=OPTIONAL, **arrays)
+    return call, _check(call, next(iter(arrays)), *call.arrays, inplace)
 
 
 def _check(

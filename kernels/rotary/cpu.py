@@ -9,7 +9,7 @@ import numpy as np
 from .._numba import address_of, as_addressed_array, empty, helper, inline_helper, parallel_kernel
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, pointer, pointer_at, store_masked
-from .._numba.steps import ADDRESS, record
+from .._numba.steps import ADDRESS, filled, record
 
 GRAIN = 1 << 16
 
@@ -30,7 +30,7 @@ def _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, directio
     if input.size:
         offsets = np.array([0, len(input)], np.int32) if cu_seqlens is None else flat(cu_seqlens)
         positions = np.empty(0, np.int64) if positions is None else flat(np.asarray(positions, np.int64))
-        plan = np.array([plan_of(source, target, cos, interleaved, direction)], PLAN)
+        plan = filled(PLAN, [plan_of(source, target, cos, interleaved, direction)])
         _rotate(flat(cos), flat(sin), offsets, positions, plan, task_count(input.size, GRAIN))
     if inplace and source is not input:
         input[...] = source
@@ -50,7 +50,7 @@ def plan_of(source, target, cos, interleaved, direction):
     """The values of a PLAN for arrays as `as_addressed_array` gives them; the direction is 1 or, back, -1."""
     tokens, *parts, heads, head_dim = source.shape
     sizes = tokens, *(parts or (1,)), heads, head_dim, cos.shape[1]
-    return _place(source), _place(target), *sizes, direction, interleaved
+    return *_place(source), *_place(target), *sizes, direction, interleaved
 
 
 def _place(array):

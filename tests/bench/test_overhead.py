@@ -60,6 +60,7 @@ def test_every_operation_of_a_forward_is_counted_and_put_back():
     assert {name: getattr(kernels, name) for name in before} == before
 
 
+@pytest.mark.slow
 def test_the_command_prints_each_model(monkeypatch, capsys):
     monkeypatch.setattr(overhead, "MODELS", {"small": TINY})
     overhead.main(["--rounds", "1", "--length", "5"])

@@ -229,7 +229,7 @@ def test_results_come_while_the_input_is_still_open(encoder_folder):
     assert len(first) == WIDTH and process.poll() is None
     process.stdin.close()
     assert process.stdout.read().count(b"\n") == len(texts) - 1
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     assert process.stderr.read() == b""
 
 
@@ -243,7 +243,7 @@ def test_a_signal_leaves_nothing(encoder_folder, tmp_path, number, code, told):
     process = start(encoder_folder, "-o", tmp_path / "out.npy")
     process.stdin.write(LINES)
     process.stdin.flush()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [file.suffix for file in tmp_path.iterdir()] == [".tmp"]
@@ -252,7 +252,7 @@ def test_a_signal_leaves_nothing(encoder_folder, tmp_path, number, code, told):
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)
             break
-    assert process.wait(timeout=60) == code
+    assert process.wait(timeout=300) == code
     assert process.stderr.read() == told
     assert not list(tmp_path.iterdir())
     process.stdin.close()
@@ -264,6 +264,6 @@ def test_a_reader_that_goes_away(encoder_folder, tmp_path):
     process = start(encoder_folder, tmp_path / "texts.txt", "--batch-tokens", 16, stdout=subprocess.PIPE)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=300) == 141
     assert process.stderr.read() == b""
     process.stdin.close()

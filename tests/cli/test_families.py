@@ -13,11 +13,12 @@ from tests.tiny_families import runnable, tiny_config
 from tests.tokenization.family_folders import write_family
 
 IDS = [[2, 15, 6, 7, 40, 3], [2, 9, 9, 8, 5, 3]]
-NAMES = runnable()
+NAMES = [*runnable(), "jina-embeddings-v2-small-en"]
 TOKENIZERS = {
     "albert": "Albert", "bert": "Bert", "camembert": "Camembert", "deberta": "Deberta", "deberta-v2": "DebertaV2",
-    "distilbert": "DistilBert", "electra": "Electra", "gpt2": "GPT2", "luke": "Roberta", "mobilebert": "MobileBert",
-    "mpnet": "MPNet", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "xlnet": "XLNet",
+    "distilbert": "DistilBert", "electra": "Electra", "eurobert": "Roberta", "gpt2": "GPT2", "gte": "XLMRoberta",
+    "jina_embeddings_v3": "XLMRoberta", "luke": "Roberta", "mobilebert": "MobileBert", "modernbert": "Deberta",
+    "mpnet": "MPNet", "nomic_bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "xlnet": "XLNet",
 }  # fmt: skip
 NO_MASK = ("gpt2", "xlnet")  # families that predict the next word, or those at chosen places
 

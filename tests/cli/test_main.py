@@ -18,7 +18,7 @@ HEAVY = ["numba", "cupy", "tokenizers", "safetensors", "tqdm", "torch", "transfo
 
 
 def run(code, *args):
-    return subprocess.run([sys.executable, *code, *args], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *code, *args], capture_output=True, text=True, timeout=300)
 
 
 def test_help_names_every_command(capsys):
@@ -233,5 +233,5 @@ def test_help_into_a_closed_pipe_is_silent():
     os.close(read)
     with open(write, "wb") as stdout:
         command = [sys.executable, "-m", "bertcore", "--help"]
-        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=60)
+        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=300)
     assert result.stderr == b""

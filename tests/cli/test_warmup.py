@@ -59,7 +59,10 @@ def test_an_empty_cache(masked_lm_folder, tmp_path):
     assert warm_up(str(masked_lm_folder), **cache) == (0, folder)
 
 
-@pytest.mark.parametrize("arguments", [["float32", "--gradients"], ["bfloat16"], ["int8"]], ids=" ".join)
+PER_PRECISION = [pytest.param([dtype], marks=pytest.mark.slow) for dtype in ("bfloat16", "int8")]  # compile 20 s each
+
+
+@pytest.mark.parametrize("arguments", [["float32", "--gradients"], *PER_PRECISION], ids=" ".join)
 def test_other_kernels(masked_lm_folder, arguments):
     dtype, *gradients = arguments
     warm_up(str(masked_lm_folder), "--dtype", *arguments)

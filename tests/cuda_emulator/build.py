@@ -1,6 +1,7 @@
 """Compiling .cu text for the CPU with g++, once per content."""
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -68,12 +69,15 @@ def build(text, kernels, target_arch, defines=()):
     content = "\0".join((source, _headers_text(), *flags))
     library = CACHE / f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.so"
     if not library.exists():
-        _compile(source, flags, library)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with library.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # workers of one test run wait for each other instead of doing it twice
+            if not library.exists():
+                _compile(source, flags, library)
     return library
 
 
 def _compile(source, flags, library):
-    library.parent.mkdir(parents=True, exist_ok=True)
     includes = [f"-I{folder}" for folder in (INCLUDE, *cuda_include_folders())]
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         text = Path(scratch) / "kernels.cpp"

@@ -1,6 +1,8 @@
 """The emulator computes what CUDA defines, and notices what CUDA leaves undefined."""
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from bertcore.kernels import _cuda
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.softmax import cuda as softmax_cuda
-from tests.cuda_emulator import SCHEDULES, Emulator, EmulatorError, unavailable_reason
+from tests.cuda_emulator import SCHEDULES, Emulator, EmulatorError, build, unavailable_reason
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
@@ -65,14 +67,13 @@ def test_missing_barrier_shows():
     assert not any(right[1:]), "forward, backward and random must show it"
 
 
-def without_barrier(module, which, kernel):
+def without_barrier(module, which, kernel, folder):
     """The module's `kernel` alone, with barrier number `which` of block_reduce removed."""
     head, name, reduction = module.text.partition("block_reduce(float value)")
     parts = reduction.split("__syncthreads();")
     parts[which : which + 2] = [parts[which] + parts[which + 1]]
-    defective = _cuda.Module(module.path, module.path.name, (kernel,))
-    defective.text = head + name + "__syncthreads();".join(parts)
-    return defective
+    (folder / "defective.cu").write_text(head + name + "__syncthreads();".join(parts))
+    return _cuda.Module(folder / "cuda.py", "defective.cu", (kernel,))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def without_barrier(module, which, kernel):
     ],
     ids=["partial results read before they are written", "partial results overwritten before they are read"],
 )
-def test_missing_barrier_in_a_real_kernel_shows(module, kernel, barrier, run, monkeypatch):
+def test_missing_barrier_in_a_real_kernel_shows(module, kernel, barrier, run, monkeypatch, tmp_path):
     x = np.random.default_rng(0).standard_normal((3, 3000)).astype(np.float32)
 
     def results():
@@ -92,7 +93,9 @@ def test_missing_barrier_in_a_real_kernel_shows(module, kernel, barrier, run, mo
                 yield run(x).tobytes()
 
     assert len(set(results())) == 1
-    monkeypatch.setattr(module, "KERNELS", without_barrier(module.KERNELS, barrier, f"{kernel}<float, 256, 16>"))
+    monkeypatch.setattr(
+        module, "KERNELS", without_barrier(module.KERNELS, barrier, f"{kernel}<float, 256, 16>", tmp_path)
+    )
     assert len(set(results())) > 1
 
 
@@ -281,3 +284,18 @@ def test_overlapping_arguments_overlap_in_the_kernel(one_schedule):
     both = np.arange(256, dtype=np.int32)
     KERNELS.launch("reverse<true>", (1,), (128,), (both[:128], both[64:192]))
     np.testing.assert_array_equal(both, [*range(64), *range(127, -1, -1), *range(192, 256)])
+
+
+def test_who_wants_a_library_that_is_being_compiled_waits_for_it(tmp_path, monkeypatch):
+    compiled = []
+
+    def compile_slowly(source, flags, library):
+        compiled.append(library)
+        time.sleep(0.1)
+        library.touch()
+
+    monkeypatch.setattr(build, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(build, "_compile", compile_slowly)
+    with ThreadPoolExecutor(4) as pool:
+        libraries = list(pool.map(lambda _: build.build("text", ["kernel"], 80), range(4)))
+    assert compiled == libraries[:1] and set(libraries) == set(compiled)

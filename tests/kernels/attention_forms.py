@@ -1,64 +1,116 @@
-"""Calls of attention's implementations and of its contract with plain arguments, for the tests of it."""
+"""Attention in all its forms: the arguments of each by name, for packed sequences of any lengths.
 
-from dataclasses import fields
+The fields of `RelativePositions` stand among the arguments, as in the cases of conformance/.
+"""
+
+from itertools import accumulate
 
 import numpy as np
 
+from bench.ops.operations import OF_RELATIVE, public_arguments
 from bertcore import kernels
-from bertcore.kernels.attention.arguments import Scoring, check_window
+from tests.kernels.conformance.calls import everything
 
-OF_RELATIVE = [field.name for field in fields(kernels.RelativePositions)]
+ROWS = 7  # of the tables of relative positions
+SCALE = 0.4
 
-
-def scoring(cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, scale):
-    return Scoring(cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, check_window(None), None, scale)
-
-
-def forward(module, query, key, value, *options):
-    """(output, lse, probabilities); options: offsets, masks, is_causal, scale, return_probs, compute_dtype."""
-    *of_scores, return_probs, compute_dtype = options
-    return module.attention(query, key, value, scoring(*of_scores), return_probs, False, compute_dtype)[:3]
-
-
-def backward(module, grad_output, query, key, value, output, lse, *options):
-    """The gradients of query, key, value and bias."""
-    return module.attention_backward(grad_output, query, key, value, output, lse, scoring(*options))[:4]
-
-
-def relative_attention(*content, **arguments):
-    """`kernels.attention` with the fields of its `RelativePositions` among the arguments; one sequence by default."""
-    return kernels.attention(**_folded(dict(zip(("query", "key", "value"), content, strict=False)) | arguments))
-
-
-def relative_attention_backward(grad_output, **arguments):
-    """The gradients by name."""
-    grads = kernels.attention_backward(grad_output, **_folded(arguments))
-    terms = {name: getattr(grads.relative, name) for name in OF_RELATIVE if "ids" not in name and "rows" not in name}
-    return {"query": grads.query, "key": grads.key, "value": grads.value, **terms}
+FORMS = {  # what each has beside query, key, value and offsets
+    "plain": "",
+    "causal": "is_causal",
+    "boolean mask": "boolean",
+    "additive mask": "additive bias",
+    "all masks": "boolean bias is_causal window",
+    "window": "window",
+    "shared heads": "shared",
+    "biases by distance": "position_bias",
+    "position_key": "position_key",
+    "position_query": "position_query",
+    "deberta": "position_key position_query boolean",
+    "xlnet": "position_key query_for_position segments additive",
+    "relative terms": "position_key position_query query_for_position segments additive",
+    "all": "position_key position_query query_for_position position_bias segments window shared boolean bias",
+}
+OF_QUERIES = {"query", "query_for_position", "segment_scores", "segment_ids"}
+OF_KEYS = {"key", "value", "segment_ids_k"}
 
 
-def _folded(arguments):
-    terms = {name: arguments.pop(name) for name in OF_RELATIVE if name in arguments}
-    if "cu_seqlens" not in arguments:
-        arguments["cu_seqlens"] = np.array([0, len(arguments["query"])])
-        arguments["cu_seqlens_k"] = np.array([0, len(arguments["key"])])
-    return arguments | {"relative": kernels.RelativePositions(**terms)}
-
-
-def relative_forward(
-    module, query, key, value, position_key, position_query, query_for_position, distance_rows,
-    segment_ids, segment_ids_k, segment_scores, cu_seqlens, cu_seqlens_k, attn_mask, scale,
-):  # fmt: skip
-    """(output, lse, probabilities) of an implementation, of packed arrays (tokens, heads, head_dim)."""
-    query, key, value, query_for_position, segment_scores = (
-        None if array is None else array.transpose(1, 0, 2)[None]
-        for array in (query, key, value, query_for_position, segment_scores)
+def arguments(form, lengths, lengths_k=None, dtype=np.float64, *, seed=1, heads=2, head_dim=5, distances=5):
+    """The arguments of one form for sequences of these lengths; masks hide every key from every 17th query."""
+    lengths_k, words, rng = (
+        lengths if lengths_k is None else lengths_k,
+        FORMS[form].split(),
+        np.random.default_rng(seed),
     )
-    segment_ids, segment_ids_k = (None if ids is None else ids[None] for ids in (segment_ids, segment_ids_k))
-    relative = kernels.RelativePositions(
-        distance_rows, position_key, position_query, query_for_position, None, segment_ids, segment_ids_k,
-        segment_scores,
-    )  # fmt: skip
-    of_scores = scoring(cu_seqlens, cu_seqlens_k, attn_mask, None, False, scale)._replace(relative=relative)
-    output, lse, probs, _ = module.attention(query, key, value, of_scores, True, False, None)
-    return output[0].transpose(1, 0, 2), lse[0], probs
+    tokens, keys, heads_k = sum(lengths), sum(lengths_k), heads
+    heads = 2 * heads if "shared" in words else heads
+    scores = (len(lengths), heads, max(lengths, default=0), max(lengths_k, default=0))
+
+    def floats(*shape):
+        return rng.standard_normal(shape).astype(dtype)
+
+    given = {
+        "query": floats(tokens, heads, head_dim),
+        "key": floats(keys, heads_k, head_dim),
+        "value": floats(keys, heads_k, head_dim),
+        "cu_seqlens": np.array([0, *accumulate(lengths)], np.int32),
+        "cu_seqlens_k": np.array([0, *accumulate(lengths_k)], np.int32),
+        "scale": SCALE,
+    }
+    visible = rng.random(scores) < 0.7
+    visible[..., ::17, :] = False
+    if "boolean" in words:
+        given["attn_mask"] = visible
+    if "additive" in words:
+        given["attn_mask"] = np.where(visible, floats(*scores), dtype(-np.inf))
+    if "bias" in words:
+        given["bias"] = floats(heads, 1, scores[3])
+    if "is_causal" in words:
+        given["is_causal"] = True
+    if "window" in words:
+        given["window"] = (3, 2)
+    if "position_bias" in words:
+        given["position_bias"] = floats(ROWS, heads)
+    for table in {"position_key", "position_query"} & set(words):
+        given[table] = floats(ROWS, heads, head_dim)
+    if "query_for_position" in words:
+        given["query_for_position"] = floats(tokens, heads, head_dim)
+    if "segments" in words:
+        given |= {"segment_ids": rng.integers(-1, 2, tokens), "segment_ids_k": rng.integers(-1, 2, keys)}
+        given["segment_scores"] = floats(tokens, heads, 2)
+    if given.keys() & OF_RELATIVE:
+        given["distance_rows"] = rng.integers(0, ROWS, distances)
+    return given
+
+
+def attend(given, **options):
+    """`kernels.attention` with such arguments."""
+    return kernels.attention(**public_arguments(given), **options)
+
+
+def results(given, backend, grad=None):
+    """Outputs and gradients by name; None where there is nothing. `grad` is by default drawn as the output is."""
+
+    def draw(output):
+        return np.random.default_rng(9).standard_normal(output.shape).astype(output.dtype)
+
+    asked = draw if grad is None else lambda output: grad
+    found = dict(everything("attention", public_arguments(given), asked, backend))
+    for name in ("output alone", "output beside others"):
+        assert np.array_equal(found.pop(name), found["output"], equal_nan=True)
+    return found
+
+
+def only(given, sequence, first=0):
+    """The same arguments with one sequence, and of that the queries from `first` on: (arguments, queries, keys)."""
+    offsets, offsets_k = given["cu_seqlens"], given["cu_seqlens_k"]
+    queries = slice(offsets[sequence] + first, offsets[sequence + 1])
+    keys = slice(offsets_k[sequence], offsets_k[sequence + 1])
+    places = dict.fromkeys(OF_QUERIES, queries) | dict.fromkeys(OF_KEYS, keys)
+    own = {name: value[places[name]] if name in places else value for name, value in given.items()}
+    length, length_k = queries.stop - queries.start, keys.stop - keys.start
+    if "attn_mask" in own:
+        own["attn_mask"] = own["attn_mask"][sequence : sequence + 1, :, first : first + length, :length_k]
+    if "bias" in own:
+        own["bias"] = own["bias"][..., :length_k]
+    counts = {"cu_seqlens": np.array([0, length], np.int32), "cu_seqlens_k": np.array([0, length_k], np.int32)}
+    return own | counts, queries, keys

@@ -24,7 +24,19 @@ def run_tests_under(isa: str, file: str, *arguments: str) -> None:
     if not supported(isa):
         pytest.skip(f"this CPU has no {isa}")
     # Without conftest.py, which imports the peers that nobody needs here.
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--noconftest", file, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-n0",
+        "-p",
+        "no:cacheprovider",
+        "--noconftest",
+        file,
+        *arguments,
+    ]
     environment = {**os.environ, "BERTCORE_ISA": isa}
     result = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

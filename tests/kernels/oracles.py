@@ -5,12 +5,13 @@ and return float64 arrays, and are meant for small ones.
 """
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
 
-def softmax(x, dim):
-    return _along(_softmax_line, x, dim)
+def softmax(input, dim):
+    return _along(_softmax_line, input, dim)
 
 
 def _along(function, x, dim):
@@ -33,27 +34,45 @@ def _log_sum_exp(values):
     return peak + math.log(math.fsum(math.exp(value - peak) for value in values))
 
 
-def layer_norm(x, weight, bias, eps, residual):
+def layer_norm(input, weight=None, bias=None, eps=0.0, residual=None):
     def line(values):
         mean = math.fsum(values) / len(values)
         variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
         return [(value - mean) / math.sqrt(variance + eps) for value in values]
 
-    normalised = _along(line, x if residual is None else x + residual, -1)
+    normalised = _along(line, input if residual is None else input + residual, -1)
     return normalised * (1 if weight is None else weight) + (0 if bias is None else bias)
 
 
-def rms_norm(x, weight, eps, residual):
+def rms_norm(input, weight=None, eps=0.0, residual=None):
     def line(values):
         square = math.fsum(value**2 for value in values) / len(values)
         return [value / math.sqrt(square + eps) for value in values]
 
-    normalised = _along(line, x if residual is None else x + residual, -1)
+    normalised = _along(line, input if residual is None else input + residual, -1)
     return normalised * (1 if weight is None else weight)
 
 
-def activation(x, name):
+def affine(input, weight, bias, residual=None):
+    return (input if residual is None else input + residual) * weight + bias
+
+
+def activation(input, activation):
+    return _activated(input, activation)
+
+
+def _activated(x, name):
     return np.array([ACTIVATIONS[name](float(value)) for value in x.flat], np.float64).reshape(x.shape)
+
+
+def gelu(input, approximate="none", bias=None):
+    return _activated(input if bias is None else input + bias, "gelu" if approximate == "none" else "gelu_tanh")
+
+
+def gated_activation(input, activation, gate="first"):
+    first, second = np.split(input, 2, axis=-1)
+    gates, values = (first, second) if gate == "first" else (second, first)
+    return _activated(gates, activation) * values
 
 
 ACTIVATIONS = {
@@ -65,12 +84,12 @@ ACTIVATIONS = {
 }
 
 
-def linear(x, weight, bias, name, residual):
-    output = np.array([[_dot(row, column) for column in weight] for row in x], np.float64).reshape(len(x), len(weight))
-    if bias is not None:
-        output = output + bias
-    if name is not None:
-        output = activation(output, name)
+def linear(input, weight, bias=None, activation=None, residual=None):
+    rows = input.reshape(-1, weight.shape[1]) if weight.shape[1] else np.zeros((math.prod(input.shape[:-1]), 0))
+    output = np.array([[_dot(row, column) for column in weight] for row in rows], np.float64)
+    output = output.reshape(*input.shape[:-1], len(weight)) + (0 if bias is None else bias)
+    if activation is not None:
+        output = _activated(output, activation)
     return output if residual is None else output + residual
 
 
@@ -78,34 +97,33 @@ def _dot(row, column):
     return math.fsum(a * b for a, b in zip(row, column, strict=True))
 
 
-def rotary(x, cos, sin, positions, interleaved):
+def rotary(input, cos, sin, cu_seqlens=None, positions=None, interleaved=False):
     """Each pair as a complex number, times that of its angle."""
-    turned, half = x.copy(), cos.shape[1]
-    for *at, pair in np.ndindex(*x.shape[:-1], half):
+    if positions is None:
+        offsets = [0, len(input)] if cu_seqlens is None else cu_seqlens.tolist()
+        positions = [place for start, stop in pairwise(offsets) for place in range(stop - start)]
+    turned, half = input.copy(), cos.shape[1]
+    for *at, pair in np.ndindex(*input.shape[:-1], half):
         first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, half + pair)
         place = positions[at[0]], pair
-        number = complex(x[*at, first], x[*at, second]) * complex(cos[place], sin[place])
+        number = complex(input[*at, first], input[*at, second]) * complex(cos[place], sin[place])
         turned[*at, first], turned[*at, second] = number.real, number.imag
     return turned
 
 
-def embedding(ids, weight):
-    return np.array([weight[int(index)] for index in ids.flat], np.float64).reshape(*ids.shape, weight.shape[1])
+def embedding(input, weight):
+    rows = np.array([weight[int(index)] for index in input.flat], np.float64)
+    return rows.reshape(*input.shape, weight.shape[1])
 
 
-def embedding_backward(grad, ids, num_embeddings):
-    grad_weight = np.zeros((num_embeddings, grad.shape[-1]))
-    for position in np.ndindex(ids.shape):
-        grad_weight[ids[position]] += grad[position]
-    return grad_weight
-
-
-def cross_entropy(x, target, ignore_index):
-    lse = np.array([_log_sum_exp(row) for row in x])
-    losses = [
-        0.0 if index == ignore_index else total - row[index] for row, index, total in zip(x, target, lse, strict=True)
-    ]
-    return np.array(losses), lse
+def cross_entropy(input, target, ignore_index=-100):
+    return np.array(
+        [
+            0.0 if index == ignore_index else _log_sum_exp(row) - row[index]
+            for row, index in zip(input, target, strict=True)
+        ],
+        np.float64,
+    )
 
 
 def _highest_and_log(scores):
@@ -119,61 +137,68 @@ def _added(mask):
     return (0.0 if mask else -math.inf) if isinstance(mask, np.bool_) else mask
 
 
-def attention(query, key, value, lengths, lengths_k, attn_mask, bias, is_causal, scale):
-    """(output, lse, probabilities) of packed (tokens, heads, head_dim) arrays; masks in full, not to be broadcast."""
-    tokens, heads, _ = query.shape
-    output, lse = np.zeros(query.shape), np.zeros((heads, tokens, 2))
-    probs = np.zeros((len(lengths), heads, max(lengths, default=0), max(lengths_k, default=0)))
-    starts, starts_k = np.cumsum([0, *lengths]), np.cumsum([0, *lengths_k])
-    for s, h, i in np.ndindex(probs.shape[:3]):
-        if i >= lengths[s]:
-            continue
-        scores = []
-        for j in range(lengths_k[s]):
-            score = scale * _dot(query[starts[s] + i, h], key[starts_k[s] + j, h])
-            score += 0 if bias is None else bias[s, h, i, j]
-            score += 0 if attn_mask is None else _added(attn_mask[s, h, i, j])
-            scores.append(-math.inf if is_causal and j > i else score)
-        row = _softmax_line(scores)
-        probs[s, h, i, : len(row)] = row
-        lse[h, starts[s] + i] = _highest_and_log(scores)
-        for j, probability in enumerate(row):
-            output[starts[s] + i, h] += probability * value[starts_k[s] + j, h]
-    return output, lse, probs
-
-
-def relative_attention(arrays, distance_rows, segments, lengths, lengths_k, attn_mask, scale):
-    """(output, lse, probabilities, components) of packed arrays by the names of the arguments, some of them absent.
-
-    `segments` is (ids of queries, ids of keys, scores) or None; attn_mask in full, not to be broadcast.
-    """
-    query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    tokens, heads, _ = query.shape
-    output, lse = np.zeros(query.shape), np.zeros((heads, tokens, 2))
-    shape = (len(lengths), heads, max(lengths, default=0), max(lengths_k, default=0))
+def attention(
+    query,
+    key,
+    value,
+    *,
+    cu_seqlens,
+    cu_seqlens_k,
+    scale,
+    attn_mask=None,
+    bias=None,
+    is_causal=False,
+    window=None,
+    **relative,
+):
+    """Outputs by name, of packed arrays (tokens, heads, head_dim); the fields of RelativePositions as arguments."""
+    starts, starts_k = cu_seqlens.tolist(), cu_seqlens_k.tolist()
+    lengths, lengths_k = ([b - a for a, b in pairwise(some)] for some in (starts, starts_k))
+    shape = (len(lengths), query.shape[1], max(lengths, default=0), max(lengths_k, default=0))
+    attn_mask, bias = (None if array is None else np.broadcast_to(array, shape) for array in (attn_mask, bias))
+    left, right = (math.inf, math.inf) if window is None else window
+    output, lse = np.zeros(query.shape), np.zeros((query.shape[1], len(query), 2))
     probs, components = np.zeros(shape), [np.zeros(shape) for _ in range(3)]
-    starts, starts_k, middle = np.cumsum([0, *lengths]), np.cumsum([0, *lengths_k]), len(distance_rows) // 2
     for s, h, i in np.ndindex(shape[:3]):
         if i >= lengths[s]:
             continue
-        scores, q = [], starts[s] + i
+        scores, q, h_k, at = [], starts[s] + i, h * key.shape[1] // query.shape[1], i + lengths_k[s] - lengths[s]
         for j in range(lengths_k[s]):
-            k, distance = starts_k[s] + j, i + lengths_k[s] - lengths[s] - j
-            row = distance_rows[min(max(distance, -middle), middle) + middle]
-            parts = [_dot(query[q, h], key[k, h]), 0.0, 0.0]
-            if "position_key" in arrays:
-                parts[1] = _dot(arrays.get("query_for_position", query)[q, h], arrays["position_key"][row, h])
-            if "position_query" in arrays:
-                parts[2] = _dot(key[k, h], arrays["position_query"][row, h])
-            for component, part in zip(components, parts, strict=True):
+            k = starts_k[s] + j
+            parts = [
+                _dot(query[q, h], key[k, h_k]),
+                *_relative_parts(query[q, h], key[k, h_k], q, k, h, at - j, relative),
+            ]
+            for component, part in zip(components, parts, strict=False):
                 component[s, h, i, j] = scale * part
-            if segments is not None:
-                parts.append(segments[2][q, h, int(segments[0][q] != segments[1][k])])
-            added = 0.0 if attn_mask is None else _added(attn_mask[s, h, i, j])
-            scores.append(scale * math.fsum(parts) + added)
+            added = 0.0 if bias is None else bias[s, h, i, j]
+            added += 0.0 if attn_mask is None else _added(attn_mask[s, h, i, j])
+            if "position_bias" in relative:
+                added += relative["position_bias"][_row(at - j, relative["distance_rows"]), h]
+            hidden = (is_causal and j > i) or not at - left <= j <= at + right
+            scores.append(-math.inf if hidden else scale * math.fsum(parts) + added)
         row = _softmax_line(scores)
         probs[s, h, i, : len(row)] = row
         lse[h, q] = _highest_and_log(scores)
         for j, probability in enumerate(row):
-            output[q, h] += probability * value[starts_k[s] + j, h]
-    return output, lse, probs, components
+            output[q, h] += probability * value[starts_k[s] + j, h_k]
+    names = ("content", "content to position", "position to content")
+    return {"output": output, "lse": lse, "probabilities": probs, **dict(zip(names, components, strict=True))}
+
+
+def _row(distance, distance_rows):
+    middle = len(distance_rows) // 2
+    return distance_rows[min(max(distance, -middle), middle) + middle]
+
+
+def _relative_parts(query, key, q, k, h, distance, relative):
+    """What relative position and segments add to the product of query and key before the scale."""
+    parts = [0.0, 0.0, 0.0]
+    if "position_key" in relative:
+        asking = relative["query_for_position"][q, h] if "query_for_position" in relative else query
+        parts[0] = _dot(asking, relative["position_key"][_row(distance, relative["distance_rows"]), h])
+    if "position_query" in relative:
+        parts[1] = _dot(key, relative["position_query"][_row(distance, relative["distance_rows"]), h])
+    if "segment_scores" in relative:
+        parts[2] = relative["segment_scores"][q, h, int(relative["segment_ids"][q] != relative["segment_ids_k"][k])]
+    return parts

@@ -1,254 +1,90 @@
-"""attention/reference.py against a naive oracle, finite differences, itself in float64, and PyTorch."""
+"""Attention in every form: the reference against a naive oracle and finite differences, and what backends promise."""
 
-from itertools import accumulate
+import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bertcore.kernels import attention
-from bertcore.kernels.attention import reference
+from bertcore.kernels import RelativePositions, alibi_positions, attention, attention_backward, bucketed_distances
+from bertcore.kernels.attention.positions import _alibi_slopes
 from tests.kernels import oracles
-from tests.kernels.attention_forms import backward, forward
+from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, SCALE, arguments, attend, only, results
 from tests.kernels.finite_differences import assert_gradient
 from tests.kernels.parity import torch_gradients
-from tests.kernels.strategies import QUICK, dtypes, layouts, normal, seeds
+from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
-# Query lengths and key lengths of the sequences; dense cases have them all equal.
-PACKED = {
+LENGTHS = {  # of the queries and of the keys
     "one": ([7], [7]),
     "ragged": ([3, 1, 11], [3, 1, 11]),
     "empty sequences": ([0, 5, 0], [0, 5, 0]),
-    "cross": ([2, 0, 5], [7, 3, 0]),
+    "memory": ([2, 0, 5], [7, 3, 9]),
+    "fewer keys": ([5, 2], [3, 0]),
     "no sequence": ([], []),
     "no token": ([0, 0], [0, 0]),
 }
-DENSE = {"square": (2, 5, 5), "cross": (3, 2, 7), "no batch": (0, 3, 3), "no query": (2, 0, 3), "no key": (2, 3, 0)}
-HEADS, HEAD_DIM, SCALE = 3, 5, 0.4
+WITH_GRADIENT = (OF_QUERIES | OF_KEYS | {"bias", "position_bias", "position_key", "position_query"}) - {
+    "segment_ids", "segment_ids_k",
+}  # fmt: skip
 
 
-def offsets(lengths):
-    return np.array([0, *accumulate(lengths)], np.int32)
+# --- the definition -------------------------------------------------------------------------------
 
 
-def packed(seed, tokens, dtype=np.float64, layout="contiguous"):
-    """(1, heads, tokens, head_dim), a view of (tokens, heads, head_dim)."""
-    return normal(seed, (tokens, HEADS, HEAD_DIM), dtype, layout).transpose(1, 0, 2)[None]
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_oracle(name, form):
+    given = arguments(form, *LENGTHS[name])
+    found, expected = results(given, "numpy"), oracles.attention(**given)
+    for which, table in (("content to position", "position_key"), ("position to content", "position_query")):
+        if table not in given:
+            assert found[which] is None
+            del expected[which]
+    for which, array in expected.items():
+        assert_close(found[which], array, name=which)
 
 
-def masks(seed, shape, dtype=np.float64):
-    """No mask; a boolean one with a row that hides every key; an additive one with -inf and such a row."""
-    visible = np.random.default_rng(seed).random(shape) < 0.7
-    visible[..., :1, :] = False
-    additive = np.where(visible, normal(seed + 1, shape), -np.inf).astype(dtype)
-    return {"none": None, "boolean": visible, "additive": additive}
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["memory", "empty sequences"])
+def test_finite_differences(name, form):
+    given = arguments(form, *LENGTHS[name], head_dim=3)
+    grad = normal(9, given["query"].shape)
+    found = results(given, "numpy", grad)
+    wanted = WITH_GRADIENT & given.keys()
+    for which in wanted:
+
+        def output(changed, which=which):
+            return attend(given | {which: changed}, backend="numpy")
+
+        assert_gradient(output, given[which], grad, found[f"grad_{which}"], which)
+    for which in WITH_GRADIENT - wanted:
+        assert found.get(f"grad_{which}") is None
 
 
-def everywhere(attn_mask, bias, shape):
-    return (None if array is None else np.broadcast_to(array, shape) for array in (attn_mask, bias))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sizes", [(2, 5, 5), (3, 2, 7), (2, 0, 3), (2, 3, 0)], ids=str)
+def test_dense_equals_packed(cpu_backend, sizes, form):
+    batch, length, length_k = sizes
+    dtype = np.float64 if cpu_backend == "numpy" else np.float32
+    given = arguments(form, [length] * batch, [length_k] * batch, dtype)
 
+    def unpacked(name, array):
+        if array is None or name.removeprefix("grad_") not in OF_QUERIES | OF_KEYS | {"output"}:
+            return array
+        tokens = length_k if name.removeprefix("grad_") in OF_KEYS else length
+        array = array.reshape(batch, tokens, *array.shape[1:])
+        return array if array.ndim == 2 else array.swapaxes(1, 2)
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
-@pytest.mark.parametrize("name", PACKED)
-def test_oracle_packed(name, mask, is_causal):
-    lengths, lengths_k = PACKED[name]
-    query, key, value = packed(1, sum(lengths)), packed(2, sum(lengths_k)), packed(3, sum(lengths_k))
-    shape = (len(lengths), HEADS, max(lengths, default=0), max(lengths_k, default=0))
-    attn_mask, bias = masks(4, shape)[mask], normal(6, shape)
-    found = forward(
-        reference,
-        query,
-        key,
-        value,
-        offsets(lengths),
-        offsets(lengths_k),
-        attn_mask,
-        bias,
-        is_causal,
-        SCALE,
-        True,
-        None,
-    )
-    tokens_first = (array[0].transpose(1, 0, 2) for array in (query, key, value))
-    expected = oracles.attention(*tokens_first, lengths, lengths_k, attn_mask, bias, is_causal, SCALE)
-    assert found[0][0].transpose(1, 0, 2).flags.c_contiguous
-    assert_close(found[0][0].transpose(1, 0, 2), expected[0], name="output")
-    assert_close(found[1][0], expected[1], name="lse")
-    assert_close(found[2], expected[2], name="probabilities")
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
-@pytest.mark.parametrize("name", DENSE)
-def test_dense_equals_packed(name, mask, is_causal):
-    batch, length, length_k = DENSE[name]
-    query = normal(1, (batch, HEADS, length, HEAD_DIM))
-    key, value = (normal(seed, (batch, HEADS, length_k, HEAD_DIM)) for seed in (2, 3))
-    shape = (batch, HEADS, length, length_k)
-    attn_mask, bias = masks(4, (batch, 1, length, length_k))[mask], normal(5, (HEADS, length, length_k))
-    attn_mask, bias = everywhere(attn_mask, bias, shape)
-    dense = forward(reference, query, key, value, None, None, attn_mask, bias, is_causal, SCALE, True, None)
-    grad = normal(6, query.shape)
-    dense_grads = backward(
-        reference, grad, query, key, value, *dense[:2], None, None, attn_mask, bias, is_causal, SCALE
-    )
-
-    def pack(array):
-        return array.transpose(1, 0, 2, 3).reshape(1, HEADS, array.shape[0] * array.shape[2], HEAD_DIM)
-
-    cu_seqlens, cu_seqlens_k = offsets([length] * batch), offsets([length_k] * batch)
-    packed_inputs = [pack(array) for array in (query, key, value)]
-    found = forward(reference, *packed_inputs, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, SCALE, True, None)
-    grads = backward(
-        reference, pack(grad), *packed_inputs, *found[:2], cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, SCALE
-    )
-    assert dense[0].flags.c_contiguous
-    assert_close(pack(dense[0]), found[0], name="output")
-    assert_close(dense[1].transpose(1, 0, 2, 3).reshape(found[1].shape), found[1], name="lse")
-    if batch:
-        assert_close(dense[2], found[2], name="probabilities")
-    for one, other in zip(dense_grads[:3], grads[:3], strict=True):
-        assert_close(pack(one), other, name="gradient")
-    assert_close(dense_grads[3], grads[3], name="grad_bias")
-
-
-@QUICK
-@given(
-    lengths=st.lists(st.sampled_from([0, 1, 2, 13, 39]), max_size=4),
-    dtype=dtypes(),
-    layout=layouts(),
-    is_causal=st.booleans(),
-    mask=st.sampled_from(["none", "boolean", "additive"]),
-    seed=seeds(),
-)
-def test_low_precision(lengths, dtype, layout, is_causal, mask, seed):
-    tokens, cu_seqlens, longest = sum(lengths), offsets(lengths), max(lengths, default=0)
-    query, key, value, grad = (packed(seed + i, tokens, dtype, layout) for i in range(4))
-    shape = (len(lengths), HEADS, longest, longest)
-    attn_mask, bias = masks(seed, (1, 1, longest, longest), dtype)[mask], normal(seed + 4, (HEADS, 1, longest), dtype)
-    wide_mask = attn_mask.astype(np.float64) if mask == "additive" else attn_mask
-    wide = [array.astype(np.float64) for array in (query, key, value, grad)]
-    options = (cu_seqlens, cu_seqlens, *everywhere(attn_mask, bias, shape), is_causal, SCALE)
-    wide_options = (cu_seqlens, cu_seqlens, *everywhere(wide_mask, bias.astype(np.float64), shape), is_causal, SCALE)
-    found = forward(reference, query, key, value, *options, True, None)
-    exact = forward(reference, *wide[:3], *wide_options, True, None)
-    assert found[0].dtype == found[2].dtype == dtype
-    assert found[1].dtype == (np.float64 if dtype == np.float64 else np.float32)
-    for name, one, other in zip(("output", "lse", "probabilities"), found, exact, strict=True):
-        assert_close(one, other, name=name)
-    gradients = backward(reference, grad, query, key, value, *found[:2], *options)
-    expected = backward(reference, wide[3], *wide[:3], *exact[:2], *wide_options)
-    for name, one, other in zip(("query", "key", "value", "bias"), gradients, expected, strict=True):
-        # The backward starts from an output that was rounded already.
-        assert_close(one, other, name=f"grad_{name}", at_least=1, factor=3)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
-@pytest.mark.parametrize("name", ["ragged", "cross", "empty sequences"])
-def test_finite_differences(name, mask, is_causal):
-    lengths, lengths_k = PACKED[name]
-    query, key, value = packed(1, sum(lengths)), packed(2, sum(lengths_k)), packed(3, sum(lengths_k))
-    shape = (len(lengths), HEADS, max(lengths), max(lengths_k))
-    attn_mask, bias, grad = masks(4, shape)[mask], normal(6, (HEADS, 1, shape[3])), packed(7, sum(lengths))
-    options = (offsets(lengths), offsets(lengths_k), attn_mask)
-
-    def output(query=query, key=key, value=value, bias=bias):
-        return forward(
-            reference, query, key, value, *options, np.broadcast_to(bias, shape), is_causal, SCALE, False, None
-        )
-
-    full_bias = np.broadcast_to(bias, shape)
-    gradients = backward(reference, grad, query, key, value, *output()[:2], *options, full_bias, is_causal, SCALE)
-    assert_gradient(lambda query: output(query=query)[0], query, grad, gradients[0], "query")
-    assert_gradient(lambda key: output(key=key)[0], key, grad, gradients[1], "key")
-    assert_gradient(lambda value: output(value=value)[0], value, grad, gradients[2], "value")
-    assert gradients[3].shape == (1, HEADS, 1, shape[3])
-    assert_gradient(lambda bias: output(bias=bias)[0], bias, grad, gradients[3][0], "bias")
-
-
-def test_a_query_that_sees_no_key():
-    query, key, value = (normal(seed, (1, 1, 3, 4)) for seed in range(3))
-    mask = np.ones((1, 1, 3, 3), bool)
-    mask[0, 0, 1] = False
-    output, lse, probs = forward(reference, query, key, value, None, None, mask, None, False, SCALE, True, None)
-    assert not output[0, 0, 1].any() and not probs[0, 0, 1].any() and tuple(lse[0, 0, 1]) == (-np.inf, 0)
-    grads = backward(
-        reference, np.ones_like(output), query, key, value, output, lse, None, None, mask, None, False, SCALE
-    )
-    assert not grads[0][0, 0, 1].any() and all(np.isfinite(grad).all() for grad in grads[:3])
-    assert grads[3] is None
-
-
-def test_nan_reaches_every_query_that_sees_it_and_no_other():
-    query, key, value = (normal(seed, (1, 1, 3, 4)) for seed in range(3))
-    key[0, 0, 2, 1] = np.nan
-    output, lse, _ = forward(reference, query, key, value, None, None, None, None, False, SCALE, False, None)
-    assert np.isnan(output).all() and np.isnan(lse).all()
-    output, lse, _ = forward(reference, query, key, value, None, None, None, None, True, SCALE, False, None)
-    assert np.isfinite(output[0, 0, :2]).all() and np.isnan(output[0, 0, 2]).all()
-    np.testing.assert_array_equal(np.isnan(lse[..., 1]), [[[False, False, True]]])
-
-
-def test_large_scores_do_not_overflow():
-    query = np.full((1, 1, 1, 1), 1e4, np.float32)
-    key = np.array([1e4, 1e4, -1e4], np.float32).reshape(1, 1, 3, 1)
-    value = np.array([1, 3, 100], np.float32).reshape(1, 1, 3, 1)
-    output, lse, probs = forward(reference, query, key, value, None, None, None, None, False, 1.0, True, None)
-    np.testing.assert_array_equal(probs.ravel(), [0.5, 0.5, 0])
-    assert output.item() == 2
-    assert_close(lse.ravel(), np.array([1e8, np.log(2)]))
-
-
-def test_a_sequence_is_computed_as_if_it_were_alone():
-    lengths = [5, 13, 2]
-    query, key, value = (packed(seed, 20, np.float32) for seed in range(3))
-    together = forward(
-        reference, query, key, value, offsets(lengths), offsets(lengths), None, None, False, SCALE, False, None
-    )
-    for start, length in zip(accumulate([0, *lengths]), lengths, strict=False):
-        tokens = (slice(None), slice(None), slice(start, start + length))
-        alone = forward(
-            reference,
-            query[tokens],
-            key[tokens],
-            value[tokens],
-            offsets([length]),
-            offsets([length]),
-            None,
-            None,
-            False,
-            SCALE,
-            0,
-            None,
-        )
-        np.testing.assert_array_equal(alone[0], together[0][tokens])
-        np.testing.assert_array_equal(alone[1], together[1][tokens])
-
-
-def test_bfloat16_rounds_what_is_multiplied():
-    """A score, an exponential and a value that bfloat16 cannot hold; their sums are not rounded."""
-    one_and_bits = 1 + 2.0**-10  # rounds to 1
-    query, key = np.full((1, 1, 1, 1), one_and_bits, np.float32), np.array([one_and_bits, 0], np.float32)
-    value = np.array([3 + 2.0**-9, 1], np.float32)
-    key, value = key.reshape(1, 1, 2, 1), value.reshape(1, 1, 2, 1)
-    output, lse, probs = forward(reference, query, key, value, None, None, None, None, False, 1.0, True, "bfloat16")
-    small = np.exp(-1.0)
-    rounded = 0.3671875  # exp(-1) to 8 bits
-    assert_close(lse.ravel(), np.array([1, np.log(1 + small)]))
-    assert_close(probs.ravel(), np.array([1, small]) / (1 + small))
-    assert_close(output.ravel(), np.array([(3 + rounded) / (1 + small)]))
-
-
-def test_bfloat16_is_refused_where_it_has_no_meaning():
-    arrays = [normal(seed, (1, 1, 3, 4), np.float32) for seed in range(3)]
-    with pytest.raises(ValueError, match="compute_dtype is 'float16', expected one of None, 'bfloat16'"):
-        attention(*arrays, compute_dtype="float16")
-    with pytest.raises(TypeError, match="query has dtype float64, expected float32 with compute_dtype='bfloat16'"):
-        attention(*(array.astype(np.float64) for array in arrays), compute_dtype="bfloat16")
+    dense = {name: unpacked(name, array) for name, array in given.items() if not name.startswith("cu_seqlens")}
+    grad = normal(9, given["query"].shape, dtype)
+    found, expected = results(dense, cpu_backend, unpacked("output", grad)), results(given, cpu_backend, grad)
+    expected["lse"] = np.moveaxis(expected["lse"].reshape(given["query"].shape[1], batch, length, 2), 1, 0)
+    for name, array in found.items():
+        if array is None:
+            assert expected[name] is None
+        else:
+            assert array.flags.c_contiguous or name != "output"
+            assert_close(array, unpacked(name, expected[name]), name=name, factor=3, at_least=1)
 
 
 @pytest.mark.parity
@@ -256,11 +92,9 @@ def test_bfloat16_is_refused_where_it_has_no_meaning():
 @pytest.mark.parametrize("lengths", [(5, 5), (2, 7), (1, 39)])
 def test_torch(lengths, is_causal):
     torch = pytest.importorskip("torch")
-    query = normal(1, (2, HEADS, lengths[0], HEAD_DIM))
-    key, value = (normal(seed, (2, HEADS, lengths[1], HEAD_DIM)) for seed in (2, 3))
-    shape = (2, HEADS, *lengths)
-    bias, grad = normal(4, shape), normal(5, query.shape)
-    visible = np.random.default_rng(6).random(shape) < 0.7
+    query, key, value = (normal(seed, (2, 3, lengths[seed > 0], 5)) for seed in range(3))
+    bias, grad = normal(4, (2, 3, *lengths)), normal(5, query.shape)
+    visible = np.random.default_rng(6).random(bias.shape) < 0.7
     visible[..., 0] = True
     seen = visible & np.tri(*lengths, dtype=bool) if is_causal else visible
 
@@ -269,11 +103,68 @@ def test_torch(lengths, is_causal):
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=SCALE)
 
     output, *expected = torch_gradients(function, grad, query, key, value, bias)
-    found, lse, _ = forward(reference, query, key, value, None, None, visible, bias, is_causal, SCALE, False, None)
-    assert_close(found, output)
-    gradients = backward(reference, grad, query, key, value, found, lse, None, None, visible, bias, is_causal, SCALE)
-    for one, other in zip(gradients, expected, strict=True):
-        assert_close(one, other, at_least=1)
+    given = {"query": query, "key": key, "value": value, "attn_mask": visible, "bias": bias, "scale": SCALE}
+    found = results(given | {"is_causal": is_causal}, "numpy", grad)
+    assert_close(found["output"], output)
+    for name, gradient in zip(("query", "key", "value", "bias"), expected, strict=True):
+        assert_close(found[f"grad_{name}"], gradient, name=name, at_least=1)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sequence_is_computed_as_if_it_were_alone(form):
+    given = arguments(form, [5, 13, 2], dtype=np.float32)
+    together, lse = attend(given, return_lse=True, backend="numpy")
+    for sequence in range(3):
+        own, queries, _ = only(given, sequence)
+        alone, own_lse = attend(own, return_lse=True, backend="numpy")
+        np.testing.assert_array_equal(alone, together[queries])
+        np.testing.assert_array_equal(own_lse, lse[:, queries])
+
+
+def test_a_nan_reaches_the_queries_that_see_it_and_no_other(cpu_backend):
+    for form, blind in (("plain", 39), ("deberta", 39), ("causal", 45)):
+        given = arguments(form, [39, 20], dtype=np.float32)
+        given.pop("attn_mask", None)
+        given["key"][45] = np.nan  # the seventh of the second sequence
+        output, lse = attend(given, return_lse=True, backend=cpu_backend)
+        assert np.isfinite(output[:blind]).all() and np.isnan(output[blind:]).all(), form
+        assert np.isfinite(lse[:, :blind]).all() and np.isnan(lse[:, blind:, 1]).all(), form
+
+
+def test_large_scores_do_not_overflow(cpu_backend):
+    query, key = np.full((1, 1, 1, 1), 1e4, np.float32), np.array([1e4, 1e4, -1e4], np.float32).reshape(1, 1, 3, 1)
+    value = np.array([1, 3, 100], np.float32).reshape(1, 1, 3, 1)
+    asked = {"scale": 1.0, "return_lse": True, "return_probs": True, "backend": cpu_backend}
+    output, lse, probs = attention(query, key, value, **asked)
+    np.testing.assert_array_equal(probs.ravel(), [0.5, 0.5, 0])
+    assert output.item() == 2
+    assert_close(lse.ravel(), np.array([1e8, np.log(2)]))
+
+
+def test_scores_in_the_thousands_keep_their_digits(cpu_backend):
+    """lse as one float32 would lose the logarithm of the sum: gradients 100 times worse."""
+    given = arguments("plain", [5, 0, 39], [9, 3, 39], np.float32, head_dim=8)
+    given["query"] *= 2000
+    exact = results(
+        {name: np.asarray(it, "f8") if name in OF_QUERIES | OF_KEYS else it for name, it in given.items()}, "numpy"
+    )
+    found = results(given, cpu_backend)
+    assert_close(found["output"], exact["output"], factor=500)  # a score of 10,000 is rounded by 5e-4
+    assert_close(found["grad_value"], exact["grad_value"], factor=500, at_least=1)
+    assert_close(found["grad_key"], exact["grad_key"], factor=2000)
+
+
+@pytest.mark.parametrize("lowest", [-1e9, float(np.finfo(np.float32).min)])
+def test_a_large_finite_mask_on_every_key_counts_the_keys(cpu_backend, lowest):
+    """-1e9 + log(n) is -1e9: the gradient of the values would be n times too large."""
+    query, key, value = (normal(seed, (1, 1, 7, 4), np.float32) for seed in range(3))
+    given = {"query": query, "key": key, "value": value, "attn_mask": np.full((7, 7), lowest, np.float32)}
+    found = results(given, cpu_backend, np.ones_like(query))
+    assert_close(found["grad_value"].sum(), np.array(28.0))
+    assert (found["lse"][..., 0] < -9e8).all()
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.7])
@@ -282,3 +173,89 @@ def test_scales_that_are_not_positive(scale, keys):
     query, key, value = np.random.default_rng(6).normal(size=(3, 1, 2, keys, 8)).astype(np.float32)
     expected = attention(query, key, value, scale=scale, backend="numpy")
     assert_close(attention(query, key, value, scale=scale, backend="numba"), expected)
+
+
+def test_bfloat16_rounds_what_is_multiplied():
+    """A score, an exponential and a value that bfloat16 cannot hold; their sums are not rounded."""
+    one_and_bits = 1 + 2.0**-10  # rounds to 1
+    query, key = np.full((1, 1, 1, 1), one_and_bits, np.float32), np.array([one_and_bits, 0], np.float32)
+    value = np.array([3 + 2.0**-9, 1], np.float32)
+    key, value = key.reshape(1, 1, 2, 1), value.reshape(1, 1, 2, 1)
+    asked = {"scale": 1.0, "compute_dtype": "bfloat16", "return_lse": True, "backend": "numpy"}
+    output, lse, probs = attention(query, key, value, **asked, return_probs=True)
+    small = np.exp(-1.0)
+    rounded = 0.3671875  # exp(-1) to 8 bits
+    assert_close(lse.ravel(), np.array([1, np.log(1 + small)]))
+    assert_close(probs.ravel(), np.array([1, small]) / (1 + small))
+    assert_close(output.ravel(), np.array([(3 + rounded) / (1 + small)]))
+    relative = RelativePositions(np.array([0]), *[np.full((1, 1, 1), one_and_bits, np.float32)] * 2)
+    *_, lse, components = attention(*[query] * 3, relative=relative, **asked, return_components=True)
+    assert tuple(lse.ravel()) == (3, 0) and [component.item() for component in components] == [1, 1, 1]
+
+
+# --- relative positions ---------------------------------------------------------------------------
+
+
+def test_slopes_of_alibi():
+    np.testing.assert_array_equal(_alibi_slopes(8), 0.5 ** np.arange(1, 9))
+    np.testing.assert_array_equal(_alibi_slopes(6), [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
+    table = alibi_positions(2, 3)
+    np.testing.assert_array_equal(table.distance_rows, [2, 1, 0, 1, 2])
+    assert_close(table.position_bias, -np.arange(3)[:, None] * np.array([2.0**-4, 2.0**-8]))
+
+
+@pytest.mark.parity
+def test_buckets_are_those_of_transformers():
+    torch, mpnet = pytest.importorskip("torch"), pytest.importorskip("transformers.models.mpnet.modeling_mpnet")
+    distances = np.arange(-600, 601)
+    expected = mpnet.MPNetEncoder.relative_position_bucket(torch.from_numpy(-distances), 32, 128).numpy()
+    np.testing.assert_array_equal(bucketed_distances()[np.clip(distances, -128, 128) + 128], expected)
+
+
+def log_buckets(bucket_size, max_position, length):
+    """DeBERTa v2's rows for all distances below `length`: the first half of each side as they are, then logarithmic."""
+    rows, half = [], bucket_size // 2
+    for distance in range(1 - length, length):
+        bucket = distance
+        if abs(distance) > half:
+            share = math.log(abs(distance) / half) / math.log((max_position - 1) / half)
+            bucket = int(math.copysign(math.ceil(share * (half - 1)) + half, distance))
+        rows.append(min(max(bucket + bucket_size, 0), 2 * bucket_size - 1))
+    return np.array(rows)
+
+
+def test_log_buckets_tell_far_distances_from_near_ones(cpu_backend):
+    """Keys that differ in nothing but their distance, longer than the rows say: the end rows stand for all beyond."""
+    length = 600
+    rows = log_buckets(256, 512, 512)
+    assert len(rows) == 1023 and rows[511] == 256 and (np.diff(rows) >= 0).all() and np.unique(rows).size < 520
+    query, key = np.ones((1, 1, 1), np.float32), np.zeros((length, 1, 1), np.float32)
+    table = np.arange(512, dtype=np.float32).reshape(512, 1, 1) / 64
+    offsets = {"cu_seqlens": np.array([0, 1]), "cu_seqlens_k": np.array([0, length])}
+    relative = RelativePositions(rows, position_key=table)
+    _, probs = attention(query, key, key, relative=relative, scale=1.0, **offsets, return_probs=True)
+    scores = table.ravel()[rows[np.minimum(np.arange(length - 1, -1, -1), 511) + 511]].astype(np.float64)
+    expected = np.exp(scores - scores.max())
+    assert_close(probs.ravel(), expected / expected.sum(), factor=3)
+
+
+# --- what comes out -------------------------------------------------------------------------------
+
+
+def test_the_offsets_and_segments_of_keys_are_those_of_queries_by_default():
+    given = arguments("xlnet", [3, 4])
+    given["segment_ids_k"] = given["segment_ids"]
+    expected = attend(given, backend="numpy")
+    for name in ("segment_ids_k", "cu_seqlens_k"):
+        del given[name]
+    np.testing.assert_array_equal(attend(given, backend="numpy"), expected)
+
+
+@pytest.mark.parametrize("wrong", ["grad_output", "output", "lse"])
+def test_hostile_gradients(wrong):
+    given = arguments("shared heads", [3, 4])
+    output, lse = attend(given, return_lse=True, backend="numpy")
+    right = {"grad_output": output, "output": output, "lse": lse}
+    for changed, error in ((right[wrong][:-1], ValueError), (right[wrong].astype(np.float32), TypeError)):
+        with pytest.raises(error, match=f"^{wrong} has"):
+            attention_backward(**given, **(right | {wrong: changed}), backend="numpy")

@@ -2,60 +2,56 @@
 
 import functools
 
+import cupy
 import ml_dtypes
 import numpy as np
 import pytest
 
+from bench.ops.operations import public_arguments
+from bertcore import kernels
 from bertcore.kernels import _cuda
 from bertcore.kernels.attention import cuda as attention_cuda
-from bertcore.kernels.attention import reference
+from bertcore.kernels.attention import relative_cuda
 from tests.cuda_emulator import Emulator
-from tests.kernels.attention_forms import forward
+from tests.cuda_emulator.driverless import driverless, host
+from tests.cuda_emulator.driverless import unavailable_reason as no_driverless
+from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments
 from tests.tolerances import assert_close
 
 from .cuda_support import EmulatorTarget
 
-FLOAT16, BFLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
+FLOAT16, BFLOAT16, FLOAT32 = np.float16, ml_dtypes.bfloat16, np.float32
 
 
-run_cuda = functools.partial(forward, attention_cuda)
-
-
-@pytest.fixture(params=[FLOAT16, BFLOAT16, FLOAT32], ids=str)
+@pytest.fixture(params=[FLOAT16, BFLOAT16, FLOAT32], ids=lambda dtype: dtype.__name__)
 def dtype(request):
     return request.param
 
 
-def normal(seed, *shape, dtype):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def dense(dtype, batch=1, heads=1, length=65, length_k=None, head_dim=64):
-    """query, key, value of (batch, heads, length, head_dim)"""
-    lengths = (length, *[length if length_k is None else length_k] * 2)
-    return [normal(seed, batch, heads, each, head_dim, dtype=dtype) for seed, each in enumerate(lengths)]
-
-
-def offsets(*lengths):
-    return np.cumsum([0, *lengths]).astype(np.int32)
+def call(backend, given, names, *arrays):
+    """(output, lse, probabilities) of `given` with the `arrays` of these names."""
+    asked = {"return_lse": True, "return_probs": True, "backend": backend}
+    return kernels.attention(**public_arguments(given | dict(zip(names, arrays, strict=True))), **asked)
 
 
 def wide(array):
-    return array if array is None or array.dtype.kind in "bi" else array.astype(np.float64)
+    return array.astype(np.float64) if array.dtype.kind not in "bi" else array
 
 
-def check(
-    cuda, query, key, value, cu_seqlens=None, cu_seqlens_k=None, attn_mask=None, bias=None, is_causal=False, scale=None
-):
-    """Compares output, lse and probabilities with the reference's; returns the output in float64."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if cu_seqlens is not None and cu_seqlens_k is None:
-        cu_seqlens_k = cu_seqlens
-    arrays = (query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
-    expected = forward(reference, *map(wide, arrays), is_causal, scale, True, None)
-    found = cuda.run(run_cuda, *arrays, is_causal, scale, True, None)
-    tokens_first = found[0].transpose(0, 2, 1, 3) if cu_seqlens is not None else found[0]
-    assert tokens_first.flags.c_contiguous
+def defined(given):
+    """What the definition gives in float64."""
+    return call("numpy", {name: wide(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}, ())
+
+
+def computed(cuda, given):
+    arrays = {name: it for name, it in given.items() if isinstance(it, np.ndarray)}
+    return cuda.run(functools.partial(call, "cupy", given, tuple(arrays)), *arrays.values())
+
+
+def check(cuda, given, **options):
+    """Compares output, lse and probabilities with the definition's; returns the output in float64."""
+    expected, found = defined(given | options), computed(cuda, given | options)
+    assert found[0].flags.c_contiguous
     assert found[1].dtype == np.float32
     assert_close(found[0], expected[0], name="output")
     assert_close(found[1], expected[1], name="lse", at_least=1)
@@ -64,148 +60,301 @@ def check(
     return wide(found[0])
 
 
-HEAD_DIMS = (1, 39, 48, 64, 128, 160)
+def normal(seed, *shape, dtype):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def offsets(*lengths):
+    return np.cumsum([0, *lengths]).astype(np.int32)
+
+
+def unpacked(given, batch):
+    """Sequences of equal lengths as a dense batch."""
+    given = {name: it for name, it in given.items() if not name.startswith("cu_seqlens")}
+    for name in (OF_QUERIES | OF_KEYS) & given.keys():
+        array = given[name].reshape(batch, len(given[name]) // batch, *given[name].shape[1:])
+        given[name] = array if array.ndim == 2 else np.ascontiguousarray(array.swapaxes(1, 2))
+    return given
+
+
+def dense(dtype, batch=1, heads=1, length=65, length_k=None, head_dim=64, form="plain"):
+    """The arguments of a form with arrays of (batch, heads, length, head_dim)."""
+    length_k = length if length_k is None else length_k
+    return unpacked(packed(dtype, [length] * batch, [length_k] * batch, heads, head_dim, form), batch)
+
+
+def packed(dtype, lengths, lengths_k=None, heads=2, head_dim=13, form="plain", distances=25):
+    """The same with arrays of (tokens, heads, head_dim) and offsets; the sums of products stay near 1."""
+    given = arguments(form, lengths, lengths_k, dtype, heads=heads, head_dim=head_dim, distances=distances)
+    products = 3 if given.keys() & {"position_key", "position_query"} else 1
+    return given | {"scale": (products * max(head_dim, 1)) ** -0.5}
+
+
+# ---- sizes and layouts -----------------------------------------------------------------------------------------------
+
+PACKED = (0, 1, 64, 0, 65, 3, 0)
+PACKED_K = (3, 0, 65, 0, 1, 8, 2)
+SHORT, SHORT_K = (1, 0, 37, 5), (4, 2, 41, 3)  # memory before the queries, keys alone, fewer keys than queries
+
+
+@pytest.mark.parametrize("head_dim", (1, 39, 48, 64, 128, 160))
 def test_head_dims(cuda, dtype, head_dim):
-    check(cuda, *dense(dtype, heads=2, length=5, length_k=70, head_dim=head_dim))
-    check(cuda, *dense(dtype, length=66, length_k=40, head_dim=head_dim), is_causal=True)
+    check(cuda, dense(dtype, heads=2, length=5, length_k=70, head_dim=head_dim))
+    check(cuda, dense(dtype, length=66, length_k=40, head_dim=head_dim), is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "head_dim", [1, 40, 64, *(pytest.param(size, marks=pytest.mark.slow) for size in (32, 100, 128))]
+)
+def test_head_dims_with_tables(cuda, dtype, head_dim):
+    check(cuda, packed(dtype, (19,), (35,), 1, head_dim, "all"))
+    if isinstance(cuda, EmulatorTarget):
+        padded, c_type = next(size for size in (32, 64, 128) if size >= head_dim), _cuda.c_type(dtype)
+        name = f"_fp32<{padded}>" if dtype is FLOAT32 else f"<{c_type}, {padded}>"
+        kernels_launched = [f"relative_attention_forward{name}", f"relative_attention_probs<{c_type}>"]
+        assert [launch.kernel for launch in cuda.launches] == kernels_launched
 
 
 @pytest.mark.parametrize("length, length_k", [(1, 65), (63, 63), (65, 1), (65, 0), (130, 130)])
 def test_lengths(cuda, dtype, length, length_k):
-    arrays = dense(dtype, length=length, length_k=length_k, head_dim=32)
-    check(cuda, *arrays)
+    given = dense(dtype, length=length, length_k=length_k, head_dim=32)
+    check(cuda, given)
     if length == length_k:
-        check(cuda, *arrays, is_causal=True)
+        check(cuda, given, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "length, length_k",
+    [(0, 0), (0, 5), (5, 0), (1, 1), (1, 67), (67, 1), pytest.param(131, 67, marks=pytest.mark.slow)],
+)
+def test_lengths_with_tables(cuda, dtype, length, length_k):
+    """More than one tile of queries, and of keys; distances beyond those that have a row, on both sides."""
+    check(cuda, packed(dtype, (length,), (length_k,), 1, form="deberta"))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_two_strips_per_warp(cuda, head_dim):
     """Enough long sequences for the larger tiles; the last warps of the second tile have no query."""
-    arrays = dense(FLOAT16, heads=4, length=150, head_dim=head_dim)
-    mask, bias = (normal(seed, 1, 4, 150, 150, dtype=FLOAT16) for seed in (3, 4))
-    check(cuda, *arrays, attn_mask=mask, bias=bias)
-    check(cuda, *arrays, is_causal=True)
+    given = dense(FLOAT16, heads=4, length=150, head_dim=head_dim)
+    check(cuda, given, **{name: normal(3, 4, 150, 150, dtype=FLOAT16) for name in ("attn_mask", "bias")})
+    check(cuda, given, is_causal=True, window=(70, 9))
     if isinstance(cuda, EmulatorTarget):
         assert cuda.launches[0].kernel == f"attention_forward<__half, {head_dim}, 2>"
 
 
-PACKED = (0, 1, 64, 0, 65, 3, 0)
-
-
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-def test_packed_views_of_a_fused_projection(cuda, dtype, is_causal):
+@pytest.mark.parametrize("head_dim", [39, 48], ids=["that no vector fits", "of whole vectors"])
+def test_packed_views_of_a_fused_projection(cuda, dtype, head_dim, is_causal):
     """Sequences of every length, query, key and value as slices of one (tokens, 3, heads, head_dim) array."""
-    fused = normal(0, sum(PACKED), 3, 2, 48, dtype=dtype)
-    views = [part.transpose(1, 0, 2)[None] for part in fused.transpose(1, 0, 2, 3)]
-    assert not views[0].flags.c_contiguous
-    check(cuda, *views, cu_seqlens=offsets(*PACKED), is_causal=is_causal)
+    fused = normal(0, sum(PACKED), 3, 2, head_dim, dtype=dtype)
+    views = dict(zip(("query", "key", "value"), fused.swapaxes(0, 1), strict=True))
+    assert not views["query"].flags.c_contiguous
+    check(cuda, views, cu_seqlens=offsets(*PACKED), is_causal=is_causal)
 
 
-def test_packed_views_that_no_vector_fits(cuda, dtype):
-    fused = normal(0, sum(PACKED), 3, 2, 39, dtype=dtype)
-    views = [part.transpose(1, 0, 2)[None] for part in fused.transpose(1, 0, 2, 3)]
-    check(cuda, *views, cu_seqlens=offsets(*PACKED))
+def test_views_with_tables(cuda, dtype):
+    """Slices of wider arrays, of which not every row begins on a vector boundary; integers with a stride."""
+    given = packed(dtype, SHORT, SHORT_K, head_dim=24, form="all")
+    for name in ("query", "key", "value", "position_key", "position_query", "query_for_position"):
+        given[name] = np.concatenate([given[name]] * 2, axis=2)[..., 1:17]
+    for name in ("segment_scores", "position_bias", "distance_rows", "segment_ids", "segment_ids_k", "cu_seqlens"):
+        given[name] = np.repeat(given[name], 2, axis=0)[::2]
+    check(cuda, given)
 
 
 def test_packed_sequences_of_keys_with_lengths_of_their_own(cuda, dtype):
-    lengths_k = (3, 0, 65, 0, 1, 8, 2)
-    query = normal(0, 1, 2, sum(PACKED), 32, dtype=dtype)
-    key, value = (normal(seed, 1, 2, sum(lengths_k), 32, dtype=dtype) for seed in (1, 2))
-    check(cuda, query, key, value, offsets(*PACKED), offsets(*lengths_k))
-    check(cuda, query, key, value, offsets(*PACKED), offsets(*lengths_k), is_causal=True)
+    given = packed(dtype, PACKED, PACKED_K, head_dim=32)
+    check(cuda, given)
+    check(cuda, given, is_causal=True)
 
 
 @pytest.mark.parametrize("sequences", [33, 1100])
 def test_finding_one_of_many_sequences(sequences):
     """More sequences than one, and than two steps of the search look at; many of them empty."""
-    lengths = np.random.default_rng(0).integers(0, 3, sequences)
-    arrays = [normal(seed, 1, 1, lengths.sum(), 8, dtype=FLOAT16) for seed in range(3)]
-    arguments = (offsets(*lengths),) * 2
+    given = packed(FLOAT16, np.random.default_rng(0).integers(0, 3, sequences), heads=1, head_dim=8)
     with _cuda.use_runtime(Emulator()):
-        output, *_ = run_cuda(*arrays, *arguments, None, None, False, 1.0, False, None)
-    assert_close(output, forward(reference, *map(wide, arrays), *arguments, None, None, False, 1.0, False, None)[0])
+        output = kernels.attention(**given, backend="cupy")
+    assert_close(output, defined(given)[0])
 
 
-@pytest.mark.parametrize("kind", ["bool", "float"])
-def test_masks(cuda, dtype, kind):
-    """With a bias, broadcast over heads; -inf hides; some rows see nothing and give zeros."""
-    keep = np.random.default_rng(0).random((2, 1, 66, 70)) < 0.7
-    keep[-1, -1, -1, :] = False
-    added = np.where(keep, normal(1, *keep.shape, dtype=dtype), dtype.type(-np.inf))
-    mask = np.broadcast_to(keep if kind == "bool" else added, (2, 2, 66, 70))
-    bias = np.broadcast_to(normal(2, 1, 2, 1, 70, dtype=dtype), mask.shape)
-    arrays = dense(dtype, batch=2, heads=2, length=66, length_k=70, head_dim=8)
-    assert not check(cuda, *arrays, attn_mask=mask, bias=bias)[-1, -1, -1].any()
+# ---- windows, relative terms -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("window", (0, 1, (None, 0), (20, None), (70, 2), (3, 75), 10**6), ids=str)
+def test_windows(cuda, dtype, window, is_causal):
+    """From the query's own key to more than the text; memory before the queries, queries without a key."""
+    given = packed(dtype, (0, 1, 150, 5, 7, 3), (2, 1, 150, 70, 0, 1), heads=1, head_dim=32)
+    check(cuda, given, window=window, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("window", [0, 1, (None, 0), (20, 3), (3, 75)], ids=str)
+def test_windows_with_tables(cuda, dtype, window):
+    """Warps of a tile begin with different keys."""
+    check(cuda, packed(dtype, (131, 5), (131, 40), heads=1, form="relative terms"), window=window)
+
+
+@pytest.mark.parametrize("form", ["plain", "position_key"])
+def test_keys_out_of_sight_cost_nothing(cuda, dtype, form):
+    """Tiles of keys that no query of a tile sees are not read: a NaN among them would reach the output.
+
+    Where heads have up to 64 columns a warp leaves such keys out even if its block reads them.
+    """
+    given = packed(dtype, (5,), (200,), heads=1, head_dim=72, form=form)
+    for options, beyond in (({"window": (9, None)}, slice(0, 128)), ({"is_causal": True}, slice(64, None))):
+        given["value"][beyond] = 0
+        output = check(cuda, given, **options)
+        given["value"][beyond] = np.nan
+        np.testing.assert_array_equal(wide(computed(cuda, given | options)[0]), output)
+        given["value"][beyond] = 1
+
+
+def test_a_window_has_the_same_bits_whatever_the_queries_are(cuda, dtype):
+    given = packed(dtype, (150,), head_dim=32) | {"window": (40, 9)}
+    part = given | {"query": given["query"][101:], "cu_seqlens": offsets(49)}
+    np.testing.assert_array_equal(computed(cuda, given)[0][101:], computed(cuda, part)[0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(cuda, dtype, form):
+    """Packed and dense, with -inf for what is masked; one of them with a scale that turns the order of the scores."""
+    check(cuda, packed(dtype, SHORT, SHORT_K, form=form))
+    check(cuda, dense(dtype, 2, 2, 37, 41, 8, form), scale=-0.2 if form == "xlnet" else 0.2, is_causal=True)
+
+
+def test_biases_beside_segments(cuda, dtype):
+    given = packed(dtype, SHORT, SHORT_K, form="all")
+    tables = ("position_key", "position_query", "query_for_position")
+    check(cuda, {name: it for name, it in given.items() if name not in tables})
+
+
+@pytest.mark.parametrize("positions", ["alibi", "buckets"])
+def test_published_biases(cuda, dtype, positions):
+    """Those of Jina v2 and of MPNet, which reach beyond the distances that have a row of their own."""
+    if positions == "alibi":
+        relative = vars(kernels.alibi_positions(3, 150, dtype))
+    else:
+        rows = kernels.bucketed_distances(max_distance=40)
+        relative = {"distance_rows": rows, "position_bias": normal(5, 32, 3, dtype=dtype)}
+    relative = {name: array for name, array in relative.items() if array is not None}
+    check(cuda, packed(dtype, (1, 150, 0), heads=3, head_dim=32), **relative)
+
+
+@pytest.mark.parametrize("distances", [1, 3, 301])
+def test_distances(cuda, dtype, distances):
+    for form in ("deberta", "biases by distance"):
+        check(cuda, packed(dtype, (40,), heads=1, form=form, distances=distances))
+
+
+@pytest.mark.parametrize("name", ["position_key", "position_query", "position_bias"])
+@pytest.mark.skipif(no_driverless() is not None, reason=str(no_driverless()))
+def test_unknown_rows_are_not_read(dtype, name):
+    """On a GPU the values of distance_rows are not checked: a row that is not there counts as zeros."""
+    form = "biases by distance" if name == "position_bias" else name
+    given = packed(dtype, SHORT, SHORT_K, head_dim=16, form=form)
+    given["distance_rows"][[10, 14]] = -1, ROWS
+    table = np.concatenate([given[name], np.zeros_like(given[name][:1])])
+    expected, *_ = defined(given | {name: table, "distance_rows": given["distance_rows"] % (ROWS + 1)})
+    with driverless():
+        on_gpu = {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
+        assert_close(host(call("cupy", on_gpu, ())[0]), expected)
+
+
+# ---- masks, scales, extremes -----------------------------------------------------------------------------------------
 
 
 def test_packed_masks(cuda, dtype):
     """A mask and a bias of the longest sequence's size; what lies beyond a sequence's length is NaN and is ignored."""
     lengths = (5, 0, 66, 20)
-    arrays = [normal(seed, 1, 2, sum(lengths), 40, dtype=dtype) for seed in range(3)]
-    bias = normal(3, len(lengths), 2, 66, 66, dtype=dtype)
-    for sequence, length in enumerate(lengths):
-        bias[sequence, :, length:], bias[sequence, :, :, length:] = np.nan, np.nan
-    mask = np.random.default_rng(0).random((len(lengths), 1, 66, 66)) < 0.5
-    mask = np.broadcast_to(mask, (len(lengths), 2, 66, 66))
-    check(cuda, *arrays, cu_seqlens=offsets(*lengths), attn_mask=mask, bias=bias, is_causal=True)
+    given = packed(dtype, lengths, head_dim=24, form="all masks")
+    given["bias"] = normal(3, len(lengths), 2, 66, 66, dtype=dtype)
+    for bias, length in zip(given["bias"], lengths, strict=True):
+        bias[:, length:], bias[:, :, length:] = np.nan, np.nan
+    check(cuda, given, window=None)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 4.0])
 def test_scales(cuda, dtype, scale):
     """A negative scale turns the order of the scores; a large one makes the softmax sharp."""
-    check(cuda, *dense(dtype, length=20, head_dim=16), scale=scale)
+    check(cuda, dense(dtype, length=20, head_dim=16), scale=scale)
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["some", "all"])
 def test_lowest_finite_masks(cuda, dtype, hidden):
     """The usual stand-in for -inf. Where it hides every key they count alike; in bfloat16 it could overflow."""
-    lowest = ml_dtypes.finfo(dtype).min
-    mask = np.zeros((1, 1, 10, 70), dtype)
-    mask[..., 0 if hidden else 30 :] = lowest
-    arrays = dense(dtype, length=10, length_k=70, head_dim=16)
-    rest = (None, None, mask, None, False, 0.25, False)
-    expected, *_ = forward(reference, *(array.astype(np.float32) for array in arrays), *rest, None)
-    found, *_ = cuda.run(run_cuda, *arrays, *rest, None)
-    assert_close(found, expected)
+    given = dense(dtype, length=10, length_k=70, head_dim=16)
+    given["attn_mask"] = np.zeros((10, 70), dtype)
+    given["attn_mask"][..., 0 if hidden else 30 :] = ml_dtypes.finfo(dtype).min
+    in_float32 = {name: it.astype(np.float32) if isinstance(it, np.ndarray) else it for name, it in given.items()}
+    assert_close(computed(cuda, given)[0], call("numpy", in_float32, ())[0])
 
 
 def test_nan_stays_in_its_row(cuda, dtype):
-    query, key, value = dense(dtype, heads=2, length=70, head_dim=24)
-    query[0, 1, 66, 3] = np.nan
-    output = check(cuda, query, key, value)
+    given = dense(dtype, heads=2, length=70, head_dim=24)
+    given["query"][0, 1, 66, 3] = np.nan
+    output = check(cuda, given)
     assert np.isnan(output[0, 1, 66]).all()
     assert np.isnan(output).sum() == 24
-    key[0, 0, 2, 5] = np.nan
-    assert np.isnan(check(cuda, query, key, value, is_causal=True)[0, 0, 2:]).all()
+    given["key"][0, 0, 2, 5] = np.nan
+    assert np.isnan(check(cuda, given, is_causal=True)[0, 0, 2:]).all()
+
+
+@pytest.mark.parametrize("name", ["query", "query_for_position", "segment_scores"])
+def test_nan_stays_in_its_row_with_tables(cuda, dtype, name):
+    given = packed(dtype, (37,), (41,), form="relative terms")
+    given[name][20, 1, 1] = np.nan
+    given["segment_ids"][20] = 4  # of no key: all get the second score
+    output = check(cuda, given)
+    assert np.isnan(output[20, 1]).all()
+    assert np.isnan(output).sum() == 13
 
 
 def test_infinite_scores(cuda, dtype):
     """+inf gives NaN like the definition (inf - inf); -inf from the products themselves hides."""
-    query, key, value = dense(dtype, length=3, length_k=70, head_dim=1)
-    query[:] = np.array([1, -1, 0.5], dtype)[None, None, :, None]
-    key[0, 0, 65] = np.inf
-    output = check(cuda, query, key, value)
+    given = dense(dtype, length=3, length_k=70, head_dim=1)
+    given["query"][:] = np.array([1, -1, 0.5], dtype)[None, None, :, None]
+    given["key"][0, 0, 65] = np.inf
+    output = check(cuda, given)
     assert np.isnan(output[0, 0, [0, 2]]).all()
     assert np.isfinite(output[0, 0, 1]).all()
 
 
-def test_head_dim_too_large(cuda):
-    with pytest.raises(ValueError, match="head_dim 257, the CUDA kernels take at most 256"):
-        cuda.run(run_cuda, *dense(FLOAT16, length=2, head_dim=257), *[None] * 4, False, 1.0, False, None)
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_dim, form, most", [(257, "plain", 256), (129, "deberta", 128), (129, "all", 128)])
+def test_head_dim_too_large(head_dim, form, most):
+    with _cuda.use_runtime(Emulator()), pytest.raises(ValueError, match=f"head_dim {head_dim}, .* at most {most}"):
+        call("cupy", packed(FLOAT16, (2,), head_dim=head_dim, form=form), ())
+
+
+def test_what_there_is_not():
+    given = packed(FLOAT32, (7,))
+    with _cuda.use_runtime(Emulator()):
+        with pytest.raises(ValueError, match="return_components"):
+            kernels.attention(**given, return_components=True, backend="cupy")
+        output, lse, _ = call("cupy", given, ())
+        with pytest.raises(NotImplementedError, match="attention_backward has no implementation"):
+            kernels.attention_backward(output, **given, output=output, lse=lse, backend="cupy")
 
 
 @pytest.mark.slow  # the emulator compiles everything anew; test_cuda_linear.py has the same products
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_turing(dtype, head_dim):
     """What stands in for mma.sync and cp.async below sm_80."""
-    check(EmulatorTarget(arch=75), *dense(dtype, length=20, length_k=70, head_dim=head_dim))
+    target = EmulatorTarget(arch=75)
+    check(target, dense(dtype, length=20, length_k=70, head_dim=head_dim), window=(30, 3))
+    if head_dim <= relative_cuda.MAX_HEAD_DIM:
+        check(target, packed(dtype, (20,), (37,), 1, head_dim, "relative terms"))
 
 
 def test_shared_memory_fits_the_smallest_gpu():
-    limit = 64 << 10  # sm_75
-    assert max(attention_cuda.MMA.values()) <= limit
+    limit, static = 64 << 10, 256  # sm_75; AddedScores and Place
+    assert max(attention_cuda.MMA.values()) + static <= limit
     assert max(shared_bytes for _, shared_bytes in attention_cuda.FP32.values()) <= limit
+    of_relative = {
+        dtype: max(relative_cuda.shared_memory(size, np.dtype(dtype), 1, 1, 1) for size in sizes)
+        for dtype, sizes in ((FLOAT32, relative_cuda.FP32), (FLOAT16, relative_cuda.MMA))
+    }
+    assert of_relative[FLOAT32] <= limit and of_relative[FLOAT16] + static <= limit

@@ -13,8 +13,6 @@ from bertcore.kernels.cross_entropy import cuda as cross_entropy_cuda
 from bertcore.kernels.cross_entropy import reference as cross_entropy_reference
 from bertcore.kernels.embedding import cuda as embedding_cuda
 from bertcore.kernels.embedding import reference as embedding_reference
-from bertcore.kernels.gelu import cuda as gelu_cuda
-from bertcore.kernels.gelu import reference as gelu_reference
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.layer_norm import reference as layer_norm_reference
 from bertcore.kernels.softmax import cuda as softmax_cuda
@@ -137,28 +135,26 @@ def test_layer_norm_of_arrays_that_are_aligned_differently(cuda, dtype):
         check_layer_norm(cuda, input, weight, bias, residual=residual)
 
 
-# ---- gelu and the other activations ---------------------------------------------------------------------------------
+# ---- activations ----------------------------------------------------------------------------------------------------
 
 
-def check_gelu(cuda, input, approximate, bias=None):
-    found = cuda.run(gelu_cuda.gelu, input, approximate, bias)
+def check_activation(cuda, input, name, bias=None):
+    found = cuda.run(activation_cuda.activation, input, name, bias)
     assert found.dtype == input.dtype and found.shape == input.shape
-    assert_close(found, gelu_reference.gelu(wide(input), approximate, wide(bias)))
+    assert_close(found, activation_reference.activation(wide(input), name, wide(bias)))
 
 
-def test_gelu_of_arrays_that_are_aligned_differently(cuda, dtype):
+def test_activation_of_arrays_that_are_aligned_differently(cuda, dtype):
     for shift, bias_shift in [(1, 0), (0, 1), (3, 2)]:
         input, bias = shifted(normal(1, (39, 24), dtype), shift), shifted(normal(2, 24, dtype), bias_shift)
-        check_gelu(cuda, input, "none", bias)
+        check_activation(cuda, input, "gelu", bias)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation(cuda, dtype, name):
     special = np.array([np.nan, np.inf, -np.inf, 0, -100, 100], dtype)
     for input in (shifted(normal(2, 1500, dtype)), special):
-        found = cuda.run(activation_cuda.activation, input, name)
-        assert found.dtype == dtype
-        assert_close(found, activation_reference.activation(wide(input), name))
+        check_activation(cuda, input, name)
 
 
 # ---- embedding ------------------------------------------------------------------------------------------------------
@@ -237,8 +233,7 @@ def test_cross_entropy_of_unknown_targets_is_nan(cuda, dtype):
 OPERATIONS = {
     "softmax": (softmax_cuda.softmax, (-1,), softmax_reference.softmax),
     "layer_norm": (layer_norm_cuda.layer_norm, (None, None, 1e-5, None), layer_norm_reference.layer_norm),
-    "gelu": (gelu_cuda.gelu, ("none", None), gelu_reference.gelu),
-    "activation": (activation_cuda.activation, ("silu",), activation_reference.activation),
+    "activation": (activation_cuda.activation, ("silu", None), activation_reference.activation),
 }
 
 

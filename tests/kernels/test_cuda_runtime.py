@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import cupy
 import numpy as np
@@ -71,6 +72,27 @@ def test_runtimes_are_replaced_for_a_block():
     with _cuda.use_runtime(object()) as replacement:
         assert _cuda.runtime() is replacement
     assert _cuda.runtime() is outer
+
+
+def test_one_module_does_not_wait_for_anothers_text(tmp_path, monkeypatch):
+    """functools.cached_property would, and a child forked meanwhile for ever."""
+    reached, may_go_on = threading.Event(), threading.Event()
+
+    def inline(path):
+        if path.stem == "slow":
+            reached.set()
+            may_go_on.wait(10)
+        return path.stem
+
+    monkeypatch.setattr(_cuda, "inline_includes", inline)
+    slow, fast = (_cuda.Module(tmp_path / "cuda.py", name, []) for name in ("slow.cu", "fast.cu"))
+    thread = threading.Thread(target=lambda: slow.text)
+    thread.start()
+    assert reached.wait(10)
+    assert fast.text == "fast" and thread.is_alive()
+    may_go_on.set()
+    thread.join()
+    assert slow.text == "slow"
 
 
 def test_headers_are_inlined_once_and_lines_keep_their_numbers(tmp_path):

@@ -1,111 +1,146 @@
-"""What is particular to attention on Numba: strided views, blocks, and bits that depend on the sequence alone."""
+"""What is particular to attention on Numba: strided views, blocks, programs, bits that depend on a sequence alone."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore.kernels import threads
+from bench.ops.operations import public_arguments
+from bertcore.kernels import RelativePositions, attention, attention_backward, linear, prepare_weight, threads
 from bertcore.kernels._numba import LEVEL, scores
 from bertcore.kernels.attention import cpu, records, reference
 from bertcore.kernels.attention import forward as kernel
-from tests.kernels.attention_forms import backward, forward
+from bertcore.kernels.deferred import Deferred
+from bertcore.kernels.program import Program
+from tests.kernels.attention_forms import FORMS, ROWS, arguments, attend, only, results
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, normal, seeds
+from tests.kernels.test_attention import log_buckets
 from tests.tolerances import assert_close
 
 # A lesser CPU gets the dtype that makes its vectors most different: compiling is what takes the time here.
-DTYPES = {"avx2": [np.float32], "generic": [np.float64]}.get(FORCED, [np.float32, np.float64])
-DTYPE = DTYPES[0]
-HEAD_DIMS = [1, 7, 39, 48, 64, 160]
+DTYPE, OTHER = (np.float64, np.float32) if FORCED == "generic" else (np.float32, np.float64)
 QUERIES, KEYS = kernel.QUERY_BLOCK, kernel.KEY_BLOCK
-GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_bias")
-HEADS = 2
+only_float32 = pytest.mark.skipif(np.float32 != DTYPE, reason="bfloat16 is for float32 arrays")
+WITHOUT_TABLES = ["plain", "additive mask", "all masks", "shared heads", "biases by distance"]
+BOTH_KERNELS = pytest.mark.parametrize("form", ["plain", "all masks", "deberta", "all"])
 
 
-def packed(lengths, head_dim, dtype=DTYPE, seed=1):
-    """query, key, value, grad_output as views (1, heads, tokens, head_dim) of one fused array, and the offsets."""
-    fused = normal(seed, (sum(lengths), 4, HEADS, head_dim), dtype)
-    fused.flags.writeable = False
-    arrays = [fused[:, i].transpose(1, 0, 2)[None] for i in range(4)]
-    return arrays, np.array([0, *accumulate(lengths)], np.int32)
+def in_float64(problem):
+    is_float = {name: isinstance(it, np.ndarray) and it.dtype.kind == "f" for name, it in problem.items()}
+    return {name: it.astype(np.float64) if is_float[name] else it for name, it in problem.items()}
 
 
-def masks(kind, shape, dtype, seed=5):
-    """(attn_mask, bias) as broadcast views of `shape`."""
-    own = {"keys": (shape[0], 1, 1, shape[3]), "heads": (1, shape[1], *shape[2:]), "all": shape}.get(kind)
-    if own is None:
-        return None, None
-    mask = normal(seed, own) < 1
-    return np.broadcast_to(mask, shape), np.broadcast_to(normal(seed + 1, own, dtype), shape)
-
-
-def exact(arrays, offsets, mask, bias, is_causal, scale):
-    """Everything by the reference in float64: output, lse, probabilities, gradients."""
-    query, key, value, grad = (array.astype(np.float64) for array in arrays)
-    bias = None if bias is None else np.broadcast_to(reference.unbroadcast(bias).astype(np.float64), bias.shape)
-    options = (offsets, offsets, mask, bias, is_causal, scale)
-    output, lse, probs = forward(reference, query, key, value, *options, True, None)
-    return output, lse, probs, *backward(reference, grad, query, key, value, output, lse, *options)
-
-
-def computed(arrays, offsets, mask, bias, is_causal, scale):
-    query, key, value, grad = arrays
-    options = (offsets, offsets, mask, bias, is_causal, scale)
-    output, lse, probs = forward(cpu, query, key, value, *options, True, None)
-    return output, lse, probs, *backward(cpu, grad, query, key, value, output, lse, *options)
-
-
-def check(arrays, offsets, mask, bias, is_causal, scale):
-    found = computed(arrays, offsets, mask, bias, is_causal, scale)
-    expected = exact(arrays, offsets, mask, bias, is_causal, scale)
-    for name, one, other in zip(("output", "lse", "probs", *GRADIENTS), found, expected, strict=True):
-        if other is None:
-            assert one is None
+def check(problem):
+    """Numba gives what the reference gives in float64."""
+    expected = results(in_float64(problem), "numpy")
+    for name, found in results(problem, "numba").items():
+        if expected[name] is None:
+            assert found is None, name
         else:
-            assert_close(one, other, name=name, factor=3, at_least=1)
+            assert_close(found, expected[name], name=name, factor=3, at_least=1)
 
 
+def assert_same_bits(found, expected):
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+# --- any sizes ------------------------------------------------------------------------------------
+
+sizes = {
+    "lengths": st.lists(st.sampled_from([0, 1, 2, 3, 7, 17, 39, 130]), max_size=4),
+    "memory": st.sampled_from([0, 1, 23]),
+    "head_dim": st.sampled_from([1, 7, 13, 39, 48, 64, 160]),
+    "distances": st.sampled_from([1, 3, 9, 101, 601]),
+    "seed": seeds(),
+}
+
+
+def check_sizes(form, lengths, memory, head_dim, distances, seed, dtype):
+    lengths_k = [length + memory for length in lengths]
+    check(arguments(form, lengths, lengths_k, dtype, seed=seed, head_dim=head_dim, distances=distances))
+
+
+@settings(QUICK, max_examples=120)
+@given(form=st.sampled_from(sorted(FORMS)), **sizes)
+def test_any_sizes(form, lengths, memory, head_dim, distances, seed):
+    check_sizes(form, lengths, memory, head_dim, distances, seed, DTYPE)
+
+
+@pytest.mark.slow  # compiles for 14 s; conformance has this dtype by default
+@not_when_forced
 @QUICK
-@given(
-    lengths=st.lists(st.sampled_from([0, 1, 2, 3, 7, 17, 39, 130]), min_size=1, max_size=4),
-    head_dim=st.sampled_from(HEAD_DIMS), dtype=st.sampled_from(DTYPES), is_causal=st.booleans(),
-    kind=st.sampled_from([None, "keys", "heads", "all"]), seed=seeds(),
-)  # fmt: skip
-def test_packed(lengths, head_dim, dtype, is_causal, kind, seed):
-    arrays, offsets = packed(lengths, head_dim, dtype, seed)
-    shape = (len(lengths), HEADS, max(lengths), max(lengths))
-    check(arrays, offsets, *masks(kind, shape, dtype, seed), is_causal, 0.3)
+@given(form=st.sampled_from(WITHOUT_TABLES), **sizes)
+def test_any_sizes_in_the_other_dtype(form, lengths, memory, head_dim, distances, seed):
+    check_sizes(form, lengths, memory, head_dim, distances, seed, OTHER)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("lengths", [[700, 3, 300, 129, 226], [QUERIES, QUERIES + 1, QUERIES - 1], [2100]])
-def test_more_than_one_block(lengths, is_causal):
-    """Sequences shorter than the longest take more rows at once: the scratch must hold those, too."""
-    arrays, offsets = packed(lengths, 24)
-    check(arrays, offsets, None, None, is_causal, 0.2)
+@pytest.mark.slow
+@QUICK
+@given(form=st.sampled_from(sorted(FORMS)), **sizes)
+def test_tables_in_the_other_dtype(form, lengths, memory, head_dim, distances, seed):
+    check_sizes(form, lengths, memory, head_dim, distances, seed, OTHER)
 
 
-@pytest.mark.parametrize("kind", [None, "heads"])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("form", ["plain", "all"])
 @pytest.mark.parametrize("keys", [KEYS - 1, KEYS, KEYS + 1, 2 * KEYS + 3, 1009])
-def test_block_borders_between_unequal_lengths(keys, is_causal, kind):
-    """Queries and keys of different lengths; the highest score is in the last block, where all before is rescaled."""
-    lengths, lengths_k = [QUERIES + 1, 3, 40], [keys, 1, 0]
-    (query, *_), offsets = packed(lengths, 16)
-    (_, key, value, _), offsets_k = packed(lengths_k, 16, seed=2)
-    key, query = key * np.linspace(0.1, 4, key.shape[2], dtype=DTYPE)[:, None], query.copy()
-    mask, bias = masks(kind, (3, HEADS, QUERIES + 1, keys), DTYPE)
-    options = (offsets, offsets_k, mask, bias, is_causal, 0.3, True, None)
-    found = forward(cpu, query, key, value, *options)
-    wide = [array.astype(np.float64) for array in (query, key, value)]
-    bias = None if bias is None else bias.astype(np.float64)
-    expected = forward(reference, *wide, *options[:3], bias, *options[4:])
-    for name, one, other in zip(("output", "lse", "probs"), found, expected, strict=True):
-        assert_close(one, other, name=name, factor=3, at_least=1)
+@pytest.mark.parametrize("queries", [1, QUERIES, QUERIES + 1])
+def test_block_borders(queries, keys, form):
+    """Also fewer keys than queries; the highest score is in the last block, where all before is rescaled."""
+    problem = arguments(form, [queries, 3, 40], [keys, 5, 0], DTYPE, head_dim=16, distances=801)
+    problem["key"] *= np.linspace(0.1, 4, len(problem["key"]), dtype=DTYPE)[:, None, None]
+    check(problem)
+
+
+@pytest.mark.parametrize("form", ["plain", "causal"])
+@pytest.mark.parametrize("lengths", [[700, 3, 300, 129, 226], [QUERIES, QUERIES + 1, QUERIES - 1], [2100]])
+def test_more_than_one_block(lengths, form):
+    """Sequences shorter than the longest take more rows at once: the scratch must hold those, too."""
+    check(arguments(form, lengths, dtype=DTYPE, heads=1, head_dim=24))
+
+
+@pytest.mark.parametrize("length", [*range(1, 50), *range(61, 600, 67)])
+def test_every_length(length):
+    for form in ("plain", "deberta"):
+        check(arguments(form, [length], dtype=DTYPE, heads=1, head_dim=8, distances=2 * length + 5))
+
+
+def test_log_buckets():
+    problem = arguments("deberta", [600, 40], dtype=DTYPE, heads=1, head_dim=16)
+    problem |= {name: normal(3, (512, 1, 16), DTYPE) for name in ("position_key", "position_query")}
+    check(problem | {"distance_rows": log_buckets(256, 512, 512)})
+
+
+@pytest.mark.parametrize("form", ["plain", "all"])
+@pytest.mark.parametrize(
+    "lengths, lengths_k, head_dim",
+    [([], [], 4), ([0], [0], 4), ([3, 0], [0, 3], 4), ([5], [7], 0), ([0, 0], [2, 3], 4)],
+)
+def test_empty_sides(lengths, lengths_k, head_dim, form, monkeypatch):
+    class Filled:
+        """NumPy whose empty arrays are full, so that what nobody writes shows."""
+
+        def __getattr__(self, name):
+            return getattr(np, name)
+
+        @staticmethod
+        def empty(shape, dtype):
+            return np.full(shape, 7, dtype)
+
+    monkeypatch.setattr(cpu, "np", Filled())
+    monkeypatch.setattr(reference, "np", Filled())
+    check(arguments(form, lengths, lengths_k, DTYPE, head_dim=head_dim))
+
+
+def test_queries_without_keys_have_no_gradient():
+    """Once they got what another sequence had left in the scratch."""
+    problem = arguments("xlnet", [1, 1, 1], [9, 0, 30], DTYPE, head_dim=8)
+    del problem["attn_mask"]
+    grad = results(problem, "numba")["grad_query_for_position"]
+    assert not grad[1].any() and grad[[0, 2]].any()
 
 
 @pytest.mark.parametrize("where", [0, KEYS - 1, KEYS, 2 * KEYS])
@@ -114,49 +149,145 @@ def test_a_special_score_in_any_block(where, special):
     query, key, value = (normal(seed, (1, 1, length, 8), DTYPE) for seed, length in ((1, 3), (2, 520), (3, 520)))
     bias = np.zeros((1, 1, 3, 520), DTYPE)
     bias[0, 0, 1, where] = special
-    found = forward(cpu, query, key, value, None, None, None, bias, False, 0.3, True, None)
+    asked = {"bias": bias, "return_lse": True, "return_probs": True}
+    found = attention(query, key, value, **asked, backend="numba")
     with np.errstate(invalid="ignore"):
-        expected = forward(reference, query, key, value, None, None, None, bias, False, 0.3, True, None)
+        expected = attention(query, key, value, **asked, backend="numpy")
     for name, one, other in zip(("output", "lse", "probs"), found, expected, strict=True):
         assert_close(one, other, name=name, factor=3, at_least=1)
 
 
-def test_what_a_task_needs_is_bounded():
-    """Enough for head_dim 64 in 1/2 MB (float32), of which half a second-level cache is left to others."""
-    assert kernel.scratch_size(QUERIES, KEYS, 64, None, np.float32(0)) < 2**17
-
-
-@pytest.mark.skipif(np.float32 not in DTYPES, reason="bfloat16 is for float32 arrays")
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("kind", [None, "heads"])
+@only_float32
+@pytest.mark.parametrize(
+    "form", [*WITHOUT_TABLES, *(pytest.param(it, marks=pytest.mark.slow) for it in FORMS if it not in WITHOUT_TABLES)]
+)
 @pytest.mark.parametrize("head_dim", [1, 39, 64])
-def test_bfloat16(head_dim, kind, is_causal):
-    lengths = [1, 2, 39, 0, KEYS + 45]
-    arrays, offsets = packed(lengths, head_dim, np.float32)
-    options = (*masks(kind, (5, HEADS, KEYS + 45, KEYS + 45), np.float32), is_causal, 0.3, True, "bfloat16")
-    found = forward(cpu, *arrays[:3], offsets, offsets, *options)
-    expected = forward(reference, *arrays[:3], offsets, offsets, *options)
+def test_bfloat16(head_dim, form):
+    problem = arguments(form, [1, 2, 39, 0, KEYS + 45], dtype=np.float32, head_dim=head_dim, distances=401)
+    asked = {"compute_dtype": "bfloat16", "return_lse": True, "return_probs": True, "return_components": True}
+    *found, components = attend(problem, **asked, backend="numba")
+    *expected, exact_components = attend(problem, **asked, backend="numpy")
     for name, one, other in zip(("output", "lse", "probs"), found, expected, strict=True):
         # Exponentials are rounded against the highest score so far, of the last block against the highest of all.
         assert_close(one, other, name=name, factor=1000 if name == "output" else 3, at_least=1)
-    few = slice(0, 42)  # one block: all is rounded as the reference does, but for exponentials halfway between two
-    error = np.abs(found[0][:, :, few] - expected[0][:, :, few])
+    for one, other in zip(components, exact_components, strict=True):
+        assert one is other is None or np.array_equal(one, other)
+    error = np.abs(found[0][:42] - expected[0][:42])  # one block: rounded as the reference does, but for halves
     assert np.quantile(error, 0.9) < 1e-6
 
 
-@pytest.mark.skipif(np.float32 not in DTYPES, reason="bfloat16 is for float32 arrays")
+# --- bits that depend on the sequence alone -------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [DTYPE, pytest.param(OTHER, marks=pytest.mark.slow)])
+@BOTH_KERNELS
+def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(form, dtype):
+    problem = arguments(form, [5, 39, 300, 1, 33], [5, 50, 300, 1, 33], dtype, head_dim=39, distances=101)
+    grad = normal(9, problem["query"].shape, dtype)
+    whole = results(problem, "numba", grad)
+    for sequence, length in enumerate([5, 39, 300, 1, 33]):
+        own, queries, keys = only(problem, sequence)
+        alone = results(own, "numba", grad[queries])
+        places = dict.fromkeys(("output", "grad_query", "grad_query_for_position", "grad_segment_scores"), queries)
+        places |= {"lse": (slice(None), queries), "grad_key": keys, "grad_value": keys}
+        for name, place in places.items():
+            if whole.get(name) is not None:
+                np.testing.assert_array_equal(alone[name], whole[name][place], err_msg=name)
+        if "is_causal" not in own:  # which counts queries from the first one on
+            fewer = attend(only(problem, sequence, length // 2)[0], backend="numba")
+            np.testing.assert_array_equal(fewer, alone["output"][length // 2 :])
+
+
+@only_float32
 def test_bfloat16_has_the_same_bits_alone_and_in_any_batch():
     lengths = [5, 39, 300, 1, 33]
-    arrays, offsets = packed(lengths, 39, np.float32)
-    options = (None, None, False, 0.2, False, "bfloat16")
-    whole, *_ = forward(cpu, *arrays[:3], offsets, offsets, *options)
+    problem = arguments("plain", lengths, dtype=np.float32, head_dim=39)
+    whole = attend(problem, compute_dtype="bfloat16", backend="numba")
     for sequence, length in enumerate(lengths):
-        rows, own = slice(offsets[sequence], offsets[sequence + 1]), np.array([0, length], np.int32)
-        for first in (0, length // 2):  # fewer queries of the same keys, too
-            queries = np.array([0, length - first], np.int32)
-            query = arrays[0][:, :, rows][:, :, first:]
-            alone, *_ = forward(cpu, query, *(a[:, :, rows] for a in arrays[1:3]), queries, own, *options)
-            np.testing.assert_array_equal(alone, whole[:, :, rows][:, :, first:])
+        for first in (0, length // 2):
+            own, queries, _ = only(problem, sequence, first)
+            np.testing.assert_array_equal(attend(own, compute_dtype="bfloat16", backend="numba"), whole[queries])
+
+
+def test_padding_does_not_change_the_bits():
+    problem = arguments("plain", [160], dtype=DTYPE, head_dim=39)
+    alone, lse = attend(problem, return_lse=True, backend="numba")
+    content = (np.pad(problem[name], ((0, 23), (0, 0), (0, 0)))[None] for name in ("query", "key", "value"))
+    visible, asked = np.arange(183) < 160, {"scale": problem["scale"], "return_lse": True, "backend": "numba"}
+    padded, padded_lse = attention(*(array.swapaxes(1, 2) for array in content), attn_mask=visible, **asked)
+    np.testing.assert_array_equal(padded[0, :, :160].swapaxes(0, 1), alone)
+    np.testing.assert_array_equal(padded_lse[0, :, :160], lse)
+
+
+def test_a_window_has_the_same_bits_whatever_the_queries_are():
+    problem = arguments("plain", [700], dtype=DTYPE, head_dim=8) | {"window": (70, 9)}
+    whole = attend(problem, backend="numba")
+    np.testing.assert_array_equal(attend(only(problem, 0, 333)[0], backend="numba"), whole[333:])
+
+
+@BOTH_KERNELS
+def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, form):
+    lengths = [300] + [30, 5, 60, 1] * (cpu.LEAST_TASKS // 4)  # several sequences to a part of the tables' gradients
+    problem = arguments(form, lengths, dtype=DTYPE, head_dim=20, distances=101)
+    expected = results(problem, "numba")
+    for count in (1, 2, 3, 5):
+        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
+        assert_same_bits(results(problem, "numba"), expected)
+
+
+def test_several_python_threads_at_once():
+    problem = arguments("causal", [39, 5, 160], dtype=DTYPE, head_dim=20)
+    expected = results(problem, "numba")
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: results(problem, "numba"), range(40)):
+            assert_same_bits(found, expected)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["plain", "deberta"])
+def test_views_are_not_copied_and_need_no_further_specialisation(form):
+    problem = arguments(form, [39, 5], dtype=DTYPE, heads=2, head_dim=20)
+    expected = attend(problem, backend="numba")
+    before = len(kernel.forward.signatures)
+    fused = np.stack([problem[name] for name in ("query", "key", "value")], axis=1)
+    fused.flags.writeable = False
+    views = problem | {name: fused[:, i] for i, name in enumerate(("query", "key", "value"))}
+    views |= {name: np.asfortranarray(it) for name, it in problem.items() if name in ("position_key", "position_query")}
+    assert all(records.addressed(fused[:, i].transpose(1, 0, 2)[None]).base is not None for i in range(3))
+    np.testing.assert_array_equal(attend(views, backend="numba"), expected)
+    results(views | {"attn_mask": np.ones((44, 44), bool)[:39, :39]}, "numba")
+    assert len(kernel.forward.signatures) == before
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "bias"])
+def test_misaligned_masks_are_read_where_they_are(name):
+    problem = arguments("plain", [9], dtype=np.float32)
+    mask = normal(3, (1, 2, 9, 9), np.float32)
+    shifted = np.frombuffer(bytearray(mask.nbytes + 1), "f4", mask.size, 1).reshape(mask.shape)
+    shifted[...] = mask
+    assert not shifted.flags.aligned
+    assert_same_bits(results(problem | {name: shifted}, "numba"), results(problem | {name: mask}, "numba"))
+
+
+def test_scratch_that_there_is_no_memory_for_is_an_error_with_its_size(monkeypatch):
+    def refuse(shape, dtype):
+        raise MemoryError(f"Unable to allocate {shape[0]} bytes")
+
+    problem = arguments("plain", [9], dtype=np.float32)
+    output, lse = attend(problem, return_lse=True, backend="numba")
+    monkeypatch.setattr(records, "empty", refuse)
+    with pytest.raises(MemoryError, match="bytes"):
+        attend(problem, backend="numba")
+    with pytest.raises(MemoryError, match="bytes"):
+        attention_backward(grad_output=output, **public_arguments(problem), output=output, lse=lse, backend="numba")
+
+
+def test_what_a_task_needs_is_bounded():
+    """Within a second-level cache of 1 MB (float32, head_dim 64), of which half is left to others where it can be."""
+    assert kernel.scratch_size(QUERIES, KEYS, 64, None, np.float32(0)) < 2**17
+    assert kernel.scratch_size(QUERIES, KEYS, 64, cpu.RELATIVE, np.float32(0)) < 2**18
 
 
 def test_rows_at_once_fit_their_scratch():
@@ -167,90 +298,70 @@ def test_rows_at_once_fit_their_scratch():
         assert max(needed, default=0) <= room
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_sequence_has_the_same_bits_alone_in_any_batch_and_padded(dtype):
-    lengths = [5, 39, 300, 1, 160]
-    arrays, offsets = packed(lengths, 39, dtype)
-    whole = computed(arrays, offsets, None, None, False, 0.2)
-    for sequence, length in enumerate(lengths):
-        rows = slice(offsets[sequence], offsets[sequence + 1])
-        own = [array[:, :, rows] for array in arrays]
-        alone = computed(own, np.array([0, length], np.int32), None, None, False, 0.2)
-        some = own[0][:, :, length // 2 :], *own[1:3]  # fewer queries of the same keys
-        counts = np.array([0, length - length // 2], np.int32), np.array([0, length], np.int32)
-        for found, index in zip(
-            forward(cpu, *some, *counts, None, None, False, 0.2, False, None), (0, 1), strict=False
-        ):
-            np.testing.assert_array_equal(found, alone[index][:, :, length // 2 :])
-        for index in (0, 1, 3, 4, 5):
-            np.testing.assert_array_equal(alone[index], whole[index][:, :, rows])
-        padding = ((0, 0), (0, 0), (0, 23), (0, 0))
-        visible = np.broadcast_to(np.arange(length + 23) < length, (1, HEADS, length + 23, length + 23))
-        padded = forward(
-            cpu, *(np.pad(array, padding) for array in own[:3]), None, None, visible, None, False, 0.2, False, None
-        )
-        np.testing.assert_array_equal(padded[0][:, :, :length], alone[0])
-        np.testing.assert_array_equal(padded[1][:, :, :length], alone[1])
+# --- programs -------------------------------------------------------------------------------------
+
+TERMS = {
+    "position_key": {"position_key"},
+    "position_query": {"position_query"},
+    "both": {"position_key", "position_query"},
+    "xlnet": {"position_key", "query_for_position", "segment_scores"},
+    "all": {"position_key", "position_query", "query_for_position", "segment_scores"},
+}
 
 
-@pytest.mark.parametrize("kind", [None, "heads"])
-def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, kind):
-    arrays, offsets = packed([300, 5, 600], 20)
-    options = (*masks(kind, (3, HEADS, 600, 600), DTYPE), False, 0.2)
-    expected = computed(arrays, offsets, *options)
-    for count in (1, 2, 3, 5):
-        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
-        for found, wanted in zip(computed(arrays, offsets, *options), expected, strict=True):
-            np.testing.assert_array_equal(found, wanted)
+class Layer:
+    """Projections, attention with relative positions and a projection back, as an encoder calls them."""
+
+    def __init__(self, terms, dtype=None, width=39, heads=3):
+        def weight(seed, rows):
+            array = normal(seed, (rows, width), np.float32, scale=width**-0.5)
+            return prepare_weight(array, dtype=dtype, backend="numba")
+
+        self.qkv, self.p, self.out = weight(1, 3 * width), weight(2, width), weight(3, width)
+        self.heads, self.terms, self.dtype = heads, TERMS[terms], None if dtype is None else "bfloat16"
+        shape = (ROWS, heads, width // heads)
+        self.tables = {name: normal(i, shape, np.float32) for i, name in enumerate(("position_key", "position_query"))}
+
+    def __call__(self, x, cu_seqlens, **options):
+        tokens = x.shape[0]
+        q, k, v = (linear(x, self.qkv).reshape(tokens, 3, self.heads, -1)[:, i] for i in range(3))
+        given = {name: table for name, table in self.tables.items() if name in self.terms}
+        if "query_for_position" in self.terms:
+            given["query_for_position"] = linear(x, self.p).reshape(tokens, self.heads, -1)
+        if "segment_scores" in self.terms:
+            given["segment_ids"] = np.arange(tokens) % 2
+            given["segment_scores"] = normal(4, (tokens, self.heads, 2), np.float32)
+        relative = RelativePositions(np.arange(9) % ROWS, **given)
+        options |= {"cu_seqlens": cu_seqlens, "compute_dtype": self.dtype}
+        return linear(attention(q, k, v, relative=relative, **options).reshape(tokens, -1), self.out)
 
 
-def test_several_python_threads_at_once():
-    arrays, offsets = packed([39, 5, 160], 20)
-    expected = computed(arrays, offsets, None, None, True, 0.2)
-    with ThreadPoolExecutor(4) as pool:
-        for results in pool.map(lambda _: computed(arrays, offsets, None, None, True, 0.2), range(40)):
-            for found, wanted in zip(results[:6], expected[:6], strict=True):
-                np.testing.assert_array_equal(found, wanted)
+only_where_compiled = pytest.mark.skipif(bool(FORCED), reason="takes a minute to compile once more")
 
 
-def test_views_are_not_copied_and_need_no_further_specialisation():
-    arrays, offsets = packed([39, 5], 20)
-    for array in arrays:
-        assert records.addressed(array) is array
-    forward(cpu, *arrays[:3], offsets, offsets, None, None, False, 0.2, False, None)
-    before = len(kernel.forward.signatures)
-    dense = [np.array(array) for array in arrays[:3]]
-    mask, bias = masks("keys", (1, HEADS, 44, 44), DTYPE)
-    forward(cpu, *dense, None, None, mask, bias, True, 0.2, True, None)
-    assert len(kernel.forward.signatures) == before
+@only_where_compiled
+@pytest.mark.parametrize(
+    "dtype", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "int8"))]
+)
+def test_in_a_program_it_has_the_same_bits(dtype):
+    cu_seqlens = np.array([0, 5, 6, 300], np.int32)
+    x = normal(8, (300, 39), np.float32)
+    for terms in TERMS:
+        layer = Layer(terms, dtype)
+        noted = layer(layer(Program().enter(x), cu_seqlens), cu_seqlens)
+        assert type(noted) is Deferred and not noted.recorder.has_run
+        np.testing.assert_array_equal(noted.result(), layer(layer(x, cu_seqlens), cu_seqlens), err_msg=terms)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_queries_that_see_nothing(dtype):
-    arrays, offsets = packed([39], 16, dtype)
-    mask = np.ones((1, HEADS, 39, 39), bool)
-    mask[:, :, [0, 17, 38]] = False
-    output, lse, probs, *gradients = computed(arrays, offsets, mask, None, False, 0.2)
-    blind = (0, slice(None), [0, 17, 38])
-    assert not output[blind].any() and not probs[blind].any() and not gradients[0][blind].any()
-    assert np.all(lse[blind] == (-np.inf, 0))
-    assert all(np.isfinite(gradient).all() for gradient in gradients[:3])
+@only_where_compiled
+def test_what_a_program_does_not_note_is_computed_at_once():
+    cu_seqlens, x = np.array([0, 7], np.int32), normal(8, (7, 39), np.float32)
+    layer, visible = Layer("both"), np.tri(7, dtype=bool)
+    noted = layer(Program().enter(x), cu_seqlens, attn_mask=visible)
+    np.testing.assert_array_equal(noted, layer(x, cu_seqlens, attn_mask=visible))
 
 
-@pytest.mark.parametrize("where", ["no keys", "no queries", "no head_dim"])
-def test_empty_sides(where):
-    queries, keys, head_dim = {"no keys": (5, 0, 4), "no queries": (0, 5, 4), "no head_dim": (5, 7, 0)}[where]
-    query, key = np.ones((2, HEADS, queries, head_dim), DTYPE), np.ones((2, HEADS, keys, head_dim), DTYPE)
-    options = (None, None, None, None, False, 1.0)
-    output, lse, probs = forward(cpu, query, key, key, *options, True, None)
-    assert output.shape == query.shape and not output.any() and probs.shape == (2, HEADS, queries, keys)
-    if where == "no head_dim":
-        np.testing.assert_allclose(lse[..., 1], np.log(7), rtol=1e-6)
-    elif where == "no keys":
-        assert np.all(lse == (-np.inf, 0))
-    gradients = backward(cpu, output, query, key, key, output, lse, *options)
-    for gradient, array in zip(gradients, (query, key, key), strict=False):
-        assert gradient.shape == array.shape and not gradient.any()
+# --- lesser CPUs ----------------------------------------------------------------------------------
 
 
 @not_when_forced

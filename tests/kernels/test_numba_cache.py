@@ -98,16 +98,16 @@ def test_only_changed_code_is_compiled_again(file, tmp_path):
 
 EDITS = {  # file -> (text, another, what is compiled again of RECOMPILED)
     "softmax/cpu.py": ("GRAIN = 1 << 1", "GRAIN = 1 << 2", {"softmax"}),
-    "_numba/pointwise.py": ("LINE = 1024", "LINE = 512", {"linear", "gelu", "program"}),
+    "_numba/pointwise.py": ("LINE = 1024", "LINE = 512", {"linear", "activation", "program"}),
     "_numba/product.py": ("TASK_ROWS = 128", "TASK_ROWS = 64", {"linear", "program"}),
-    "_numba/simd.py": ("types.intp", "types.int64", {"softmax", "embedding", "linear", "gelu", "program"}),
+    "_numba/simd.py": ("types.intp", "types.int64", {"softmax", "embedding", "linear", "activation", "program"}),
     "linear/cpu.py": ("Affine map", "Another map", set()),
     "_numba/rows.py": ("\n\n@helper\n", "\n\n# another\n@helper\n", set()),
     "_numba/cache.py": ("UNUSED_DAYS = 90", "UNUSED_DAYS = 91", set()),
     "cache_folder.py": ("0o700", "0o755", set()),
     "embedding/reference.py": ("import", "import os\nimport", set()),
 }
-RECOMPILED = ("softmax", "embedding", "linear", "gelu", "program")
+RECOMPILED = ("softmax", "embedding", "linear", "activation", "program")
 
 
 @pytest.mark.parametrize("name", EDITS)

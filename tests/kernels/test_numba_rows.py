@@ -1,204 +1,65 @@
-"""The Numba kernels that work row by row: softmax, layer norm, activations, embedding, cross entropy."""
+"""The Numba kernels that work row by row: what conformance/ does not ask of them.
+
+Numbers at the edge element by element, sums over many rows, bits that depend on a row alone, copies that are not made.
+"""
 
 import tracemalloc
-from types import SimpleNamespace
+from itertools import product
 
 import numba
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from numba.core.runtime import _nrt_python as _nrt
+from numba.core.runtime import rtsys
 
+from bench.ops import operations
 from bertcore.kernels import _numba
 from bertcore.kernels._numba import norms, pointwise, rows
 from bertcore.kernels.activation import ACTIVATIONS
 from bertcore.kernels.activation import cpu as activation
 from bertcore.kernels.activation import reference as activation_reference
+from bertcore.kernels.affine import cpu as affine
+from bertcore.kernels.cross_entropy import REDUCTIONS
 from bertcore.kernels.cross_entropy import cpu as cross_entropy
 from bertcore.kernels.cross_entropy import reference as cross_entropy_reference
 from bertcore.kernels.embedding import cpu as embedding
 from bertcore.kernels.embedding import reference as embedding_reference
-from bertcore.kernels.gelu import cpu as gelu
-from bertcore.kernels.gelu import reference as gelu_reference
+from bertcore.kernels.gated_activation import cpu as gated_activation
 from bertcore.kernels.layer_norm import cpu as layer_norm
 from bertcore.kernels.layer_norm import reference as layer_norm_reference
-from bertcore.kernels.rms_norm import cpu as rms_norm
-from bertcore.kernels.rms_norm import reference as rms_norm_reference
+from bertcore.kernels.rotary import cpu as rotary
 from bertcore.kernels.softmax import cpu as softmax
 from bertcore.kernels.softmax import reference as softmax_reference
 
 from ..tolerances import assert_close
+from .conformance import test_conformance
+from .conformance.cases import CASES
+from .conformance.checks import results
 from .forced_isa import FORCED, not_when_forced, run_tests_under
-from .strategies import LAYOUTS, QUICK, normal, seeds, with_layout
+from .strategies import normal
 
 DTYPES = [np.float32] if FORCED else [np.float32, np.float64]
-SHAPES = [(0, 7), (3, 0), (1, 1), (7, 1), (1, 7), (5, 39), (3, 160), (2, 3, 1000), (70, 65), (4097,)]
-MODULES = {"softmax": softmax, "norms": norms, "pointwise": pointwise, "cross_entropy": cross_entropy}
+MODULES = (softmax, norms, affine, pointwise, cross_entropy, gated_activation, rotary)
 IGNORED = -100
-
-
-class Inputs:
-    """Random arrays of one dtype and layout, and the same values in float64."""
-
-    def __init__(self, dtype, seed=0, layout="contiguous"):
-        self.random, self.dtype, self.layout = np.random.default_rng(seed), dtype, layout
-
-    def floats(self, *shape):
-        return with_layout(self.random.standard_normal(shape).astype(self.dtype), self.layout)
-
-    def ids(self, high, *shape):
-        return with_layout(self.random.integers(0, max(high, 1), shape), self.layout)
-
-
-def softmax_calls(make, shape):
-    x, grad = make.floats(*shape), make.floats(*shape)
-    for dim in range(len(shape)):
-        yield "softmax", x, dim
-        yield "softmax_backward", grad, x, dim
-
-
-def layer_norm_calls(make, shape):
-    x, residual, grad = (make.floats(*shape) for _ in range(3))
-    weight, bias = make.floats(shape[-1]), make.floats(shape[-1])
-    for w, b, r in ((weight, bias, residual), (None, bias, None), (weight, None, None), (None, None, residual)):
-        yield "layer_norm", x, w, b, 1e-5, r
-        yield "layer_norm_backward", grad, x, w, b, 1e-5, r
-
-
-def rms_norm_calls(make, shape):
-    x, residual, grad, weight = (*(make.floats(*shape) for _ in range(3)), make.floats(shape[-1]))
-    for w, r in ((weight, residual), (None, None)):
-        yield "rms_norm", x, w, 1e-5, r
-        yield "rms_norm_backward", grad, x, w, 1e-5, r
-
-
-def gelu_calls(make, shape):
-    x, grad, bias = make.floats(*shape), make.floats(*shape), make.floats(shape[-1])
-    for form, b in (("none", None), ("none", bias), ("tanh", None), ("tanh", bias)):
-        yield "gelu", x, form, b
-        yield "gelu_backward", grad, x, form, b
-
-
-def activation_calls(make, shape):
-    x, grad = make.floats(*shape), make.floats(*shape)
-    for name in ACTIVATIONS:
-        yield "activation", x, name
-        yield "activation_backward", grad, x, name
-
-
-def embedding_calls(make, shape):
-    table = 11
-    ids = make.ids(table, *shape[:-1])
-    yield "embedding", ids, make.floats(table, shape[-1])
-    yield "embedding_backward", make.floats(*shape), ids, table
-
-
-def cross_entropy_calls(make, shape):
-    x = make.floats(int(np.prod(shape[:-1])), shape[-1])
-    target = make.ids(shape[-1], len(x))
-    ignored = IGNORED if shape[-1] else 0
-    target = with_layout(np.where(np.arange(len(x)) % 3 == 1, ignored, target), make.layout)
-    grad, (_, lse) = make.floats(len(x)), cross_entropy_reference.cross_entropy(x, target, ignored)
-    yield "cross_entropy", x, target, ignored
-    yield "cross_entropy_backward", grad, x, target, lse, ignored
-
-
-OPERATIONS = {
-    "softmax": SimpleNamespace(calls=softmax_calls, cpu=softmax, reference=softmax_reference),
-    "layer_norm": SimpleNamespace(
-        calls=layer_norm_calls, cpu=layer_norm, reference=layer_norm_reference, shared="norms"
-    ),
-    "rms_norm": SimpleNamespace(calls=rms_norm_calls, cpu=rms_norm, reference=rms_norm_reference, shared="norms"),
-    "gelu": SimpleNamespace(calls=gelu_calls, cpu=gelu, reference=gelu_reference, shared="pointwise"),
-    "activation": SimpleNamespace(
-        calls=activation_calls, cpu=activation, reference=activation_reference, shared="pointwise"
-    ),
-    "embedding": SimpleNamespace(calls=embedding_calls, cpu=embedding, reference=embedding_reference),
-    "cross_entropy": SimpleNamespace(calls=cross_entropy_calls, cpu=cross_entropy, reference=cross_entropy_reference),
-}
-EVERY_OPERATION = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-
-
-def wide(argument):
-    """Float arrays in float64; anything else as it is."""
-    is_float = isinstance(argument, np.ndarray) and argument.dtype.kind == "f"
-    return argument.astype(np.float64) if is_float else argument
-
-
-def results(module, function, *arguments):
-    """What `function` of `module` returns, as a tuple."""
-    found = getattr(module, function)(*arguments)
-    return found if isinstance(found, tuple) else (found,)
-
-
-def assert_as_reference(operation, function, *arguments):
-    """The kernel's results, within tolerance of the reference in float64: C-contiguous, of the input's dtype."""
-    found = results(operation.cpu, function, *arguments)
-    expected = results(operation.reference, function, *map(wide, arguments))
-    dtype = next(a.dtype for a in arguments if isinstance(a, np.ndarray) and a.dtype.kind == "f")
-    for mine, truth in zip(found, expected, strict=True):
-        assert (mine is None) == (truth is None)
-        if mine is not None:
-            assert mine.dtype == dtype and mine.flags.c_contiguous and mine.flags.writeable
-            # Gradients may cancel to nothing.
-            assert_close(mine, truth, name=function, at_least=1 if function.endswith("_backward") else 1e-3)
-    return found
-
-
-# --- parity with the reference --------------------------------------------------------------------
-
-
-@EVERY_OPERATION
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_awkward_shapes(operation, dtype, shape):
-    if operation is OPERATIONS["embedding"] and len(shape) == 1:
-        shape = (1, *shape)
-    for call in operation.calls(Inputs(dtype), shape):
-        assert_as_reference(operation, *call)
-
-
-@EVERY_OPERATION
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_give_the_same_bits_and_inputs_are_not_written(operation, dtype, layout):
-    contiguous = operation.calls(Inputs(dtype), (3, 5, 41))
-    for call, plain in zip(operation.calls(Inputs(dtype, layout=layout), (3, 5, 41)), contiguous, strict=True):
-        function, *arguments = call
-        copies = [np.array(argument) if isinstance(argument, np.ndarray) else argument for argument in arguments]
-        found = results(operation.cpu, function, *arguments)
-        for mine, same in zip(found, results(operation.cpu, *plain), strict=True):
-            np.testing.assert_array_equal(mine, same)
-        for argument, copy in zip(arguments, copies, strict=True):
-            np.testing.assert_array_equal(argument, copy)
-
-
-@EVERY_OPERATION
-@QUICK
-@given(st.integers(0, 40), st.integers(1, 200), seeds())
-def test_any_shape(operation, count, width, seed):
-    # In float64: of two or three close numbers, layer norm leaves a float32 few digits.
-    for call in operation.calls(Inputs(np.float64, seed), (count, width)):
-        assert_as_reference(operation, *call)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_no_axes(dtype):
-    x, grad = np.array(0.5, dtype), np.array(2.0, dtype)
-    assert_as_reference(OPERATIONS["gelu"], "gelu", x, "none", None)
-    assert_as_reference(OPERATIONS["activation"], "activation_backward", grad, x, "silu")
-    assert_as_reference(OPERATIONS["embedding"], "embedding", np.array(1), np.ones((3, 5), dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_over_many_rows_keep_their_digits(dtype):
     """Many rows of one sign: a running float32 sum would be off by 1e-4."""
     grad, x = 1 + 0.1 * normal(0, (20000, 40), dtype), normal(1, (20000, 40), dtype)
-    ids = np.zeros(20000, np.int64)
-    assert_as_reference(OPERATIONS["embedding"], "embedding_backward", grad, ids, 3)
-    assert_as_reference(OPERATIONS["layer_norm"], "layer_norm_backward", grad, x, grad[0], grad[0], 1e-5, None)
-    grad = np.resize(grad, (260000, 3))
-    assert_as_reference(OPERATIONS["gelu"], "gelu_backward", grad, grad, "none", grad[0])
+    many, ids = np.resize(grad, (260000, 3)), np.zeros(20000, np.int64)
+    for kernel, reference, *arguments in (
+        (embedding.embedding_backward, embedding_reference.embedding_backward, grad, ids, 3),
+        (layer_norm.layer_norm_backward, layer_norm_reference.layer_norm_backward, grad, x, grad[0], x[0], 1e-5, None),
+        (activation.activation_backward, activation_reference.activation_backward, many, many, "gelu", grad[0, :3]),
+    ):
+        exact = (it.astype(np.float64) if getattr(it, "dtype", None) == dtype else it for it in arguments)
+        for found, expected in zip(as_tuple(kernel(*arguments)), as_tuple(reference(*exact)), strict=True):
+            assert_close(found, expected, name=kernel.__name__, at_least=1)
+
+
+def as_tuple(found):
+    return found if isinstance(found, tuple) else (found,)
 
 
 # --- extremes -------------------------------------------------------------------------------------
@@ -219,13 +80,13 @@ def special_values(dtype):
 def test_activations_of_special_values(name, dtype):
     x = np.resize(special_values(dtype), 75)  # in full vectors and in a tail
     ones = np.ones_like(x)
-    assert_as_reference_elementwise(activation.activation(x, name), activation_reference.activation(x, name))
-    found, expected = (module.activation_backward(ones, x, name) for module in (activation, activation_reference))
-    assert_as_reference_elementwise(found, expected)
+    both = activation, activation_reference
+    assert_as_reference_elementwise(*(module.activation(x, name, None) for module in both))
+    assert_as_reference_elementwise(*(module.activation_backward(ones, x, name, None)[0] for module in both))
 
 
 def test_the_missing_bias_leaves_no_trace():
-    assert np.signbit(activation.activation(np.full(99, -0.0, np.float32), "tanh")).all()
+    assert np.signbit(activation.activation(np.full(99, -0.0, np.float32), "tanh", None)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -314,7 +175,7 @@ def test_ignored_rows_give_zeros_whatever_they_hold():
 def threads(monkeypatch):
     """threads(n): use n tasks, however small the input, and n of Numba's threads."""
     before = _numba.num_threads()
-    for module in MODULES.values():
+    for module in MODULES:
         monkeypatch.setattr(module, "GRAIN", 1)
     monkeypatch.setattr(embedding, "GRAIN_BYTES", 1)
 
@@ -328,54 +189,109 @@ def threads(monkeypatch):
     numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
 
 
-@EVERY_OPERATION
+BATCH = 3 * rows.BLOCK_ROWS + 5
+
+
+def batches(dtype):
+    """(operation, arguments of it with BATCH rows, names of those that have a part for each row)."""
+    x, residual, line, width = (normal(seed, (BATCH, 67), dtype) for seed in (1, 2, 3, 4))
+    ids, of_norm = np.arange(BATCH) * 7 % 11, {"input": x, "weight": line[0], "residual": residual, "eps": 1e-5}
+    tables = {"cos": normal(5, (BATCH, 8), dtype), "sin": normal(6, (BATCH, 8), dtype)}
+    by_row = {"input", "residual", "target", "positions"}
+    yield "softmax", {"input": x, "dim": -1}, by_row
+    yield "softmax", {"input": x, "dim": 0}, set()
+    yield "layer_norm", of_norm | {"bias": line[1]}, by_row
+    yield "layer_norm", {"input": x, "eps": 1e-5}, by_row
+    yield "rms_norm", of_norm, by_row
+    yield "affine", {"input": x, "weight": line[0], "bias": line[1], "residual": residual}, by_row
+    for approximate in ("none", "tanh"):
+        yield "gelu", {"input": x, "approximate": approximate, "bias": line[0]}, by_row
+    for name in ACTIVATIONS:
+        yield "activation", {"input": x, "activation": name}, by_row
+        yield "gated_activation", {"input": x[:, 1:], "activation": name, "gate": "second"}, by_row
+    yield "rotary", {"input": width[:, :60].reshape(BATCH, 3, 20), "positions": ids, **tables}, by_row
+    yield "embedding", {"input": ids, "weight": line[:11]}, by_row
+    for reduction in REDUCTIONS:
+        loss = {"input": x, "target": np.where(ids == 3, IGNORED, ids), "reduction": reduction}
+        yield "cross_entropy", loss, set() if reduction == "mean" else by_row
+
+
+def run(operation, arguments, dtype, part=slice(None)):
+    """Results by name; `part` are the rows of the batch that the arguments hold."""
+
+    def grad(output):
+        return normal(9, (BATCH, *output.shape[1:]), dtype)[part] if output.ndim else np.ones_like(output)
+
+    found = operations.training(operation, arguments, grad, "numba")
+    return {name: array for name, array in found if array is not None}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_number_of_threads_changes_no_bit(operation, dtype, threads):
-    for call in operation.calls(Inputs(dtype), (3 * rows.BLOCK_ROWS + 5, 67)):
+def test_the_number_of_threads_changes_no_bit(dtype, threads):
+    for operation, arguments, _ in batches(dtype):
         threads(1)
-        alone = results(operation.cpu, *call)
+        alone = run(operation, arguments, dtype)
         for count in (2, 3, 8):
             threads(count)
-            for one, many in zip(alone, results(operation.cpu, *call), strict=True):
-                np.testing.assert_array_equal(one, many)
+            for name, array in run(operation, arguments, dtype).items():
+                np.testing.assert_array_equal(array, alone[name], err_msg=f"{operation}: {name}")
 
 
-def per_row(array, batch, row):
-    """Row `row` of an argument or result that has one entry per row of the batch; anything else as it is."""
-    return array[row : row + 1] if isinstance(array, np.ndarray) and array.shape[:1] == (batch,) else array
+def test_threads_take_no_memory(threads):
+    """What cannot be had within a parallel region is not reported: all scratch is made before it, by NumPy."""
+    _nrt.memsys_enable_stats()
+
+    def taken(operation, arguments, count):
+        threads(count)
+        run(operation, arguments, np.float32)
+        before = rtsys.get_allocation_stats().alloc
+        run(operation, arguments, np.float32)
+        return rtsys.get_allocation_stats().alloc - before
+
+    for operation, arguments, _ in batches(np.float32):
+        assert taken(operation, arguments, 1) == taken(operation, arguments, 7), operation
 
 
-@EVERY_OPERATION
+def test_memory_that_is_not_there_is_an_error_with_its_size(monkeypatch):
+    def refuse(shape, *_, **__):
+        raise MemoryError(f"Unable to allocate an array of shape {shape}")
+
+    x, ids = normal(1, (BATCH, 67), np.float32), np.arange(BATCH) % 11
+    monkeypatch.setattr(np, "zeros", refuse)
+    with pytest.raises(MemoryError, match=r"shape \(2, 67\)"):
+        layer_norm.layer_norm_backward(x, x, x[0], None, 1e-5, None)
+    with pytest.raises(MemoryError, match=r"shape \(2, 67\)"):
+        affine.affine_backward(x, x, x[0], x[0], None)
+    with pytest.raises(MemoryError, match=r"shape \(11, 67\)"):
+        embedding.embedding_backward(x, ids, 11)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_alone_gives_the_same_bits_as_in_a_batch(operation, dtype, threads):
-    batch = 151
+def test_a_row_alone_gives_the_same_bits_as_in_a_batch(dtype, threads):
     threads(2)
-    for function, *arguments in operation.calls(Inputs(dtype), (batch, 83)):
-        if (function.startswith("softmax") and arguments[-1] == 0) or function == "embedding_backward":
+    for operation, arguments, by_row in batches(dtype):
+        if not by_row:
             continue
-        found = results(operation.cpu, function, *arguments)
-        for row in (0, 64, batch - 1):
-            alone = results(operation.cpu, function, *(per_row(argument, batch, row) for argument in arguments))
-            for one, all_rows in zip(alone, found, strict=True):
-                if one is not None and all_rows.shape[:1] == (batch,):
-                    np.testing.assert_array_equal(one, all_rows[row : row + 1])
+        whole = run(operation, arguments, dtype)
+        for row in (0, 64, BATCH - 1):
+            part = slice(row, row + 1)
+            own = {name: it[part] if name in by_row else it for name, it in arguments.items()}
+            found = run(operation, own, dtype, part)
+            of_rows = [name for name in found if whole[name].shape[:1] == (BATCH,)]
+            assert of_rows
+            for name in of_rows:
+                np.testing.assert_array_equal(found[name], whole[name][part], err_msg=f"{operation}: {name}")
 
 
-@not_when_forced
-@EVERY_OPERATION
-def test_one_specialisation_per_dtype(operation):
-    for dtype in DTYPES:
-        for shape in ((4, 5), (2, 3, 5), (2, 2, 2, 5)):
-            for layout in ("contiguous", "read_only", "reversed"):
-                for call in operation.calls(Inputs(dtype, layout=layout), shape):
-                    results(operation.cpu, *call)
-    module = MODULES[operation.shared] if hasattr(operation, "shared") else operation.cpu
-    kernels = [
-        value for name, value in vars(module).items() if name in ("_forward", "_backward", "_gather", "_scatter")
-    ]
-    assert len(kernels) == 2
-    for kernel in kernels:
-        assert len(getattr(kernel, "signatures", [])) <= len(DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_specialisation_per_dtype(dtype):
+    """For arrays of any layout and number of axes."""
+    for operation in {operation for operation, *_ in batches(dtype)}:
+        for case, layout in product(list(CASES[operation].values())[:16], ("contiguous", "read_only", "reversed")):
+            results(case, operation, "numba", dtype, dtype, layout)
+    for module in (*MODULES, embedding):
+        names = vars(module).keys() & {"_forward", "_backward", "_gather", "_scatter", "_rotate"}
+        assert all(len(getattr(vars(module)[name], "signatures", [])) <= 2 for name in names), module.__name__
 
 
 # --- embedding tables -----------------------------------------------------------------------------
@@ -425,4 +341,5 @@ def test_small_inputs_make_one_task():
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ["generic", "avx2"])
 def test_other_vector_widths(isa):
-    run_tests_under(isa, __file__, "-k", "awkward or special or batch or threads")
+    run_tests_under(isa, __file__, "-k", "special or batch or threads")
+    run_tests_under(isa, test_conformance.__file__, "-k", "numba-float32 and not attention and not linear")

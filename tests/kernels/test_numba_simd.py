@@ -267,3 +267,4 @@ def test_addressed_arrays_are_aligned_with_contiguous_rows_and_copied_only_if_no
         result = as_addressed_array(view)
         assert result is not view and result.flags.c_contiguous and result.flags.aligned
         np.testing.assert_array_equal(result, view)
+        assert (as_addressed_array(view, unit_columns=False) is view) == view.flags.aligned

@@ -1,33 +1,15 @@
-"""rotary: against complex numbers, finite differences and transformers; in place; its tables."""
+"""rotary: in place, odd memory, its tables, transformers; conformance/ has the rest."""
 
 from itertools import pairwise
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.kernels.rotary import reference
-from tests.kernels import oracles
-from tests.kernels.finite_differences import assert_gradient
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
 OFFSETS = np.array([0, 3, 3, 10], np.int32)
-PLACES = np.array([0, 1, 2, 0, 1, 2, 3, 4, 5, 6])
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("shape, rotary_dim", [((10, 2, 6), 6), ((10, 2, 3, 7), 4), ((10, 1, 2), 0)])
-def test_oracle(shape, rotary_dim, interleaved):
-    x, grad = normal(1, shape), normal(2, shape)
-    cos, sin = normal(3, (7, rotary_dim // 2)), normal(4, (7, rotary_dim // 2))
-    arguments = cos, sin, OFFSETS, None, interleaved, False
-    assert_close(reference.rotary(x, *arguments), oracles.rotary(x, cos, sin, PLACES, interleaved))
-    by_position = reference.rotary(x, cos, sin, None, PLACES, interleaved, False)
-    np.testing.assert_array_equal(by_position, reference.rotary(x, *arguments))
-    gradient = reference.rotary_backward(grad, *arguments)
-    assert_gradient(lambda x: reference.rotary(x, *arguments), x, grad, gradient)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -83,14 +65,6 @@ def test_turning_keeps_relative_positions():
     for distance in (0, 1, 39, 160):
         diagonal = np.diagonal(scores, distance)
         assert_close(diagonal, np.full_like(diagonal, diagonal[0]))
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_half_precision_rounds_once(dtype):
-    x, tables = normal(1, (7, 2, 8), dtype), kernels.rotary_tables(7, 6)
-    found = kernels.rotary(x, *tables, backend="numpy")
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, kernels.rotary(x.astype(np.float32), *tables, backend="numpy").astype(dtype))
 
 
 # --- tables ---------------------------------------------------------------------------------------

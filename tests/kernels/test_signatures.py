@@ -15,6 +15,7 @@ from bertcore.kernels.dispatch import IMPLEMENTATIONS
 
 KERNELS = Path(kernels.__file__).parent
 OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/reference.py"))
+DIFFERENTIATED = [*(operation for operation in OPERATIONS if operation != "adam_update"), "gelu"]
 NEVER_COMPUTE = {"quantize_weight"}  # with a backend of the caller's choice
 
 
@@ -36,7 +37,7 @@ def parameters(name):
 
 
 def test_every_operation_is_public_in_both_directions():
-    assert {*OPERATIONS, *(f"{operation}_backward" for operation in OPERATIONS)} <= set(PUBLIC)
+    assert {*OPERATIONS, *(f"{operation}_backward" for operation in DIFFERENTIATED)} <= set(PUBLIC)
     assert set(kernels.__all__) <= set(dir(kernels))
 
 
@@ -53,7 +54,7 @@ def test_a_public_function(name):
     assert "Raises:" in documentation
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", DIFFERENTIATED)
 def test_a_backward_takes_what_its_forward_takes(operation):
     """grad_output first; what both have is called the same and has the same default."""
     forward, backward = parameters(operation), parameters(f"{operation}_backward")

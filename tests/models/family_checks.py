@@ -19,13 +19,10 @@ from tests.tiny_families import drawn_anew
 TOLERANCE = {"numba": 5e-6, "cupy": 1e-5, "bfloat16": 4e-2, "int8": 0.12}
 
 
-def check_backends(
-    make: Callable[..., Model], lengths: tuple[int, ...] = (7, 1, 4), *, on_gpu: bool = True, **inputs: Any
-) -> None:
+def check_backends(make: Callable[..., Model], lengths: tuple[int, ...] = (7, 1, 4), **inputs: Any) -> None:
     """The logits of a small model on Numba and on the emulated GPU, and in low precision, are those of the reference.
 
-    `make` is the model's from_config, with the config, and takes a dtype. `on_gpu` is false for a family that needs
-    what the CUDA kernels do not have yet.
+    `make` is the model's from_config, with the config, and takes a dtype.
     """
     model = drawn_anew(make())
     rng = np.random.default_rng(1)
@@ -39,7 +36,7 @@ def check_backends(
             low = make(dtype=dtype)
             low.load_state_dict(model.state_dict())
             _assert_close(dtype, low(**inputs)[0], truth)
-    if on_gpu and cuda_emulator.unavailable_reason() is None:
+    if cuda_emulator.unavailable_reason() is None:
         emulator = cuda_emulator.Emulator(cuda_emulator.SCHEDULES[0])
         with _cuda.use_runtime(emulator), use_backend("cupy"):
             found = model(**inputs)[0]
@@ -65,28 +62,45 @@ def check_loads(model: Model, folder: Path, tensors: Mapping[str, np.ndarray]) -
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
-def check_spellings(model: Model, folder: Path, *, prefix: str, copies: Mapping[str, str]) -> None:
-    """Old and odd files load: `prefix` there or not, or another before it, gamma and beta, buffers of positions.
+def check_spellings(model: Model, folder: Path, *, copies: Mapping[str, str]) -> None:
+    """Old and odd files load: the prefix there or not, or another before it, gamma and beta, buffers of positions.
 
     `copies` are tensors that published files hold besides, name -> the parameter they repeat.
     """
-    tensors = dict(model.state_dict())
-    assert any(name.startswith(prefix) for name in tensors)
-    positions = {f"{prefix}embeddings.position_ids": np.arange(24)[None]}
+    tensors, rules = dict(model.state_dict()), model.family.name_rules
+    assert any(name.startswith(rules.prefix) for name in tensors)
+    buffers = {f"{rules.prefix}{buffer}": np.arange(24)[None] for buffer in rules.buffers}
+    buffers = {name: array for name, array in buffers.items() if name not in tensors}
     repeated = {copy: tensors[original] for copy, original in copies.items()}
     spellings = {
         "as saved": lambda name: name,
-        "bare": lambda name: name.removeprefix(prefix),
+        "bare": lambda name: name.removeprefix(rules.prefix),
         "of DataParallel": lambda name: f"module.{name}",
-        "of TensorFlow": lambda name: name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"),
     }
+    if any("LayerNorm" in name for name in tensors):
+        spellings["of TensorFlow"] = lambda name: name.replace("Norm.weight", "Norm.gamma").replace(
+            "Norm.bias", "Norm.beta"
+        )
     for kind, spelling in spellings.items():
-        renamed = {spelling(name): array for name, array in (tensors | positions | repeated).items()}
-        assert kind == "as saved" or renamed.keys() != (tensors | positions | repeated).keys()
+        renamed = {spelling(name): array for name, array in (tensors | buffers | repeated).items()}
+        assert kind == "as saved" or renamed.keys() != (tensors | buffers | repeated).keys()
         check_loads(model, folder, renamed)
     originals = set(copies.values())
     instead = {name: array for name, array in tensors.items() if name not in originals} | repeated
     check_loads(model, folder, instead)
+
+
+def check_recorded(model: Model, *, is_recorded: bool = True) -> None:
+    """From the second time on that a shape comes, the encoder is one program on Numba, and computes the same."""
+    ids = np.random.default_rng(0).integers(7, 40, (2, 5))
+    with use_backend("numba"):
+        found = [model(ids).last_hidden_state for _ in range(3)]
+    kept = model.encoder._recordings.at(model.encoder.version)._kept
+    assert [len(recordings) for recordings in kept.values()] == [1] * is_recorded
+    with use_backend("numpy"):
+        truth = model(ids).last_hidden_state
+    for hidden in found:
+        np.testing.assert_allclose(hidden, truth, rtol=0, atol=1e-5 * np.abs(truth).max())
 
 
 def check_refused(make: Callable[[Mapping[str, Any]], Any], config: Mapping[str, Any], refused: Mapping[str, Any]):

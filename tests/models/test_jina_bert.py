@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification, use_backend, value_and_grad
+from bertcore import AutoModel, AutoModelForTokenClassification, use_backend, value_and_grad
 from bertcore.models.registry import family_of
-from tests.models.family_checks import check_backends, check_loads, check_refused
 from tests.tiny_families import drawn_anew
 
 CODE = {"text": "jinaai/jina-bert-implementation", "code": "jinaai/jina-bert-v2-qk-post-norm"}
@@ -138,20 +137,6 @@ def test_programs_serve_other_lengths_of_as_many_tokens(kind):
             np.testing.assert_allclose(model(ids, mask).last_hidden_state, truth, atol=1e-5 * np.abs(truth).max())
 
 
-@pytest.mark.parametrize("kind", CODE)
-def test_backends_and_dtypes_agree(kind):
-    check_backends(lambda **options: AutoModelForMaskedLM.from_config(config_of(kind), **options), on_gpu=False)
-
-
-@pytest.mark.parametrize("kind", CODE)
-def test_published_files_load(kind, tmp_path):
-    """Without a prefix, and with the decoder that is the table of words again."""
-    model = drawn_anew(AutoModelForMaskedLM.from_config(config_of(kind)))
-    tensors = {name.removeprefix("bert."): array for name, array in model.state_dict().items()}
-    tensors["cls.predictions.decoder.weight"] = tensors["embeddings.word_embeddings.weight"]
-    check_loads(model, tmp_path, tensors)
-
-
 def test_the_code_of_the_config_tells_the_family():
     names = {kind: family_of(config_of(kind)).model_type for kind in CODE}
     assert names == {"text": "jina_bert", "code": "jina_bert_code"}
@@ -159,6 +144,3 @@ def test_the_code_of_the_config_tells_the_family():
     base = config_of("text", intermediate_size=3072, max_position_embeddings=8192, **sizes)
     assert AutoModel(base).num_parameters() == 137_368_320
     assert AutoModel(base).spec.longest_sequence == 8192
-    for kind in CODE:
-        refused = {"position_embedding_type": "absolute", "feed_forward_type": "original", "is_decoder": True}
-        check_refused(AutoModel, config_of(kind), refused)

@@ -2,12 +2,15 @@
 
 import dataclasses
 import importlib
+import pickle
 import pkgutil
 
+import numpy as np
 import pytest
 
-from bertcore import families
+from bertcore import AutoModel, families
 from bertcore.models import registry
+from tests import tiny_families
 
 
 def test_every_module_of_families_is_a_family():
@@ -24,6 +27,12 @@ def test_a_family_registers_itself_under_the_name_of_its_module(model_type):
     assert family in vars(module).values()
 
 
+@pytest.mark.parametrize("model_type", [["bert"], {}, 3, None, "", "bart"])
+def test_an_unknown_model_type_is_named(model_type):
+    with pytest.raises(ValueError, match=r"config: model_type is .*known are: albert"):
+        registry.family_of({"model_type": model_type})
+
+
 JINA = "jinaai/a-bert-of-its-own--modeling_bert"
 
 
@@ -33,6 +42,7 @@ JINA = "jinaai/a-bert-of-its-own--modeling_bert"
         {"AutoModel": f"{JINA}.JinaBertModel", "AutoConfig": "configuration_bert.JinaBertConfig"},
         {"AutoModelForMaskedLM": "modeling.Other"},
         {"AutoConfig": "configuration.Config"},
+        {"AutoModel": "someone/a-copy--modeling_eurobert.EuroBertModel"},
         {"AutoModel": "known--modeling.A", "AutoModelForMaskedLM": "unknown--modeling.B"},
     ],
 )
@@ -54,7 +64,33 @@ def test_a_family_stands_for_the_code_that_it_names(monkeypatch):
         assert registry.family_of({"model_type": "bert", "auto_map": nothing}) is bert
 
 
+@pytest.mark.parametrize(
+    ("module", "model_type"),
+    [
+        ("EuroBERT/EuroBERT-610m--modeling_eurobert", "eurobert"),
+        ("nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert", "nomic_bert"),
+        ("Alibaba-NLP/new-impl--modeling", "gte"),
+        ("modeling_hf_alibaba_nlp_gte", "gte"),
+        ("jinaai/xlm-roberta-flash-implementation--modeling_lora", "jina_embeddings_v3"),
+        ("jinaai/jina-bert-implementation--modeling_bert", "jina_bert"),
+        ("jinaai/jina-bert-v2-qk-post-norm--modeling_bert", "jina_bert_code"),
+    ],
+)
+def test_published_code(module, model_type):
+    found = registry.family_of({"model_type": "bert", "auto_map": {"AutoModel": f"{module}.Model"}})
+    assert found.model_type == model_type
+
+
 @pytest.mark.parametrize("auto_map", [["a"], {"AutoModel": 3}, "code"])
 def test_auto_map_of_another_shape(auto_map):
     with pytest.raises(ValueError, match=r"config: auto_map is .*, expected an object of names of classes"):
         registry.family_of({"model_type": "bert", "auto_map": auto_map})
+
+
+@pytest.mark.parametrize("name", tiny_families.runnable())
+def test_models_can_be_pickled(name):
+    model = AutoModel.from_config(tiny_families.tiny_config(name))
+    again = pickle.loads(pickle.dumps(model))
+    ids = np.random.default_rng(0).integers(6, 97, (2, 7))
+    for _ in range(2):  # noted as a program, then run as one
+        np.testing.assert_array_equal(again(ids)[0], model(ids)[0])

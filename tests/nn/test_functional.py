@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from bertcore import kernels, use_backend
+from bertcore.families.deberta import operations as deberta
 from bertcore.families.deberta_v2.convolution import block_diagonal
+from bertcore.families.luke import operations as luke
+from bertcore.families.xlnet import operations as xlnet
 from bertcore.kernels import RelativePositions
 from bertcore.kernels.program import Program
 from bertcore.nn import functional
@@ -48,7 +51,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "affine": (functional.affine, [(5, 3), (3,), (3,)], {}),
     "affine with residual": (functional.affine, [(5, 3), (3,), (3,), (5, 3)], {}),
     "attend_to_all_alike": (
-        functional.attend_to_all_alike,
+        deberta.attend_to_all_alike,
         [(9, 8), (9, 24)],
         {"num_heads": 2, "is_real": SEEN, **PACKED},
     ),
@@ -58,7 +61,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         with_relative, [HEADS, HEADS, HEADS, (4, 2, 4), (4, 2, 4), HEADS, (4, 2), (9, 2, 2)], {}
     ),
     "average_rows": (
-        functional.average_rows, [(4, 5)], {"rows": np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])}
+        luke.average_rows, [(4, 5)], {"rows": np.array([[1, 1, 3], [2, -1, 0], [-1, -1, -1]])}
     ),
     "average_sequences": (functional.average_sequences, [(9, 2)], PACKED),
     "binary_cross_entropy": (functional.binary_cross_entropy, [(9, 2)], {"labels": FLAGS}),
@@ -66,8 +69,9 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "concatenate": (functional.concatenate, [(2, 3), (4, 3)], {}),
     "concatenate columns": (functional.concatenate, [(2, 3), (2, 1), (2, 2)], {"axis": 1}),
     "cross_entropy": (functional.cross_entropy, [(4, 5)], {"labels": np.array([4, -100, 0, 2])}),
+    "dropout": (functional.dropout, [(5, 3), (5, 3)], {"p": 0.4, "seed": 3}),
     "entity_aware_attention": (
-        functional.entity_aware_attention,
+        luke.entity_aware_attention,
         [(9, 24), (6, 8), (3, 16)],
         {"num_heads": 2, "word_rows": WORDS, "entity_rows": ENTITIES, "attn_mask": MASK, **PACKED},
     ),
@@ -80,13 +84,13 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "linear without bias": (lambda x, w: functional.linear(x, w, None), [(5, 3), (4, 3)], {}),
     "mean_squared_error": (functional.mean_squared_error, [(9, 2)], {"labels": FLAGS}),
     "merge_rows": (
-        functional.merge_rows, [(6, 2), (3, 2)], {"first_rows": WORDS, "second_rows": ENTITIES}
+        luke.merge_rows, [(6, 2), (3, 2)], {"first_rows": WORDS, "second_rows": ENTITIES}
     ),
-    "mix_rows": (functional.mix_rows, [(6, 2)], {"matrices": RNG.normal(size=(2, 4, 3))}),
+    "mix_rows": (xlnet.mix_rows, [(6, 2)], {"matrices": RNG.normal(size=(2, 4, 3))}),
     "reshape": (functional.reshape, [(6, 2)], {"shape": (3, 4)}),
     "scale": (functional.scale, [(5, 3)], {"factor": -0.7}),
     "scale rows": (functional.scale, [(9, 3)], {"factor": SEEN[:, None]}),
-    "segment_scores": (functional.segment_scores, [(5, 3, 2), (3, 2), (2, 3, 2)], {}),
+    "segment_scores": (xlnet.segment_scores, [(5, 3, 2), (3, 2), (2, 3, 2)], {}),
     "self_attention of parts": (
         functional.self_attention, [(9, 8), (9, 4)], {"num_heads": 2, "is_causal": True, "scale": 0.3, **PACKED}
     ),
@@ -104,7 +108,9 @@ CASES = {  # name: (operation, shapes of its arrays, options)
 
 
 def test_the_table_has_every_operation():
-    operations = {name for name in functional.__all__ if isinstance(getattr(functional, name), Operation)}
+    rooms = functional, deberta, luke, xlnet
+    made = [(name, value) for room in rooms for name, value in vars(room).items() if not name.startswith("_")]
+    operations = {name for name, value in made if isinstance(value, Operation)}
     assert operations | {"attention", "self_attention"} <= {name.split()[0] for name in CASES}
 
 

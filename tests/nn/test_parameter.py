@@ -123,6 +123,8 @@ def test_what_cannot_be_taken_replaces_nothing(cpu_backend):
     before = parameter.array()
     with pytest.raises(ValueError, match=r"shape \(7, 5\), expected \(14, 5\) for query.weight, key.weight"):
         parameter.update(before[:7])
+    with pytest.raises(TypeError, match="array must be a NumPy or CuPy array, got list"):
+        parameter.update([[1.0]])
     with pytest.raises(ValueError, match="inf or NaN"):
         parameter.update(np.full((14, 5), np.nan, np.float32))
     np.testing.assert_array_equal(parameter.array(), before)
@@ -228,3 +230,15 @@ def test_what_was_written_to_a_mapping_stays(tmp_path, access):
     array.flags.writeable = False
     release_pages(array)
     assert (array == 7).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_an_update_outside_of_a_pass_is_prepared_once(monkeypatch, dtype):
+    """For the backend that "auto" stands for, not for one called "auto"."""
+    parameter = filled(FLOATS, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    made, prepare = [], kernels.prepare_weight
+    monkeypatch.setattr(kernels, "prepare_weight", lambda *args, **options: made.append(1) or prepare(*args, **options))
+    parameter.update(np.ones((14, 5), np.float32))
+    with kernels.use_backend(kernels.resolve_backend(None, on_gpu=False)):
+        assert parameter.weight is parameter.weight
+    assert len(made) == 1

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertcore.families.deberta.blocks import DisentangledContext, RelativeEmbeddings, RelativePositions, real_tokens
+from bertcore.families.deberta.blocks import DisentangledContext, PositionsOfPass, RelativeEmbeddings, real_tokens
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.outputs import AttentionComponents
@@ -35,11 +35,11 @@ class DisentangledAdapter(Adapter):
         return ComponentsInput(**vars(inputs), components=[]) if output_attention_components else inputs
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, DisentangledContext]:
-        """A token that is not to be seen sees nothing, either."""
+        """Padding neither sees nor is seen."""
         is_real, mask = None, inputs.key_mask
         if mask is not None:
             is_real, mask = real_tokens(mask, inputs.cu_seqlens), _pair_mask(mask)
-        positions = RelativePositions(self.relative, is_real, getattr(inputs, "components", None))
+        positions = PositionsOfPass(self.relative, is_real, getattr(inputs, "components", None))
         return embeddings(inputs), DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.families.deberta.operations import attend_to_all_alike
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, attention_dtype
-from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.parameter import Block, Parameter, PerVersion
@@ -24,9 +25,9 @@ class Disentanglement:
     Attributes:
         content_to_position, position_to_content: which of the two scores are added to that of content to content.
         score_terms: the scores are divided by sqrt(score_terms * head_dim).
-        max_distance: how far apart tokens may be to be told apart; 0 where positions are not relative.
-        buckets: how many distances (of one sign) have an embedding each, those from half of that number on in
-            buckets that grow with the distance; 0 if all up to max_distance have.
+        max_distance: greater distances count as this one; 0 where positions are not relative.
+        buckets: how many embeddings the distances of one sign share: half of them are for single distances, the rest
+            for ranges that grow with the distance; 0 for one each up to max_distance.
         shares_maps: relative positions are mapped as content is, by a layer's own query and key maps.
         has_norm: the relative embeddings are normalised.
     """
@@ -46,7 +47,7 @@ class Disentanglement:
 
 
 def distance_rows(details: Disentanglement) -> np.ndarray:
-    """The row of the relative embeddings for each distance, ascending, until they change no more, int32."""
+    """The row of the relative embeddings for each distance, ascending, up to where rows change no more, int32."""
     furthest, span = details.max_distance, details.span
     if details.buckets:
         middle = span // 2
@@ -61,10 +62,10 @@ def distance_rows(details: Disentanglement) -> np.ndarray:
 
 
 def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
-    """The distances themselves up to `middle`, from there on logarithms of them.
+    """Distances up to `middle` as they are, those beyond on a logarithmic scale.
 
-    In float32 as PyTorch has them: the next integer of a logarithm depends on its last bit. (Compared with transformers
-    for 253 pairs of sizes: all equal; in float64 a distance of one of them falls into the next bucket.)
+    In float32 as in PyTorch, since rounding up a logarithm depends on its last bit. (Compared with transformers for 253
+    pairs of sizes: all equal; in float64 one distance of one pair falls into the next bucket.)
     """
     far = np.maximum(np.abs(distances), middle + 1)
     logarithms = np.log((far / middle).astype(np.float32))
@@ -82,7 +83,7 @@ def real_tokens(key_mask: Any, cu_seqlens: Any) -> Any:
 
 
 def _contiguous(array: Any) -> Any:
-    """A NumPy or CuPy array, or the values of a Deferred, in rows one after another."""
+    """A NumPy or CuPy array, or the values of a Deferred, with contiguous rows."""
     return kernels.array_module(array).ascontiguousarray(array)
 
 
@@ -103,6 +104,7 @@ class DisentangledEmbeddings(Embeddings):
             embedded = self.norm(words, marks)
         else:
             embedded = self.norm(self.projection(words if marks is None else functional.add(words, marks)))
+        embedded = drop(embedded, self.dropout)
         if inputs.key_mask is None:
             return embedded
         return functional.scale(embedded, factor=real_tokens(inputs.key_mask, inputs.cu_seqlens)[:, None])
@@ -128,7 +130,7 @@ class RelativeEmbeddings(Block):
 
 
 @dataclass
-class RelativePositions:
+class PositionsOfPass:
     """What the layers of one pass share.
 
     Attributes:
@@ -141,6 +143,10 @@ class RelativePositions:
     is_real: Any = None
     components: list | None = None
 
+    def __post_init__(self) -> None:
+        if current_tape() is not None and self.block.table is not None:
+            _ = self.embeddings  # made before the layers, of which each may run again
+
     @lock_free_property
     def embeddings(self) -> Any:
         """(2 * span, hidden)."""
@@ -148,16 +154,16 @@ class RelativePositions:
 
     @lock_free_property
     def distance_rows(self) -> Any:
-        """In the memory of the backend in force; None where positions are not relative."""
+        """See `distance_rows`; in the memory of the backend in force, None where positions are not relative."""
         rows = self.block.distance_rows
         return None if rows is None else kernels.to_backend(rows)
 
 
 @dataclass(kw_only=True)
 class DisentangledContext(LayerContext):
-    """With the relative positions."""
+    """A LayerContext with the relative positions."""
 
-    positions: RelativePositions
+    positions: PositionsOfPass
 
     @property
     def can_be_recorded(self) -> bool:
@@ -168,7 +174,7 @@ class DisentangledAttention(SelfAttention):
     """Self-attention by content and relative position, as in DeBERTa v2 and v3: positions are mapped as content is, or
     by maps of their own.
 
-    What positions are mapped to depends on no input: in inference it is computed once for a version of the parameters.
+    The mapped positions depend on no input: in inference they are computed once for each version of the parameters.
     """
 
     position_key_has_bias = True
@@ -192,7 +198,7 @@ class DisentangledAttention(SelfAttention):
         return details.content_to_position + details.position_to_content if details.span else 0
 
     def other_weights(self) -> Iterator[Parameter]:
-        """Relative positions alone pass maps of their own."""
+        """The maps of relative positions, which tokens do not pass."""
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
     def mix(self, source: Any, context: DisentangledContext) -> Any:
@@ -209,15 +215,16 @@ class DisentangledAttention(SelfAttention):
             attn_mask=context.key_mask,
             scale=self.spec.scale,
             attentions=context.attentions,
+            dropout=self.spec.attention_dropout,
             components=positions.components,
             compute_dtype=attention_dtype(weight),
         )
         if positions.is_real is None:
             return attended
         places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
-        return functional.attend_to_all_alike(attended, qkv, **places)
+        return attend_to_all_alike(attended, qkv, **places)
 
-    def _bias_and_tables(self, positions: RelativePositions) -> tuple[Any, Any, Any]:
+    def _bias_and_tables(self, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, heads,
         head_dim) or None."""
         if current_tape() is not None:
@@ -231,13 +238,13 @@ class DisentangledAttention(SelfAttention):
     def _bias(self) -> Any:
         return self.projections[0].bias.value
 
-    def _by_head(self, positions: RelativePositions) -> Iterator[Any]:
+    def _by_head(self, positions: PositionsOfPass) -> Iterator[Any]:
         for table in self._tables(positions):
             shape = -1, self.spec.num_heads, self.spec.head_size
             yield None if table is None else functional.reshape(table, shape=shape)
 
-    def _tables(self, positions: RelativePositions) -> tuple[Any, Any]:
-        """What the queries' content and the keys' content are compared with."""
+    def _tables(self, positions: PositionsOfPass) -> tuple[Any, Any]:
+        """The mapped positions that queries and keys are compared with."""
         details, embeddings = self.details, None if positions.block.table is None else positions.embeddings
         if embeddings is None or not details.shares_maps:
             return tuple(None if chosen is None else chosen(embeddings) for chosen in (self.map_key, self.map_query))

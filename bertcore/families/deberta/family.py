@@ -18,11 +18,11 @@ _TYPES = ("c2p", "p2c")
 
 
 def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a DeBERTa config of any version; `defaults` are what its keys mean where it lacks them."""
+    """The spec of a DeBERTa config of any version; `defaults` are the values of absent keys."""
     choices = {}
     read = ConfigReader(config)
     hidden_size = read.size("hidden_size", defaults.get("hidden_size", 768))
-    read.unsupported("pooler_hidden_size", hidden_size, hidden_size)
+    read.require(pooler_hidden_size=hidden_size)
     if not read.flag("position_biased_input", True):
         choices["max_positions"] = 0
     if not read.flag("legacy", True):  # that head has the word embeddings' weight, tied or not
@@ -48,7 +48,7 @@ def position_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def max_distance(config: Mapping[str, Any]) -> int:
-    """How far apart tokens may be to be told apart; 0 without relative_attention."""
+    """The distance that greater ones count as; 0 without relative_attention."""
     read, value = ConfigReader(config), config.get("max_relative_positions")
     if not read.flag("relative_attention", False):
         return 0
@@ -60,7 +60,7 @@ def max_distance(config: Mapping[str, Any]) -> int:
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DeBERTa v1 config."""
     types = position_types(config)
-    ConfigReader(config).unsupported("talking_head", False, False)
+    ConfigReader(config).require(talking_head=False)
     details = Disentanglement(
         content_to_position="c2p" in types,
         position_to_content="p2c" in types,
@@ -89,8 +89,8 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def _head_spellings() -> tuple[tuple[str, str], ...]:
-    """The language model's head has two sets of names for the same; published files have the newer, and configs that
-    do not say so (transformers then starts with a new head)."""
+    """The language model's head has two sets of names; published files have the newer one, though their configs do not
+    say so (transformers then starts with a new head)."""
     parts = [
         ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
         *(

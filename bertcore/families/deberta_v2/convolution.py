@@ -18,7 +18,7 @@ from bertcore.nn.parameter import Block, Parameter
 class ConvolutionSpec:
     """Attributes:
     size: how many neighbouring tokens it sees, an odd number.
-    groups: its channels are divided into so many groups that do not see each other.
+    groups: how many groups its channels are divided into, which do not see each other.
     activation: after it.
     """
 
@@ -45,7 +45,7 @@ class Convolution(Block):
         self.details, width = spec.details.convolution, spec.hidden_size
         inputs = width // self.details.groups
         layout = Layout((width, inputs, self.details.size), axes=(0, 2, 1), row_axes=1)
-        # One group is a linear map of neighbouring tokens side by side; several ones are no published model's.
+        # One group is a linear map of neighbouring tokens side by side; no published model has several.
         use = "weight" if self.details.groups == 1 else "vector"
         self.weight = Parameter(f"{names['convolution']}.weight", use=use, layout=layout)
         self.bias = Parameter(f"{names['convolution']}.bias", shape=(width,), initial="zeros")
@@ -62,7 +62,7 @@ class Convolution(Block):
 
 
 class ConvolutedLayer(EncoderLayer):
-    """An encoder's layer; the first has a convolution beside it where the spec has one: both read the embeddings."""
+    """An encoder's layer; if the spec has a convolution, it stands beside the first layer: both read the embeddings."""
 
     def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block]):
         super().__init__(names, spec, index, attention)

@@ -37,12 +37,12 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     if details.convolution is not None:
         found = replace(found, is_relative=True)
     head_size = found.hidden_size // found.num_heads
-    read.unsupported("attention_head_size", head_size, head_size)
+    read.require(attention_head_size=head_size)
     return found
 
 
 def _buckets(config: Mapping[str, Any], distance: int) -> int:
-    """position_buckets, 0 for none; half of them are for near distances, the others reach up to the furthest one."""
+    """position_buckets, 0 for none; half of them are for near distances, the others reach to the furthest."""
     read, value = ConfigReader(config), config.get("position_buckets")
     if value is None or (type(value) is int and value < 1):
         return 0

@@ -8,6 +8,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.families.luke.blocks import Entities, EntityContext, EntityEmbeddings, TokenRows
+from bertcore.families.luke.operations import merge_rows
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types
 from bertcore.models.spec import EncoderSpec
@@ -28,7 +29,7 @@ class WordAndEntityInput(EncoderInput):
 
 
 class WordAndEntityAdapter(Adapter):
-    """The layers see words and then entities in each sequence; what comes out are the words, and `Entities.hidden`."""
+    """Each sequence is words and then entities in the layers; the words come out, and `Entities.hidden`."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
@@ -73,7 +74,7 @@ class WordAndEntityAdapter(Adapter):
             return super().begin(inputs, embeddings, trace)
         entities, rows = inputs.entities, inputs.entities.rows
         embedded = embeddings(inputs), self.entity_embeddings(entities)
-        joined = functional.merge_rows(*embedded, first_rows=rows.words, second_rows=rows.entities)
+        joined = merge_rows(*embedded, first_rows=rows.words, second_rows=rows.entities)
         return joined, EntityContext(entities.cu_seqlens, entities.key_mask, trace.attentions, rows=rows)
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:

@@ -1,20 +1,22 @@
-"""LUKE's blocks: embeddings of entities, and attention that knows words from entities (Yamada et al. 2020,
+"""LUKE's blocks: embeddings of entities, and attention that tells words from entities (Yamada et al. 2020,
 https://arxiv.org/abs/2010.01057)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bertcore.families.luke.operations import average_rows, entity_aware_attention
 from bertcore.nn import functional
+from bertcore.nn.dropout import of_attention
 from bertcore.nn.layer import LayerContext, SelfAttention, attention_dtype
-from bertcore.nn.layers import Embedding, LayerNorm, Linear
+from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block, Parameter
 
 
 @dataclass(frozen=True)
 class EntitySpec:
-    """What LUKE varies beside what every encoder does.
+    """What LUKE's models vary.
 
     Attributes:
         vocab_size, embedding_size: rows and width of the table of entities.
@@ -36,7 +38,7 @@ class TokenRows:
 
 @dataclass
 class Entities:
-    """The packed entities of a batch, in the memory of the backend in force (but the batches).
+    """The packed entities of a batch, in the memory of the backend in force (except the batches).
 
     Attributes:
         ids, token_type_ids: integers, (entities,).
@@ -63,7 +65,7 @@ class EntityEmbeddings(Block):
     narrower than the hidden size."""
 
     def __init__(self, names: Mapping[str, str], spec: Any):
-        width, entities = spec.hidden_size, spec.details
+        width, entities, self.dropout = spec.hidden_size, spec.details, spec.embedding_dropout
         sizes = {"rows": entities.vocab_size, "features": entities.embedding_size}
         self.entities = Embedding(names["entity_embeddings"], **sizes, padding_row=0)
         self.projection = self.types = None
@@ -82,15 +84,15 @@ class EntityEmbeddings(Block):
         embedded = self.entities(inputs.ids)
         if self.projection is not None:
             embedded = self.projection(embedded)
-        marks = functional.average_rows(self.positions.value, rows=inputs.position_ids)
+        marks = average_rows(self.positions.value, rows=inputs.position_ids)
         if self.types is not None:
             marks = functional.add(marks, self.types(inputs.token_type_ids))
-        return self.norm(embedded, marks)
+        return drop(self.norm(embedded, marks), self.dropout)
 
 
 @dataclass(kw_only=True)
 class EntityContext(LayerContext):
-    """With where words and entities stand."""
+    """A LayerContext with the rows of words and entities."""
 
     rows: TokenRows
     can_be_recorded = False
@@ -99,8 +101,7 @@ class EntityContext(LayerContext):
 class EntityAwareAttention(SelfAttention):
     """Self-attention whose queries depend on the kinds of both tokens, word or entity (section 3.2).
 
-    Words' queries for words are those that all tokens use where there are no entities, and in a model without
-    `aware_attention`.
+    Without entities, and in a model without `aware_attention`, all tokens use the queries of words for words.
     """
 
     def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
@@ -112,7 +113,7 @@ class EntityAwareAttention(SelfAttention):
             self.entity_queries = Linear(*projections, in_features=width, out_features=width)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """These stand in a map's place where there are entities."""
+        """The further queries, which replace the first where there are entities."""
         return (queries.weight for queries in (self.word_queries, self.entity_queries)) if self.is_aware else iter(())
 
     def mix(self, source: Any, context: LayerContext) -> Any:
@@ -120,7 +121,7 @@ class EntityAwareAttention(SelfAttention):
         if not self.is_aware or not isinstance(context, EntityContext):
             return super().mix(source, context)
         rows, joined = context.rows, self.projections[0]
-        return functional.entity_aware_attention(
+        return entity_aware_attention(
             joined(source),
             self.word_queries(functional.take_rows(source, rows=rows.words)),
             self.entity_queries(functional.take_rows(source, rows=rows.entities)),
@@ -131,4 +132,5 @@ class EntityAwareAttention(SelfAttention):
             attn_mask=context.key_mask,
             attentions=context.attentions,
             compute_dtype=attention_dtype(joined.weight),
+            **of_attention(self.spec.attention_dropout),
         )

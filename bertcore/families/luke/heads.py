@@ -1,4 +1,4 @@
-"""The heads that classify entities: by their hidden states, and those of the words they begin and end with."""
+"""The heads that classify entities, by their hidden states and those of their first and last words."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ class EntityClassifier(Block):
     """A linear map of several hidden states side by side (Yamada et al. 2020, arXiv:2010.01057, section 4).
 
     Args:
-        names: the names of its parts.
+        head_spec: what the classifier is made of.
         spec: of the encoder.
         num_labels: how many scores it gives.
-        parts: of how many hidden states.
+        parts: how many hidden states stand side by side.
     """
 
-    def __init__(self, names: ClassifierSpec, spec: Any, num_labels: int, parts: int):
+    def __init__(self, head_spec: ClassifierSpec, spec: Any, num_labels: int, parts: int):
         sizes = {"in_features": parts * spec.hidden_size, "out_features": num_labels}
-        self.output = Linear(names.output, **sizes, bias="output" not in names.without_bias)
+        self.output = Linear(head_spec.output, **sizes, bias="output" not in head_spec.without_bias)
 
     def __call__(self, *parts: Any) -> Any:
         """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""

@@ -73,7 +73,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
             loss=functional.add(*both) if len(both) == 2 else both[0] if both else None,
             mlm_loss=value_of(mlm_loss),
             mep_loss=value_of(mep_loss),
-            logits=of_words.logits,
+            logits=vars(of_words)["logits"],  # unread, if they are to be computed later
             entity_logits=logits,
             **encoded.traced,
         )
@@ -139,7 +139,7 @@ class AutoModelForEntityPairClassification(_EntityModel):
 
 
 class AutoModelForEntitySpanClassification(_EntityModel):
-    """An encoder with a classifier of entities and of the words that they start and end with: scores, (sequences,
+    """An encoder with a classifier of entities by themselves and their first and last words: scores, (sequences,
     entities, num_labels).
 
     Calls take the entities (`family.inputs`); `entity_start_positions` and `entity_end_positions`, the columns of their

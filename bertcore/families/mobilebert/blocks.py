@@ -1,6 +1,6 @@
 """MobileBERT's blocks (Sun et al. 2020, arXiv:2004.02984).
 
-Layers that are narrow within, several feed-forwards in each, norms without statistics, and embeddings of three
+Layers that are narrower inside, with several feed-forwards each, norms without statistics, and embeddings of three
 neighbouring words.
 """
 
@@ -14,7 +14,7 @@ from bertcore.nn.layer import FeedForward, LayerContext, LayerSpec, SelfAttentio
 from bertcore.nn.layers import Embedding, Linear
 from bertcore.nn.parameter import Block, Parameter
 
-# Of layer norms that the published code gives no epsilon of the config's, but PyTorch's own.
+# Of layer norms for which the published code takes PyTorch's epsilon, not the config's.
 DEFAULT_EPS = 1e-5
 
 
@@ -25,10 +25,10 @@ class BottleneckDetails:
     Attributes:
         hidden_size: the width of the hidden states; that of a LayerSpec is the width within a layer.
         has_bottleneck: whether layers are narrower within than hidden_size.
-        attends_in_bottleneck: whether query, key and value are all made of what comes out of one bottleneck.
+        attends_in_bottleneck: whether query, key and value are all made from the output of one bottleneck.
         shares_query_key: whether there is a bottleneck of query and key.
         num_feed_forwards: in each layer.
-        has_trigrams: whether a word's embedding is that of its neighbours, too.
+        has_trigrams: whether a word's embedding includes its neighbours'.
         has_pooler_map: whether the pooler has a map and tanh, or gives the first token as it is.
     """
 
@@ -42,14 +42,18 @@ class BottleneckDetails:
 
     @property
     def has_own_values(self) -> bool:
-        """Whether query and key are made of their own bottleneck, the value of the whole hidden state."""
+        """Whether query and key come from a bottleneck of their own, and the value from the whole hidden state."""
         return self.has_bottleneck and self.shares_query_key and not self.attends_in_bottleneck
 
 
 class NoNorm(Block):
-    """(input + residual) * weight + bias, which stands where other models have a layer norm (section 3.3)."""
+    """(input + residual) * weight + bias, in place of the layer norm of other models (section 3.3); it needs no eps.
+
+    Raises ValueError without a bias."""
 
     def __init__(self, name: str, *, features: int, eps: float, bias: bool = True):
+        if not bias:
+            raise ValueError(f"{name} has bias {bias}, expected True: MobileBERT's norms have one")
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros")
 
@@ -59,10 +63,10 @@ class NoNorm(Block):
 
 
 class TrigramEmbeddings(Embeddings):
-    """Norm(projection(words) + token type + position), where each word stands between those after and before it.
+    """Norm(projection(words) + token type + position); each word is joined by the next and the previous one.
 
-    What stands beyond the ends of a sequence is zero. (In transformers the padding that follows a sequence in its batch
-    stands there, so that results change with it unless the embedding of padding is zero, as it is in a new model.)
+    Beyond the ends of a sequence are zeros. (In transformers that is the embedding of padding if any follows, so that
+    results change with padding unless its embedding is zero, as in a new model.)
     """
 
     def __init__(self, names: Mapping[str, str], spec: Any):
@@ -119,7 +123,7 @@ class BottleneckAttention(SelfAttention):
 
 
 class BottleneckLayer(Block):
-    """Into the bottleneck, self-attention, the feed-forwards, and out of it again (section 3.1)."""
+    """A map into the bottleneck, self-attention, feed-forwards, and a map out of it (section 3.1)."""
 
     def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block]):
         details, layer = spec.details, spec.layers[index]

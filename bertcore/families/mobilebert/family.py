@@ -1,4 +1,4 @@
-"""MobileBERT (Sun et al. 2020, arXiv:2004.02984): BERT, thin and deep, each layer narrow within."""
+"""MobileBERT (Sun et al. 2020, arXiv:2004.02984): BERT, thin and deep, each layer narrower inside."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,11 +24,12 @@ DEFAULTS = {
     "num_attention_heads": 4,
     "intermediate_size": 512,
     "hidden_act": "relu",
+    "hidden_dropout_prob": 0.0,
 }
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a MobileBERT config; what it lacks is as in mobilebert-uncased."""
+    """The spec of a MobileBERT config; absent keys mean those of mobilebert-uncased."""
     read = ConfigReader(config)
     hidden, heads = read.size("hidden_size", 512), read.size("num_attention_heads", 4)
     layers = read.size("num_hidden_layers", 24, most=MOST_LAYERS)
@@ -68,7 +69,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a MobileBERT config: BERT's, but words narrower than the language model's transform."""
+    """The heads of a MobileBERT config: BERT's, but embeddings are narrower than the language model's transform."""
     found = BERT.heads(read)
     activation = read.activation("hidden_act", "relu")
     return found | {"masked_lm": replace(found["masked_lm"], activation=activation, rest="cls.predictions.dense")}

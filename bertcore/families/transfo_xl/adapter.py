@@ -1,4 +1,4 @@
-"""The adapter of models that also see what they computed for the segment before (Dai et al. 2019, arXiv:1901.02860,
+"""The adapter of models that also see the hidden states of the segment before (Dai et al. 2019, arXiv:1901.02860,
 section 3.2)."""
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ MOST_KEPT = 64 << 20
 
 @dataclass
 class RecurrentInput(EncoderInput):
-    """A batch with what recurrent models are told of it.
+    """A batch with the inputs of recurrent models.
 
     Attributes:
         mems: the memory of each layer, (sequences * memory, hidden) each, or None.
@@ -46,7 +46,7 @@ class RecurrentAdapter(Adapter):
     all queries see all of it, and no gradient flows into it. With a memory in the call, padding stays as tokens, so
     that all sequences have one length.
 
-    The spec's details tell memory_length (None for all), clamp_length (0 for no clamping), same_length, and whether
+    The spec's details have memory_length (None for all), clamp_length (0 for no clamping), same_length, and whether
     memories are returned (returns_memory, and trains_with_memory while a tape records).
     """
 
@@ -59,7 +59,7 @@ class RecurrentAdapter(Adapter):
     def pack(
         self, *given: Any, keep_padding: bool = False, mems: Any = None, use_mems: bool | None = None
     ) -> RecurrentInput:
-        """With a memory all padding stays, and where one is asked for by name, so that it has what padding becomes."""
+        """All padding stays if there is a memory, or the call asks for one, which then holds what padding becomes."""
         if use_mems not in (None, True, False):
             raise ValueError(f"use_mems is {use_mems!r}, expected True, False or None")
         keeps = keep_padding or mems is not None or use_mems is True
@@ -136,8 +136,8 @@ class RecurrentAdapter(Adapter):
         return first, last, rows.astype(np.int32)
 
     def _kept_position_keys(self, distances: tuple) -> dict:
-        """What the layers made of the encodings of these distances when they last were the same; the last entry of
-        `distances` is the number of bytes of that."""
+        """The cache of the layers' position keys for these distances; the last entry of `distances` is its size in
+        bytes."""
         kept = self._position_keys
         if distances not in kept:
             most = MOST_KEPT - distances[-1]
@@ -196,7 +196,7 @@ class RecurrentAdapter(Adapter):
         return Encoded(packed, inputs, state, traced)
 
     def _given(self, states: list) -> list[Any]:
-        """What each layer was given, of the states of a trace."""
+        """The inputs of the layers, from the states of a trace."""
         return states[:-1]
 
     def _next_memory(self, state: Any, before: Any, packed: PackedBatch) -> Any:
@@ -212,7 +212,7 @@ class RecurrentAdapter(Adapter):
         return xp.ascontiguousarray(state if length is None else state[max(len(state) - length, 0) :])
 
     def _remembered(self, state: Any) -> Any:
-        """What is remembered of (length, sequences, hidden)."""
+        """The part of (length, sequences, hidden) that is remembered."""
         return state
 
     def _padded_states(self, states: list, inputs: RecurrentInput) -> tuple[Any, ...]:
@@ -225,8 +225,8 @@ class RecurrentAdapter(Adapter):
 class CausalRecurrentAdapter(RecurrentAdapter):
     """Transformer-XL's: each token sees those before it, and the memory.
 
-    Without `mems` there is no memory, as in the paper. (transformers once began with mem_len vectors of zeros, which
-    are seen, too: give those as `mems` for its results.) With same_length a token sees as many tokens as the memory
+    Without `mems` there is no memory, as in the paper. (transformers began with mem_len vectors of zeros, which are
+    seen: give those as `mems` for its results.) With same_length a token sees as many tokens as the memory
     has.
     """
 

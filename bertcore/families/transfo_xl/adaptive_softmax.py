@@ -35,11 +35,11 @@ class AdaptiveSoftmax(Block):
     Widths, tables and where they are tied follow the embeddings (`AdaptiveEmbeddings`).
     """
 
-    def __init__(self, names: AdaptiveSoftmaxSpec, spec: Any, embeddings: Any):
+    def __init__(self, head_spec: AdaptiveSoftmaxSpec, spec: Any, embeddings: Any):
         self.bounds = spec.details.groups
         self.outputs, self.biases = [], []
         for index, table in enumerate(embeddings.tables):
-            name, weight = names.output.format(group=index), table.table
+            name, weight = head_spec.output.format(group=index), table.table
             if spec.tied_decoder:
                 weight = weight.used_as("weight")
             else:
@@ -47,19 +47,21 @@ class AdaptiveSoftmax(Block):
             self.outputs.append(weight)
             self.biases.append(Parameter(f"{name}.bias", shape=weight.part_shape[:1], initial="zeros"))
         self.projections = [
-            self._projection(names, index, embeddings) for index in range(len(self.bounds)) if embeddings.projections
+            self._projection(head_spec, index, embeddings)
+            for index in range(len(self.bounds))
+            if embeddings.projections
         ]
         self.group_weight = self.group_bias = None
         count = len(self.bounds) - 1
         if count:
-            self.group_weight = Parameter(f"{names.group}_weight", shape=(count, spec.embedding_size), use="weight")
-            self.group_bias = Parameter(f"{names.group}_bias", shape=(count,), initial="zeros")
+            self.group_weight = Parameter(f"{head_spec.group}_weight", shape=(count, spec.embedding_size), use="weight")
+            self.group_bias = Parameter(f"{head_spec.group}_bias", shape=(count,), initial="zeros")
 
-    def _projection(self, names: AdaptiveSoftmaxSpec, index: int, embeddings: Any) -> Parameter:
+    def _projection(self, head_spec: AdaptiveSoftmaxSpec, index: int, embeddings: Any) -> Parameter:
         shared = embeddings.projections[index if len(embeddings.projections) > 1 else 0]
-        if index and names.shares_projections:
+        if index and head_spec.shares_projections:
             return shared
-        return Parameter(names.projection.format(group=index), shape=shared.part_shape)
+        return Parameter(head_spec.projection.format(group=index), shape=shared.part_shape)
 
     def __call__(self, hidden: Any) -> Any:
         """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
@@ -94,7 +96,7 @@ class AdaptiveSoftmax(Block):
                 yield index, where, labels[where] - first
 
     def _scores(self, hidden: Any, index: int) -> Any:
-        """Before the softmax: of a group's words, and for the first, of the other groups behind them."""
+        """Scores before the softmax: of a group's words, in the first group followed by those of the other groups."""
         if self.projections:
             hidden = functional.linear(hidden, self._transposed(index, hidden), None)
         own = index if len(self.outputs) > 1 else 0

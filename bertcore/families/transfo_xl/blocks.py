@@ -13,7 +13,7 @@ from bertcore.nn.parameter import Block, Parameter
 
 
 class PositionBiases(Block):
-    """What stands in the query's place for content (u of the paper) and for positions (v)."""
+    """The biases of the queries: for content (u of the paper) and for positions (v)."""
 
     def __init__(self, names: Mapping[str, str], spec: Any):
         layer = spec.layers[0]
@@ -24,7 +24,7 @@ class PositionBiases(Block):
 
 @dataclass(kw_only=True)
 class SharedBiasesContext(RecurrentContext):
-    """With the biases of all layers, where these have none of their own."""
+    """A RecurrentContext with the biases that all layers share."""
 
     biases: PositionBiases | None
 
@@ -43,7 +43,7 @@ class RecurrentAttention(RelativeAttention):
         self.norm = make_norm(names, "attention_norm", layer)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """Distances alone pass their map."""
+        """The map of distances, which tokens do not pass."""
         yield self.positions.weight
 
     def mix(self, source: Any, context: SharedBiasesContext) -> Any:

@@ -1,11 +1,11 @@
-"""Embeddings whose width shrinks with the words' rank (Baevski and Auli 2018, arXiv:1809.10853), Transformer-XL's."""
+"""Transformer-XL's embeddings, narrower for rarer words (Baevski and Auli 2018, arXiv:1809.10853)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bertcore import kernels
 from bertcore.nn import functional
-from bertcore.nn.layers import Embedding
+from bertcore.nn.layers import Embedding, drop
 from bertcore.nn.parameter import Block, Parameter
 
 
@@ -18,7 +18,7 @@ class AdaptiveEmbeddings(Block):
 
     def __init__(self, names: Mapping[str, str], spec: Any):
         details, table, projection = spec.details, names["word_embeddings"], names["embeddings_projection"]
-        self.factor = spec.hidden_size**0.5
+        self.factor, self.dropout = spec.hidden_size**0.5, spec.embedding_dropout
         self.groups = details.groups if details.div_val > 1 else ((0, spec.vocab_size),)
         widths = [spec.embedding_size // details.div_val**index for index in range(len(self.groups))]
         self.tables = [
@@ -33,14 +33,14 @@ class AdaptiveEmbeddings(Block):
             ]
 
     def other_weights(self) -> Iterator[Parameter]:
-        """Projections of rare words."""
+        """The projections of rare words, which most tokens do not pass."""
         return iter(self.projections[1:])
 
     def __call__(self, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
         ids = inputs.input_ids
         if len(self.groups) == 1:
-            return functional.scale(self._embedded(0, ids), factor=self.factor)
+            return drop(functional.scale(self._embedded(0, ids), factor=self.factor), self.dropout)
         xp = kernels.array_module(ids)
         places = [xp.flatnonzero((ids >= first) & (ids < end)) for first, end in self.groups]
         parts = [
@@ -49,7 +49,7 @@ class AdaptiveEmbeddings(Block):
         ]
         order = xp.argsort(xp.concatenate(places))
         joined = functional.take_rows(functional.concatenate(*parts), rows=order)
-        return functional.scale(joined, factor=self.factor)
+        return drop(functional.scale(joined, factor=self.factor), self.dropout)
 
     def _embedded(self, group: int, ids: Any) -> Any:
         embedded = self.tables[group](ids)

@@ -25,6 +25,8 @@ KEYS = {
     "num_hidden_layers": "n_layer",
     "layer_norm_eps": "layer_norm_epsilon",
     "initializer_range": "init_std",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "dropatt",
 }
 WIKITEXT = {
     "vocab_size": 267735,
@@ -42,8 +44,8 @@ class RecurrentDetails:
     """What Transformer-XL's configs vary; see `RecurrentAdapter`.
 
     Attributes:
-        groups: (first word, end) of the groups of words that embeddings and softmax make.
-        div_val: by how much the embeddings of a group are narrower than those of the one before.
+        groups: (first word, end) of each group of words, in embeddings and softmax.
+        div_val: how many times narrower a group's embeddings are than those of the one before.
         own_biases: each layer has position biases of its own.
     """
 
@@ -56,7 +58,7 @@ class RecurrentDetails:
 
     @property
     def returns_memory(self) -> bool:
-        """There is one unless it has no length."""
+        """Whether a call returns a memory: unless it would have no length."""
         return self.memory_length > 0
 
     trains_with_memory = returns_memory
@@ -65,9 +67,7 @@ class RecurrentDetails:
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a Transformer-XL config; there is no limit to a sequence's length."""
     read = ConfigReader(config)
-    read.unsupported("attn_type", 0, 0)
-    read.unsupported("adaptive", True, True)
-    read.unsupported("sample_softmax", -1, -1)
+    read.require(attn_type=0, adaptive=True, sample_softmax=-1)
     layer = {
         "head_dim": read.size("d_head", 64),
         "activation": "relu",

@@ -11,8 +11,8 @@ from bertcore.nn.parameter import Block
 
 
 class AdaptiveCausalLM(AutoModelForCausalLM):
-    """AutoModelForCausalLM with an adaptive softmax: logits are logarithms of probabilities, and with labels, of which
-    each is compared with what the token before it predicts, there are none: the loss needs few of them."""
+    """AutoModelForCausalLM with an adaptive softmax: logits are logarithms of probabilities. Labels are compared with
+    what the token before each predicts; with labels no logits are returned, since the loss needs few of them."""
 
     def _head(self, task: str, spec: AdaptiveSoftmaxSpec) -> Block:
         return AdaptiveSoftmax(spec, self.spec, self.encoder.embeddings)

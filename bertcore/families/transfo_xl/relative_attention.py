@@ -23,8 +23,8 @@ class Relations:
         key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; None without one.
         query_rows: with a memory, the rows of the keys that are queries, too.
         segment_ids, segment_ids_k: of queries and keys, integers; None where segments do not matter.
-        position_keys: what blocks made of `sinusoids` in earlier calls, and will in this; None while a tape records.
-        halves: of a batch whose second half runs backwards, both halves on their own; None of others.
+        position_keys: a cache of what blocks map `sinusoids` to; None while a tape records.
+        halves: both halves of a batch whose second half runs backwards; None for other batches.
     """
 
     sinusoids: Any
@@ -101,7 +101,7 @@ def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
 
 @dataclass(kw_only=True)
 class RecurrentContext(LayerContext):
-    """With what recurrent layers share.
+    """A LayerContext with what recurrent layers share.
 
     Attributes:
         relations: who stands where.
@@ -114,13 +114,14 @@ class RecurrentContext(LayerContext):
 
 
 class RelativeAttention(Sublayer):
-    """What every kind of it shares: scores of content and of positions by queries of their own."""
+    """What all relative attention shares: scores of content and of positions, each with its own queries."""
 
     position_terms = 1
 
     def __init__(self, layer: LayerSpec, index: int):
         self.num_heads, self.head_dim, self.index = layer.num_heads, layer.head_size, index
         self.norm_first = layer.norm_first
+        self.dropout, self.attention_dropout = layer.dropout, layer.attention_dropout
 
     def _position_keys(self, relations: Relations, weight: Parameter) -> Any:
         """The keys of positions, (distances, heads * head_dim)."""
@@ -146,7 +147,7 @@ class RelativeAttention(Sublayer):
         """Attention by the queries for content and for positions, (tokens, heads * head_dim) each, among the keys,
         their values and those of positions -> (tokens, heads * head_dim).
 
-        `weight` is that of a map beside them, whose precision tells attention's.
+        `weight` is that of a map beside them, whose precision decides attention's.
         """
         key, value, positions = map(self._heads, keys)
         arrays = (*map(self._heads, queries), key, value, segment_scores)
@@ -198,5 +199,6 @@ class RelativeAttention(Sublayer):
             cu_seqlens_k=relations.cu_seqlens_k,
             attn_mask=context.key_mask,
             attentions=context.attentions,
+            dropout=self.attention_dropout,
             compute_dtype=compute_dtype,
         )

@@ -82,7 +82,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         return inputs
 
     def _attention_mask(self, input_ids: Any, attention_mask: Any, input_mask: Any) -> Any:
-        """input_mask is an attention_mask the other way round."""
+        """The attention_mask of a call: input_mask is the same with 0 and 1 exchanged."""
         if input_mask is None:
             return attention_mask
         if attention_mask is not None:
@@ -171,7 +171,7 @@ class TwoStreamAdapter(RecurrentAdapter):
 
 
 def _predicted(inputs: TwoStreamInput) -> PackedBatch:
-    """The layout of the predictions: as many for every sequence."""
+    """The layout of the predictions: the same number for every sequence."""
     return PackedBatch(np.ones(inputs.target_mapping.shape[:2], bool))
 
 
@@ -193,7 +193,7 @@ def _halves(relations: Relations, sequences: int, longest: int, memory: int) -> 
 
 
 def _mask(visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
-    """Which keys queries see, and themselves, as attention takes it; None if that is all."""
+    """Which keys queries see, themselves included, as attention takes it; None if all."""
     if visible is None:
         return None
     mask = visible if itself is None else visible | itself
@@ -201,7 +201,7 @@ def _mask(visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
 
 
 def _numbers(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:
-    """`values` as an array of numbers of this shape, in host memory; None stands for any size."""
+    """`values` as an array of numbers of this shape, in host memory; None in the shape is any size."""
     array = np.asarray(values) if kernels.array_module(values) is np else values.get()
     if array.dtype.kind not in "buif":
         raise TypeError(f"{name} holds {array.dtype}, expected numbers")

@@ -5,26 +5,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
+from bertcore.families.xlnet.operations import mix_rows, segment_scores
 from bertcore.nn import functional
+from bertcore.nn.dropout import is_dropping
 from bertcore.nn.layer import FeedForward, make_norm
-from bertcore.nn.layers import Embedding
+from bertcore.nn.layers import Embedding, drop, dropped_linear
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import value_of
 
 
 class TwoStreamEmbeddings(Block):
-    """The words, where the content stream starts, and the vector that stands for every word to be predicted, where the
-    query stream starts."""
+    """The words, with which the content stream starts, and the one vector with which the query stream starts for every
+    word to be predicted."""
 
     def __init__(self, names: Mapping[str, str], spec: Any):
-        width = spec.hidden_size
+        width, self.dropout = spec.hidden_size, spec.embedding_dropout
         self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width)
         self.mask = Parameter(names["mask_embedding"], layout=Layout((1, 1, width), axes=(0, 1, 2), row_axes=2))
 
     def __call__(self, inputs: Any) -> Any:
         """An `EncoderInput` -> the content stream, (tokens, hidden)."""
-        return self.words(inputs.input_ids)
+        return drop(self.words(inputs.input_ids), self.dropout)
 
     def queries(self, places: Any) -> Any:
         """The query stream at as many tokens as there are `places`, zeros each, (predictions,)."""
@@ -45,11 +47,11 @@ class Predictions:
 
     def to_tokens(self, predictions: Any) -> Any:
         """(predictions, features) -> (tokens, features)."""
-        return functional.mix_rows(predictions, matrices=self.matrices.transpose(0, 2, 1))
+        return mix_rows(predictions, matrices=self.matrices.transpose(0, 2, 1))
 
     def from_tokens(self, tokens: Any) -> Any:
         """(tokens, features) -> (predictions, features)."""
-        return functional.mix_rows(tokens, matrices=self.matrices)
+        return mix_rows(tokens, matrices=self.matrices)
 
     def zero_blind(self, array: Any) -> Any:
         """`array`, (tokens, ...), with zeros where no key is seen: scores of zero, so that all keys weigh the same."""
@@ -61,7 +63,7 @@ class Predictions:
 
 @dataclass(kw_only=True)
 class TwoStreamContext(RecurrentContext):
-    """Of the content stream, with that of the query stream where there is one.
+    """The context of the content stream, with that of the query stream where there is one.
 
     Attributes:
         queries: the context of the query stream, which does not see the tokens it predicts, or None.
@@ -96,11 +98,13 @@ class TwoStreamAttention(RelativeAttention):
         self.norm = make_norm(names, "attention_norm", layer)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """Distances alone pass their map."""
+        """The map of distances, which tokens do not pass."""
         yield self.positions
 
-    def output(self, mixed: Any, residual: Any) -> Any:
+    def output(self, mixed: Any, residual: Any, *, dropout: float) -> Any:
         """The map back to the layer's width."""
+        if dropout and is_dropping():
+            return dropped_linear(mixed, self.output_weight.weight, None, residual, None, dropout)
         return functional.linear(mixed, self.output_weight.weight, None, residual)
 
     def keys(self, content: Any, context: RecurrentContext) -> tuple[Any, Any, Any]:
@@ -112,30 +116,30 @@ class TwoStreamAttention(RelativeAttention):
         return key, value, self._position_keys(context.relations, self.positions)
 
     def from_stream(
-        self, stream: Any, keys: tuple[Any, Any, Any], context: RecurrentContext, places: Any = None
+        self, stream: Any, keys: tuple[Any, Any, Any], context: RecurrentContext, predictions: Any = None
     ) -> Any:
         """A stream and the content's `keys` -> what the stream becomes, (tokens, hidden).
 
-        `places` are the `Predictions` of the query stream, None for the content stream.
+        `predictions` are the `Predictions` of the query stream, None for the content stream.
         """
-        # The content's bias is the map's own; what other scores have in its place is added to that.
-        if places is None:
+        # The bias for content is the map's own; those of other scores are added as differences to it.
+        if predictions is None:
             query = functional.linear(stream, self.query.weight, self.content_bias.value)
         else:
-            query = places.to_tokens(functional.linear(stream, self.query.weight, None))
+            query = predictions.to_tokens(functional.linear(stream, self.query.weight, None))
             query = functional.add(query, self.content_bias.value)
         queries = query, functional.add(query, self._beside_content(self.position_bias))
         scores = self._segment_scores(query, context)
-        if places is not None:
-            queries, scores = tuple(map(places.zero_blind, queries)), places.zero_blind(scores)
+        if predictions is not None:
+            queries, scores = tuple(map(predictions.zero_blind, queries)), predictions.zero_blind(scores)
         attended = self._attend(queries, keys, context, self.output_weight, scores)
-        return self.close(attended if places is None else places.from_tokens(attended), stream)
+        return self.close(attended if predictions is None else predictions.from_tokens(attended), stream)
 
     def _segment_scores(self, query: Any, context: RecurrentContext) -> Any:
         if context.relations.segment_ids is None:
             return None
         bias = functional.reshape(self._beside_content(self.segment_bias), shape=(self.num_heads, self.head_dim))
-        return functional.segment_scores(self._heads(query), bias, self.segments.value)
+        return segment_scores(self._heads(query), bias, self.segments.value)
 
     def _beside_content(self, bias: Parameter) -> Any:
         return functional.add(bias.value, functional.scale(self.content_bias.value, factor=-1.0))

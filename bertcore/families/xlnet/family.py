@@ -17,6 +17,9 @@ KEYS = {
     "intermediate_size": "d_inner",
     "num_hidden_layers": "n_layer",
     "hidden_act": "ff_activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "dropout",
+    "classifier_dropout": "summary_last_dropout",
 }
 LARGE = {
     "vocab_size": 32000,

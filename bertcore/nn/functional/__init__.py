@@ -6,15 +6,12 @@ and columns, losses.py the losses.
 """
 
 from bertcore.nn.functional.attention import (
-    attend_to_all_alike,
     attention,
-    entity_aware_attention,
     rotary,
-    segment_scores,
     self_attention,
     split_heads,
 )
-from bertcore.nn.functional.dense import activation, affine, gated_activation, layer_norm, linear, rms_norm
+from bertcore.nn.functional.dense import activation, affine, dropout, gated_activation, layer_norm, linear, rms_norm
 from bertcore.nn.functional.losses import (
     binary_cross_entropy,
     cross_entropy,
@@ -24,11 +21,8 @@ from bertcore.nn.functional.losses import (
 )
 from bertcore.nn.functional.rows import (
     add,
-    average_rows,
     average_sequences,
     concatenate,
-    merge_rows,
-    mix_rows,
     reshape,
     scale,
     sequence_spans,
@@ -44,26 +38,21 @@ __all__ = [
     "activation",
     "add",
     "affine",
-    "attend_to_all_alike",
     "attention",
-    "average_rows",
     "average_sequences",
     "binary_cross_entropy",
     "concatenate",
     "cross_entropy",
-    "entity_aware_attention",
+    "dropout",
     "gated_activation",
     "layer_norm",
     "linear",
     "log_softmax",
     "mean_squared_error",
-    "merge_rows",
-    "mix_rows",
     "reshape",
     "rms_norm",
     "rotary",
     "scale",
-    "segment_scores",
     "self_attention",
     "sequence_spans",
     "slice_columns",

@@ -3,7 +3,6 @@
 from typing import Any
 
 from bertcore import kernels
-from bertcore.nn.functional.rows import column_sums
 from bertcore.nn.operation import operation
 
 
@@ -36,11 +35,6 @@ def layer_norm(input: Any, weight: Any, bias: Any, residual: Any = None, *, eps:
     return kernels.layer_norm(input, weight, bias, eps, residual=residual), pullback
 
 
-@layer_norm.inference
-def _layer_norm(input, weight, bias, residual=None, *, eps):
-    return kernels.layer_norm(input, weight, bias, eps, residual=residual)
-
-
 @operation(has_step=True)
 def rms_norm(input: Any, weight: Any, residual: Any = None, *, eps: float) -> Any:
     """Root-mean-square normalisation of input + residual over the last axis; see `kernels.rms_norm`."""
@@ -52,21 +46,15 @@ def rms_norm(input: Any, weight: Any, residual: Any = None, *, eps: float) -> An
     return kernels.rms_norm(input, weight, eps, residual=residual), pullback
 
 
-@rms_norm.inference
-def _rms_norm(input, weight, residual=None, *, eps):
-    return kernels.rms_norm(input, weight, eps, residual=residual)
-
-
-@operation()
-def affine(array: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
-    """(array + residual) * weight + bias: (rows, features) twice, and (features,) twice."""
-    total = array if residual is None else array + residual
+@operation(has_step=True)
+def affine(input: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
+    """(input + residual) * weight + bias; see `kernels.affine`."""
 
     def pullback(grad):
-        grad_array = grad * weight
-        return grad_array, column_sums(grad * total), column_sums(grad), None if residual is None else grad_array
+        grads = kernels.affine_backward(grad, input, weight, bias, residual=residual)
+        return *grads, None if residual is None else grads[0]
 
-    return total * weight + bias, pullback
+    return kernels.affine(input, weight, bias, residual=residual), pullback
 
 
 @operation(has_step=True)
@@ -80,12 +68,17 @@ def gated_activation(input: Any, *, name: str, gate: str) -> Any:
     return kernels.gated_activation(input, name, gate=gate), pullback
 
 
-@gated_activation.inference
-def _gated_activation(input, *, name, gate):
-    return kernels.gated_activation(input, name, gate=gate)
-
-
 @operation()
 def activation(input: Any, *, name: str) -> Any:
     """An activation by its name in `kernels.activation`."""
     return kernels.activation(input, name), lambda grad: (kernels.activation_backward(grad, input, name),)
+
+
+@operation()
+def dropout(input: Any, residual: Any = None, *, p: float, seed: int) -> Any:
+    """`input` with elements dropped, plus `residual`; see `kernels.dropout`."""
+
+    def pullback(grad):
+        return kernels.dropout_backward(grad, p, seed), None if residual is None else grad
+
+    return kernels.dropout(input, p, seed, residual=residual), pullback

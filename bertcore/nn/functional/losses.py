@@ -1,4 +1,4 @@
-"""Losses, each with its gradient rule: a mean, a scalar array."""
+"""Losses, each a mean and a scalar array, with its gradient rule."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Taking, cutting, joining and adding of rows and columns, each with its gradient rule."""
+"""Taking, cutting, joining and adding rows and columns, each with its gradient rule."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels.precision import working_dtype
 from bertcore.nn.operation import operation
 
 
@@ -39,27 +38,6 @@ def take_rows(table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
         return (grad_table,)
 
     return kernels.embedding(rows, table), pullback
-
-
-@operation()
-def average_rows(table: Any, *, rows: Any) -> Any:
-    """The mean of several rows of `table` (rows, features), (means, features), zeros where there are none.
-
-    `rows` are integers, (means, most of a mean) with at least one column, -1 where a mean has no more.
-    """
-    xp, wide_dtype = kernels.array_module(rows), working_dtype(table.dtype)
-    counts = xp.maximum((rows >= 0).sum(axis=1), 1).astype(wide_dtype)[:, None]
-
-    def pullback(grad):
-        means, places = xp.nonzero(rows >= 0)
-        shares = (grad.astype(wide_dtype, copy=False) / counts).astype(grad.dtype, copy=False)
-        return (kernels.embedding_backward(shares[means], rows[means, places], table.shape[0]),)
-
-    total = 0
-    for column in rows.T:  # as long as the longest mention: a few
-        wide = kernels.embedding(xp.maximum(column, 0), table).astype(wide_dtype, copy=False)
-        total = total + xp.where(column[:, None] >= 0, wide, xp.zeros((), wide_dtype))
-    return (total / counts).astype(table.dtype, copy=False), pullback
 
 
 @operation(has_step=True)
@@ -104,14 +82,6 @@ def concatenate(*arrays: Any, axis: int = 0) -> Any:
     ends = np.cumsum([array.shape[axis] for array in arrays[:-1]]).tolist()
     xp = kernels.array_module(arrays[0])
     return xp.concatenate(arrays, axis=axis), lambda grad: xp.split(grad, ends, axis=axis)
-
-
-@operation()
-def merge_rows(first: Any, second: Any, *, first_rows: Any, second_rows: Any) -> Any:
-    """The rows of both arrays in one, (rows of both, features), where `first_rows` and `second_rows` say."""
-    merged = kernels.array_module(first).empty((first.shape[0] + second.shape[0], first.shape[1]), first.dtype)
-    merged[first_rows], merged[second_rows] = first, second
-    return merged, lambda grad: (grad[first_rows], grad[second_rows])
 
 
 def sequence_spans(cu_seqlens: Any) -> list[tuple[int, int]]:
@@ -162,19 +132,6 @@ def take_neighbours(array: Any, *, cu_seqlens: Any, distances: Sequence[int]) ->
         return (total,)
 
     return near.reshape(tokens, count * features), pullback
-
-
-def _mix(array, matrices):
-    parts = widened(array).reshape(len(matrices), -1, array.shape[1])
-    mixed = kernels.array_module(array).matmul(widened(matrices), parts)
-    return mixed.reshape(-1, array.shape[1]).astype(array.dtype, copy=False)
-
-
-@operation()
-def mix_rows(array: Any, *, matrices: Any) -> Any:
-    """Each sequence's rows as sums of its rows: matrices (sequences, outputs, inputs) times (sequences * inputs,
-    features) -> (sequences * outputs, features). All sequences have one length."""
-    return _mix(array, matrices), lambda grad: (_mix(grad, matrices.transpose(0, 2, 1)),)
 
 
 def widened(array: Any) -> Any:

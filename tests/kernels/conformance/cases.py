@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertcore.kernels.activation import ACTIVATIONS
+from bertcore.kernels.cross_entropy import REDUCTIONS
 from tests.kernels.arrays import normal
+from tests.kernels.attention_forms import arguments
 
 
 class Case(NamedTuple):
@@ -58,6 +60,15 @@ def rms_norm() -> Iterator[Case]:
             yield case
     for shape in SHAPES:
         yield Case(f"{shape} weight", {"input": normal(1, shape), "weight": normal(2, shape[-1:]), "eps": 1e-3})
+
+
+def affine() -> Iterator[Case]:
+    for shape in SHAPES:
+        arguments = {"input": normal(1, shape), "weight": normal(2, shape[-1:]), "bias": normal(3, shape[-1:])}
+        yield Case(f"{shape}", arguments)
+        yield Case(f"{shape} residual", arguments | {"residual": normal(4, shape)})
+    parameters = {"weight": np.array([0.0, 1.0, -2.0]), "bias": np.zeros(3)}
+    yield Case("NaN in a row", {"input": EXTREMES, **parameters})
 
 
 def norms_of_large_rows() -> Iterator[Case]:
@@ -125,6 +136,15 @@ def linear() -> Iterator[Case]:
     yield Case("NaN in a row", {"input": EXTREMES, "weight": normal(2, (5, 3)), "activation": "gelu"})
 
 
+def dropout() -> Iterator[Case]:
+    for seed, (shape, p) in enumerate(product([(), *SHAPES, (63,), (65,), (160, 39)], (0.0, 0.1, 0.9))):
+        arguments = {"input": normal(1, shape), "p": p, "seed": seed << 40 | seed}
+        yield Case(f"{shape} by {p}", arguments)
+        yield Case(f"{shape} by {p}, residual", arguments | {"residual": normal(2, shape)})
+    yield Case("extremes", {"input": EXTREMES, "p": 0.5, "seed": 2**64 - 1})
+    yield Case("infinities", {"input": INFINITIES, "p": 0.5, "seed": 3})
+
+
 def embedding() -> Iterator[Case]:
     rng = np.random.default_rng(1)
     for shape, dim in product([(), (0,), (7,), (2, 39), (160,)], (1, 7, 160)):
@@ -137,6 +157,11 @@ def embedding() -> Iterator[Case]:
 
 
 def cross_entropy() -> Iterator[Case]:
+    for case, reduction in product(losses(), REDUCTIONS):
+        yield case._replace(name=f"{case.name}, {reduction}", arguments=case.arguments | {"reduction": reduction})
+
+
+def losses() -> Iterator[Case]:
     rng = np.random.default_rng(1)
     for rows, classes in [(1, 1), (5, 7), (39, 160), (3, 5000), (160, 2), (0, 7)]:
         target = rng.integers(0, classes, rows)
@@ -221,10 +246,10 @@ def attention() -> Iterator[Case]:
         for head_dim, is_causal in product((1, 7, 64), (False, True)):
             name = f"dense {sizes} of {head_dim}{', causal' * is_causal}"
             yield Case(name, dense(*sizes, head_dim) | {"is_causal": is_causal})
-    yield Case("dense, many keys", dense(1, 130, 700, 64))
+    yield Case("dense, more than a block", dense(1, 130, 300, 64))
     yield from attention_masks()
     yield from attention_extremes()
-    yield from relative_positions()
+    yield from attention_forms()
 
 
 def attention_masks() -> Iterator[Case]:
@@ -259,31 +284,17 @@ def attention_extremes() -> Iterator[Case]:
     yield Case("infinity in a mask", base | {"attn_mask": mask}, forward_only=True)
 
 
-def relative_positions() -> Iterator[Case]:
-    """Of attention: DeBERTa's two tables, XLNet's table with segments, and everything at once."""
-    for index, (name, (lengths, lengths_k)) in enumerate(LENGTHS.items()):
-        head_dim, rows = (8, 5, 13)[index % 3], 9
-        base = packed(lengths, lengths_k, head_dim) | {"distance_rows": np.arange(2 * index + 1) * 5 % rows}
-        table, other_table = normal(10, (rows, HEADS, head_dim)), normal(11, (rows, HEADS, head_dim))
-        tokens, tokens_k = sum(lengths), sum(lengths_k)
-        segments = {
-            "segment_ids": np.arange(tokens) % 3,
-            "segment_ids_k": np.arange(tokens_k, dtype=np.int32) % 3,
-            "segment_scores": normal(12, (tokens, HEADS, 2)),
-        }
-        of_xlnet = segments | {"position_key": table, "query_for_position": normal(13, (tokens, HEADS, head_dim))}
-        yield Case(f"relative {name}, both tables", base | {"position_key": table, "position_query": other_table})
-        yield Case(f"relative {name}, position_query alone", base | {"position_query": other_table, "scale": 0.3})
-        yield Case(f"relative {name}, segments", base | of_xlnet)
-        scores = (len(lengths), HEADS, max(lengths, default=0), max(lengths_k, default=0))
-        mask = np.where(visible(scores), normal(14, scores), -np.inf)
-        yield Case(f"relative {name}, all", base | of_xlnet | {"position_query": other_table, "attn_mask": mask})
-    one = packed([7], [7], 4)
-    table = normal(10, (5, HEADS, 4))
-    distances = np.array([1, 4, 0], np.uint8)
-    yield Case(
-        "relative one sequence", one | {"distance_rows": distances, "position_key": table, "attn_mask": visible((1, 7))}
-    )
+def attention_forms() -> Iterator[Case]:
+    """Windows, shared heads, relative positions (DeBERTa's two tables, XLNet's with segments), everything at once."""
+    for form in ("window", "shared heads", "biases by distance", "all masks", "all"):
+        for name in ("ragged", "cross"):
+            yield Case(f"{form}, {name}", arguments(form, *LENGTHS[name], head_dim=13))
+    for index, (name, lengths) in enumerate(LENGTHS.items()):
+        sizes = {"heads": HEADS, "head_dim": (8, 5, 13)[index % 3], "distances": 2 * index + 1}
+        for form in ("position_query", "deberta", "xlnet", "relative terms"):
+            yield Case(f"{form}, {name}", arguments(form, *lengths, **sizes))
+    few = arguments("position_key", [7]) | {"distance_rows": np.array([1, 4, 0], np.uint8)}
+    yield Case("position_key, one sequence", few | {"attn_mask": visible((1, 7))})
 
 
 CASES = {
@@ -292,12 +303,14 @@ CASES = {
         softmax,
         layer_norm,
         rms_norm,
+        affine,
         gelu,
         activation,
         gated_activation,
         linear,
         attention,
         rotary,
+        dropout,
         embedding,
         cross_entropy,
     )

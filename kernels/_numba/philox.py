@@ -1,0 +1,33 @@
+"""The random bits of ../philox.py, a block of 64 columns at a time.
+
+Plain loops over the 16 counters of a block: LLVM makes vectors of them (measured with AVX-512 at 2.5 GHz: 1 ns for each
+element and thread).
+"""
+
+import numpy as np
+from numba import uint32, uint64
+
+from ..philox import BLOCK, COUNTERS, KEY_STEPS, MULTIPLIERS, ROUNDS
+from .jit import helper
+
+_EVEN, _ODD = (np.uint64(number) for number in MULTIPLIERS)
+_FIRST_STEP, _SECOND_STEP = (np.uint32(number) for number in KEY_STEPS)
+_HALF = np.uint64(32)
+
+
+@helper
+def fill_bits(bits, seed, row, block):
+    """The bits of columns block * 64 to block * 64 + 63 of `row`, into the 64 words of `bits`; uint64 `seed`, `row`."""
+    for i in range(COUNTERS):
+        first, second, third, fourth = uint32(block * COUNTERS + i), uint32(row), uint32(row >> _HALF), uint32(0)
+        low_key, high_key = uint32(seed), uint32(seed >> _HALF)
+        for _ in range(ROUNDS):
+            even, odd = uint64(first) * _EVEN, uint64(third) * _ODD
+            first, second = uint32(uint32(odd >> _HALF) ^ second ^ low_key), uint32(odd)
+            third, fourth = uint32(uint32(even >> _HALF) ^ fourth ^ high_key), uint32(even)
+            low_key, high_key = uint32(low_key + _FIRST_STEP), uint32(high_key + _SECOND_STEP)
+        bits[i], bits[COUNTERS + i] = first, second
+        bits[2 * COUNTERS + i], bits[3 * COUNTERS + i] = third, fourth
+
+
+__all__ = ["BLOCK", "fill_bits"]

@@ -1,0 +1,66 @@
+"""One step of Adam's family, in place: AdamW, StableAdamW and LAMB."""
+
+from typing import Any
+
+from .. import checks, dispatch
+
+RULES = ("adamw", "stable_adamw", "lamb")
+
+
+def adam_update(
+    parameter: Any,
+    grad: Any,
+    first_moment: Any,
+    second_moment: Any,
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    step: int,
+    rule: str = "adamw",
+    backend: str | None = None,
+) -> None:
+    """Update `parameter` and its moments in place by one step.
+
+        m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  m' = m / (1 - b1^step),  v' = v / (1 - b2^step)
+        u = m' / (sqrt(v') + eps) + weight_decay * parameter
+        parameter -= rate * u
+
+    "adamw" (Loshchilov and Hutter 2019, arXiv:1711.05101): rate is lr. "stable_adamw" (Wortsman et al. 2023,
+    arXiv:2304.13013): lr / max(1, root mean of g^2 / max(v', eps^2)): small steps where gradients exceed their mean.
+    "lamb" (You et al. 2020, arXiv:1904.00962): lr |parameter| / |u|, or lr where either norm is 0.
+
+    The sums of the last two have the same bits with any number of threads.
+
+    Args:
+        parameter, first_moment, second_moment: of one shape, C-contiguous and writable; float32 or float64 on Numba and
+            NumPy, float32 on CUDA. Moments are zeros before the first step.
+        grad: of the same shape and dtype; it is read only.
+        lr: the learning rate, not negative.
+        betas: how much of each moment is kept, each at least 0 and below 1.
+        eps: added to the root of the second moment, not negative.
+        weight_decay: how much of the parameter itself is in the update, not negative.
+        step: the number of this step, from 1 on.
+        rule: one of RULES.
+        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+
+    Raises:
+        TypeError, ValueError: for a wrong kind of array, dtype, shape or number; nothing is changed then.
+        BackendUnavailable: if the backend cannot run here.
+    """
+    arrays = {"parameter": parameter, "grad": grad, "first_moment": first_moment, "second_moment": second_moment}
+    call = dispatch.open_call(__package__, backend, **arrays)
+    checks.floating(call.backend, **dict(zip(arrays, call.arrays, strict=True)))
+    checks.shape(call.arrays[0].shape, **dict(zip(arrays, call.arrays, strict=True)))
+    for name, array in zip(arrays, call.arrays, strict=True):
+        if name != "grad":
+            checks.updatable(name, array)
+    checks.choice("rule", rule, RULES)
+    numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+    lr, eps, weight_decay = (checks.finite_number(name, value, minimum=0) for name, value in numbers.items())
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise TypeError(f"betas must be a pair of numbers, got {betas!r}")
+    betas = tuple(checks.probability(f"betas[{index}]", beta) for index, beta in enumerate(betas))
+    step = checks.integer_number("step", step, minimum=1)
+    call.compute("adam_update", *call.arrays, lr, betas, eps, weight_decay, step, rule)

@@ -1,0 +1,26 @@
+"""One step of Adam's family, in place; the formulas stand in the contract, the sources too."""
+
+import numpy as np
+
+from ..precision import ieee_arithmetic
+
+
+@ieee_arithmetic
+def adam_update(parameter, grad, first_moment, second_moment, lr, betas, eps, weight_decay, step, rule):
+    """Update `parameter` and its moments in place."""
+    first_moment += (1 - betas[0]) * (grad - first_moment)
+    second_moment += (1 - betas[1]) * (grad * grad - second_moment)
+    first, second = first_moment / (1 - betas[0] ** step), second_moment / (1 - betas[1] ** step)
+    update = first / (np.sqrt(second) + eps) + weight_decay * parameter
+    if rule == "stable_adamw" and grad.size:
+        lr = lr / max(1.0, np.sqrt(np.mean(surprise(grad, second, eps), dtype=np.float64)))
+    if rule == "lamb":
+        norms = [np.sqrt(np.sum(array.astype(np.float64) ** 2)) for array in (parameter, update)]
+        lr = lr * norms[0] / norms[1] if norms[0] > 0 and norms[1] > 0 else lr
+    parameter -= np.asarray(lr * update, parameter.dtype)
+
+
+def surprise(grad, second, eps):
+    """g^2 / max(v', eps^2); 0 where both are 0."""
+    least = np.maximum(second, eps * eps)
+    return np.divide(grad * grad, least, out=np.zeros_like(grad), where=least > 0)

@@ -1,0 +1,42 @@
+"""All that an operation gives: the calls of bench/ops/operations.py, and what only some can be asked for."""
+
+from bench.ops import operations
+from bertcore import kernels
+
+
+def everything(operation, arguments, grad, backend):
+    """(name, array) of results and gradients; `grad` makes the gradient of an output, None asks for no gradients."""
+    if operation in MORE:
+        yield from MORE[operation](arguments, grad, backend)
+    yield from plain(operation, arguments, grad, backend)
+
+
+def plain(operation, arguments, grad, backend):
+    """Without the activation that may be fused with a linear map: it has its own gradient."""
+    given = arguments | {"activation": None} if operation == "linear" else arguments
+    if grad is None:
+        yield "output", operations.forward(operation, given, backend)
+    else:
+        yield from operations.training(operation, given, grad, backend)
+
+
+def more_of_linear(arguments, grad, backend):
+    """What is fused, and what a prepared weight gives."""
+    prepared = arguments | {"weight": kernels.prepare_weight(arguments["weight"], backend=backend)}
+    yield "fused output", operations.forward("linear", arguments, backend)
+    yield "fused output of a prepared weight", operations.forward("linear", prepared, backend)
+    for name, array in plain("linear", prepared, grad, backend):
+        yield f"{name} of a prepared weight", array
+
+
+def more_of_attention(arguments, grad, backend):
+    """The output alone, and all that can be asked for beside it."""
+    yield "output alone", operations.forward("attention", arguments, backend)
+    asked = {"return_lse": True, "return_probs": True, "return_components": backend != "cupy"}
+    output, lse, probs, *components = kernels.attention(**arguments, **asked, backend=backend)
+    yield from (("output beside others", output), ("lse", lse), ("probabilities", probs))
+    for given in components:
+        yield from zip(("content", "content to position", "position to content"), given, strict=True)
+
+
+MORE = {"linear": more_of_linear, "attention": more_of_attention}

@@ -1,0 +1,119 @@
+"""adam_update: the definition against PyTorch and its papers' formulas, the backends against the definition."""
+
+import numpy as np
+import pytest
+
+from bertcore.kernels import adam_update, get_num_threads, set_num_threads
+from bertcore.kernels.adam_update import RULES
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.kernels.arrays import normal, to_gpu
+from tests.tolerances import assert_close
+
+SHAPES = [(0,), (1,), (39,), (7, 160), (131, 97)]
+OPTIONS = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.1}
+
+
+def arrays(shape, dtype=np.float64):
+    """A parameter and its moments."""
+    return [normal(1, shape).astype(dtype), *np.zeros((2, *shape), dtype)]
+
+
+def steps(backend, shape, dtype, rule, count=3):
+    """A parameter and its moments after some steps."""
+    state = arrays(shape, dtype)
+    for step in range(1, count + 1):
+        grad = normal(1 + step, shape, scale=10.0**step).astype(dtype)
+        adam_update(state[0], grad, *state[1:], **OPTIONS, step=step, rule=rule, backend=backend)
+    return state
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numba(rule, shape, dtype):
+    exact = steps("numpy", shape, np.float64, rule)
+    for found, expected in zip(steps("numba", shape, dtype, rule), exact, strict=True):
+        assert_close(found, expected)
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cuda(rule, shape):
+    exact = steps("numpy", shape, np.float64, rule)
+    with driverless():
+        state = [to_gpu(array) for array in arrays(shape, np.float32)]
+        for step in (1, 2, 3):
+            grad = to_gpu(normal(1 + step, shape, scale=10.0**step).astype(np.float32))
+            adam_update(state[0], grad, *state[1:], **OPTIONS, step=step, rule=rule)
+        found = [array.get() for array in state]
+    for one, expected in zip(found, exact, strict=True):
+        assert_close(one, expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_threads_do_not_change_bits(rule):
+    found, before = [], get_num_threads()
+    for threads in (1, 2):
+        set_num_threads(threads)
+        found.append(steps("numba", (317, 160), np.float32, rule))
+    set_num_threads(before)
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+
+
+def test_stable_adamw_makes_the_step_of_a_sudden_gradient_small():
+    """With v' after one step equal to g^2 the rate is lr; a gradient 100 times as large divides it."""
+    options = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 0.0}
+    state = [np.zeros(1), np.zeros(1), np.zeros(1)]
+    adam_update(state[0], np.ones(1), *state[1:], **options, step=1, rule="stable_adamw", backend="numpy")
+    np.testing.assert_allclose(state[0], -0.1)
+    before = state[0].copy()
+    adam_update(state[0], np.full(1, 100.0), *state[1:], **options, step=2, rule="stable_adamw", backend="numpy")
+    second = state[2] / (1 - 0.99**2)
+    surprise = np.sqrt(100**2 / second)
+    np.testing.assert_allclose(before - state[0], 0.1 / surprise * (state[1] / (1 - 0.9**2)) / np.sqrt(second))
+
+
+def test_lamb_steps_by_the_norm_of_the_parameter():
+    parameter, first, second = arrays((7, 39))
+    norm, before = np.linalg.norm(parameter), parameter.copy()
+    adam_update(parameter, normal(2, (7, 39)), first, second, lr=0.01, weight_decay=0.1, step=1, rule="lamb")
+    np.testing.assert_allclose(np.linalg.norm(before - parameter), 0.01 * norm)
+
+
+@pytest.mark.parity
+def test_torch():
+    torch = pytest.importorskip("torch")
+    state, peer = arrays((7, 39)), torch.nn.Parameter(torch.tensor(normal(1, (7, 39))))
+    optimizer = torch.optim.AdamW([peer], **OPTIONS)
+    for step in range(1, 6):
+        grad = normal(step, (7, 39))
+        peer.grad = torch.tensor(grad)
+        optimizer.step()
+        adam_update(state[0], grad, *state[1:], **OPTIONS, step=step)
+        np.testing.assert_allclose(state[0], peer.detach().numpy(), rtol=1e-13)
+    tensors = [torch.tensor(array) for array in arrays((7, 39))]  # are updated in place, too
+    for step in range(1, 6):
+        adam_update(tensors[0], torch.tensor(normal(step, (7, 39))), *tensors[1:], **OPTIONS, step=step)
+    np.testing.assert_array_equal(tensors[0].numpy(), state[0])
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        ({"lr": -1}, "lr is -1"),
+        ({"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
+        ({"eps": np.nan}, "eps is nan"),
+        ({"step": 0}, "step is 0"),
+        ({"rule": "adam"}, "rule is 'adam', expected one of 'adamw'"),
+        ({"parameter": np.zeros((3, 2)).T}, "parameter is not C-contiguous"),
+        ({"grad": np.zeros((2, 4))}, "grad"),
+        ({"first_moment": np.broadcast_to(np.zeros(()), (2, 3))}, "first_moment is"),
+        ({"second_moment": np.zeros((2, 3), np.float32)}, "dtype"),
+    ],
+)
+def test_hostile_arguments(change, error):
+    given = {name: np.ones((2, 3)) for name in ("parameter", "grad", "first_moment", "second_moment")}
+    with pytest.raises((TypeError, ValueError), match=error):
+        adam_update(**given | {"lr": 0.1, "step": 1} | change)
+    assert all((array == 1).all() for array in given.values())

@@ -1,0 +1,97 @@
+"""What a row of the table of families is (`family_table.py`), and the unusual configs that all are tried with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from bertcore.models.architectures import models_of
+
+TASKS = (
+    *("MaskedLM", "PreTraining", "NextSentencePrediction", "SequenceClassification", "TokenClassification"),
+    *("QuestionAnswering", "MultipleChoice", "CausalLM"),
+)
+
+
+class Variant(NamedTuple):
+    """Changes of a family's config, the batch to try them with, and the head (None: that of the words).
+
+    lengths: of the batch's texts; None: those of the family's row.
+    padding: "right", "left" or "holes"; "words": padding's word among the others, which are to be seen.
+    """
+
+    changes: Mapping[str, Any]
+    lengths: tuple[int, ...] | None = None
+    task: str | None = None
+    padding: str = "right"
+
+
+# Of every family, under BERT's keys.
+COMMON = {
+    "one head, one token": Variant({"num_attention_heads": 1}, (1, 1, 1)),
+    "heads of 160, primes": Variant(
+        {"hidden_size": 320, "num_attention_heads": 2, "num_hidden_layers": 1, "hidden_act": "relu"}, (23, 17, 2, 13)
+    ),
+    "up to the longest": Variant({"max_position_embeddings": 11}, tuple(range(1, 12))),
+    "padding that is word 5": Variant({"pad_token_id": 5}, (9, 4)),
+    "decoder of its own": Variant({"tie_word_embeddings": False, "hidden_act": "gelu_new"}, (6, 9)),
+    "padding on the left": Variant({}, padding="left"),
+    "holes": Variant({}, padding="holes"),
+}
+
+
+@dataclass(frozen=True)
+class FamilyCase:
+    """A row of the table.
+
+    Attributes:
+        config: small, with widths that are no multiples of 8, as transformers spells it.
+        variants: beside those of COMMON, or in place of them; None: that one does not apply.
+        lengths: of the texts of a batch.
+        everything: changes for the one variant that every backend and dtype runs.
+        in_task: changes that a task needs.
+        keys: BERT's keys -> the family's own.
+        counts: what transformers counts positions by: "columns", padding on the left too; "words", not the padding's;
+            None where they are relative.
+        padding_word: what transformers takes for padding whatever pad_token_id says.
+        has_peer: whether transformers has the family.
+        copies: tensors that published files repeat: name -> the parameter that it is.
+        refused: values of keys that are an error.
+        is_recorded: whether its encoder is one recorded program on Numba.
+    """
+
+    config: Mapping[str, Any]
+    variants: Mapping[str, Variant | None] = field(default_factory=dict)
+    lengths: tuple[int, ...] = (11, 1, 7)
+    everything: Mapping[str, Any] = field(default_factory=dict)
+    in_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    counts: str | None = None
+    padding_word: int | None = None
+    has_peer: bool = True
+    copies: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, Any] = field(default_factory=dict)
+    is_recorded: bool = True
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Those of TASKS that the family has a head for; PreTraining where that is not MaskedLM under another name."""
+        models = models_of(self.config)
+        known = [task for task in TASKS if f"AutoModelFor{task}" in models]
+        if "PreTraining" in known and tuple(models["AutoModelForPreTraining"]._tasks) == ("masked_lm",):
+            known.remove("PreTraining")
+        return tuple(known)
+
+    @property
+    def words(self) -> str:
+        """The task of the words: MaskedLM, or CausalLM."""
+        return "MaskedLM" if "MaskedLM" in self.tasks else "CausalLM"
+
+    def with_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The config with these changes, under BERT's keys or its own."""
+        return {**self.config, **{self.keys.get(key, key): value for key, value in changes.items()}}
+
+    @property
+    def all_variants(self) -> dict[str, Variant]:
+        """Those of COMMON that apply, and its own."""
+        return {name: variant for name, variant in (COMMON | self.variants).items() if variant is not None}

@@ -1,0 +1,395 @@
+"""One table of families: a small config of each and what is unusual about it, which parity and backend tests run over.
+
+`test_family_parity.py` holds every row against transformers, `test_families.py` backends, dtypes, files and refused
+configs against each other. What only one family has (inputs, keys, names) stands in its own test file.
+"""
+
+from tests.models.family_cases import FamilyCase, Variant
+
+SIZES = {"vocab_size": 61, "hidden_size": 39, "num_attention_heads": 3, "intermediate_size": 53, "num_hidden_layers": 2}
+SIZES |= {"max_position_embeddings": 24, "num_labels": 3}
+EVEN = SIZES | {"hidden_size": 36}  # rotary positions turn pairs
+# Positions after padding's word 1.
+OFFSET = SIZES | {"max_position_embeddings": 26, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+LONGEST_AFTER_PADDING = {"up to the longest": Variant({"max_position_embeddings": 13}, tuple(range(1, 12)))}
+
+
+def tied_to(words: str, *decoders: str, bias: str | None = None) -> dict[str, str]:
+    """The copies of a decoder's weight, and of its bias `bias`, that published files hold."""
+    copies = {f"{decoder}.weight": f"{words}.weight" for decoder in decoders}
+    return copies | ({f"{decoder}.bias": bias for decoder in decoders} if bias else {})
+
+
+def roberta(model_type: str) -> FamilyCase:
+    """RoBERTa, or a family that has its shape."""
+    return FamilyCase(
+        OFFSET | {"model_type": model_type},
+        {
+            **LONGEST_AFTER_PADDING,
+            "padding that is word 0": Variant({"pad_token_id": 0, "bos_token_id": 1}, (9, 4)),
+            "token types": Variant({"type_vocab_size": 3, "hidden_act": "relu"}, (8, 5)),
+            "padding among the words": Variant({}, padding="words"),
+            "tokens, padding among the words": Variant({}, task="TokenClassification", padding="words"),
+        },
+        everything={"type_vocab_size": 3},
+        counts="words",
+            copies=tied_to("roberta.embeddings.word_embeddings", "lm_head.decoder", bias="lm_head.bias"),
+        refused={"is_decoder": True, "position_embedding_type": "relative_key", "pad_token_id": None,
+                 "max_position_embeddings": 2},
+    )  # fmt: skip
+
+
+_MPNET = FamilyCase(
+    {key: value for key, value in OFFSET.items() if key != "type_vocab_size"} | {"model_type": "mpnet"},
+    {
+        **LONGEST_AFTER_PADDING,
+        "padding that is word 5": Variant({"pad_token_id": 5, "layer_norm_eps": 1e-2}, (9, 4)),
+        "beyond the last bucket": Variant({"max_position_embeddings": 170, "num_hidden_layers": 1}, (163, 2, 131)),
+        "padding among the words": Variant({}, task="TokenClassification", padding="words"),
+    },
+    counts="words",
+    padding_word=1,
+    copies=tied_to("mpnet.embeddings.word_embeddings", "lm_head.decoder", bias="lm_head.bias"),
+    refused={"relative_attention_num_buckets": 64, "max_position_embeddings": 2, "is_decoder": True},
+)
+_ALBERT = FamilyCase(
+    SIZES | {"model_type": "albert", "embedding_size": 17, "num_hidden_layers": 3},
+    {
+        "projection of the same width": Variant({"embedding_size": 39}, (9, 4)),
+        "a group for each layer": Variant({"num_hidden_groups": 3}, (6, 9)),
+        "groups that do not divide the layers": Variant({"num_hidden_layers": 5, "num_hidden_groups": 3}, (6, 2)),
+        "groups that rounding shifts": Variant({"num_hidden_layers": 18, "num_hidden_groups": 14}, (5, 3)),
+        "inner groups": Variant({"inner_group_num": 2, "num_hidden_groups": 2}, (6, 2)),
+        "inner groups of one group": Variant({"inner_group_num": 3, "num_hidden_layers": 2}, (6, 2)),
+    },
+    everything={"inner_group_num": 2, "num_hidden_groups": 2},
+    # The classes of sentence order are num_labels, too, in transformers, of which it needs two.
+    in_task={"PreTraining": {"num_labels": 2}},
+    counts="columns",
+    copies=tied_to("albert.embeddings.word_embeddings", "predictions.decoder", bias="predictions.bias"),
+    refused={"num_hidden_groups": 4, "inner_group_num": 0, "num_hidden_layers": 6000, "embedding_size": -1},
+)
+_DISTILBERT = FamilyCase(
+    {"model_type": "distilbert", "vocab_size": 61, "dim": 39, "n_heads": 3, "hidden_dim": 53, "n_layers": 2,
+     "max_position_embeddings": 24, "num_labels": 3},
+    {"sinusoids": Variant({"sinusoidal_pos_embds": True}, (6, 9))},
+    keys={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
+          "hidden_act": "activation"},
+    counts="columns",
+    copies=tied_to("distilbert.embeddings.word_embeddings", "vocab_projector"),
+    refused={"dim": 0, "n_heads": "2", "n_layers": 10**9, "hidden_dim": -1, "activation": "gelu_10"},
+)  # fmt: skip
+_ELECTRA = FamilyCase(
+    SIZES | {"model_type": "electra", "embedding_size": 17},
+    {
+        "embeddings as wide as the layers": Variant({"embedding_size": 39}, (1, 3), "PreTraining"),
+        "wide embeddings": Variant({"embedding_size": 64, "type_vocab_size": 1}, (23, 17, 2, 13), "PreTraining"),
+        "flags, padding on the left": Variant({}, task="PreTraining", padding="left"),
+        # transformers' last token and mean are those of all columns, padding or not
+        "summary of the first": Variant(
+            {"summary_use_proj": False, "summary_activation": "tanh"}, (5, 9), "MultipleChoice"
+        ),
+        "summary of the last": Variant(
+            {"summary_type": "last", "summary_activation": "relu"}, (9, 9), "MultipleChoice",
+        ),
+        "summary of all": Variant({"summary_type": "mean"}, (4, 4), "MultipleChoice"),
+        "summary at an index": Variant(
+            {"summary_type": "cls_index", "summary_use_proj": False}, (4, 4), "MultipleChoice"
+        ),
+    },
+    counts="columns",
+    copies=tied_to("electra.embeddings.word_embeddings", "generator_lm_head"),
+    refused={"embedding_size": 0, "is_decoder": True, "summary_type": "attn", "summary_activation": "step",
+             "summary_proj_to_labels": True, "summary_use_proj": 1},
+)  # fmt: skip
+LAYER_NORM = {"normalization_type": "layer_norm"}
+_MOBILEBERT = FamilyCase(
+    SIZES | {"model_type": "mobilebert", "embedding_size": 17, "intra_bottleneck_size": 26, "num_attention_heads": 2,
+             "num_feedforward_networks": 3},
+    {
+        "one head, one token": Variant({"num_attention_heads": 1, "intra_bottleneck_size": 39}, (1, 1, 1)),
+        "heads of 160, primes": Variant({"intra_bottleneck_size": 320, "num_hidden_layers": 1}, (23, 17, 2, 13)),
+        "padding on the left": None,  # what stands before the first word is another neighbour in transformers
+        "layer norms": Variant(LAYER_NORM | {"layer_norm_eps": 0.1}, (5, 3, 11), "PreTraining"),
+        "no bottleneck": Variant({"use_bottleneck": False, "num_attention_heads": 3}, (5, 3, 11), "PreTraining"),
+        "no bottleneck, layer norms": Variant(
+            {"use_bottleneck": False, "num_attention_heads": 1, "key_query_shared_bottleneck": False} | LAYER_NORM,
+            (4, 7), "PreTraining",
+        ),
+        "attention in the bottleneck": Variant({"use_bottleneck_attention": True}, (5, 3), "PreTraining"),
+        "one bottleneck for all": Variant(
+            {"use_bottleneck_attention": True, "key_query_shared_bottleneck": False}, (5, 3), "PreTraining"
+        ),
+        "attention to hidden states": Variant(
+            {"key_query_shared_bottleneck": False, "intra_bottleneck_size": 39, "num_attention_heads": 3},
+            (5, 3), "PreTraining",
+        ),
+        "one feed-forward": Variant({"num_feedforward_networks": 1}, (5, 3), "PreTraining"),
+        "four feed-forwards": Variant({"num_feedforward_networks": 4} | LAYER_NORM, (5, 3), "PreTraining"),
+        "words alone": Variant({"trigram_input": False}, (5, 3)),
+        "words alone, as wide": Variant({"trigram_input": False, "embedding_size": 39}, (5, 3)),
+        "wide words": Variant({"embedding_size": 39}, (5, 3)),
+        "the first token as it is": Variant({"classifier_activation": False}, (4, 6), "PreTraining"),
+        "a class of the first token": Variant({"classifier_activation": False}, (4, 6), "SequenceClassification"),
+    },
+    everything={"num_hidden_layers": 1},
+    copies=tied_to("mobilebert.embeddings.word_embeddings", "cls.predictions.decoder", bias="cls.predictions.bias"),
+    refused={"normalization_type": "rms_norm", "num_feedforward_networks": 0, "trigram_input": 1,
+             "use_bottleneck": "yes", "intra_bottleneck_size": -1, "embedding_size": 40, "is_decoder": True},
+)  # fmt: skip
+_DEBERTA = FamilyCase(
+    SIZES | {"model_type": "deberta", "relative_attention": True, "pos_att_type": ["c2p", "p2c"],
+             "initializer_range": 0.02},
+    {
+        "c2p": Variant({"pos_att_type": ["c2p"]}),
+        "p2c": Variant({"pos_att_type": ["p2c"]}),
+        "relative without a type": Variant({"pos_att_type": None}),
+        "types without relative": Variant({"relative_attention": False}),
+        "neither": Variant({"relative_attention": False, "pos_att_type": None}),
+        "as a string": Variant({"pos_att_type": "P2C | c2p"}),
+        "twice the same": Variant({"pos_att_type": ["c2p", "c2p"]}),
+        "near ones alone": Variant({"max_relative_positions": 4, "position_biased_input": False}),
+        "not added": Variant({"position_biased_input": False}),
+        "longer than the positions": Variant({"max_position_embeddings": 5, "position_biased_input": False}, (17, 6)),
+        "token types, relu": Variant({"type_vocab_size": 3, "hidden_act": "relu", "pooler_hidden_act": "tanh"}, (8, 5),
+                                     "SequenceClassification"),
+        "narrow embeddings": Variant({"embedding_size": 20, "type_vocab_size": 2}, (6, 9)),
+        "narrow embeddings alone": Variant({"embedding_size": 20, "position_biased_input": False}, (6, 9)),
+        "the newer head": Variant({"legacy": False}, (6, 9)),
+        "answers, padding on the left": Variant({}, None, "QuestionAnswering", "left"),
+        "answers, holes": Variant({}, task="QuestionAnswering", padding="holes"),
+        "answers, holes, not relative": Variant({"relative_attention": False}, None, "QuestionAnswering", "holes"),
+    },
+    everything={"type_vocab_size": 2, "embedding_size": 20},
+    counts="columns",
+    copies=tied_to("deberta.embeddings.word_embeddings", "cls.predictions.decoder", bias="cls.predictions.bias"),
+    refused={"talking_head": True, "pos_att_type": "c2p|p2p", "pooler_hidden_size": 23, "relative_attention": "yes",
+             "max_relative_positions": 2.5, "is_decoder": True, "legacy": 1},
+)  # fmt: skip
+V3 = {"position_buckets": 6, "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
+OWN_MAPS = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none", "position_biased_input": True}
+CONVOLUTION = OWN_MAPS | {"conv_kernel_size": 3}
+_DEBERTA_V2 = FamilyCase(
+    _DEBERTA.config | V3 | {"model_type": "deberta-v2"},
+    {
+        "up to the longest": Variant({"position_biased_input": True, "max_position_embeddings": 11},
+                                     tuple(range(1, 12))),
+        "own maps, all distances": Variant(OWN_MAPS, (23, 1, 7)),
+        "own maps, c2p": Variant(OWN_MAPS | {"pos_att_type": ["c2p"], "position_buckets": 4}, (23, 1, 7)),
+        "own maps, p2c": Variant(
+            OWN_MAPS | {"pos_att_type": ["p2c"], "position_buckets": 7, "max_relative_positions": 9}, (23, 1, 7)
+        ),
+        "c2p": Variant({"pos_att_type": "c2p"}, (23, 1, 7)),
+        "p2c": Variant({"pos_att_type": "p2c", "position_biased_input": True}, (23, 1, 7)),
+        "without a norm": Variant({"norm_rel_ebd": "none"}, (23, 1, 7)),
+        "no type": Variant({"pos_att_type": None}, (23, 1, 7)),
+        "twice the same": Variant({"pos_att_type": ["p2c", "p2c", "c2p"]}, (23, 1, 7)),
+        "types without relative": Variant({"relative_attention": False, "position_buckets": -1}, (23, 1, 7)),
+        "neither": Variant(OWN_MAPS | {"relative_attention": False, "pos_att_type": None}, (23, 1, 7)),
+        "buckets of one": Variant({"position_buckets": 2}, (23, 1, 7)),
+        "all near": Variant({"position_buckets": 64, "position_biased_input": True}, (23, 1, 7)),
+        "narrow embeddings": Variant({"embedding_size": 20, "type_vocab_size": 2}, (23, 1, 7)),
+        "the newer head": Variant({"legacy": False}, (23, 1, 7)),
+        "longer than the positions": Variant({}, (53, 6)),
+        "answers, padding on the left": Variant({}, task="QuestionAnswering", padding="left"),
+        "answers, holes": Variant({}, task="QuestionAnswering", padding="holes"),
+        # with padding on the left, transformers classifies the first column, a padding
+        "choices, holes": Variant({}, task="MultipleChoice", padding="holes"),
+        "convolution": Variant(CONVOLUTION | {"conv_act": "gelu"}),
+        "convolution, left": Variant(
+            CONVOLUTION | {"position_biased_input": False}, None, "QuestionAnswering", "left"
+        ),
+        "convolution, holes": Variant(CONVOLUTION, task="QuestionAnswering", padding="holes"),
+        "convolution of one": Variant(CONVOLUTION | {"conv_kernel_size": 1}, padding="holes"),
+        "convolution of five in groups": Variant(CONVOLUTION | {"conv_kernel_size": 5, "conv_groups": 13}),
+        "convolution in groups, left": Variant(
+            CONVOLUTION | {"conv_kernel_size": 5, "conv_groups": 13, "position_biased_input": False}, padding="left"
+        ),
+        "convolution without relative positions": Variant(
+            CONVOLUTION | {"relative_attention": False, "pos_att_type": None}, padding="holes"
+        ),
+        "convolution, one token": Variant({"conv_kernel_size": 3}, (1, 2, 1)),
+    },
+    everything={"conv_kernel_size": 3, "position_biased_input": True},
+    counts="columns",
+    copies=tied_to("deberta.embeddings.word_embeddings", "cls.predictions.decoder"),
+    refused={"pos_att_type": ["p2p"], "norm_rel_ebd": "batch_norm", "conv_kernel_size": 4, "attention_head_size": 14,
+             "position_buckets": 1},
+    is_recorded=False,  # with a convolution
+)  # fmt: skip
+_GPT2 = FamilyCase(
+    {"model_type": "gpt2", "vocab_size": 61, "n_embd": 39, "n_head": 3, "n_layer": 2, "n_positions": 24,
+     "pad_token_id": 60, "bos_token_id": 59, "eos_token_id": 59, "num_labels": 3, "use_cache": False},
+    {
+        "one head, one token": Variant({"n_head": 1}, (9, 1)),  # a word that nothing follows has no loss
+        "inner width": Variant({"n_inner": 53}, (11, 2, 24, 1)),
+        "unscaled": Variant({"scale_attn_weights": False, "n_embd": 12}, (11, 2, 24, 1)),
+        "by layer": Variant({"scale_attn_by_inverse_layer_idx": True, "n_layer": 3}, (11, 2, 24, 1)),
+        "epsilon": Variant({"layer_norm_epsilon": 1e-2}, (11, 2, 24, 1)),
+        "classes, padding on the left": Variant({}, task="SequenceClassification", padding="left"),
+        "holes": None,
+        "padding on the left": None,  # transformers compares the first word with what padding says
+    },
+    everything={"scale_attn_by_inverse_layer_idx": True, "n_inner": 53},
+    keys={"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+          "max_position_embeddings": "n_positions", "hidden_act": "activation_function"},
+    counts="columns",
+    refused={"n_embd": 40, "n_inner": 0, "activation_function": "mish", "add_cross_attention": True,
+             "scale_attn_weights": 1, "n_positions": -1},
+)  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+DYNAMIC = {"max_position_embeddings": 7, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}
+BIASES = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
+_MODERNBERT = FamilyCase(
+    EVEN | {"model_type": "modernbert", "num_hidden_layers": 4, "intermediate_size": 25, "local_attention": 10,
+            "norm_eps": 1e-3, "pad_token_id": 60, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
+            "sep_token_id": 2, "max_position_embeddings": 64},
+    {
+        "heads of 160, primes": Variant(
+            {"hidden_size": 320, "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_activation": "silu"},
+            (23, 19),
+        ),
+        "up to the longest": Variant({"max_position_embeddings": 8}, (29, 26)),
+        "padding that is word 5": Variant({"pad_token_id": 5}, (9, 8)),
+        "decoder of its own": Variant({"tie_word_embeddings": False}, (6, 9)),
+        "padding on the left": Variant({"classifier_pooling": "mean"}, padding="left"),
+        "holes": Variant({"classifier_pooling": "mean"}, None, "MultipleChoice", "holes"),
+        "mean of a text": Variant({"classifier_pooling": "mean"}, task="SequenceClassification"),
+        "all biases": Variant(BIASES | {"decoder_bias": False}, (9, 8, 11)),
+        "heads of 2": Variant({"hidden_size": 6, "num_attention_heads": 3}, (23, 19)),
+        "a window of the token alone": Variant({"local_attention": 1}, (6, 6)),
+        "an odd window": Variant({"local_attention": 7}, (23, 20)),
+        "a window wider than the texts": Variant({"local_attention": 64}, (8, 1, 31)),
+        "other activations": Variant({"hidden_activation": "silu", "classifier_activation": "tanh"}, (13, 12)),
+        "layers by name": Variant(
+            {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}, (9, 8)
+        ),
+        "thetas and scalings": Variant(
+            {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {"rope_theta": 10.0}}}, (31, 30)
+        ),
+        "dynamic": Variant(
+            {"rope_parameters": {"full_attention": LINEAR | {"rope_type": "dynamic"}, "sliding_attention": {}},
+             "max_position_embeddings": 16}, (29, 29),
+        ),
+    },
+    lengths=(13, 9, 11),  # transformers gives NaN where a token of padding has none within its window
+    everything=BIASES | {"local_attention": 4},
+    in_task={"QuestionAnswering": {"local_attention": 24}},
+    refused={
+        "hidden_size": 25, "local_attention": 0, "layer_types": ["full_attention"], "global_rope_theta": -1,
+        "global_attn_every_n_layers": 0, "norm_bias": 1, "hidden_activation": "mish", "classifier_pooling": "last",
+        "rope_scaling": {"factor": 2}, "rope_parameters": 3, "max_position_embeddings": 2**30,
+    },
+)  # fmt: skip
+_NOMIC_BERT = FamilyCase(
+    EVEN | {"model_type": "nomic_bert", "max_position_embeddings": 64},
+    {
+        "up to the longest": Variant(DYNAMIC, (7, 3)),
+        "longer than trained on": Variant(DYNAMIC, (11, 11)),
+        "heads wider than the hidden size": Variant({"head_dim": 20}, (7, 2)),
+        "another activation": Variant({"hidden_act": "gelu"}, (23, 17, 2, 13)),
+        "one token type": Variant({"type_vocab_size": 1}, (5, 1, 3)),
+        "another theta, scaled": Variant(
+            {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 77.0}}, (9, 4)
+        ),
+    },
+    everything={"rotary_scaling_factor": 2.0, "max_trained_positions": 5, "n_positions": 64,
+                "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True},
+    refused={"hidden_size": 0, "num_hidden_layers": 10**9, "activation_function": "gelu", "prenorm": True,
+             "rotary_emb_fraction": 0.5, "rotary_emb_interleaved": True, "use_rms_norm": True, "num_experts": 8,
+             "causal": True, "head_dim": 0},
+)  # fmt: skip
+_GTE = FamilyCase(
+    EVEN | {"model_type": "gte", "max_position_embeddings": 64},
+    {
+        "no token types": Variant({"type_vocab_size": 0, "pad_token_id": 0}, (5, 1, 3)),
+        "three token types": Variant({"type_vocab_size": 3}, (9, 4)),
+        "another theta, scaled": Variant(
+            {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 77.0}}, (9, 4)
+        ),
+    },
+    everything={"rope_scaling": {"type": "ntk", "factor": 8.0}, "rope_theta": 20000.0},
+    copies=tied_to("gte.embeddings.word_embeddings", "lm_head.decoder"),
+    refused={
+        "hidden_size": 0, "num_hidden_layers": 10**9, "hidden_act": "gelu_10", "logn_attention_scale": True,
+        "logn_attention_clip1": True, "layer_norm_type": "rms_norm", "position_embedding_type": "alibi",
+        "rope_scaling": 3, "pack_qkv": False,
+    },
+)  # fmt: skip
+_JINA_EMBEDDINGS_V3 = FamilyCase(
+    EVEN | {"model_type": "jina_embeddings_v3", "max_position_embeddings": 64},
+    {
+        "three token types": Variant({"hidden_act": "silu", "type_vocab_size": 3}, (23, 17, 2, 13)),
+        "another theta": Variant({"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}, (9, 4)),
+    },
+    everything={"type_vocab_size": 3},
+    refused={"hidden_size": 0, "position_embedding_type": "alibi", "rope_scaling": 3},
+)
+_EUROBERT = FamilyCase(
+    EVEN | {"model_type": "eurobert", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 25, "rms_norm_eps": 1e-3, "pad_token_id": 60, "bos_token_id": 1, "eos_token_id": 2,
+            "mask_token_id": 4, "max_position_embeddings": 64, "classifier_pooling": "late"},
+    {
+        "one head, one token": Variant({"num_attention_heads": 1, "num_key_value_heads": 1}, (1, 1, 1)),
+        "heads of 6": Variant({"head_dim": 6}, (1, 1)),
+        "up to the longest": Variant({"max_position_embeddings": 8}, (29, 26)),
+        "decoder of its own": None,  # it always has
+        "all biases": Variant({"attention_bias": True, "mlp_bias": True}, (9, 1, 11)),
+        "as many keys as queries": Variant({"num_key_value_heads": 4}, (5, 3)),
+        "one head of keys": Variant({"num_key_value_heads": 1}, (23, 17)),
+        "another activation": Variant({"hidden_act": "gelu"}, (13, 2)),
+        "one table of words": Variant({"tie_word_embeddings": True}, (6, 9)),
+        "theta": Variant({"rope_parameters": {"rope_theta": 50.0, "rope_type": "default"}}, (39, 38)),
+        "scaled": Variant({"rope_parameters": {"rope_theta": 50.0, "rope_type": "linear", "factor": 3.0}}, (31,)),
+        "first token": Variant({"classifier_pooling": "bos"}, task="SequenceClassification"),
+        "mean of a text": Variant({"classifier_pooling": "mean"}, task="SequenceClassification"),
+        "classes, padding on the left": Variant({}, (13, 9, 1), "SequenceClassification", "left"),
+        "classes, holes": Variant({}, (13, 9, 1), "SequenceClassification", "holes"),
+    },
+    everything={"attention_bias": True, "mlp_bias": True},
+    refused={"num_key_value_heads": 0, "head_dim": "8", "rms_norm_eps": -1, "mlp_bias": 1,
+             "classifier_pooling": "max", "rope_parameters": [], "rope_scaling": 2},
+)  # fmt: skip
+
+
+def jina_bert(code: str) -> FamilyCase:
+    """Jina BERT v2, or its code model: their oracle is in test_jina_bert.py."""
+    return FamilyCase(
+        EVEN | {"model_type": "bert", "max_position_embeddings": 64, "position_embedding_type": "alibi",
+                "feed_forward_type": "geglu", "auto_map": {"AutoModel": f"jinaai/{code}--modeling_bert.JinaBertModel"}},
+        has_peer=False,
+            copies=tied_to("bert.embeddings.word_embeddings", "cls.predictions.decoder"),
+        refused={"position_embedding_type": "absolute", "feed_forward_type": "original", "is_decoder": True},
+    )  # fmt: skip
+
+
+FAMILIES = {
+    "bert": FamilyCase(
+        SIZES | {"model_type": "bert"},
+        {
+            "one token type": Variant({"type_vocab_size": 1, "layer_norm_eps": 1e-3}, (9, 4)),
+            "heads of one": Variant({"hidden_size": 6, "num_attention_heads": 6, "intermediate_size": 1}, (17,)),
+            "twelve heads": Variant({"hidden_size": 96, "num_attention_heads": 12, "num_hidden_layers": 3}, (5, 24)),
+        },
+        counts="columns",
+        copies=tied_to("bert.embeddings.word_embeddings", "cls.predictions.decoder", bias="cls.predictions.bias"),
+        refused={"position_embedding_type": "relative_key", "is_decoder": True},
+    ),
+    **{model_type: roberta(model_type) for model_type in ("roberta", "camembert", "xlm-roberta")},
+    "albert": _ALBERT,
+    "distilbert": _DISTILBERT,
+    "electra": _ELECTRA,
+    "mobilebert": _MOBILEBERT,
+    "mpnet": _MPNET,
+    "deberta": _DEBERTA,
+    "deberta-v2": _DEBERTA_V2,
+    "gpt2": _GPT2,
+    "modernbert": _MODERNBERT,
+    "nomic_bert": _NOMIC_BERT,
+    "gte": _GTE,
+    "jina_embeddings_v3": _JINA_EMBEDDINGS_V3,
+    "eurobert": _EUROBERT,
+    "jina_bert": jina_bert("jina-bert-implementation"),
+    "jina_bert_code": jina_bert("jina-bert-v2-qk-post-norm"),
+}
+WITH_PEER = {name: case for name, case in FAMILIES.items() if case.has_peer}

@@ -1,0 +1,95 @@
+"""Every family of the table by itself: backends and dtypes agree, padding changes nothing, files and configs."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import bertcore
+from bertcore import AutoModel, use_backend, value_and_grad
+from bertcore.models.architectures import models_of
+from tests.models.family_checks import check_backends, check_recorded, check_spellings
+from tests.models.family_table import FAMILIES
+from tests.tiny_families import drawn_anew
+
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+def words_model(case, **changes):
+    """The class of the family's head for words, and the config of everything that it may have."""
+    return getattr(bertcore, f"AutoModelFor{case.words}"), case.with_changes({**case.everything, **changes})
+
+
+@every_family
+def test_backends_and_dtypes_agree(name):
+    case = FAMILIES[name]
+    kind, config = words_model(case)
+    check_backends(lambda **how: kind.from_config(config, **how), (11, 0, 4))
+
+
+@every_family
+def test_a_program_holds_the_whole_encoder(name):
+    case = FAMILIES[name]
+    model = drawn_anew(AutoModel.from_config(case.with_changes(case.everything)))
+    check_recorded(model, is_recorded=case.is_recorded)
+
+
+@every_family
+def test_gradients_of_backends_agree(name):
+    kind, config = words_model(FAMILIES[name])
+    rng, grads = np.random.default_rng(0), {}
+    ids, mask = rng.integers(7, 60, (2, 9)), np.arange(9) < np.array([[9], [5]])
+    for backend in ("numpy", "numba"):
+        with use_backend(backend):
+            model = drawn_anew(kind.from_config(config))
+            _, grads[backend] = value_and_grad(model)(ids, mask, labels=np.where(mask, ids, -100))
+    largest = max(np.abs(grad).max() for grad in grads["numpy"].values())
+    for parameter, grad in grads["numpy"].items():
+        np.testing.assert_allclose(grads["numba"][parameter], grad, rtol=0, atol=1e-5 * largest, err_msg=parameter)
+
+
+@every_family
+def test_a_text_does_not_change_with_its_padding(cpu_backend, name):
+    """On either side, and beside a row of nothing; longer than a window, too, of which transformers makes NaN."""
+    case = FAMILIES[name]
+    model = drawn_anew(AutoModel.from_config(case.with_changes(case.everything)))
+    padding = model.spec.pad_token_id or 0
+    words = np.random.default_rng(0).integers(7, 60, (1, 9))
+    alone = model(words).last_hidden_state
+    for before, after in ((0, 9), (9, 4), (15, 0)):
+        ids = np.pad(words, ((0, 1), (before, after)), constant_values=padding)
+        mask = np.pad(np.ones_like(words), ((0, 1), (before, after)))
+        found = model(ids, mask).last_hidden_state
+        np.testing.assert_allclose(found[:1, before : before + 9], alone, rtol=0, atol=2e-6 * np.abs(alone).max())
+        assert not found[1].any() and not found[0, :before].any() and not found[0, before + 9 :].any()
+    hidden, _ = model.encode_packed([words[0, :5], words[0]])
+    np.testing.assert_allclose(hidden[5:], alone[0], rtol=0, atol=2e-6 * np.abs(alone).max())
+
+
+@every_family
+def test_saved_it_loads_to_the_same_and_other_spellings_too(tmp_path, name):
+    """In int8, too."""
+    case = FAMILIES[name]
+    kind, config = words_model(case)
+    model = drawn_anew(kind.from_config(config))
+    check_spellings(model, tmp_path / "spelled", copies=case.copies)
+    for dtype in ("float32", "int8"):
+        with use_backend("numpy"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            low = kind.from_config(config, dtype=dtype)
+            low.load_state_dict(model.state_dict())
+            low.save_pretrained(tmp_path / dtype)
+            again, ids = kind.from_pretrained(tmp_path / dtype), [[9, 8, 11], [20, 7, 8]]
+            np.testing.assert_array_equal(again(ids).logits, low(ids).logits)
+
+
+REFUSED = [(name, key) for name, case in FAMILIES.items() for key in case.refused]
+
+
+@pytest.mark.parametrize(("name", "key"), REFUSED)
+def test_configs_that_are_refused(name, key):
+    """By the key's name, whatever class asks."""
+    case = FAMILIES[name]
+    own = case.keys.get(key, key)
+    with pytest.raises(ValueError, match=rf"config: {own}\b"):
+        models_of({**case.with_changes(case.everything), key: case.refused[key]})

@@ -1,0 +1,78 @@
+"""Every family of the table against transformers: each head, and each unusual config."""
+
+import numpy as np
+import pytest
+
+from tests.models.family_cases import TASKS, FamilyCase, Variant
+from tests.models.family_parity import check, random_batch
+from tests.models.family_table import FAMILIES
+
+pytestmark = pytest.mark.parity
+WITH_PEER = {name: case for name, case in FAMILIES.items() if case.has_peer}
+HEADS = [(name, task) for name, case in WITH_PEER.items() for task in (None, *case.tasks)]
+VARIANTS = [(name, variant) for name, case in WITH_PEER.items() for variant in case.all_variants]
+
+
+def config_of(case: FamilyCase, changes: dict):
+    import transformers
+
+    return transformers.AutoConfig.for_model(**case.with_changes(changes))
+
+
+def batch_of(case: FamilyCase, config, variant: Variant) -> dict[str, np.ndarray]:
+    """A batch padded, and with holes, as the variant says."""
+    padding = "left" if variant.padding == "left" else "right"
+    batch = random_batch(config, list(variant.lengths or case.lengths), np.random.default_rng(2), padding=padding)
+    if case.padding_word is not None:
+        batch["input_ids"][batch["attention_mask"] == 0] = case.padding_word
+    if variant.padding in ("holes", "words"):
+        if case.counts == "words":
+            batch["input_ids"][0, [2, 5, 6]] = config.pad_token_id
+        if variant.padding == "holes":
+            batch["attention_mask"][0, [2, 5, 6]] = 0
+    if padding == "left" and case.counts == "columns":
+        first = batch["attention_mask"].argmax(axis=1)[:, None]
+        batch["position_ids"] = np.maximum(np.arange(batch["input_ids"].shape[1]) - first, 0)
+    return batch
+
+
+@pytest.mark.parametrize(("name", "task"), HEADS)
+def test_heads(name, task):
+    case = FAMILIES[name]
+    config = config_of(case, dict(case.in_task.get(task, {})))
+    check(config, task, batch_of(case, config, Variant({})))
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_unusual_configs(name, variant):
+    case = FAMILIES[name]
+    variant = case.all_variants[variant]
+    task = variant.task or case.words
+    config = config_of(case, {**case.in_task.get(task, {}), **variant.changes})
+    check(config, task, batch_of(case, config, variant))
+
+
+@pytest.mark.parametrize("name", WITH_PEER)
+def test_no_head_is_missing(name):
+    import transformers
+
+    case = WITH_PEER[name]
+    kind = type(config_of(case, {}))
+    theirs = {task for task in TASKS if kind in getattr(transformers, f"AutoModelFor{task}")._model_mapping}
+    apart = {"PreTraining", *(("CausalLM",) if "MaskedLM" in theirs else ())}  # MaskedLM again, and decoders
+    assert theirs - apart == set(case.tasks) - apart
+
+
+@pytest.mark.parametrize("problem_type", [None, "regression", "multi_label_classification"])
+@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("name", ["roberta", "deberta"])
+def test_losses_of_sequence_classification(name, problem_type, num_labels):
+    if name == "deberta" and num_labels == 1 and problem_type != "regression":
+        pytest.skip("transformers returns logits of another shape than without labels")
+    case, rng = FAMILIES[name], np.random.default_rng(3)
+    config = config_of(case, {"num_labels": num_labels, "problem_type": problem_type})
+    labels = rng.random((3, num_labels)).astype(np.float32)
+    if problem_type == "regression" and num_labels == 1:
+        labels = 10 * labels[:, 0]
+    batch = batch_of(case, config, Variant({}, (4, 9, 2)))
+    check(config, "SequenceClassification", batch, targets={"labels": labels})
