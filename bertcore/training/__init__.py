@@ -1,0 +1,30 @@
+"""Training without PyTorch: optimisers, schedules, masking, collators and data.
+
+A loop over batches:
+
+    optimizer = AdamW(model, lr=5e-4)
+    schedule = get_scheduler("linear", optimizer, num_warmup_steps=100, num_training_steps=1000)
+    for batch in batches:
+        out, grads = value_and_grad(model)(**batch)
+        clip_grad_norm(grads, 1.0)
+        optimizer.step(grads)
+        schedule.step()
+"""
+
+from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding
+from bertcore.training.masking import Masking
+from bertcore.training.optimizers import LAMB, AdamW, Optimizer, StableAdamW, clip_grad_norm
+from bertcore.training.schedules import Schedule, get_scheduler
+
+__all__ = [
+    "LAMB",
+    "AdamW",
+    "DataCollatorForLanguageModeling",
+    "DataCollatorWithPadding",
+    "Masking",
+    "Optimizer",
+    "Schedule",
+    "StableAdamW",
+    "clip_grad_norm",
+    "get_scheduler",
+]

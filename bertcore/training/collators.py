@@ -1,0 +1,175 @@
+"""Collators: a list of examples, as a tokenizer makes them, becomes one batch of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore.training.masking import IGNORED, Masking, Words
+
+LABELS = {"label": "labels", "label_ids": "labels"}  # what examples call the labels of a batch
+LEFT_OUT = {"special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping"}
+
+
+class DataCollatorWithPadding:
+    """Pads what has a value for each token to the longest of the batch; other numbers become one array.
+
+    Args:
+        tokenizer: decides the side and the ids of the padding.
+        padding: True or "longest", or "max_length" for `max_length` tokens.
+        max_length: see `padding`.
+        pad_to_multiple_of: rounds the padded length up.
+
+    Examples are mappings of input_ids, of what else the model takes for each token (labels of tokens too, padded with
+    -100), and of label (or label_ids, labels), a number, or a list as long as in every other example. "label" and
+    "label_ids" become "labels" in the batch; special_tokens_mask, offset_mapping, length and
+    overflow_to_sample_mapping are left out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        padding: bool | str = True,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+    ):
+        if padding not in (True, "longest", "max_length"):
+            raise ValueError(f"padding is {padding!r}, expected True, 'longest' or 'max_length'")
+        if padding == "max_length" and max_length is None:
+            raise ValueError("max_length is missing, to which padding='max_length' pads")
+        self.tokenizer, self.padding, self.max_length = tokenizer, padding, max_length
+        self.pad_to_multiple_of = pad_to_multiple_of
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """The batch: arrays of one row for each example.
+
+        Raises:
+            ValueError: which example lacks which key, or has another length than its input_ids.
+        """
+        names = _names(examples)
+        lengths = [len(example["input_ids"]) for example in examples]
+        width = self._width(lengths)
+        batch = {}
+        for name in names:
+            column = [example[name] for example in examples]
+            if _is_by_token(column, lengths):
+                batch[LABELS.get(name, name)] = self._padded(name, column, width)
+            else:
+                batch[LABELS.get(name, name)] = _stacked(name, column)
+        if "attention_mask" not in batch:
+            batch["attention_mask"] = self._padded("attention_mask", [[1] * length for length in lengths], width)
+        return batch
+
+    def _width(self, lengths: list[int]) -> int:
+        width = self.max_length if self.padding == "max_length" else max(lengths)
+        if max(lengths) > width:
+            raise ValueError(
+                f"examples[{lengths.index(max(lengths))}] has {max(lengths)} tokens, max_length is {width}"
+            )
+        multiple = self.pad_to_multiple_of or 1
+        return -(-width // multiple) * multiple
+
+    def _padded(self, name: str, rows: Sequence[Sequence[Any]], width: int) -> np.ndarray:
+        fill = {
+            "input_ids": self.tokenizer.pad_token_id,
+            "token_type_ids": self.tokenizer.pad_token_type_id,
+            "labels": IGNORED,
+        }.get(LABELS.get(name, name), 0)
+        if fill is None:
+            raise ValueError("tokenizer has no padding token, and the examples have different lengths")
+        first = np.asarray(rows[0])
+        is_float = any(len(row) and np.asarray(row).dtype.kind == "f" for row in rows)
+        padded = np.full((len(rows), width, *first.shape[1:]), fill, np.float32 if is_float else np.int64)
+        for row, values in zip(padded, rows, strict=True):
+            place = slice(width - len(values), None) if self.tokenizer.padding_side == "left" else slice(len(values))
+            row[place] = values
+        return padded
+
+
+class DataCollatorForLanguageModeling(DataCollatorWithPadding):
+    """Padded batches for masked or causal language models, with labels made from the input ids.
+
+    Args:
+        tokenizer: of the texts.
+        mlm: whether tokens are masked; if not, labels are the ids (a causal model shifts them), -100 at padding.
+        mlm_probability: the share of a text's tokens that is chosen to be predicted.
+        whole_word_mask: all tokens of a word are masked together.
+        mask_replace_prob, random_replace_prob: the shares of the chosen tokens that become the mask, and a random word;
+            the others stay.
+        pad_to_multiple_of: rounds the padded length up.
+        seed: of the random choices.
+        span_mask: spans of words are masked together, as SpanBERT does.
+        static: a text is masked alike every time.
+
+    The first eight are those of transformers; see `Masking` for how tokens are chosen.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        mlm: bool = True,
+        whole_word_mask: bool = False,
+        mlm_probability: float = 0.15,
+        mask_replace_prob: float = 0.8,
+        random_replace_prob: float = 0.1,
+        pad_to_multiple_of: int | None = None,
+        seed: int = 0,
+        *,
+        span_mask: bool = False,
+        static: bool = False,
+    ):
+        super().__init__(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
+        if (whole_word_mask or span_mask or static) and not mlm:
+            raise ValueError("whole_word_mask, span_mask and static are about masks, which mlm=False does without")
+        unit = "span" if span_mask else "word" if whole_word_mask else "token"
+        self.masking = Masking(mlm_probability, mask_replace_prob, random_replace_prob, unit, static)
+        self.words = Words.of(tokenizer) if mlm else None
+        self.rng = np.random.default_rng(seed)
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """The batch, with labels; labels of the examples are ignored."""
+        made = []
+        for index, example in enumerate(examples):
+            if "input_ids" not in example:
+                raise ValueError(f"examples[{index}] has no input_ids, it has {', '.join(example) or 'nothing'}")
+            ids = np.asarray(example["input_ids"], np.int64)
+            replaced, labels = (ids, ids) if self.words is None else self.masking.apply(ids, self.words, self.rng)
+            rest = {name: value for name, value in example.items() if LABELS.get(name, name) != "labels"}
+            made.append(rest | {"input_ids": replaced, "labels": labels})
+        return super().__call__(made)
+
+
+def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys of the batch, which all examples have."""
+    if not examples:
+        raise ValueError("examples is empty, expected at least one")
+    names = [name for name in examples[0] if name not in LEFT_OUT]
+    for index, example in enumerate(examples):
+        missing = [name for name in ("input_ids", *names) if name not in example]
+        unknown = [name for name in example if name not in (*names, *LEFT_OUT)]
+        if missing or unknown:
+            problem = f"has no {missing[0]}" if missing else f"has {unknown[0]}, which examples[0] has not"
+            raise ValueError(f"examples[{index}] {problem}")
+    return names
+
+
+def _is_by_token(column: Sequence[Any], lengths: list[int]) -> bool:
+    """Whether each value of the column is a list of as many things as its example has tokens."""
+    return all(
+        isinstance(value, list | tuple | np.ndarray) and np.ndim(value) and len(value) == length
+        for value, length in zip(column, lengths, strict=True)
+    )
+
+
+def _stacked(name: str, column: Sequence[Any]) -> np.ndarray:
+    arrays = [np.asarray(value) for value in column]
+    for index, array in enumerate(arrays):
+        if array.dtype.kind not in "biuf" or array.shape != arrays[0].shape:
+            raise ValueError(
+                f"examples[{index}][{name!r}] is {column[index]!r}, expected numbers: one for each token, "
+                "or as many as in examples[0]"
+            )
+    stacked = np.stack(arrays)
+    return stacked.astype(np.float32 if stacked.dtype.kind == "f" else np.int64)

@@ -1,0 +1,138 @@
+"""Batches of a dataset: by a number of examples or of tokens, shuffled with a seed, of similar lengths on request."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+SHUFFLED = 4096  # examples of a stream that are mixed at once
+GROUPED = 50  # batches whose examples are sorted by length together
+
+Example = Mapping[str, Any]
+
+
+class Batches:
+    """The batches of a dataset, epoch by epoch; the same seed and epoch give the same batches.
+
+    Args:
+        dataset: a sequence of examples (a list, a Dataset of Hugging Face's), read batch by batch; or an iterable, read
+            once for each epoch and shuffled within 4,096 examples.
+        batch_size: the most examples of a batch.
+        max_tokens: the most tokens (of input_ids) of a batch; a longer example has a batch to itself. Padding does not
+            count, since models leave it out.
+        shuffle: whether examples come in random order.
+        group_by_length: examples of 50 batches are sorted by length before they are cut into batches, and those are
+            shuffled again.
+        drop_last: leave out the last batch of an epoch if it is not full.
+        seed: of the random order.
+
+    Raises:
+        TypeError, ValueError: for what is not a dataset, or not a positive integer.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Example],
+        *,
+        batch_size: int = 8,
+        max_tokens: int | None = None,
+        shuffle: bool = True,
+        group_by_length: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+    ):
+        if not isinstance(dataset, Iterable) and not _is_sized(dataset):
+            raise TypeError(f"dataset must be a sequence or an iterable of examples, got {type(dataset).__name__}")
+        for name, value in {"batch_size": batch_size, "max_tokens": max_tokens}.items():
+            if value is None and name == "max_tokens":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}, expected a positive integer")
+        self.dataset, self.batch_size, self.max_tokens = dataset, batch_size, max_tokens
+        self.shuffle, self.group_by_length, self.drop_last, self.seed = shuffle, group_by_length, drop_last, seed
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch; TypeError for a stream, and with `max_tokens`: it is not known before."""
+        if not _is_sized(self.dataset) or self.max_tokens is not None:
+            raise TypeError("the number of batches is not known before they are made")
+        count = len(self.dataset)
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[list[Example]]:
+        """The batches of one epoch, but for the first `skip`."""
+        rng = np.random.default_rng((self.seed, number))
+        examples = self._of_sequence(rng) if _is_sized(self.dataset) else self._of_stream(rng)
+        batches = self._grouped(examples, rng) if self.group_by_length else self._cut(examples)
+        for batch in itertools.islice(batches, skip, None):
+            yield [example() for example in batch]
+
+    def _of_sequence(self, rng: np.random.Generator) -> Iterator[_Lazy]:
+        count = len(self.dataset)
+        order = rng.permutation(count) if self.shuffle else range(count)
+        return (_Lazy(self.dataset, int(index)) for index in order)
+
+    def _of_stream(self, rng: np.random.Generator) -> Iterator[_Lazy]:
+        waiting: list[Example] = []
+        for example in self.dataset:
+            if not self.shuffle:
+                yield _Lazy([example], 0)
+                continue
+            waiting.append(example)
+            if len(waiting) == SHUFFLED:
+                yield _Lazy([_take(waiting, rng)], 0)
+        while waiting:
+            yield _Lazy([_take(waiting, rng)], 0)
+
+    def _cut(self, examples: Iterable[_Lazy], *, is_end: bool = True) -> Iterator[list[_Lazy]]:
+        batch: list[_Lazy] = []
+        tokens = 0
+        for example in examples:
+            length = 0 if self.max_tokens is None else len(example)
+            is_full = len(batch) == self.batch_size or (
+                batch and self.max_tokens is not None and tokens + length > self.max_tokens
+            )
+            if is_full:
+                yield batch
+                batch, tokens = [], 0
+            batch.append(example)
+            tokens += length
+        if batch and not (self.drop_last and is_end and len(batch) < self.batch_size):
+            yield batch
+
+    def _grouped(self, examples: Iterator[_Lazy], rng: np.random.Generator) -> Iterator[list[_Lazy]]:
+        while some := list(itertools.islice(examples, GROUPED * self.batch_size)):
+            some.sort(key=len, reverse=True)  # the longest first: what is too much for the memory shows at once
+            batches = list(self._cut(some, is_end=len(some) < GROUPED * self.batch_size))
+            order = rng.permutation(len(batches)) if self.shuffle else range(len(batches))
+            yield from (batches[index] for index in order)
+
+
+class _Lazy:
+    """An example of a sequence, fetched when it or its length is first read."""
+
+    __slots__ = ("_example", "_index", "_source")
+
+    def __init__(self, source: Sequence[Example], index: int):
+        self._source, self._index, self._example = source, index, None
+
+    def __call__(self) -> Example:
+        if self._example is None:
+            self._example = self._source[self._index]
+        return self._example
+
+    def __len__(self) -> int:
+        return len(self()["input_ids"])
+
+
+def _take(waiting: list[Example], rng: np.random.Generator) -> Example:
+    """One of them, at random; the last takes its place."""
+    index = int(rng.integers(len(waiting)))
+    waiting[index], waiting[-1] = waiting[-1], waiting[index]
+    return waiting.pop()
+
+
+def _is_sized(dataset: Any) -> bool:
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")

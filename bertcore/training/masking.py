@@ -1,0 +1,142 @@
+"""Which tokens a masked language model has to predict, and what stands in their place.
+
+A share of the tokens that are not special is chosen: token by token (Devlin et al. 2018, section 3.1), word by word, or
+in spans of words (Joshi et al. 2020, arXiv:1907.10529, section 3.1). Most of the chosen become the mask, some a random
+word, the rest stay; all of them are labels. Masking is dynamic if it is drawn anew for every batch (Liu et al. 2019,
+arXiv:1907.11692), and static if its seed is the text itself, so that a text is masked alike every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+IGNORED = -100
+UNITS = ("token", "word", "span")
+SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # of a span's end after each word; in words
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are chosen and replaced.
+
+    Attributes:
+        share: the share of a text's tokens that is chosen, rounded to a number of tokens, at least one.
+        mask_share, random_share: the shares of the chosen that become the mask, and a random word; the others stay.
+        unit: "token"; "word", of which all tokens are chosen; or "span" of words, whose lengths are geometric (a span
+            ends after each word with a chance of 0.2) and at most 10. What is replaced is decided once for each unit.
+        is_static: whether a text is masked alike every time.
+
+    Raises:
+        ValueError: for a share that is not from 0 to 1, shares of more than 1 together, or an unknown unit.
+    """
+
+    share: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    unit: str = "token"
+    is_static: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("share", "mask_share", "random_share"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value!r}, expected a number from 0 to 1")
+        if self.mask_share + self.random_share > 1 + 1e-9:
+            both = f"{self.mask_share} and {self.random_share}"
+            raise ValueError(f"mask_share and random_share are {both}, expected at most 1 together")
+        if self.unit not in UNITS:
+            raise ValueError(f"unit is {self.unit!r}, expected one of {', '.join(UNITS)}")
+
+    def apply(self, ids: np.ndarray, words: Words, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """(ids with tokens replaced, labels) of one text; labels are -100 where a token was not chosen.
+
+        Args:
+            ids: (tokens,) integers, special tokens and padding among them.
+            words: of the vocabulary.
+            rng: source of the random choices; not used if masking is static.
+        """
+        if self.is_static:
+            rng = np.random.default_rng(int.from_bytes(hashlib.sha256(ids.astype("<i8").tobytes()).digest()[:8]))
+        chosen = self._choose(words.units(ids, by_word=self.unit != "token"), rng)
+        draws = np.append(rng.random(len(ids)), 2.0)[chosen]  # the last is of what is not chosen, number -1
+        is_mask, is_random = draws < self.mask_share, (draws >= self.mask_share) & (draws < self.changed_share)
+        replaced = np.where(is_mask, words.mask, ids)
+        replaced[is_random] = words.ordinary[rng.integers(0, len(words.ordinary), int(is_random.sum()))]
+        return replaced, np.where(chosen >= 0, ids, IGNORED)
+
+    @property
+    def changed_share(self) -> float:
+        """The share of the chosen tokens that become the mask or a random word."""
+        return self.mask_share + self.random_share
+
+    def _choose(self, words: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """For each token the number of the chosen unit that it is in, -1 where it is in none.
+
+        `words` has each token's word, counted from 0, and -1 for special tokens.
+        """
+        sizes = np.bincount(words[words >= 0]).tolist()
+        starts = np.flatnonzero((words >= 0) & (words != np.append(-1, words[:-1]))).tolist()
+        chosen, left = np.full(len(words), -1), max(1, round(self.share * sum(sizes))) if self.share else 0
+        for number, first in enumerate(rng.permutation(len(starts)).tolist()):
+            if left <= 0:
+                break
+            length = min(rng.geometric(SPAN_CHANCE), LONGEST_SPAN) if self.unit == "span" else 1
+            end = starts[first]
+            for word in range(first, min(first + length, len(starts))):
+                is_next = starts[word] == end and chosen[end] < 0  # no special token between, and not chosen yet
+                is_first_of_all = number == 0 and word == first  # it is taken, however long
+                if not is_next or (sizes[word] > left and not is_first_of_all):
+                    break
+                end += sizes[word]
+                chosen[starts[word] : end] = number
+                left -= sizes[word]
+        return chosen
+
+
+@dataclass(frozen=True)
+class Words:
+    """What masking knows of a vocabulary.
+
+    Attributes:
+        mask: the id of the mask.
+        is_special: whether a token is special (or padding), by id.
+        begins: whether a token begins a word, by id.
+        ordinary: the ids of all other tokens, of which random ones are drawn.
+    """
+
+    mask: int
+    is_special: np.ndarray
+    begins: np.ndarray
+    ordinary: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Words:
+        """What masking knows of a tokenizer's vocabulary.
+
+        A token continues a word if it begins with "##" (WordPiece), or, where tokens that begin words have a mark
+        ("\u2581" of SentencePiece, "\u0120" of byte-level BPE), if it has no mark.
+
+        Raises:
+            ValueError: if the tokenizer has no mask.
+        """
+        if tokenizer.mask_token_id is None:
+            raise ValueError("tokenizer has no mask token, which masked language modelling needs")
+        count = len(tokenizer)
+        tokens = np.array(["" if token is None else token for token in tokenizer.convert_ids_to_tokens(range(count))])
+        is_special = np.array(tokenizer.get_special_tokens_mask(range(count)), bool)
+        continues = np.char.startswith(tokens, "##")
+        is_marked = np.char.startswith(tokens, "\u2581") | np.char.startswith(tokens, "\u0120")
+        begins = is_marked if is_marked.any() and not continues.any() else ~continues
+        return cls(tokenizer.mask_token_id, is_special, begins, np.flatnonzero(~is_special))
+
+    def units(self, ids: np.ndarray, *, by_word: bool) -> np.ndarray:
+        """For each token its number, or with `by_word` its word's, from 0 on; -1 for special tokens, not counted."""
+        is_ordinary = ~self.is_special[ids]
+        begins = is_ordinary
+        if by_word:
+            begins = is_ordinary & (self.begins[ids] | ~np.append(False, is_ordinary[:-1]))
+        return np.where(is_ordinary, np.cumsum(begins) - 1, -1)

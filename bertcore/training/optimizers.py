@@ -1,0 +1,270 @@
+"""Optimisers: each step changes a model's parameters in place, by gradients under their names in a checkpoint."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.gradients import gradient_of
+from bertcore.nn.parameter import Parameter
+
+NORM_BLOCK = 1 << 16  # elements whose squares are summed at once, in float32
+LEAST_SQUARES = 1e-28  # a sum of squares in float32 below it has lost those that were too small
+
+
+@dataclass
+class Group:
+    """Parameters that are trained alike.
+
+    Attributes:
+        parameters: those of the group.
+        lr: the learning rate of the next step, which a schedule changes.
+        initial_lr: the rate that a schedule's factors multiply.
+        weight_decay: how much of the parameter itself is in its update.
+    """
+
+    parameters: list[Parameter] = field(repr=False)
+    lr: float
+    weight_decay: float
+    initial_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.initial_lr = self.lr
+
+
+class Optimizer:
+    """What AdamW, StableAdamW and LAMB share: groups, moments, one step (see `kernels.adam_update`).
+
+    Args:
+        model: its parameters are trained, except frozen ones; they are float32 or float64.
+        lr: the learning rate.
+        betas: how much of the first and second moment is kept at each step.
+        eps: added to the root of the second moment.
+        weight_decay: of matrices and tables; biases and norms have none.
+        groups: exceptions, the first match wins: mappings of "names", shell patterns ("*.layer.0.*") of names in a
+            checkpoint, and "lr", "weight_decay" or both.
+
+    Attributes:
+        groups: all groups, those of the exceptions first.
+        step_count: how many steps were made.
+
+    Raises:
+        TypeError, ValueError: for a wrong number or group, and names that no parameter has.
+    """
+
+    rule = "adamw"
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        groups: Sequence[Mapping[str, Any]] = (),
+    ):
+        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+            _check_number(name, value)
+        if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas is {betas!r}, expected two numbers of at least 0 and below 1")
+        self.betas, self.eps, self.step_count = tuple(betas), eps, 0
+        self.groups = _make_groups(model.parameters(), lr, weight_decay, groups)
+        self._moments: dict[Parameter, tuple[Any, Any]] = {}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last group, which is that of most parameters."""
+        return self.groups[-1].lr
+
+    def step(self, grads: Mapping[str, Any]) -> None:
+        """Update every parameter that is not frozen by its gradient in `grads` (of `value_and_grad`).
+
+        Raises:
+            ValueError: which name is missing, or which shape or dtype is wrong; nothing is changed then.
+        """
+        found = [
+            (group, parameter, gradient_of(parameter, grads))
+            for group in self.groups
+            for parameter in group.parameters
+            if not parameter.is_frozen
+        ]
+        self.step_count += 1
+        for group, parameter, gradient in found:
+            parameter.change(self._updater(group, parameter, gradient))
+
+    def _updater(self, group: Group, parameter: Parameter, gradient: Any) -> Callable[[Any], None]:
+        def update(array: Any) -> None:
+            kernels.adam_update(
+                array,
+                gradient,
+                *self._moments_of(parameter, array),
+                lr=group.lr,
+                betas=self.betas,
+                eps=self.eps,
+                weight_decay=group.weight_decay,
+                step=self.step_count,
+                rule=self.rule,
+            )
+
+        return update
+
+    def _moments_of(self, parameter: Parameter, array: Any) -> tuple[Any, Any]:
+        if parameter not in self._moments:
+            xp = kernels.array_module(array)
+            self._moments[parameter] = xp.zeros_like(array), xp.zeros_like(array)
+        return self._moments[parameter]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later run needs to go on: "step_count", "first_moment.NAME" and "second_moment.NAME" of parameters.
+
+        The arrays are views, which the next step changes.
+        """
+        state: dict[str, Any] = {"step_count": np.asarray(self.step_count)}
+        for parameter, moments in self._moments.items():
+            for kind, array in zip(_MOMENTS, moments, strict=True):
+                host = array if isinstance(array, np.ndarray) else array.get()
+                state |= {f"{kind}.{name}": part for name, part in parameter.parts(host)}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave; the arrays are copied.
+
+        Raises:
+            ValueError: which array is missing, unknown, or has the wrong shape; nothing is taken then.
+        """
+        parameters = [parameter for group in self.groups for parameter in group.parameters]
+        moments, known = {}, {"step_count"}
+        for parameter in parameters:
+            names = [[f"{kind}.{name}" for name in parameter.names] for kind in _MOMENTS]
+            if not any(name in state for part in names for name in part):
+                continue  # it was frozen, or there was no step yet
+            for kind in _MOMENTS:
+                _check_arrays(state, {f"{kind}.{name}": shape for name, shape in parameter.expected.items()})
+            known.update(*names)
+            arrays = [{name: state[f"{kind}.{name}"] for name in parameter.names} for kind in _MOMENTS]
+            moments[parameter] = tuple(_on_device_of(parameter, parameter.joined(part)[0]) for part in arrays)
+        unknown = sorted(set(state) - known)
+        if unknown or "step_count" not in state:
+            raise ValueError(f"state: {'unknown are ' + ', '.join(unknown) if unknown else 'step_count is missing'}")
+        self._moments, self.step_count = moments, int(state["step_count"])
+
+
+_MOMENTS = "first_moment", "second_moment"
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
+
+
+class StableAdamW(Optimizer):
+    """AdamW with a smaller step where squared gradients exceed their running mean (Wortsman et al. 2023,
+    arXiv:2304.13013)."""
+
+    rule = "stable_adamw"
+
+
+class LAMB(Optimizer):
+    """Steps in proportion to each parameter's norm, for large batches (You et al. 2020, arXiv:1904.00962)."""
+
+    rule = "lamb"
+
+
+def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
+    """Scale all gradients in place so that their joint norm is at most `max_norm`; returns the norm before.
+
+    The bits do not depend on the number of threads. If the norm is inf or NaN, no gradient is changed.
+
+    Raises:
+        ValueError: if `max_norm` is not a positive number.
+    """
+    _check_number("max_norm", max_norm)
+    if max_norm == 0:
+        raise ValueError("max_norm is 0, expected a positive number")
+    norm = float(np.sqrt(sum(_sum_of_squares(array) for array in grads.values())))
+    if max_norm < norm < np.inf:
+        for array in grads.values():
+            array *= array.dtype.type(max_norm / norm)
+    return norm
+
+
+def _sum_of_squares(array: Any) -> float:
+    """In the array's precision within blocks, in float64 over them, and where a block's sum leaves float32's range."""
+    if not isinstance(array, np.ndarray):
+        return float((array.astype("float64") ** 2).sum())
+    flat = array.reshape(-1)
+    blocks = (flat[first : first + NORM_BLOCK] for first in range(0, flat.size, NORM_BLOCK))
+    return sum(_block_of_squares(block) for block in blocks)
+
+
+def _block_of_squares(block: np.ndarray) -> float:
+    total = float(np.einsum("i,i->", block, block))
+    if LEAST_SQUARES < total < np.inf or np.isnan(total):
+        return total
+    return float(np.einsum("i,i->", block, block, dtype=np.float64))
+
+
+def _make_groups(
+    parameters: Iterable[Parameter], lr: float, weight_decay: float, exceptions: Sequence[Mapping[str, Any]]
+) -> list[Group]:
+    rest = list(parameters)
+    made: list[Group] = []
+    for index, given in enumerate(exceptions):
+        _check_group(f"groups[{index}]", given)
+        chosen = [parameter for parameter in rest if _is_meant(parameter, given["names"])]
+        if not chosen:
+            raise ValueError(f"groups[{index}]: no other parameter has a name like {', '.join(given['names'])}")
+        rest = [parameter for parameter in rest if parameter not in chosen]
+        made += _with_decay(chosen, given.get("lr", lr), given.get("weight_decay"), weight_decay)
+    return made + _with_decay(rest, lr, None, weight_decay)
+
+
+def _with_decay(parameters: list[Parameter], lr: float, decay: float | None, default: float) -> list[Group]:
+    """One group of the decay that was asked for; or biases and norms without, and the rest with the default."""
+    if decay is not None:
+        return [Group(parameters, lr, decay)]
+    vectors = [parameter for parameter in parameters if parameter.uses == {"vector"}]
+    others = [parameter for parameter in parameters if parameter.uses != {"vector"}]
+    return [Group(some, lr, rate) for some, rate in ((vectors, 0.0), (others, default)) if some]
+
+
+def _check_group(label: str, given: Mapping[str, Any]) -> None:
+    unknown = [key for key in given if key not in ("names", "lr", "weight_decay")]
+    if unknown or "names" not in given:
+        raise ValueError(f'{label} has {", ".join(given)}, expected "names", and "lr" or "weight_decay"')
+    if isinstance(given["names"], str) or not given["names"]:
+        raise TypeError(f"{label}: names must be a list of patterns, got {given['names']!r}")
+    for key in given.keys() - {"names"}:
+        _check_number(f"{label}: {key}", given[key])
+
+
+def _is_meant(parameter: Parameter, patterns: Sequence[str]) -> bool:
+    meant = {any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in parameter.names}
+    if len(meant) > 1:
+        raise ValueError(f"{', '.join(parameter.names)} are one map and are trained alike: name all or none of them")
+    return True in meant
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0 <= value < np.inf:
+        raise ValueError(f"{name} is {value}, expected a finite number of at least 0")
+
+
+def _check_arrays(state: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in expected.items():
+        if name not in state:
+            raise ValueError(f"state has no {name!r}")
+        if state[name].shape != shape:
+            raise ValueError(f"state[{name!r}] has shape {state[name].shape}, expected {shape}")
+
+
+def _on_device_of(parameter: Parameter, array: np.ndarray) -> Any:
+    array = np.array(array, parameter.dtype, order="C")
+    return kernels.to_backend(array) if parameter.forms.is_on_device else array

@@ -1,0 +1,119 @@
+"""Learning-rate schedules: a factor from 0 to 1 on the optimiser's rates for each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bertcore.training.optimizers import Optimizer
+
+
+def _constant(step: int, training_steps: int) -> float:
+    return 1.0
+
+
+def _linear(step: int, training_steps: int) -> float:
+    return max(0.0, 1 - step / max(1, training_steps))
+
+
+def _cosine(step: int, training_steps: int, *, num_cycles: float = 0.5) -> float:
+    progress = min(1.0, step / max(1, training_steps))
+    return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * num_cycles * progress)))
+
+
+def _polynomial(step: int, training_steps: int, *, power: float = 1.0, end: float = 0.0) -> float:
+    return end + (1 - end) * max(0.0, 1 - step / max(1, training_steps)) ** power
+
+
+def _warmup_stable_decay(step: int, training_steps: int, *, decay: float = 0.1, end: float = 0.0) -> float:
+    """Full for all but the last `decay` of the steps, then a straight line down (Hu et al. 2024, arXiv:2404.06395)."""
+    first = round((1 - decay) * training_steps)
+    return 1.0 if step < first else end + (1 - end) * max(0.0, 1 - (step - first) / max(1, training_steps - first))
+
+
+SCHEDULES: Mapping[str, Callable[..., float]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "polynomial": _polynomial,
+    "warmup_stable_decay": _warmup_stable_decay,
+}
+
+
+class Schedule:
+    """Sets the rate of each group of an optimiser: its initial rate times a factor for the number of steps made.
+
+    The first step has the factor of 0 steps: 0 with a warm-up.
+
+    Args:
+        optimizer: whose groups' `lr` are set, at once and at every `step`.
+        factor: the number of steps made -> the factor.
+    """
+
+    def __init__(self, optimizer: Optimizer, factor: Callable[[int], float]):
+        self.optimizer, self.factor, self.step_count = optimizer, factor, 0
+        self._set()
+
+    def step(self) -> None:
+        """Set the rates of the next step; called after the optimiser's step."""
+        self.step_count += 1
+        self._set()
+
+    def _set(self) -> None:
+        for group in self.optimizer.groups:
+            group.lr = group.initial_lr * self.factor(self.step_count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later run needs to go on."""
+        return {"step_count": self.step_count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave, and set the rates."""
+        self.step_count = int(state["step_count"])
+        self._set()
+
+
+def get_scheduler(
+    name: str,
+    optimizer: Optimizer,
+    *,
+    num_warmup_steps: int = 0,
+    num_training_steps: int | None = None,
+    **options: Any,
+) -> Schedule:
+    """The schedule of that name, after a warm-up in which the rates grow in a straight line from 0.
+
+    Args:
+        name: "constant"; "linear", down to 0; "cosine" (`num_cycles`, 0.5 by default: down to 0); "polynomial"
+            (`power`, 1 by default, and `end`, the last factor); "warmup_stable_decay", full until the last part
+            (`decay`, 0.1 by default) of the steps, and then down to `end`.
+        optimizer: whose rates are set.
+        num_warmup_steps: the steps of the warm-up.
+        num_training_steps: all steps, those of the warm-up too; "constant" needs none.
+        options: those of the schedule.
+
+    Raises:
+        TypeError, ValueError: for an unknown name or option, and wrong numbers of steps.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"name is {name!r}, expected one of {', '.join(SCHEDULES)}")
+    schedule = SCHEDULES[name]
+    known = schedule.__kwdefaults__ or {}
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise TypeError(f"{name} has no option {unknown[0]!r}{'; it has ' + ', '.join(known) if known else ''}")
+    if num_training_steps is None:
+        if name != "constant":
+            raise ValueError(f"num_training_steps is missing: {name} ends with them")
+        num_training_steps = num_warmup_steps
+    for label, steps in (("num_warmup_steps", num_warmup_steps), ("num_training_steps", num_training_steps)):
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise ValueError(f"{label} is {steps!r}, expected an integer of at least 0")
+
+    def factor(step: int) -> float:
+        if step < num_warmup_steps:
+            return step / num_warmup_steps
+        return schedule(step - num_warmup_steps, num_training_steps - num_warmup_steps, **options)
+
+    return Schedule(optimizer, factor)

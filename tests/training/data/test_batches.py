@@ -1,0 +1,114 @@
+"""Batches: every example once, the same for the same seed and epoch, within their limits, and from the middle on."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertcore.training.data import Batches
+from bertcore.training.data.batches import SHUFFLED
+
+LENGTHS = np.random.default_rng(1).integers(1, 160, 397).tolist()
+EXAMPLES = [{"input_ids": [index] * length} for index, length in enumerate(LENGTHS)]
+
+
+class Stream:
+    """An iterable that may be read again, and has no length."""
+
+    def __iter__(self):
+        return iter(EXAMPLES)
+
+
+def numbers(batches, epoch=0, **options):
+    return [[example["input_ids"][0] for example in batch] for batch in batches.epoch(epoch, **options)]
+
+
+@pytest.mark.parametrize("dataset", [EXAMPLES, Stream()], ids=["sequence", "stream"])
+@given(
+    batch_size=st.integers(1, 450),
+    max_tokens=st.none() | st.integers(1, 5000),
+    shuffle=st.booleans(),
+    group_by_length=st.booleans(),
+    seed=st.integers(0, 9),
+    skip=st.integers(0, 9),
+)
+def test_every_example_once(dataset, skip, **options):
+    batches = Batches(dataset, **options)
+    found = numbers(batches)
+    assert sorted(chain(*found)) == list(range(len(EXAMPLES)))
+    assert found == numbers(batches)
+    assert found[skip:] == numbers(batches, skip=skip)
+    for batch in found:
+        assert len(batch) <= options["batch_size"]
+        assert len(batch) == 1 or sum(LENGTHS[index] for index in batch) <= (options["max_tokens"] or 10**9)
+    if options["max_tokens"] is None and dataset is EXAMPLES and not options["group_by_length"]:
+        assert len(batches) == len(found)
+
+
+@pytest.mark.parametrize("dataset", [EXAMPLES, Stream()], ids=["sequence", "stream"])
+def test_epochs_differ_and_order_is_kept_if_asked(dataset):
+    batches = Batches(dataset, batch_size=7)
+    assert numbers(batches, 0) != numbers(batches, 1)
+    assert list(chain(*numbers(Batches(dataset, batch_size=7, shuffle=False)))) == list(range(len(EXAMPLES)))
+    assert numbers(batches) != numbers(Batches(dataset, batch_size=7, seed=1))
+
+
+def test_batches_of_like_lengths():
+    def spread(**options):
+        batches = numbers(Batches(EXAMPLES, batch_size=4, **options))
+        return np.mean([np.ptp([LENGTHS[index] for index in batch]) for batch in batches])
+
+    assert spread(group_by_length=True) < 0.2 * spread()
+
+
+def test_the_last_batch_may_be_left_out():
+    batches = Batches(EXAMPLES, batch_size=10, drop_last=True)
+    found = numbers(batches)
+    assert {len(batch) for batch in found} == {10}
+    assert len(found) == len(batches) == len(EXAMPLES) // 10
+
+
+def test_only_the_last_batch_of_an_epoch_is_left_out():
+    dataset = [{"input_ids": [index] * 3} for index in range(1000)]
+    batches = Batches(dataset, batch_size=4, max_tokens=10, group_by_length=True, drop_last=True)
+    assert len(list(chain(*numbers(batches)))) >= 1000 - 3
+
+
+def test_examples_are_fetched_when_their_batch_is():
+    fetched = []
+
+    class Dataset:
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            fetched.append(index)
+            return EXAMPLES[index]
+
+    made = Batches(Dataset(), batch_size=5).epoch(0, skip=3)
+    next(made)
+    assert len(fetched) == 5
+
+
+def test_a_long_stream_is_shuffled_within_a_part():
+    dataset = ({"input_ids": [index]} for index in range(3 * SHUFFLED))
+    order = np.array(list(chain(*numbers(Batches(dataset, batch_size=64)))))
+    assert (np.sort(order) == np.arange(3 * SHUFFLED)).all()
+    assert (order < np.arange(3 * SHUFFLED) + SHUFFLED).all()
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+        ({"dataset": 3}, "dataset must"),
+    ],
+)
+def test_settings_that_are_none(options, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        Batches(**{"dataset": EXAMPLES} | options)
+    with pytest.raises(TypeError, match="not known before"):
+        len(Batches(Stream()))

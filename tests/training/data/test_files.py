@@ -1,0 +1,129 @@
+"""Records of files: every format, compressed and not; what is malformed is named by file and line, or counted."""
+
+import gzip
+import io
+import json
+import sys
+import tracemalloc
+
+import pytest
+
+from bertcore.training.data import MalformedRecord, Records
+from bertcore.training.data.files import KEPT_PROBLEMS, LONGEST_LINE
+
+
+def write(path, content):
+    data = content if isinstance(content, bytes) else content.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+ROWS = [{"text": "héllo, world", "label": "1"}, {"text": "", "label": "0"}]
+CONTENTS = {
+    "a.jsonl": ("\n".join(map(json.dumps, ROWS)) + "\n\n", ROWS),
+    "a.json": (json.dumps(ROWS[0]), ROWS[:1]),
+    "a.csv": ('text,label\n"héllo, world",1\n,0\n\n', ROWS),
+    "a.tsv": ("text\tlabel\nhéllo, world\t1\n\t0\n", ROWS),
+    "a.txt": ("one\r\n\ntwo", [{"text": "one"}, {"text": ""}, {"text": "two"}]),
+    "a": ("one\n", [{"text": "one"}]),
+    "b.csv": ('text,label\n"two\nlines",1', [{"text": "two\nlines", "label": "1"}]),
+    "b.txt": ("\ufeffone", [{"text": "one"}]),
+    "empty.csv": ("", []),
+    "empty.txt": ("", []),
+}
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("name", CONTENTS)
+def test_formats(tmp_path, name, ending):
+    content, expected = CONTENTS[name]
+    records = Records(write(tmp_path / (name + ending), content))
+    assert list(records) == expected
+    assert list(records) == expected  # every loop reads again
+
+
+def test_folders_in_the_order_of_names(tmp_path):
+    for name in ("b.txt", "c/a.txt", "a.txt", "notes.pdf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, name)
+    assert [record["text"] for record in Records(tmp_path)] == ["a.txt", "b.txt", "c/a.txt"]
+    assert [record["text"] for record in Records([tmp_path / "b.txt", tmp_path / "a.txt"])] == ["b.txt", "a.txt"]
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+    assert [record["text"] for record in Records("-")] == ["one", "two"]
+
+
+MALFORMED = {
+    "bytes.txt": (b"good\n\xff\xfe\ngood\n", "bytes.txt:2: not UTF-8", 2),
+    "long.txt": (b"good\n" + b"x" * (LONGEST_LINE + 9) + b"\ngood", "long.txt:2: a line of more than", 2),
+    "a.jsonl": (b'{"text": "good"}\n{"text": \n{"text": "good"}', "a.jsonl:2: no JSON", 2),
+    "list.jsonl": (b'{"text": "good"}\n[1]\n', "list.jsonl:2: a JSON list", 1),
+    "deep.jsonl": (b"[" * 100_000 + b"\n", "deep.jsonl:1: no JSON", 0),
+    "a.csv": (b"text,label\ngood,1\nbad\ngood,0\n", "a.csv:3: 1 fields, expected 2: text, label", 2),
+    "quote.csv": (b'text\n"never closed\n', "quote.csv:2: unexpected end", 0),
+    "twice.csv": (b"text,text\n1,2\n", "twice.csv:1: two columns of one name", 0),
+    "bytes.csv": (b"text\ngood\n\xff\ngood\n", "bytes.csv:3: not UTF-8", 2),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed(tmp_path, name):
+    content, error, good = MALFORMED[name]
+    path = write(tmp_path / name, content)
+    with pytest.raises(MalformedRecord, match=error):
+        list(Records(path))
+    records = Records(path, on_malformed="skip")
+    assert len(list(records)) == good
+    assert records.malformed == len(records.problems) == 1
+    assert error in records.problems[0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "none"])
+def test_damaged_compression(tmp_path, damage):
+    data = gzip.compress(b"good\n" * 10_000)
+    data = {"cut": data[:-20], "flipped": data[:30] + bytes(9) + data[39:], "none": b"no gzip"}[damage]
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(data)
+    with pytest.raises(MalformedRecord, match="damaged compression"):
+        list(Records(path))
+    records = Records(path, on_malformed="skip")
+    list(records)
+    assert records.malformed == 1
+
+
+def test_problems_are_counted_and_the_first_are_kept(tmp_path):
+    records = Records(write(tmp_path / "a.jsonl", "no\n" * 100), on_malformed="skip")
+    assert list(records) == list(records) == []  # the second loop counts anew
+    assert records.malformed == 100 and len(records.problems) == KEPT_PROBLEMS
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    path = write(tmp_path / "a.txt", "a line of some words\n" * 200_000)
+    records = iter(Records(path))
+    next(records)
+    tracemalloc.start()
+    count = 1 + sum(1 for _ in records)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 200_000 and peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "paths, error",
+    [
+        ([], "paths is empty"),
+        ("missing.txt", "missing.txt is no file"),
+        ("a.pdf", "a.pdf ends with .pdf, known are .txt"),
+        ("folder", "folder holds no file to read"),
+    ],
+)
+def test_paths_that_cannot_be_read(tmp_path, monkeypatch, paths, error):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "a.pdf", "")
+    with pytest.raises((FileNotFoundError, ValueError), match=error):
+        Records(paths)
+    with pytest.raises(ValueError, match="on_malformed is 'ignore'"):
+        Records("-", on_malformed="ignore")

@@ -1,0 +1,199 @@
+"""What batches are made of: shares and units of masking by their definition, padding as transformers has it."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoTokenizer
+from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking
+from bertcore.training.masking import IGNORED, Words
+from tests.tiny_bert import VOCABULARY, save_tiny_bert
+
+COUNT = 97
+WORDS = Words(
+    mask=4,
+    is_special=np.arange(COUNT) < 5,
+    begins=np.arange(COUNT) % 3 > 0,  # a third of the tokens goes on with a word
+    ordinary=np.arange(5, COUNT),
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True))
+
+
+def texts(count=200, longest=160):
+    rng = np.random.default_rng(1)
+    for _ in range(count):
+        ids = rng.integers(5, COUNT, rng.integers(3, longest))
+        ids[[0, -1]] = 2, 3
+        yield ids
+
+
+def masked(masking, ids, seed=0):
+    replaced, labels = masking.apply(ids, WORDS, np.random.default_rng(seed))
+    assert (labels[labels != IGNORED] == ids[labels != IGNORED]).all()
+    assert (replaced[labels == IGNORED] == ids[labels == IGNORED]).all()
+    assert (labels[WORDS.is_special[ids]] == IGNORED).all()
+    return replaced, labels
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+@pytest.mark.parametrize("share", [0.0, 0.15, 0.5, 1.0])
+def test_share(unit, share):
+    """Of every text the share of its tokens, within a word's length; at least one, and all or none at the ends."""
+    for ids in texts():
+        _, labels = masked(Masking(share, unit=unit), ids)
+        found, wanted = (labels != IGNORED).sum(), max(1, round(share * (len(ids) - 2))) if share else 0
+        if unit == "token" or share in (0, 1):
+            assert found == wanted
+        else:
+            assert 1 <= found <= max(wanted, 12)
+
+
+@pytest.mark.parametrize("mask_share, random_share", [(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.7, 0.3)])
+def test_what_stands_in_the_place_of_a_token(mask_share, random_share):
+    masking, counts = Masking(0.5, mask_share, random_share), np.zeros(3)
+    for seed, ids in enumerate(texts(400)):
+        replaced, labels = masked(masking, ids, seed)
+        chosen = labels != IGNORED
+        is_mask, stays = replaced[chosen] == WORDS.mask, replaced[chosen] == ids[chosen]
+        counts += [is_mask.sum(), stays.sum(), (~is_mask & ~stays).sum()]
+        assert not WORDS.is_special[replaced[chosen & (replaced != WORDS.mask)]].any()
+    by_chance = random_share / len(WORDS.ordinary)  # a random word may be the same
+    expected = [mask_share, 1 - mask_share - random_share + by_chance, random_share - by_chance]
+    np.testing.assert_allclose(counts / counts.sum(), expected, atol=0.015)
+
+
+def test_whole_words_share_their_fate():
+    for seed, ids in enumerate(texts()):
+        replaced, labels = masked(Masking(0.3, 0.5, 0.0, unit="word"), ids, seed)
+        words = WORDS.units(ids, by_word=True)
+        for word in range(words.max() + 1):
+            assert len(set((labels != IGNORED)[words == word])) == 1
+            assert len(set((replaced == WORDS.mask)[words == word])) == 1
+
+
+def test_spans():
+    """Spans are longer than words that are chosen one by one are by chance, and do not cross a special token."""
+    longest, runs = 0, []
+    for seed, ids in enumerate(texts()):
+        ids[len(ids) // 2] = 3
+        words = WORDS.units(ids, by_word=True)
+        _, labels = masked(Masking(0.15, unit="span"), ids, seed)
+        chosen = np.zeros(words.max() + 2, bool)
+        chosen[words[labels != IGNORED]] = True
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]])))
+        runs += (edges[1::2] - edges[::2]).tolist()
+        longest = max(longest, *runs)
+    assert np.mean(runs) > 2
+    assert longest > 5
+
+
+def test_static_and_dynamic():
+    ids = next(texts(1))
+    static, dynamic = Masking(is_static=True), Masking()
+    assert (masked(static, ids, 1)[1] == masked(static, ids, 2)[1]).all()
+    assert (masked(dynamic, ids, 1)[1] != masked(dynamic, ids, 2)[1]).any()
+    other = ids.copy()
+    other[1] = 5 + (ids[1] - 4) % 90
+    assert (masked(static, ids)[1] != masked(static, other)[1]).any()
+
+
+def test_texts_without_words():
+    for ids in (np.zeros(0, np.int64), np.array([2]), np.array([2, 3, 0, 0])):
+        for unit in ("token", "word", "span"):
+            assert (masked(Masking(unit=unit), ids)[1] == IGNORED).all()
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"share": 1.1}, "share is 1.1"),
+        ({"share": True}, "share is True"),
+        ({"mask_share": 0.9, "random_share": 0.2}, "at most 1 together"),
+        ({"unit": "letter"}, "unit is 'letter'"),
+    ],
+)
+def test_masking_that_is_none(options, error):
+    with pytest.raises(ValueError, match=error):
+        Masking(**options)
+
+
+def test_words_of_a_vocabulary(tokenizer):
+    words = Words.of(tokenizer)
+    assert words.mask == 4 and words.is_special[:5].all() and not words.is_special[5:].any()
+    assert [VOCABULARY[index] for index in np.flatnonzero(~words.begins)][:2] == ["##a", "##b"]
+    ids = np.array(tokenizer.encode("the cats sat"))
+    assert words.units(ids, by_word=True).tolist() == [-1, 0, 1, 1, 2, -1]
+    assert words.units(ids, by_word=False).tolist() == [-1, 0, 1, 2, 3, -1]
+
+
+def test_batches_for_masked_models(tokenizer):
+    examples = [tokenizer(text) for text in ("the cat sat on an mat", "paris is the capital of france", "cat")]
+    options = {"mlm_probability": 0.3, "pad_to_multiple_of": 8}
+    batch = DataCollatorForLanguageModeling(tokenizer, **options, seed=1)(examples)
+    assert {name: array.shape for name, array in batch.items()} == dict.fromkeys(
+        ["input_ids", "token_type_ids", "attention_mask", "labels"], (3, 8)
+    )
+    assert (batch["labels"][batch["attention_mask"] == 0] == IGNORED).all()
+    again = DataCollatorForLanguageModeling(tokenizer, **options, seed=1)
+    np.testing.assert_array_equal(again(examples)["labels"], batch["labels"])
+    assert (again(examples)["labels"] != batch["labels"]).any()
+
+
+def test_batches_for_causal_models(tokenizer):
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)([tokenizer("the cat"), tokenizer("paris")])
+    np.testing.assert_array_equal(batch["labels"], np.where(batch["attention_mask"] == 1, batch["input_ids"], IGNORED))
+    with pytest.raises(ValueError, match="mlm=False"):
+        DataCollatorForLanguageModeling(tokenizer, mlm=False, whole_word_mask=True)
+
+
+def test_labels(tokenizer):
+    examples = [{**tokenizer(text), "label": label} for text, label in (("the cat", 1), ("paris", 0))]
+    assert DataCollatorWithPadding(tokenizer)(examples)["labels"].tolist() == [1, 0]
+    examples = [{**tokenizer(text), "labels": [0.5, 1.0]} for text in ("the cat", "paris")]
+    assert DataCollatorWithPadding(tokenizer)(examples)["labels"].dtype == np.float32
+    tags = [{"input_ids": [2, 7, 3], "labels": [0, 5, 0]}, {"input_ids": [2, 3], "labels": [0, 0]}]
+    assert DataCollatorWithPadding(tokenizer)(tags)["labels"].tolist() == [[0, 5, 0], [0, 0, IGNORED]]
+
+
+def test_examples_without_tokens(tokenizer):
+    batch = DataCollatorWithPadding(tokenizer)([{"input_ids": []}, {"input_ids": [2, 3]}])
+    assert batch["input_ids"].dtype == np.int64 and batch["input_ids"].tolist() == [[0, 0], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "examples, error",
+    [
+        ([], "examples is empty"),
+        ([{"input_ids": [1]}, {"labels": [1]}], r"examples\[1\] has no input_ids"),
+        ([{"input_ids": [1]}, {"input_ids": [1], "label": 3}], r"examples\[1\] has label"),
+        ([{"input_ids": [1], "label": "cat"}], r"examples\[0\]\['label'\] is 'cat'"),
+        ([{"input_ids": [1, 2], "label": [1]}, {"input_ids": [1], "label": [1, 2, 3]}], r"examples\[1\]\['label'\]"),
+    ],
+)
+def test_examples_that_do_not_fit(tokenizer, examples, error):
+    with pytest.raises(ValueError, match=error):
+        DataCollatorWithPadding(tokenizer)(examples)
+
+
+def test_a_text_beyond_max_length(tokenizer):
+    with pytest.raises(ValueError, match=r"examples\[1\] has 3 tokens, max_length is 2"):
+        DataCollatorWithPadding(tokenizer, "max_length", 2)([{"input_ids": [1]}, {"input_ids": [1, 2, 3]}])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_transformers(tmp_path, side):
+    transformers = pytest.importorskip("transformers")
+    folder = save_tiny_bert(tmp_path / "bert", head=True)
+    ours = AutoTokenizer.from_pretrained(folder, padding_side=side)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
+    texts, options = ("the cat sat", "paris", "capital of france"), {"pad_to_multiple_of": 4}
+    found = DataCollatorWithPadding(ours, **options)([{**ours(text), "label": 1} for text in texts])
+    peer = transformers.DataCollatorWithPadding(theirs, return_tensors="np", **options)
+    expected = peer([{**theirs(text), "label": 1} for text in texts])
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)

@@ -1,0 +1,94 @@
+"""Dropout of models: off in inference, at the config's rates in training, the same for the same seed."""
+
+import numpy as np
+import pytest
+
+from bertcore import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    set_num_threads,
+    value_and_grad,
+)
+from bertcore.kernels import get_num_threads
+from tests.tiny_bert import CONFIG
+from tests.tiny_families import runnable, tiny_config
+
+IDS = np.random.default_rng(0).integers(6, 30, (3, 13))
+RATES = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "classifier_dropout": None}
+
+
+def new_model(kind=AutoModelForMaskedLM, **rates):
+    return kind.from_config(CONFIG | RATES | rates, dtype="float64", seed=1)
+
+
+def test_inference_drops_nothing():
+    model = new_model()
+    expected = model(IDS).logits
+    assert (model.train()(IDS).logits != expected).any()
+    np.testing.assert_array_equal(model.eval()(IDS).logits, expected)
+
+
+def test_the_same_seed_drops_the_same(cpu_backend):
+    model = new_model()
+    first, second = model.train(seed=3)(IDS).logits, model(IDS).logits
+    assert (first != second).any()
+    before = get_num_threads()
+    set_num_threads(1)
+    again = model.train(seed=3)(IDS).logits
+    set_num_threads(before)
+    if cpu_backend == "numba":
+        np.testing.assert_array_equal(again, first)
+    np.testing.assert_allclose(again, first, rtol=1e-12)
+    assert (model.train(seed=4)(IDS).logits != first).any()
+
+
+@pytest.mark.parametrize("rate", [*RATES, None], ids=["hidden", "attention", "classifier", "none"])
+def test_each_rate_is_that_of_its_key(rate):
+    rates = dict.fromkeys(RATES, 0.0) | ({} if rate is None else {rate: 0.5})
+    model = new_model(AutoModelForSequenceClassification, **rates)
+    expected = model(IDS).logits
+    assert (model.train()(IDS).logits != expected).any() == (rate is not None)
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_every_family_drops(name):
+    """Wherever its config has a rate, by whatever key; and gradients are those of what was computed."""
+    config = tiny_config(name)
+    rates = {key: 0.3 for key in config if "drop" in key and isinstance(config[key], float)}
+    rates |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout"), 0.3)
+    model = AutoModel.from_config(config | rates)
+    expected = model(IDS)[0]
+    found = model.train()(IDS)[0]
+    assert np.isfinite(found).all() and (found != expected).any()
+
+
+@pytest.mark.parametrize("kept", ["everything", "outputs"])
+def test_gradients_are_those_of_the_pass(cpu_backend, kept):
+    """Finite differences with the same seed; layers that run again draw what they drew."""
+    model = new_model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
+    model.encoder.recomputes_layers = kept == "outputs"
+    batch = {"input_ids": IDS, "labels": IDS}
+    _, grads = value_and_grad(model.train(seed=5))(**batch)
+    for name in ("bert.encoder.layer.0.attention.self.key.weight", "bert.embeddings.position_embeddings.weight"):
+        parameter = next(parameter for parameter in model.parameters() if name in parameter.names)
+        direction = np.random.default_rng(1).normal(size=parameter.shape)
+        direction /= np.linalg.norm(direction)
+        along = sum((part * grads[key]).sum() for key, part in parameter.parts(direction))
+        losses = []
+        for step in (1e-5 * direction, -2e-5 * direction):
+            parameter.change(lambda array, step=step: np.add(array, step, out=array))
+            losses.append(model.train(seed=5)(**batch).loss)
+        np.testing.assert_allclose((losses[0] - losses[1]) / 2e-5, along, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [1.0, -0.1, "high", float("nan")])
+def test_rates_that_are_none(rate):
+    with pytest.raises(ValueError, match="config: attention_probs_dropout_prob is"):
+        new_model(attention_probs_dropout_prob=rate)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 0.5, "one", True])
+def test_seeds_that_are_none(seed):
+    with pytest.raises(ValueError, match="seed is"):
+        new_model().train(seed)

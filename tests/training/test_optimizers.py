@@ -1,0 +1,344 @@
+"""Optimisers on models: groups, frozen parameters, state, clipping, and PyTorch's losses step by step."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, use_backend, value_and_grad
+from bertcore.tape import Tape
+from bertcore.training import LAMB, AdamW, StableAdamW, clip_grad_norm, get_scheduler
+from tests.tiny_bert import CONFIG
+from tests.tiny_families import tiny_config
+
+RNG = np.random.default_rng(3)
+IDS = RNG.integers(5, CONFIG["vocab_size"], (3, 13))
+BATCH = {"input_ids": IDS, "labels": np.where(RNG.random(IDS.shape) < 0.3, IDS, -100)}
+BATCH["labels"][0, 0] = 7
+
+
+def new_model(dtype="float32", **config):
+    return AutoModelForMaskedLM.from_config(CONFIG | config, dtype=dtype, seed=1)
+
+
+def train(model, optimizer, steps=4):
+    """The losses before each step."""
+    losses = []
+    for _ in range(steps):
+        out, grads = value_and_grad(model)(**BATCH)
+        clip_grad_norm(grads, 1.0)
+        optimizer.step(grads)
+        losses.append(float(out.loss))
+    return losses
+
+
+@pytest.mark.parametrize("kind", [AdamW, StableAdamW, LAMB])
+def test_the_loss_falls_and_backends_agree(cpu_backend, kind):
+    model = new_model("float64")
+    losses = train(model, kind(model, lr=0.01), 8)
+    assert losses[-1] < 0.8 * losses[0]
+    assert np.isfinite(losses).all()
+
+
+def test_a_step_changes_what_the_next_pass_computes_in_every_form():
+    """Prepared weights, tied tables and recorded programs follow the parameters: a fresh model of them agrees."""
+    model = new_model()
+    model(IDS)
+    train(model, AdamW(model, lr=0.01), 2)
+    fresh = new_model()
+    fresh.load_state_dict(model.state_dict())
+    for _ in range(3):  # the second pass is recorded, the third replayed
+        np.testing.assert_array_equal(model(IDS).logits, fresh(IDS).logits)
+
+
+def test_gradients_by_name_train_as_those_by_parameter():
+    """A plain dictionary, with arrays of the caller's own, gives the same bits as what value_and_grad returns."""
+    first, second = new_model(), new_model()
+    optimizers = AdamW(first), AdamW(second)
+    _, grads = value_and_grad(first)(**BATCH)
+    optimizers[1].step({name: np.array(array) for name, array in grads.items()})
+    optimizers[0].step(grads)
+    for name, array in first.state_dict().items():
+        np.testing.assert_array_equal(array, second.state_dict()[name], err_msg=name)
+
+
+def test_a_replaced_gradient_counts():
+    model = new_model()
+    before = {name: array.copy() for name, array in model.state_dict().items()}
+    _, grads = value_and_grad(model)(**BATCH)
+    for name, array in list(grads.items()):
+        grads[name] = np.zeros_like(array)
+    AdamW(model, weight_decay=0).step(grads)
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
+def test_biases_and_norms_do_not_decay():
+    model = new_model()
+    before = {name: array.copy() for name, array in model.state_dict().items()}
+    _, grads = value_and_grad(model)(**BATCH)
+    zeros = {name: np.zeros_like(array) for name, array in grads.items()}
+    AdamW(model, lr=0.1, weight_decay=0.5).step(zeros)
+    for name, array in model.state_dict().items():
+        expected = before[name] if array.ndim == 1 else before[name] * np.float32(1 - 0.05)
+        np.testing.assert_allclose(array, expected, rtol=1e-6, err_msg=name)
+
+
+def test_groups():
+    groups = [{"names": ["*.layer.0.*"], "lr": 0.5}, {"names": ["*LayerNorm*", "*.dense.weight"], "weight_decay": 0.3}]
+    optimizer = AdamW(new_model(), lr=0.1, weight_decay=0.2, groups=groups)
+    found = {
+        name: (group.lr, group.weight_decay)
+        for group in optimizer.groups
+        for parameter in group.parameters
+        for name in parameter.names
+    }
+    assert found["bert.encoder.layer.0.attention.self.query.weight"] == (0.5, 0.2)
+    assert found["bert.encoder.layer.0.attention.self.query.bias"] == (0.5, 0.0)
+    assert found["bert.encoder.layer.1.output.LayerNorm.weight"] == (0.1, 0.3)
+    assert found["bert.encoder.layer.1.output.dense.bias"] == (0.1, 0.0)
+    assert found["bert.embeddings.word_embeddings.weight"] == (0.1, 0.2)
+    assert optimizer.lr == 0.1
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"lr": "fast"}, "lr must be a number"),
+        ({"betas": (0.9, 1.0)}, "betas is"),
+        ({"groups": [{"names": ["*.layer.9.*"], "lr": 1.0}]}, r"groups\[0\]: no other parameter"),
+        ({"groups": [{"names": "*", "lr": 1.0}]}, "names must be a list"),
+        ({"groups": [{"names": ["*"], "rate": 1.0}]}, "groups.0. has names, rate"),
+        ({"groups": [{"names": ["*.query.weight"], "lr": 1.0}]}, "are one map"),
+    ],
+)
+def test_settings_that_are_none(options, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        AdamW(new_model(), **options)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "dtype"])
+def test_gradients_that_do_not_fit_change_nothing(damage):
+    model = new_model()
+    before = {name: array.copy() for name, array in model.state_dict().items()}
+    _, grads = value_and_grad(model)(**BATCH)
+    last = list(grads)[-1]
+    grads = dict(grads)
+    if damage == "missing":
+        del grads[last]
+    else:
+        grads[last] = np.zeros((1, 2, 3)) if damage == "shape" else grads[last].astype(np.float64)
+    optimizer = AdamW(model)
+    with pytest.raises(ValueError, match=last):
+        optimizer.step(grads)
+    assert optimizer.step_count == 0
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("part", ["layer.0.", "embeddings."])
+def test_frozen_parameters_stay_and_have_no_gradients(cpu_backend, part):
+    """Below frozen embeddings nothing is a Variable, and above them everything."""
+    model = new_model(tie_word_embeddings=False)
+    for parameter in model.parameters():
+        parameter.is_frozen = part in parameter.names[0]
+    before = {name: array.copy() for name, array in model.state_dict().items()}
+    _, grads = value_and_grad(model)(**BATCH)
+    assert not [name for name in grads if part in name]
+    expected = value_and_grad(new_model(tie_word_embeddings=False))(**BATCH)[1]
+    for name, array in grads.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    AdamW(model).step(grads)
+    for name, array in model.state_dict().items():
+        assert (array == before[name]).all() == (part in name), name
+
+
+def test_a_loss_of_frozen_parameters_alone_is_an_error():
+    model = new_model()
+    for parameter in model.parameters():
+        parameter.is_frozen = True
+    with pytest.raises(ValueError, match="frozen"):
+        value_and_grad(model)(**BATCH)
+
+
+def test_low_precision_is_not_trained():
+    with pytest.raises(ValueError, match="inference alone"):
+        next(iter(new_model("bfloat16").parameters())).change(lambda array: None)
+
+
+@pytest.mark.parametrize("kind", [AdamW, LAMB])
+def test_state_goes_on_to_the_bit(kind):
+    whole, parts = new_model(), new_model()
+    optimizer, first = kind(whole), kind(parts)
+    train(whole, optimizer, 4)
+    train(parts, first, 2)
+    state = {name: np.array(array) for name, array in first.state_dict().items()}
+    second = kind(parts)
+    second.load_state_dict(state)
+    train(parts, second, 2)
+    for name, array in whole.state_dict().items():
+        np.testing.assert_array_equal(array, parts.state_dict()[name], err_msg=name)
+
+
+@pytest.mark.parametrize("damage, error", [("unknown", "unknown are colour"), ("missing", "state has no")])
+def test_states_that_do_not_fit(damage, error):
+    model = new_model()
+    optimizer = AdamW(model)
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    if damage == "unknown":
+        state["colour"] = np.zeros(1)
+    else:
+        del state["second_moment.bert.embeddings.word_embeddings.weight"]
+    with pytest.raises(ValueError, match=error):
+        AdamW(model).load_state_dict(state)
+
+
+def test_clipping():
+    _, grads = value_and_grad(new_model())(**BATCH)
+    exact = np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in grads.values()))
+    before = {name: array.copy() for name, array in grads.items()}
+    np.testing.assert_allclose(clip_grad_norm(grads, 2 * exact), exact, rtol=1e-6)
+    for name, array in grads.items():
+        np.testing.assert_array_equal(array, before[name])
+    clip_grad_norm(grads, exact / 3)
+    np.testing.assert_allclose(clip_grad_norm(grads, exact), exact / 3, rtol=1e-6)
+    for scale in (1e20, 1e-30):  # whose squares float32 cannot hold
+        assert clip_grad_norm({"large": np.full(4, scale, np.float32)}, 1.0) == pytest.approx(2 * scale)
+    grads["cls.predictions.bias"][0] = np.nan
+    assert np.isnan(clip_grad_norm(grads, 1e-9))
+    with pytest.raises(ValueError, match="max_norm is 0"):
+        clip_grad_norm(grads, 0)
+
+
+def test_clipping_reaches_what_a_family_stores_in_another_order():
+    """DeBERTa's query, key and value lie head by head in one tensor: its gradient is a copy of the one computed."""
+    config = tiny_config("deberta-base")
+    ids = np.random.default_rng(0).integers(6, 97, (3, 7))
+    models = [AutoModelForMaskedLM.from_config(config, dtype="float64") for _ in range(2)]
+    for model, is_plain in zip(models, (False, True), strict=True):
+        _, grads = value_and_grad(model)(input_ids=ids, labels=ids)
+        clip_grad_norm(grads, 1e-3)
+        LAMB(model, eps=1e-3).step({name: np.array(array) for name, array in grads.items()} if is_plain else grads)
+    for name, array in models[0].state_dict().items():
+        np.testing.assert_array_equal(array, models[1].state_dict()[name], err_msg=name)
+
+
+def test_a_change_that_fails_is_a_change():
+    model = new_model()
+    parameter = next(iter(model.parameters()))
+
+    def fail(array):
+        array[0] = 7
+        raise KeyError("half way")
+
+    before, version = model(IDS).logits, parameter.version
+    with pytest.raises(KeyError):
+        parameter.change(fail)
+    assert parameter.version == version + 1 and (parameter.array()[0] == 7).all()
+    assert (model(IDS).logits != before).any()
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "polynomial", "warmup_stable_decay"])
+def test_schedules(name):
+    optimizer = AdamW(new_model(), lr=2.0, groups=[{"names": ["*LayerNorm*"], "lr": 4.0}])
+    schedule = get_scheduler(name, optimizer, num_warmup_steps=3, num_training_steps=13)
+    rates = []
+    for _ in range(16):
+        assert optimizer.groups[0].lr == 2 * optimizer.lr
+        rates.append(optimizer.lr)
+        schedule.step()
+    np.testing.assert_allclose(rates[:4], [0, 2 / 3, 4 / 3, 2])
+    assert rates == sorted(rates[:4]) + sorted(rates[4:], reverse=True)
+    assert rates[-1] == (2 if name == "constant" else 0)
+    again = get_scheduler(name, optimizer, num_warmup_steps=3, num_training_steps=13)
+    again.load_state_dict({"step_count": 5})
+    assert optimizer.lr == rates[5]
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"name": "exponential"}, "name is 'exponential'"),
+        ({"name": "linear"}, "num_training_steps is missing"),
+        ({"name": "linear", "num_training_steps": 3, "power": 2}, "linear has no option 'power'"),
+        ({"name": "constant", "num_warmup_steps": -1}, "num_warmup_steps is -1"),
+    ],
+)
+def test_schedules_that_are_none(options, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        get_scheduler(optimizer=AdamW(new_model()), **options)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["constant_with_warmup", "linear", "cosine", "polynomial"])
+def test_schedules_of_transformers(name):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    steps = {"num_warmup_steps": 5, "num_training_steps": 39}
+    peer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    peer_schedule = transformers.get_scheduler(name, peer, **steps)
+    optimizer = AdamW(new_model(), lr=1.0)
+    schedule = get_scheduler(name.removesuffix("_with_warmup"), optimizer, **steps)
+    for _ in range(39):
+        np.testing.assert_allclose(optimizer.lr, peer.param_groups[0]["lr"], atol=2e-7)  # polynomial ends at 1e-7 there
+        peer.step()
+        peer_schedule.step()
+        schedule.step()
+
+
+@pytest.mark.parity
+def test_the_losses_of_torch():
+    """From the same weights, by the same batches: PyTorch's loss at every step, clipped and scheduled."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    model = new_model()
+    zeroed = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    peer = transformers.BertForMaskedLM(transformers.BertConfig(**CONFIG | zeroed)).train()
+    tensors = {name: torch.tensor(np.array(array)) for name, array in model.state_dict().items()}
+    assert not peer.load_state_dict(tensors, strict=False).unexpected_keys
+    decayed = [weight for name, weight in peer.named_parameters() if weight.ndim > 1]
+    others = [weight for name, weight in peer.named_parameters() if weight.ndim == 1]
+    settings = {"lr": 5e-3, "betas": (0.9, 0.98), "eps": 1e-6}
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    peer_optimizer, optimizer = torch.optim.AdamW(groups, **settings), AdamW(model, **settings, weight_decay=0.1)
+    steps = {"num_warmup_steps": 5, "num_training_steps": 50}
+    schedules = [
+        transformers.get_scheduler("linear", peer_optimizer, **steps),
+        get_scheduler("linear", optimizer, **steps),
+    ]
+    for step in range(50):
+        rng = np.random.default_rng(step)
+        ids = rng.integers(5, CONFIG["vocab_size"], (4, 13))
+        labels = np.where(rng.random(ids.shape) < 0.3, ids, -100)
+        out, grads = value_and_grad(model)(input_ids=ids, labels=labels)
+        clip_grad_norm(grads, 1.0)
+        optimizer.step(grads)
+        peer_loss = peer(input_ids=torch.tensor(ids), labels=torch.tensor(labels)).loss
+        peer_optimizer.zero_grad()
+        peer_loss.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        peer_optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+        assert abs(float(out.loss) - peer_loss.item()) < 1e-4, f"step {step}"
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "luke-base", "gpt2", "albert-base-v2"])
+def test_labelled_tokens_alone_are_scored_and_the_logits_can_be_read(name):
+    """The loss needs a few tokens' scores; all can be read, under a tape, too, until the parameters change."""
+    kind = AutoModelForCausalLM if name == "gpt2" else AutoModelForMaskedLM
+    model, ids = kind.from_config(tiny_config(name)), np.random.default_rng(0).integers(6, 97, (3, 7))
+    batch = {"input_ids": ids, "labels": np.where(ids % 3 == 0, ids, -100)}
+    expected = model(**batch)
+    with Tape():
+        found = model(**batch).logits
+    np.testing.assert_allclose(found, expected.logits, atol=1e-5)
+    for read in (lambda out: out.logits, lambda out: pickle.loads(pickle.dumps(out)).logits):
+        with use_backend("numpy"):
+            out, grads = value_and_grad(model)(**batch)
+        np.testing.assert_allclose(out.loss, expected.loss, rtol=1e-5)
+        np.testing.assert_allclose(read(out), expected.logits, atol=1e-5)
+    out, grads = value_and_grad(model)(**batch)
+    AdamW(model).step(grads)
+    with pytest.raises(RuntimeError, match="logits: the parameters have changed"):
+        out.logits  # noqa: B018
