@@ -65,25 +65,30 @@ def value_and_grad(model: Any) -> Callable[..., tuple[Any, Gradients]]:
             CPU, which is for inference alone; and whatever the model raises.
     """
 
-    def call(*args: Any, **batch: Any) -> tuple[Any, Gradients]:
-        with Tape() as tape:
-            out = model(*args, **batch)
-        variable = getattr(out, "loss", None)
-        if variable is None:
-            raise ValueError("value_and_grad needs a loss: call a model that has a head, with labels")
-        if type(variable) is not Variable:
-            raise ValueError("every parameter that the loss depends on is frozen: there is nothing to differentiate")
-        out.loss = variable.value
-        xp = kernels.array_module(out.loss)
-        found = tape.gradients(variable, xp.ones((), out.loss.dtype))
-        grads = Gradients()
-        for parameter in model.parameters():
-            if parameter.is_frozen:
-                continue
-            gradient = found.get(parameter)
-            if gradient is None:
-                gradient = xp.zeros(parameter.shape, parameter.dtype)
-            grads.add(parameter, gradient)
-        return out, grads
+    return lambda *args, **batch: differentiate(model, lambda: model(*args, **batch))
 
-    return call
+
+def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
+    """The output of `run`, whose `loss` is made of passes through `model`, and the gradients of that loss.
+
+    As `value_and_grad`, for a loss of any operations (bertcore.nn.functional).
+    """
+    with Tape() as tape:
+        out = run()
+    variable = getattr(out, "loss", None)
+    if variable is None:
+        raise ValueError("value_and_grad needs a loss: call a model that has a head, with labels")
+    if type(variable) is not Variable:
+        raise ValueError("every parameter that the loss depends on is frozen: there is nothing to differentiate")
+    out.loss = variable.value
+    xp = kernels.array_module(out.loss)
+    found = tape.gradients(variable, xp.ones((), out.loss.dtype))
+    grads = Gradients()
+    for parameter in model.parameters():
+        if parameter.is_frozen:
+            continue
+        gradient = found.get(parameter)
+        if gradient is None:
+            gradient = xp.zeros(parameter.shape, parameter.dtype)
+        grads.add(parameter, gradient)
+    return out, grads

@@ -41,6 +41,7 @@ class DataCollatorWithPadding:
             raise ValueError("max_length is missing, to which padding='max_length' pads")
         self.tokenizer, self.padding, self.max_length = tokenizer, padding, max_length
         self.pad_to_multiple_of = pad_to_multiple_of
+        self.pad_token_id = tokenizer.pad_token_id
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The batch: arrays of one row for each example.
@@ -73,15 +74,15 @@ class DataCollatorWithPadding:
 
     def _padded(self, name: str, rows: Sequence[Sequence[Any]], width: int) -> np.ndarray:
         fill = {
-            "input_ids": self.tokenizer.pad_token_id,
+            "input_ids": self.pad_token_id,
             "token_type_ids": self.tokenizer.pad_token_type_id,
             "labels": IGNORED,
         }.get(LABELS.get(name, name), 0)
-        if fill is None:
+        if fill is None and min(map(len, rows)) < width:
             raise ValueError("tokenizer has no padding token, and the examples have different lengths")
         first = np.asarray(rows[0])
         is_float = any(len(row) and np.asarray(row).dtype.kind == "f" for row in rows)
-        padded = np.full((len(rows), width, *first.shape[1:]), fill, np.float32 if is_float else np.int64)
+        padded = np.full((len(rows), width, *first.shape[1:]), fill or 0, np.float32 if is_float else np.int64)
         for row, values in zip(padded, rows, strict=True):
             place = slice(width - len(values), None) if self.tokenizer.padding_side == "left" else slice(len(values))
             row[place] = values
