@@ -20,9 +20,12 @@ EXTRAS = {
     "cuda12": ["cupy-cuda12x[ctk]>=14"],
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "hub": ["huggingface_hub"],
+    # Metrics, progress, plots, and sentences of documents (sentencex: by rules, for some 300 languages).
+    "training": ["scikit-learn", "scipy", "tqdm", "matplotlib", "sentencex"],
     # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
     "test": [
         *("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
+        *("scikit-learn", "scipy", "tqdm", "matplotlib", "sentencex"),  # extra `training`
         *("cupy-cuda13x>=14", *CUDA_COMPILER),
     ],
     "parity": ["torch==2.13.0", "transformers>=5.23", "sentencepiece", "protobuf", "threadpoolctl"],

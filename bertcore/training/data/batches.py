@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from bertcore.training.checks import check_count, check_flag
 
 SHUFFLED = 4096  # examples of a stream that are mixed at once
 GROUPED = 50  # batches whose examples are sorted by length together
@@ -18,8 +20,9 @@ class Batches:
     """The batches of a dataset, epoch by epoch; the same seed and epoch give the same batches.
 
     Args:
-        dataset: a sequence of examples (a list, a Dataset of Hugging Face's), read batch by batch; or an iterable, read
-            once for each epoch and shuffled within 4,096 examples.
+        dataset: a sequence of examples (a list, `StoredExamples`, a Dataset of Hugging Face's), read batch by batch; or
+            an iterable, or a function that returns one, read once for each epoch and shuffled within 4,096 examples.
+            An iterator (a generator) has one epoch.
         batch_size: the most examples of a batch.
         max_tokens: the most tokens (of input_ids) of a batch; a longer example has a batch to itself. Padding does not
             count, since models leave it out.
@@ -30,12 +33,12 @@ class Batches:
         seed: of the random order.
 
     Raises:
-        TypeError, ValueError: for what is not a dataset, or not a positive integer.
+        TypeError, ValueError: for what is not a dataset, or a wrong number or flag.
     """
 
     def __init__(
         self,
-        dataset: Iterable[Example],
+        dataset: Iterable[Example] | Callable[[], Iterable[Example]],
         *,
         batch_size: int = 8,
         max_tokens: int | None = None,
@@ -44,13 +47,13 @@ class Batches:
         drop_last: bool = False,
         seed: int = 0,
     ):
-        if not isinstance(dataset, Iterable) and not _is_sized(dataset):
+        if not (_is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)) or isinstance(dataset, str):
             raise TypeError(f"dataset must be a sequence or an iterable of examples, got {type(dataset).__name__}")
-        for name, value in {"batch_size": batch_size, "max_tokens": max_tokens}.items():
-            if value is None and name == "max_tokens":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}, expected a positive integer")
+        batch_size = check_count("batch_size", batch_size)
+        max_tokens = None if max_tokens is None else check_count("max_tokens", max_tokens)
+        for name, flag in {"shuffle": shuffle, "group_by_length": group_by_length, "drop_last": drop_last}.items():
+            check_flag(name, flag)
+        seed, self._is_read = check_count("seed", seed, 0), False
         self.dataset, self.batch_size, self.max_tokens = dataset, batch_size, max_tokens
         self.shuffle, self.group_by_length, self.drop_last, self.seed = shuffle, group_by_length, drop_last, seed
 
@@ -62,7 +65,17 @@ class Batches:
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[list[Example]]:
-        """The batches of one epoch, but for the first `skip`."""
+        """The batches of one epoch, but for the first `skip`.
+
+        Of a sequence, what is skipped is not read (with `max_tokens` or `group_by_length` it is, for its length); of an
+        iterable it is read and left out.
+
+        Raises:
+            TypeError, ValueError: for what is no number from 0 on; for a second epoch of an iterator.
+        """
+        return self._epoch(check_count("number", number, 0), check_count("skip", skip, 0))
+
+    def _epoch(self, number: int, skip: int) -> Iterator[list[Example]]:
         rng = np.random.default_rng((self.seed, number))
         examples = self._of_sequence(rng) if _is_sized(self.dataset) else self._of_stream(rng)
         batches = self._grouped(examples, rng) if self.group_by_length else self._cut(examples)
@@ -76,7 +89,7 @@ class Batches:
 
     def _of_stream(self, rng: np.random.Generator) -> Iterator[_Lazy]:
         waiting: list[Example] = []
-        for example in self.dataset:
+        for example in self._stream():
             if not self.shuffle:
                 yield _Lazy([example], 0)
                 continue
@@ -85,6 +98,14 @@ class Batches:
                 yield _Lazy([_take(waiting, rng)], 0)
         while waiting:
             yield _Lazy([_take(waiting, rng)], 0)
+
+    def _stream(self) -> Iterable[Example]:
+        if not callable(self.dataset):
+            if isinstance(self.dataset, Iterator) and self._is_read:
+                raise ValueError("dataset is an iterator, which can be read once: for several epochs give a function")
+            self._is_read = True
+            return self.dataset
+        return self.dataset()
 
     def _cut(self, examples: Iterable[_Lazy], *, is_end: bool = True) -> Iterator[list[_Lazy]]:
         batch: list[_Lazy] = []
@@ -124,7 +145,10 @@ class _Lazy:
         return self._example
 
     def __len__(self) -> int:
-        return len(self()["input_ids"])
+        example = self()
+        if "input_ids" not in example:
+            raise ValueError(f"an example has no input_ids, by which its length goes; it has {', '.join(example)}")
+        return len(example["input_ids"])
 
 
 def _take(waiting: list[Example], rng: np.random.Generator) -> Example:

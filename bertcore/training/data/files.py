@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -17,11 +17,31 @@ LONGEST_LINE = 1 << 24  # bytes
 KEPT_PROBLEMS = 20
 STDIN = "-"
 
-Record = dict[str, Any]
-
 
 class MalformedRecord(ValueError):
-    """A line that cannot be read; the message names file and line."""
+    """A line that cannot be read, or used; the message names file and line."""
+
+
+class Record(dict[str, Any]):
+    """A record of a file: its values by name, and where it stands.
+
+    Attributes:
+        file, line: the line is that of the record's end, from 1 on.
+        is_line: whether it is a line of plain text, and not a whole text.
+    """
+
+    __slots__ = ("file", "is_line", "line")
+
+    def __init__(self, values: Mapping[str, Any], file: str, line: int, *, is_line: bool = False):
+        super().__init__(values)
+        self.file, self.line, self.is_line = file, line, is_line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (dict(self), self.file, self.line, self.is_line)
+
+
+def _restored(values: Mapping[str, Any], file: str, line: int, is_line: bool) -> Record:
+    return Record(values, file, line, is_line=is_line)
 
 
 class Records:
@@ -63,11 +83,12 @@ class Records:
         self.malformed, self.problems = 0, []
         for file in self.files:
             with _opened(file) as stream:
-                for record in _PARSERS[_ending(file)](_lines(stream)):
-                    if isinstance(record, _Problem):
-                        self._note(f"{file}:{record.line}: {record.why}")
+                parse = _PARSERS[_ending(file)]
+                for found in parse(_lines(stream)):
+                    if isinstance(found, _Problem):
+                        self._note(f"{file}:{found.line}: {found.why}")
                     else:
-                        yield record
+                        yield Record(found.values, str(file), found.line, is_line=parse is _text)
 
     def _note(self, problem: str) -> None:
         if self.on_malformed == "error":
@@ -77,9 +98,21 @@ class Records:
             self.problems.append(problem)
 
 
+def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
+    """The error for a record that cannot be used: where it stands, what is wrong, and what it has."""
+    where = f"{record.file}:{record.line}:" if isinstance(record, Record) else f"records[{number}]"
+    held = f"it has {', '.join(map(str, record)) or 'nothing'}" if isinstance(record, Mapping) else f"it is {record!r}"
+    return MalformedRecord(f"{where} {problem}; {held:.200}")
+
+
 class _Problem(NamedTuple):
     line: int
     why: str
+
+
+class _Found(NamedTuple):
+    line: int
+    values: Mapping[str, Any]
 
 
 Lines = Iterator[tuple[int, str] | _Problem]
@@ -108,12 +141,12 @@ def _lines(stream: IO[bytes]) -> Lines:
             yield _Problem(number, f"not UTF-8: {error.reason} at byte {error.start}")
 
 
-def _text(lines: Lines) -> Iterator[Record | _Problem]:
+def _text(lines: Lines) -> Iterator[_Found | _Problem]:
     for item in lines:
-        yield item if isinstance(item, _Problem) else {"text": item[1]}
+        yield item if isinstance(item, _Problem) else _Found(item[0], {"text": item[1]})
 
 
-def _json(lines: Lines) -> Iterator[Record | _Problem]:
+def _json(lines: Lines) -> Iterator[_Found | _Problem]:
     for item in lines:
         if isinstance(item, _Problem):
             yield item
@@ -121,20 +154,28 @@ def _json(lines: Lines) -> Iterator[Record | _Problem]:
             yield _json_object(*item)
 
 
-def _json_object(number: int, line: str) -> Record | _Problem:
+def _json_object(number: int, line: str) -> _Found | _Problem:
     try:
         value = json.loads(line)
+        if "\\ud" in line.lower():  # an escape of half a character, which no text can hold
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return _Problem(number, f"no JSON: {error}")
-    return value if isinstance(value, dict) else _Problem(number, f"a JSON {type(value).__name__}, expected an object")
+    if not isinstance(value, dict):
+        return _Problem(number, f"a JSON {type(value).__name__}, expected an object")
+    return _Found(number, value)
 
 
-def _table(delimiter: str) -> Callable[[Lines], Iterator[Record | _Problem]]:
-    def parse(lines: Lines) -> Iterator[Record | _Problem]:
+def _table(delimiter: str) -> Callable[[Lines], Iterator[_Found | _Problem]]:
+    def parse(lines: Lines) -> Iterator[_Found | _Problem]:
         problems: list[_Problem] = []
 
+        line = 0
+
         def plain() -> Iterator[str]:
+            nonlocal line
             for item in lines:
+                line = item[0]
                 if isinstance(item, _Problem):
                     problems.append(item)
                 else:
@@ -146,7 +187,7 @@ def _table(delimiter: str) -> Callable[[Lines], Iterator[Record | _Problem]]:
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                row, problems = [], [*problems, _Problem(rows.line_num, str(error))]
+                row, problems = [], [*problems, _Problem(line, str(error))]
             yield from problems
             problems.clear()
             if row is None:
@@ -157,14 +198,14 @@ def _table(delimiter: str) -> Callable[[Lines], Iterator[Record | _Problem]]:
                     yield _Problem(1, f"two columns of one name: {', '.join(names)}")
                     return
             elif row and len(row) != len(names):
-                yield _Problem(rows.line_num, f"{len(row)} fields, expected {len(names)}: {', '.join(names)}")
+                yield _Problem(line, f"{len(row)} fields, expected {len(names)}: {', '.join(names)}")
             elif row:
-                yield dict(zip(names, row, strict=True))
+                yield _Found(line, dict(zip(names, row, strict=True)))
 
     return parse
 
 
-_PARSERS: dict[str, Callable[[Lines], Iterator[Record | _Problem]]] = {
+_PARSERS: dict[str, Callable[[Lines], Iterator[_Found | _Problem]]] = {
     "": _text,
     ".txt": _text,
     ".text": _text,

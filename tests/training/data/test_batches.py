@@ -1,6 +1,7 @@
 """Batches: every example once, the same for the same seed and epoch, within their limits, and from the middle on."""
 
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -99,11 +100,55 @@ def test_a_long_stream_is_shuffled_within_a_part():
     assert (order < np.arange(3 * SHUFFLED) + SHUFFLED).all()
 
 
+def test_a_function_is_called_for_every_epoch_and_an_iterator_has_one():
+    batches = Batches(lambda: iter(EXAMPLES), batch_size=7)
+    assert numbers(batches, 0) == numbers(batches, 0) == numbers(Batches(Stream(), batch_size=7))
+    once = Batches(iter(EXAMPLES), batch_size=7)
+    assert numbers(once, 0) == numbers(batches, 0)
+    with pytest.raises(ValueError, match="an iterator, which can be read once"):
+        numbers(once, 1)
+
+
+class Rows:
+    """What a Dataset of Hugging Face's is like: rows by number, no slices of NumPy's integers, and features."""
+
+    features = MappingProxyType({"input_ids": "List", "label": "Value"})
+
+    def __len__(self):
+        return len(EXAMPLES)
+
+    def __getitem__(self, index):
+        assert type(index) is int
+        return EXAMPLES[index]
+
+    def __iter__(self):
+        raise AssertionError("it is read by number")
+
+
+def test_rows_of_a_table():
+    assert numbers(Batches(Rows(), batch_size=7)) == numbers(Batches(EXAMPLES, batch_size=7))
+
+
+def test_datasets_of_hugging_face():
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list(EXAMPLES)
+    assert numbers(Batches(table, batch_size=7)) == numbers(Batches(EXAMPLES, batch_size=7))
+    stream = table.to_iterable_dataset()
+    assert numbers(Batches(stream, batch_size=7)) == numbers(Batches(Stream(), batch_size=7))
+
+
 @pytest.mark.parametrize(
     "options, error",
     [
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": True}, "batch_size is True"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+        ({"max_tokens": float("nan")}, "max_tokens is nan"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": None}, "seed is None"),
+        ({"shuffle": "no"}, "shuffle is 'no'"),
+        ({"group_by_length": 1}, "group_by_length is 1"),
+        ({"dataset": "text"}, "dataset must"),
         ({"dataset": 3}, "dataset must"),
     ],
 )
@@ -112,3 +157,8 @@ def test_settings_that_are_none(options, error):
         Batches(**{"dataset": EXAMPLES} | options)
     with pytest.raises(TypeError, match="not known before"):
         len(Batches(Stream()))
+    for epoch in ({"number": -1}, {"number": 0, "skip": -1}, {"number": 0, "skip": 1.5}):
+        with pytest.raises((TypeError, ValueError), match="expected an integer of at least 0"):
+            Batches(EXAMPLES).epoch(**epoch)
+    with pytest.raises(ValueError, match="an example has no input_ids"):
+        list(Batches([{"labels": 1}], group_by_length=True).epoch(0))

@@ -1,0 +1,23 @@
+"""Checks of numbers that callers give."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """`value` as an integer; TypeError for what is none, ValueError below `least`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}, expected an integer of at least {least}")
+    count = operator.index(value)
+    if count < least:
+        raise ValueError(f"{name} is {count}, expected an integer of at least {least}")
+    return count
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """`value`, if it is True or False; else TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, expected True or False")
+    return value

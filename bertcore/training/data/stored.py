@@ -1,0 +1,174 @@
+"""Examples kept in files and read by memory mapping: made once, then read in any order and from any place on."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from bertcore.checkpoint.replacing import temporary_beside
+
+INDEX = "examples.json"
+DTYPES = {"i": "int32", "f": "float32"}  # by the type codes of `array`
+BUFFERED = 1 << 18  # values of a column that wait to be written
+
+
+class StoredExamples:
+    """A sequence of examples in a folder, made by `store_examples`; an example is a dict of arrays and numbers.
+
+    No example is in memory until it is read. It may be pickled, and read after a fork.
+
+    Args:
+        folder: what `store_examples` wrote.
+
+    Attributes:
+        facts: what was stored with the examples.
+
+    Raises:
+        FileNotFoundError: for a folder without examples.
+        ValueError: for files that are damaged.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        try:
+            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{folder} has no {INDEX}: it holds no examples") from error
+        except ValueError as error:
+            raise ValueError(f"{self.folder / INDEX} is damaged: {error}") from error
+        self.facts, self._count = index["facts"], index["count"]
+        self._columns = {
+            name: _Column(self.folder, name, known, self._count) for name, known in index["columns"].items()
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredExamples, (self.folder,)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        place = range(self._count)[index]  # IndexError, and what counts from the end
+        return {name: column[place] for name, column in self._columns.items()}
+
+
+def store_examples(
+    folder: str | os.PathLike, examples: Iterable[Mapping[str, Any]], facts: Mapping[str, Any] | None = None
+) -> StoredExamples:
+    """Write examples to a new folder, which appears when all are written; in bounded memory.
+
+    Args:
+        folder: where nothing is yet.
+        examples: mappings with the same keys, of integers, numbers, or lists or arrays of them along one axis.
+            They are kept in 32 bits.
+        facts: what is to be known of them, in terms of JSON.
+
+    Raises:
+        FileExistsError: if there is something.
+        TypeError, ValueError: which example has other keys or kinds than the first, or is none.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"{folder} is there already, expected a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(folder) as beside:
+        beside.mkdir()
+        count, columns = _write(beside, examples)
+        known = {name: {"dtype": DTYPES[kind.code], "scalar": kind.is_scalar} for name, kind in columns.items()}
+        index = {"count": count, "columns": known, "facts": dict(facts or {})}
+        (beside / INDEX).write_text(json.dumps(index), encoding="utf-8")
+        beside.rename(folder)
+    return StoredExamples(folder)
+
+
+def _write(folder: Path, examples: Iterable[Mapping[str, Any]]) -> tuple[int, dict[str, _Writer]]:
+    columns: dict[str, _Writer] = {}
+    count = 0
+    with ExitStack() as stack:
+        for count, example in enumerate(examples, 1):
+            if count == 1:
+                columns = {name: _Writer(folder, name, value, stack) for name, value in example.items()}
+            if example.keys() != columns.keys():
+                raise ValueError(
+                    f"examples[{count - 1}] has {', '.join(example) or 'nothing'}, "
+                    f"examples[0] has {', '.join(columns) or 'nothing'}"
+                )
+            for name, value in example.items():
+                try:
+                    columns[name].add(value)
+                except (TypeError, OverflowError) as error:
+                    raise TypeError(f"examples[{count - 1}][{name!r}] is {value!r:.60}: {error}") from error
+        for column in columns.values():
+            column.flush()
+    return count, columns
+
+
+class _Writer:
+    """Appends the values of one column to its files."""
+
+    def __init__(self, folder: Path, name: str, first: Any, stack: ExitStack):
+        if not name.isidentifier():
+            raise ValueError(f"examples[0] has a key {name!r}, expected a plain name")
+        kind = np.asarray(first)
+        self.is_scalar, self.code = kind.ndim == 0, "f" if kind.dtype.kind == "f" and kind.size else "i"
+        self._values, self._ends, self._end = array(self.code), array("q"), 0
+        self._files = [_opened(path, stack) for path in _paths(folder, name)]
+
+    def add(self, value: Any) -> None:
+        value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        if self.is_scalar:
+            self._values.append(value)
+        else:
+            self._values.extend(value)
+            self._end += len(value)
+            self._ends.append(self._end)
+        if len(self._values) > BUFFERED:
+            self.flush()
+
+    def flush(self) -> None:
+        for file, buffer in zip(self._files, (self._values, self._ends), strict=True):
+            buffer.tofile(file)
+            del buffer[:]
+
+
+class _Column:
+    """Reads one column."""
+
+    def __init__(self, folder: Path, name: str, known: Mapping[str, Any], count: int):
+        values, ends = _paths(folder, name)
+        self.is_scalar = known["scalar"]
+        self._values = _mapped(values, known["dtype"])
+        self._ends = None if self.is_scalar else _mapped(ends, "int64")
+        lengths = count if self._ends is None else (int(self._ends[-1]) if count else 0)
+        if len(self._values) != lengths or (self._ends is not None and len(self._ends) != count):
+            raise ValueError(f"{values} has {len(self._values)} values, expected {lengths} of {count} examples")
+
+    def __getitem__(self, index: int) -> Any:
+        if self._ends is None:
+            return self._values[index].item()
+        start = int(self._ends[index - 1]) if index else 0
+        return np.array(self._values[start : int(self._ends[index])])
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.values", folder / f"{name}.ends"
+
+
+def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
+    return stack.enter_context(path.open("xb"))
+
+
+def _mapped(path: Path, dtype: str) -> np.ndarray:
+    size = np.dtype(dtype).itemsize
+    if not path.is_file() or path.stat().st_size % size:
+        raise ValueError(f"{path} is damaged: it is no file of {dtype}")
+    if path.stat().st_size == 0:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, "r")
