@@ -1,0 +1,132 @@
+"""The command `python -m bench.training`."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.measure import Times, Variant, measure
+from bench.peers.__main__ import described, workdir
+from bench.peers.clock import settled_clock
+from bench.peers.options import add_common, parse
+from bench.report import Column, append_csv, table
+from bench.training.cases import CASES, Batch, Case, find_case
+from bench.training.loops import LOOPS, OURS, Loop, checkpoint_of, set_threads
+from bench.training.memory import peak_of
+
+CSV = Path(__file__).parents[1] / "results" / "training.csv"
+OK, WRONG = "ok", "wrong"
+TOLERANCE = 1e-3  # of a loss; a wrong gradient or optimiser shows at the second step in the second digit
+COLUMNS = (
+    "model", "shape", "tokens", "task", "library", "status", "median_s", "min_s", "spread", "rounds", "time_vs_ours",
+    "gflop_per_s", "share_of_fma_limit", "loss_error", "peak_mb",
+)  # fmt: skip
+TABLE = (
+    Column("model", "model"),
+    Column("shape", "shape"),
+    Column("library", "library"),
+    Column("status", "status"),
+    Column("median_s", "ms", ".1f", 1e3),
+    Column("spread", "±%", ".0f", 50),
+    Column("time_vs_ours", "/ ours", ".2f"),
+    Column("gflop_per_s", "GFLOP/s", ".0f"),
+    Column("share_of_fma_limit", "FMA limit, %", ".0f", 100),
+    Column("peak_mb", "MB", ".0f"),
+)
+LEGEND = (
+    "ms: median of a step: forward, backward, clipping and AdamW, with dropout. ±%: half the distance between the\n"
+    "quartiles. / ours: how many times as long as ours, within a round. GFLOP/s: of the products that a step needs.\n"
+    "MB: the most memory, beyond Python with NumPy."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print, write the CSV; 1 if the losses of the libraries differ, else 0."""
+    options = _parse(arguments)
+    for library in options.libraries:
+        set_threads(library, options.threads)
+    about = described(options.threads, ("torch", "transformers"))
+    print("\n".join(f"{name}: {value}" for name, value in about.items() if value != ""), flush=True)
+    rows: list[dict[str, Any]] = []
+    with workdir(options.workdir) as folder:
+        for case in (find_case(name, options.quick) for name in options.case):
+            compared = list(_compare(case, options, folder, about["fma_limit_gflop_per_s"] * 1e9))
+            if options.csv is not None:
+                append_csv(options.csv, compared, about)  # case by case: an interrupted run keeps what it has
+            rows += compared
+            print(f"{case.name}: done", file=sys.stderr, flush=True)
+    print("", table(rows, TABLE), LEGEND, sep="\n\n")
+    return 1 if any(row["status"] == WRONG for row in rows) else 0
+
+
+def _compare(case: Case, options: argparse.Namespace, folder: Path, limit: float) -> Iterator[dict[str, Any]]:
+    """A row for each library; one whose losses are not those of the last one (PyTorch) has no times."""
+    checkpoint, batches = checkpoint_of(case, folder), case.batches()
+    loops = {library: LOOPS[library](case, checkpoint) for library in options.libraries}
+    errors = loss_errors(loops, batches)
+    good = {library: loop for library, loop in loops.items() if errors[library] <= TOLERANCE}
+    variants = {library: Variant(_endless(loop, batches), settled_clock) for library, loop in good.items()}
+    times = measure(variants, options.rounds, options.seconds)
+    del loops, good, variants  # so that the processes that measure memory have it
+    for library in options.libraries:
+        known: dict[str, Any] = {"status": WRONG, "loss_error": errors[library]}
+        if library in times:
+            known |= _figures(case, times[library], times.get(OURS), limit) | {"status": OK}
+            known["peak_mb"] = peak_of(library, case.name, folder, options.threads, options.quick)
+        known |= {"model": case.model, "shape": case.shape, "tokens": sum(case.lengths), "task": case.task}
+        yield {column: known.get(column) for column in COLUMNS} | {"library": library}
+
+
+def loss_errors(loops: Mapping[str, Loop], batches: Sequence[Batch]) -> dict[str, float]:
+    """How far each loop's losses on these batches, without dropout, are from the last one's, relative to them.
+
+    From the second step on they tell whether gradients, clipping and optimiser are the same.
+    """
+    losses = {}
+    for library, loop in loops.items():
+        loop.train(False)
+        losses[library] = np.array([loop.step(batch) for batch in batches])
+        loop.train(True)
+    truth = list(losses.values())[-1]
+    return {library: float(np.nan_to_num(abs(own / truth - 1), nan=np.inf).max()) for library, own in losses.items()}
+
+
+def _endless(loop: Loop, batches: Sequence[Batch]) -> Any:
+    turns = cycle(batches)
+    return lambda: loop.step(next(turns))
+
+
+def _figures(case: Case, times: Times, ours: Times | None, limit: float) -> dict[str, Any]:
+    speed = case.flops / times.median
+    return {
+        "median_s": times.median,
+        "min_s": times.minimum,
+        "spread": times.spread,
+        "rounds": len(times.samples),
+        "time_vs_ours": None if ours is None else times.ratio(ours),
+        "gflop_per_s": speed / 1e9,
+        "share_of_fma_limit": speed / limit,
+    }
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.training", description="Compare steps of training with PyTorch."
+    )
+    names = [case.name for case in CASES]
+    parser.add_argument("--case", nargs="+", choices=names, help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument(
+        "--libraries", nargs="+", choices=LOOPS, default=list(LOOPS), help="the last one's losses are the truth"
+    )
+    full = {"rounds": 21, "seconds": 20.0, "csv": CSV, "case": names}
+    quick = {"rounds": 3, "seconds": 0.5, "csv": None, "case": ["mini-bert/8x64", "deberta-v3-base/8x128"]}
+    add_common(parser, full, "small models, 3 rounds")
+    return parse(parser, arguments, full, quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
