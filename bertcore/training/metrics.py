@@ -1,0 +1,187 @@
+"""Metrics of predictions, for `compute_metrics` of a Trainer: functions of (predictions, label_ids) to {name: number}.
+
+An `EvalPrediction` is such a pair. Predictions are logits, with one axis more than the labels, or classes; labels of
+-100 are left out. Logits of every word of a vocabulary are too many to keep of a whole dataset: give
+`predicted_words` as `preprocess_logits_for_metrics`, for `masked_accuracy`, `next_word_accuracy` and `perplexity`.
+
+Scores and correlations are computed by scikit-learn and scipy (the extra `training`), which are imported when needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore.training.masking import IGNORED
+
+Prediction = tuple[Any, Any]
+AVERAGES = ("binary", "macro", "micro", "weighted")
+
+
+def combined(*metrics: Callable[[Prediction], Mapping[str, float]]) -> Callable[[Prediction], dict[str, float]]:
+    """One function for several metrics."""
+
+    def compute(prediction: Prediction) -> dict[str, float]:
+        return {name: value for metric in metrics for name, value in metric(prediction).items()}
+
+    return compute
+
+
+def accuracy(prediction: Prediction) -> dict[str, float]:
+    """{"accuracy": the share of labels that were predicted}; of several labels for each text, all have to be."""
+    found, expected = classes_and_labels(*prediction)
+    right = found == expected
+    return {"accuracy": _mean(right.all(-1) if right.ndim > 1 else right)}
+
+
+def f1(prediction: Prediction, average: str = "macro") -> dict[str, float]:
+    """{"f1": the harmonic mean of precision and recall}.
+
+    Args:
+        prediction: of classes, or of several labels for each text (a logit above 0 is a yes).
+        average: "binary", of class 1; "macro", the mean over classes; "micro", over all decisions; "weighted", the mean
+            by the number of labels of each class. A class that is neither predicted nor a label counts as 0.
+    """
+    if average not in AVERAGES:
+        raise ValueError(f"average is {average!r}, expected one of {', '.join(AVERAGES)}")
+    found, expected = classes_and_labels(*prediction)
+    if not expected.size:
+        return {"f1": float("nan")}
+    score = _module("sklearn.metrics").f1_score(expected, found, average=average, zero_division=0.0)
+    return {"f1": float(score)}
+
+
+def matthews_correlation(prediction: Prediction) -> dict[str, float]:
+    """{"matthews_correlation": Matthews' coefficient of classes} (GLUE's CoLA); 0 where all are of one class."""
+    found, expected = classes_and_labels(*prediction)
+    if not expected.size:
+        return {"matthews_correlation": float("nan")}
+    is_one_class = (found == expected[0]).all() and (expected == expected[0]).all()
+    score = 0.0 if is_one_class else _module("sklearn.metrics").matthews_corrcoef(expected, found)
+    return {"matthews_correlation": float(score)}
+
+
+def pearson(prediction: Prediction) -> dict[str, float]:
+    """{"pearson": the correlation of predicted and true numbers}; NaN where either are all the same."""
+    return {"pearson": _correlation("pearsonr", prediction)}
+
+
+def spearman(prediction: Prediction) -> dict[str, float]:
+    """{"spearmanr": the correlation of the ranks of predicted and true numbers}; NaN where either are all the same."""
+    return {"spearmanr": _correlation("spearmanr", prediction)}
+
+
+def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What `preprocess_logits_for_metrics` keeps of a language model: two numbers for each token.
+
+    Args:
+        logits: (sequences, length, words), or a tuple that begins with them.
+        labels: (sequences, length), or a tuple that begins with them: -100 where there is none.
+
+    Returns:
+        the most probable words, (sequences, length) int64; and the surprise at the labels, the logarithm of 1 over the
+        probability of each, (sequences, length) float32, NaN where there is no label.
+    """
+    logits, labels = (value[0] if isinstance(value, tuple) else value for value in (logits, labels))
+    surprise = np.full(labels.shape, np.nan, np.float32)
+    where = np.nonzero(labels != IGNORED)
+    scores = logits[where].astype(np.float64)
+    scores -= scores.max(-1, keepdims=True, initial=-np.inf)
+    of_label = np.take_along_axis(scores, labels[where][:, None], -1)[:, 0]
+    surprise[where] = np.log(np.exp(scores).sum(-1)) - of_label
+    return np.argmax(logits, -1), surprise
+
+
+def predicted_next_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """`predicted_words` of a causal model: for each token what the one before predicts of it.
+
+    Nothing is predicted of the first: its word is -100, its surprise NaN.
+    """
+    logits, labels = (value[0] if isinstance(value, tuple) else value for value in (logits, labels))
+    words, surprise = predicted_words(logits[:, :-1], labels[:, 1:])
+    first = [(0, 0), (1, 0)]
+    return np.pad(words, first, constant_values=IGNORED), np.pad(surprise, first, constant_values=np.nan)
+
+
+def masked_accuracy(prediction: Prediction) -> dict[str, float]:
+    """{"masked_accuracy": the share of labelled words that were predicted}, of what `predicted_words` keeps."""
+    return {"masked_accuracy": _share_of_words(prediction)}
+
+
+def next_word_accuracy(prediction: Prediction) -> dict[str, float]:
+    """{"next_word_accuracy": likewise of words after the first}, of what `predicted_next_words` keeps."""
+    return {"next_word_accuracy": _share_of_words(prediction)}
+
+
+def perplexity(prediction: Prediction) -> dict[str, float]:
+    """{"perplexity": exp of the mean surprise}, of what `predicted_words` or `predicted_next_words` keeps."""
+    _, surprise, _ = _kept_words(prediction)
+    with np.errstate(over="ignore"):
+        return {"perplexity": float(np.exp(_mean(surprise)))}
+
+
+def _share_of_words(prediction: Prediction) -> float:
+    words, _, labels = _kept_words(prediction)
+    return _mean(words == labels)
+
+
+def _kept_words(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(words, surprise, labels) of all tokens that something was predicted of."""
+    kept, labels = prediction
+    labels = labels[0] if isinstance(labels, tuple) else labels
+    if not isinstance(kept, tuple) or len(kept) != 2 or np.shape(kept[0]) != np.shape(labels):
+        raise ValueError(
+            "predictions are no words: give predicted_words, or predicted_next_words, as preprocess_logits_for_metrics"
+        )
+    words, surprise = kept
+    counted = (labels != IGNORED) & ~np.isnan(surprise)
+    return words[counted], surprise[counted], labels[counted]
+
+
+def classes_and_labels(predictions: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(predicted, expected) classes of all labels but -100; of several labels for each text, rows of 0 and 1.
+
+    Args:
+        predictions: logits (..., classes); or classes of the shape of `labels`; or, where labels are rows of 0 and 1,
+            logits of that shape.
+        labels: integers.
+
+    Raises:
+        ValueError: for other shapes, and for logits that are NaN.
+    """
+    predictions, labels = np.asarray(predictions), np.asarray(labels)
+    if predictions.dtype.kind == "f" and np.isnan(predictions).any():
+        raise ValueError("predictions holds NaN, expected logits")
+    if predictions.ndim == labels.ndim + 1 and predictions.shape[:-1] == labels.shape and predictions.shape[-1]:
+        predictions = predictions.argmax(-1)
+    elif predictions.shape != labels.shape:
+        raise ValueError(f"predictions have shape {predictions.shape}, expected {labels.shape} as labels, and classes")
+    elif predictions.dtype.kind == "f":
+        return (predictions > 0).astype(np.int64), (labels > 0).astype(np.int64)
+    counted = labels != IGNORED
+    return predictions[counted], labels[counted]
+
+
+def _correlation(name: str, prediction: Prediction) -> float:
+    found, expected = (np.asarray(value, np.float64) for value in prediction)
+    if found.size != expected.size:
+        raise ValueError(f"predictions have shape {found.shape}, expected {expected.shape}: a number for each label")
+    found, expected = found.reshape(-1), expected.reshape(-1)
+    if len(found) < 2 or np.ptp(found) == 0 or np.ptp(expected) == 0:
+        return float("nan")
+    return float(getattr(_module("scipy.stats"), name)(found, expected).statistic)
+
+
+def _mean(values: Sequence[Any] | np.ndarray) -> float:
+    return float(np.mean(values, dtype=np.float64)) if len(values) else float("nan")
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = {"sklearn": "scikit-learn"}.get(name.partition(".")[0], name.partition(".")[0])
+        raise ImportError(f"this metric needs {package}: pip install 'bertcore[training]'") from error
