@@ -4,5 +4,6 @@ from .auto import AutoTokenizer
 from .batch import BatchEncoding
 from .luke import LukeTokenizer
 from .tokenizer import Tokenizer
+from .training import train_tokenizer
 
-__all__ = ["AutoTokenizer", "BatchEncoding", "LukeTokenizer", "Tokenizer"]
+__all__ = ["AutoTokenizer", "BatchEncoding", "LukeTokenizer", "Tokenizer", "train_tokenizer"]

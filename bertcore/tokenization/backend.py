@@ -47,15 +47,19 @@ def build_backend(folder: Path, settings: TokenizerSettings) -> Built:
     if file.is_file():
         backend = _from_tokenizer_json(file)
         family = _family_of_model(backend, settings)
-        special = _special_tokens(family, settings)
         _set_options(backend, settings)
     else:
         family, files = _family_of_files(folder, settings)
-        special = _special_tokens(family, settings)
-        contents = {name: token.content for name, token in special.items()}
+        contents = {name: token.content for name, token in special_tokens(family, settings).items()}
         _, build = MODELS[family.model]
         backend = build(files, family, contents, settings)
         extra += [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    return completed(backend, extra, family, settings)
+
+
+def completed(backend: Tokenizer, extra: list[str], family: TokenizerFamily, settings: TokenizerSettings) -> Built:
+    """The tokenizer with its special tokens, `extra` ones without a name too, and what puts them around texts."""
+    special = special_tokens(family, settings)
     _add_tokens(backend, settings, special)
     contents = {name: token.content for name, token in special.items()}
     if backend.post_processor is None:
@@ -111,7 +115,7 @@ def _family_of_files(folder: Path, settings: TokenizerSettings) -> tuple[Tokeniz
     )
 
 
-def _special_tokens(family: TokenizerFamily, settings: TokenizerSettings) -> dict[str, AddedTokenSettings]:
+def special_tokens(family: TokenizerFamily, settings: TokenizerSettings) -> dict[str, AddedTokenSettings]:
     """By name, the usual names first: the family's, but for what the files state."""
     plain = {
         name: token if isinstance(token, AddedTokenSettings) else AddedTokenSettings(token)

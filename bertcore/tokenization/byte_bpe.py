@@ -27,10 +27,15 @@ def build(files: list[Path], family: TokenizerFamily, special: Mapping[str, str]
     except Exception as error:  # the library raises Exception itself; a lone surrogate in a token gets here
         raise CheckpointError(f"{vocabulary_file} cannot be read by the tokenizers library: {error}") from error
     backend = Tokenizer(model)
+    set_steps(backend, family, settings)
+    return backend
+
+
+def set_steps(backend: Tokenizer, family: TokenizerFamily, settings: TokenizerSettings) -> None:
+    """Give the tokenizer the byte-level steps before and after the model."""
     prefix_space = bool(settings.option("add_prefix_space", family))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     backend.decoder = decoders.ByteLevel()
-    return backend
 
 
 def _read_vocabulary(file: Path) -> dict[str, int]:

@@ -25,7 +25,7 @@ def build(files: list[Path], family: TokenizerFamily, special: Mapping[str, str]
         raise CheckpointError(f"{file} has other first pieces than {family.layout} expects")
     backend = Tokenizer(models.Unigram(pieces, unknown, source.byte_fallback))
     backend.add_tokens([AddedToken(piece, normalized=False, special=control) for piece, control in source.symbols])
-    _set_steps(backend, source, family, settings)
+    set_steps(backend, family, settings, source)
     return backend
 
 
@@ -37,9 +37,11 @@ def _vocabulary(source: SentencePieceModel, family: TokenizerFamily, special: Ma
     return [*map(piece, layout.head), *source.pieces[layout.skipped :], *map(piece, layout.tail)]
 
 
-def _set_steps(
-    backend: Tokenizer, source: SentencePieceModel, family: TokenizerFamily, settings: TokenizerSettings
+def set_steps(
+    backend: Tokenizer, family: TokenizerFamily, settings: TokenizerSettings, source: SentencePieceModel
 ) -> None:
+    """Give the tokenizer the family's steps before and after the model; `source` says what its file has of them."""
+
     def option(name):
         return bool(settings.option(name, family))
 

@@ -30,11 +30,16 @@ def build(files: list[Path], family: TokenizerFamily, special: Mapping[str, str]
     if model.token_to_id(unknown) is None:
         raise CheckpointError(f"{file} lacks the unknown token {unknown!r}")
     backend = Tokenizer(model)
+    set_steps(backend, settings)
+    return backend
+
+
+def set_steps(backend: Tokenizer, settings: TokenizerSettings) -> None:
+    """Give the tokenizer BERT's steps before and after the model."""
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     set_normalization(backend, settings)
-    return backend
 
 
 def normalization_of(backend: Tokenizer) -> dict[str, bool | None]:
