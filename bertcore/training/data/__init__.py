@@ -1,17 +1,24 @@
-"""Training data: files, read as a stream, documents, and batches."""
+"""Training data: files, read as a stream, documents, labelled texts, and batches."""
 
 from bertcore.training.data.batches import Batches
 from bertcore.training.data.documents import Documents, split_sentences
 from bertcore.training.data.files import MalformedRecord, Record, Records
+from bertcore.training.data.labelled import LabelledTexts, LabelledWords
+from bertcore.training.data.questions import Questions, answer_metrics, best_answers
 from bertcore.training.data.stored import StoredExamples, store_examples
 
 __all__ = [
     "Batches",
     "Documents",
+    "LabelledTexts",
+    "LabelledWords",
     "MalformedRecord",
+    "Questions",
     "Record",
     "Records",
     "StoredExamples",
+    "answer_metrics",
+    "best_answers",
     "split_sentences",
     "store_examples",
 ]

@@ -1,0 +1,249 @@
+"""Examples of labelled texts: records of columns become what a model and its loss take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from bertcore.training.data.files import Record, wrong_record
+from bertcore.training.masking import IGNORED
+
+AT_ONCE = 256  # records that are tokenised together
+
+Numbered = tuple[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts, or pairs of texts, with a label each.
+
+    Attributes:
+        text, text_pair, label: the names of the columns; None for no second text.
+        labels: the names of the classes in their order; empty for numbers.
+        is_multiple: a label is a list of any number of classes (or their names with commas between them).
+
+    A text's label is the number of its class, a number, or a 0 or 1 for each class, as the losses
+    "single_label_classification", "regression" and "multi_label_classification" take them.
+    """
+
+    text: str = "text"
+    text_pair: str | None = None
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    is_multiple: bool = False
+
+    model_class = "AutoModelForSequenceClassification"
+
+    @classmethod
+    def found_in(
+        cls,
+        records: Iterable[Mapping[str, Any]],
+        text: str = "text",
+        text_pair: str | None = None,
+        label: str = "label",
+    ) -> LabelledTexts:
+        """The columns with the labels that records have; all are read once.
+
+        Lists are several labels for each text; numbers of which some are no integers are numbers; all else are classes,
+        in the order of their numbers, or of the alphabet.
+
+        Raises:
+            MalformedRecord (a ValueError): for a record without a label.
+            ValueError: for lists and other labels, or no record at all.
+        """
+        names: set[str] = set()
+        lists = count = 0
+        for number, record in enumerate(records):
+            value = _value(record, number, label)
+            count, lists = count + 1, lists + isinstance(value, list)
+            names.update(_name(each, record, number, label) for each in (value if isinstance(value, list) else [value]))
+        if not count or lists not in (0, count):
+            problem = f"{lists} of {count} records have lists of labels" if count else "there are no records"
+            raise ValueError(f"{problem}, expected labels of one kind")
+        numbers = [_number(name) for name in names]
+        if not lists and None not in numbers and not all(float(value).is_integer() for value in numbers):
+            return cls(text, text_pair, label)
+        return cls(text, text_pair, label, tuple(sorted(names, key=_by_number_or_letters)), bool(lists))
+
+    @property
+    def problem_type(self) -> str:
+        """As a config names it."""
+        if not self.labels:
+            return "regression"
+        return "multi_label_classification" if self.is_multiple else "single_label_classification"
+
+    def examples(
+        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """An example of each record, cut to `max_length` tokens (by default the tokenizer's longest).
+
+        Raises:
+            MalformedRecord (a ValueError): for a record that lacks a column, with another label; it is named.
+        """
+        columns = [self.text] if self.text_pair is None else [self.text, self.text_pair]
+        for some in _in_parts(records):
+            texts = [[_text(record, number, column) for number, record in some] for column in columns]
+            batch = tokenizer(*texts, truncation=_truncation(tokenizer, max_length), max_length=max_length)
+            for index, (number, record) in enumerate(some):
+                label = self._label(_value(record, number, self.label), record, number)
+                yield {name: rows[index] for name, rows in batch.items()} | {"label": label}
+
+    def _label(self, value: Any, record: Mapping[str, Any], number: int) -> Any:
+        if self.is_multiple:
+            given = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+            if not isinstance(given, list | tuple):
+                raise wrong_record(record, number, f"{self.label!r} is {value!r}, expected a list of labels")
+            named = {_name(each, record, number, self.label) for each in given if each != ""}
+            _check_known(named, self.labels, record, number)
+            return [float(name in named) for name in self.labels]
+        if not self.labels:
+            found = _number(value)
+            if found is None:
+                raise wrong_record(record, number, f"{self.label!r} is {value!r}, expected a number")
+            return found
+        name = _name(value, record, number, self.label)
+        _check_known({name}, self.labels, record, number)
+        return self.labels.index(name)
+
+
+@dataclass(frozen=True)
+class LabelledWords:
+    """Texts of words with a tag each.
+
+    Attributes:
+        words, tags: the names of the columns: lists, or strings with white space between. Lines of plain text are a
+            word and its tag each (the first and the last column, as CoNLL has them); an empty line ends a text.
+        labels: the tags in the order of their numbers.
+
+    A word's tag is that of its first token; its other tokens, and special ones, have none (-100).
+    """
+
+    words: str = "tokens"
+    tags: str = "tags"
+    labels: tuple[str, ...] = ()
+
+    model_class = "AutoModelForTokenClassification"
+
+    @classmethod
+    def found_in(cls, records: Iterable[Mapping[str, Any]], words: str = "tokens", tags: str = "tags") -> LabelledWords:
+        """The columns with the tags that records have; all are read once. ValueError if there are none."""
+        columns = cls(words, tags)
+        found = {tag for _, _, _, row in columns._rows(records) for tag in row}
+        if not found:
+            raise ValueError("there are no records with tags")
+        return cls(words, tags, tuple(sorted(found, key=_by_number_or_letters)))
+
+    def examples(
+        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """An example of each text, cut to `max_length` tokens (by default the tokenizer's longest).
+
+        Raises:
+            MalformedRecord (a ValueError): for a record that lacks a column, with other numbers of words and tags, or
+                with another tag; it is named.
+        """
+        numbers = {name: index for index, name in enumerate(self.labels)}
+        rows = self._rows(records)
+        while some := list(islice(rows, AT_ONCE)):
+            options = {"truncation": _truncation(tokenizer, max_length), "max_length": max_length}
+            batch = tokenizer([words for _, _, words, _ in some], is_split_into_words=True, **options)
+            for index, (number, record, _, tags) in enumerate(some):
+                _check_known(set(tags), self.labels, record, number)
+                made = {name: values[index] for name, values in batch.items()}
+                labels, last = [], None
+                for word in batch.word_ids(index):
+                    labels.append(IGNORED if word is None or word == last else numbers[tags[word]])
+                    last = word
+                yield made | {"labels": labels}
+
+    def _rows(
+        self, records: Iterable[Mapping[str, Any]]
+    ) -> Iterator[tuple[int, Mapping[str, Any], list[str], list[str]]]:
+        """(number, record, words, tags) of each text that has words."""
+        words: list[str] = []
+        tags: list[str] = []
+        number, record = 0, {}
+        for number, record in enumerate(records):
+            if isinstance(record, Record) and record.is_line:
+                parts = record["text"].split()
+                if len(parts) == 1:
+                    raise wrong_record(record, number, f"{parts[0]!r} has no tag, expected a word and its tag")
+                if parts and parts[0] != "-DOCSTART-":
+                    words, tags = [*words, parts[0]], [*tags, parts[-1]]
+                elif words:
+                    yield number, record, words, tags
+                    words, tags = [], []
+                continue
+            row = [
+                _strings(_value(record, number, column), record, number, column) for column in (self.words, self.tags)
+            ]
+            if len(row[0]) != len(row[1]):
+                raise wrong_record(record, number, f"has {len(row[0])} words and {len(row[1])} tags")
+            if row[0]:
+                yield number, record, *row
+        if words:
+            yield number, record, words, tags
+
+
+def _in_parts(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Numbered]]:
+    numbered = enumerate(records)
+    while some := list(islice(numbered, AT_ONCE)):
+        yield some
+
+
+def _truncation(tokenizer: Any, max_length: int | None) -> bool:
+    """Whether there is a length to cut to."""
+    return max_length is not None or tokenizer.model_max_length < 10**9
+
+
+def _value(record: Mapping[str, Any], number: int, column: str) -> Any:
+    if not isinstance(record, Mapping) or record.get(column) is None:
+        raise wrong_record(record, number, f"has no {column!r}")
+    return record[column]
+
+
+def _text(record: Mapping[str, Any], number: int, column: str) -> str:
+    value = _value(record, number, column)
+    if not isinstance(value, str):
+        raise wrong_record(record, number, f"{column!r} is {value!r:.60}, expected a text")
+    return value
+
+
+def _strings(value: Any, record: Mapping[str, Any], number: int, column: str) -> list[str]:
+    parts = value.split() if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str | int) for part in parts):
+        raise wrong_record(record, number, f"{column!r} is {value!r:.60}, expected a list of strings")
+    return [str(part) for part in parts]
+
+
+def _name(value: Any, record: Mapping[str, Any], number: int, column: str) -> str:
+    """What a class is called: true and 1.0 are 1."""
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return str(int(value)) if float(value).is_integer() else repr(value)
+    raise wrong_record(record, number, f"{column!r} is {value!r:.60}, expected a label")
+
+
+def _number(value: Any) -> float | None:
+    """The number that a value, or its spelling, is; None for others and for what is not finite."""
+    try:
+        found = float(value) if isinstance(value, str | int | float) else math.nan
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _check_known(names: set[str], labels: Sequence[str], record: Mapping[str, Any], number: int) -> None:
+    unknown = sorted(names.difference(labels))
+    if unknown:
+        raise wrong_record(record, number, f"has the label {unknown[0]!r}, expected one of {', '.join(labels):.200}")
+
+
+def _by_number_or_letters(name: str) -> tuple[float, str]:
+    """Numbers come first, in their order."""
+    number = _number(name)
+    return (math.inf if number is None else number), name

@@ -1,0 +1,176 @@
+"""Questions on texts: windows of a long text with the places of the answer, and answers read from their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from bertcore.training.data.files import wrong_record
+from bertcore.training.span_metrics import answer_scores
+
+AT_ONCE = 64  # questions that are tokenised together
+BEST = 20  # starts, and ends, of which all pairs are tried
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions with texts that answer them, in the form of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250).
+
+    Attributes:
+        question, context, answers: the names of the columns. `answers` has {"text": [...], "answer_start": [...]}:
+            right answers, and at which character of the context each starts; none where the text has no answer.
+        stride: how many tokens of a text that is too long its next window repeats.
+    """
+
+    question: str = "question"
+    context: str = "context"
+    answers: str = "answers"
+    stride: int = 128
+
+    model_class = "AutoModelForQuestionAnswering"
+
+    def examples(
+        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The windows of each question, of at most `max_length` tokens (by default the tokenizer's longest).
+
+        An example has start_positions and end_positions, the columns of the first answer's first and last token, or
+        that of the token which stands for the whole, where the window does not hold the answer; for `best_answers`
+        overflow_to_sample_mapping, the number of the question, and offset_mapping, the characters of the context that
+        each token stands for, (0, 0) for others.
+
+        Raises:
+            MalformedRecord (a ValueError): for a record that lacks a column, or whose answer is not where it says.
+            ValueError: for a tokenizer that pads on the left, from where columns are counted.
+        """
+        if tokenizer.padding_side != "right":
+            raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
+        numbered = enumerate(records)
+        while some := list(islice(numbered, AT_ONCE)):
+            questions = [self._text(record, number, self.question).strip() for number, record in some]
+            contexts = [self._text(record, number, self.context) for number, record in some]
+            windows = tokenizer(
+                questions, contexts, truncation="only_second", max_length=max_length, stride=self.stride,
+                return_overflowing_tokens=True, return_offsets_mapping=True,
+            )  # fmt: skip
+            for row, sample in enumerate(windows["overflow_to_sample_mapping"]):
+                number, record = some[sample]
+                made = {name: rows[row] for name, rows in windows.items()}
+                inside = [part == 1 for part in windows.sequence_ids(row)]
+                offsets = [span if here else (0, 0) for span, here in zip(made["offset_mapping"], inside, strict=True)]
+                whole = _whole(made["input_ids"], tokenizer)
+                start, end = _place(offsets, inside, self._answer(record, number)) or (whole, whole)
+                yield made | {
+                    "offset_mapping": offsets, "overflow_to_sample_mapping": number,
+                    "start_positions": start, "end_positions": end,
+                }  # fmt: skip
+
+    def _text(self, record: Mapping[str, Any], number: int, name: str) -> str:
+        value = record.get(name) if isinstance(record, Mapping) else None
+        if not isinstance(value, str) or not value.strip():
+            raise wrong_record(record, number, f"has no text named {name!r}")
+        return value
+
+    def _answer(self, record: Mapping[str, Any], number: int) -> tuple[int, int] | None:
+        """The characters of the first answer; None for none."""
+        answers = record.get(self.answers)
+        try:
+            texts, starts = answers["text"], answers["answer_start"]
+            if not texts:
+                return None
+            first, start = texts[0], starts[0]
+            found = record[self.context][start : start + len(first)]
+        except (KeyError, TypeError, IndexError) as error:
+            problem = f'{self.answers!r} is {answers!r:.60}, expected {{"text": [...], "answer_start": [...]}}'
+            raise wrong_record(record, number, problem) from error
+        if not first or start < 0 or found != first:
+            raise wrong_record(record, number, f"the answer {first!r:.60} is not at {start}, there is {found!r:.60}")
+        return start, start + len(first)
+
+    def references(self, record: Mapping[str, Any]) -> list[str]:
+        """All right answers."""
+        return list(record[self.answers]["text"])
+
+
+def best_answers(
+    records: Sequence[Mapping[str, Any]],
+    windows: Sequence[Mapping[str, Any]],
+    scores: tuple[Any, Any],
+    *,
+    context: str = "context",
+    longest: int = 30,
+) -> list[str]:
+    """The answer of each record: the span with the highest sum of its start's and its end's score, in any window.
+
+    Args:
+        records: what `windows` were made of.
+        windows: of `Questions.examples`.
+        scores: (start_logits, end_logits), (windows, length) each, as wide as the longest window at least.
+        context: the name of the column of texts.
+        longest: the most tokens of an answer.
+
+    "" where the token that stands for the whole (the first) scores higher, in every window.
+    """
+    best = [(-np.inf, "")] * len(records)
+    none = np.full(len(records), np.inf)
+    for window, starts, ends in zip(windows, *scores, strict=True):
+        sample, offsets = window["overflow_to_sample_mapping"], window["offset_mapping"]
+        none[sample] = min(none[sample], _score_of_none(starts, ends, offsets))
+        found = _best_span(starts[: len(offsets)], ends[: len(offsets)], offsets, longest)
+        if found and found[0] > best[sample][0]:
+            best[sample] = found[0], records[sample][context][found[1] : found[2]]
+    return [text if score > nothing else "" for (score, text), nothing in zip(best, none, strict=True)]
+
+
+def answer_metrics(
+    records: Sequence[Mapping[str, Any]], windows: Sequence[Mapping[str, Any]], questions: Questions | None = None
+) -> Callable[[tuple[Any, Any]], dict[str, float]]:
+    """A metric of the scores of `windows`, which were made of `records`: exact match and F1 of the answers."""
+    questions = questions or Questions()
+    references = [questions.references(record) for record in records]
+
+    def compute(prediction: tuple[Any, Any]) -> dict[str, float]:
+        return answer_scores(best_answers(records, windows, prediction[0], context=questions.context), references)
+
+    return compute
+
+
+def _whole(ids: Sequence[int], tokenizer: Any) -> int:
+    return ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
+
+
+def _place(
+    offsets: Sequence[tuple[int, int]], inside: Sequence[bool], answer: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """The first and the last token of an answer; None if the window does not hold all of it."""
+    if answer is None or True not in inside:
+        return None
+    first, last = inside.index(True), len(inside) - 1 - inside[::-1].index(True)
+    if offsets[first][0] > answer[0] or offsets[last][1] < answer[1]:
+        return None
+    start = max(column for column in range(first, last + 1) if offsets[column][0] <= answer[0])
+    end = min(column for column in range(first, last + 1) if offsets[column][1] >= answer[1])
+    return (start, end) if start <= end else None
+
+
+def _score_of_none(starts: np.ndarray, ends: np.ndarray, offsets: Sequence[tuple[int, int]]) -> float:
+    outside = [column for column, (first, last) in enumerate(offsets) if first == last]
+    return float(starts[outside[0]] + ends[outside[0]]) if outside else -np.inf
+
+
+def _best_span(
+    starts: np.ndarray, ends: np.ndarray, offsets: Sequence[tuple[int, int]], longest: int
+) -> tuple[float, int, int] | None:
+    """(score, first character, last + 1) of the best span of at most `longest` tokens."""
+    tokens = np.array([column for column, (first, last) in enumerate(offsets) if last > first], int)
+    pairs = [
+        (float(starts[start] + ends[end]), offsets[start][0], offsets[end][1])
+        for start in tokens[np.argsort(-starts[tokens], kind="stable")[:BEST]]
+        for end in tokens[np.argsort(-ends[tokens], kind="stable")[:BEST]]
+        if start <= end < start + longest
+    ]
+    return max(pairs, default=None)
