@@ -39,7 +39,7 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
             with _naming(target):
                 write(new[target])
                 shutil.copymode(note, new[target])  # safetensors makes files that only their owner may read
-                _sync(new[target])
+                sync(new[target])
         if os.path.lexists(guard):
             shutil.copy2(guard, old[guard], follow_symlinks=False)
         try:
@@ -47,19 +47,19 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
         finally:
             if os.path.lexists(new[guard]):  # it comes last: all of them stay as they were
                 _restore(targets, new, old)
-    _sync(folder)
+    sync(folder)
 
 
 def _switch(guard: Path, others: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path], note: Path) -> None:
     with _naming(guard):
         os.replace(note, guard)
-    _sync(guard.parent)
+    sync(guard.parent)
     for target in others:
         with _naming(target):
             if os.path.lexists(target):
                 os.replace(target, old[target])
             os.replace(new[target], target)
-    _sync(guard.parent)
+    sync(guard.parent)
     with _naming(guard):
         os.replace(new[guard], guard)
 
@@ -125,7 +125,7 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Have the system write a file, or the names in a folder, to the disk, where it can."""
     if os.name != "posix" and path.is_dir():
         return

@@ -37,7 +37,7 @@ def save_checkpoint(folder, config: Mapping[str, Any], parameters: Mapping[str, 
         folder,
         {
             CONFIG_NAME: lambda file: file.write_text(config_text, encoding="utf-8"),
-            WEIGHTS_NAME: lambda file: _write_safetensors(file, arrays),
+            WEIGHTS_NAME: lambda file: write_safetensors(file, arrays),
         },
     )
     (folder / INDEX_NAME).unlink(missing_ok=True)
@@ -53,7 +53,7 @@ def _storable(name: str, array) -> np.ndarray:
     return np.require(array, requirements="C")
 
 
-def _write_safetensors(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_safetensors(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
     from safetensors.numpy import save_file
 
     save_file(dict(arrays), file, metadata={"format": "pt"})  # transformers refuses a file without this entry

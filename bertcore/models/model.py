@@ -317,6 +317,16 @@ class Model(Block):
             encoded.pooler = self.encoder.pooler
             return self._output(encoded, **targets)
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arrays that a call takes."""
+        return ("input_ids", "attention_mask", "token_type_ids", "position_ids", *self.family.inputs, *self._targets)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Those of them that the loss compares the output with."""
+        return tuple(name for name in self._targets if name != "num_choices")
+
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         """Whether the loss reads outputs of padded positions, so that these have to be computed."""
         return False

@@ -84,6 +84,11 @@ class ModelOutput:
         """As to_tuple: with keys and items this makes dict(out) work."""
         return self.to_tuple()
 
+    def predictions(self) -> tuple[Any, ...]:
+        """The scores of the heads (all fields that are logits), or of a model without a head its fields."""
+        logits = tuple(getattr(self, name) for name in self.keys() if name.endswith("logits"))
+        return logits or tuple(value for name, value in self.items() if name not in self._last)
+
     def to_tuple(self) -> tuple[Any, ...]:
         """The values of the fields that are there."""
         return tuple(value for _, value in self.items())

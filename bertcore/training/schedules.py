@@ -9,27 +9,30 @@ from typing import Any
 from bertcore.training.optimizers import Optimizer
 
 
-def _constant(step: int, training_steps: int) -> float:
+def _progress(position: float, total: float) -> float:
+    return min(1.0, position / (total or 1))
+
+
+def _constant(position: float, total: float) -> float:
     return 1.0
 
 
-def _linear(step: int, training_steps: int) -> float:
-    return max(0.0, 1 - step / max(1, training_steps))
+def _linear(position: float, total: float) -> float:
+    return 1 - _progress(position, total)
 
 
-def _cosine(step: int, training_steps: int, *, num_cycles: float = 0.5) -> float:
-    progress = min(1.0, step / max(1, training_steps))
-    return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * num_cycles * progress)))
+def _cosine(position: float, total: float, *, num_cycles: float = 0.5) -> float:
+    return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * num_cycles * _progress(position, total))))
 
 
-def _polynomial(step: int, training_steps: int, *, power: float = 1.0, end: float = 0.0) -> float:
-    return end + (1 - end) * max(0.0, 1 - step / max(1, training_steps)) ** power
+def _polynomial(position: float, total: float, *, power: float = 1.0, end: float = 0.0) -> float:
+    return end + (1 - end) * (1 - _progress(position, total)) ** power
 
 
-def _warmup_stable_decay(step: int, training_steps: int, *, decay: float = 0.1, end: float = 0.0) -> float:
-    """Full for all but the last `decay` of the steps, then a straight line down (Hu et al. 2024, arXiv:2404.06395)."""
-    first = round((1 - decay) * training_steps)
-    return 1.0 if step < first else end + (1 - end) * max(0.0, 1 - (step - first) / max(1, training_steps - first))
+def _warmup_stable_decay(position: float, total: float, *, decay: float = 0.1, end: float = 0.0) -> float:
+    """Full for all but the last part `decay`, then a straight line down (Hu et al. 2024, arXiv:2404.06395)."""
+    first = (1 - decay) * total
+    return 1.0 if position < first else end + (1 - end) * (1 - _progress(position - first, total - first))
 
 
 SCHEDULES: Mapping[str, Callable[..., float]] = {
@@ -48,30 +51,33 @@ class Schedule:
 
     Args:
         optimizer: whose groups' `lr` are set, at once and at every `step`.
-        factor: the number of steps made -> the factor.
+        factor: the position -> the factor.
+
+    Attributes:
+        position: the number of steps made, or whatever else tells how far a run is (seconds, see `move_to`).
     """
 
-    def __init__(self, optimizer: Optimizer, factor: Callable[[int], float]):
-        self.optimizer, self.factor, self.step_count = optimizer, factor, 0
-        self._set()
+    def __init__(self, optimizer: Optimizer, factor: Callable[[float], float]):
+        self.optimizer, self.factor = optimizer, factor
+        self.move_to(0)
 
     def step(self) -> None:
         """Set the rates of the next step; called after the optimiser's step."""
-        self.step_count += 1
-        self._set()
+        self.move_to(self.position + 1)
 
-    def _set(self) -> None:
+    def move_to(self, position: float) -> None:
+        """Set the rates of this position."""
+        self.position = position
         for group in self.optimizer.groups:
-            group.lr = group.initial_lr * self.factor(self.step_count)
+            group.lr = group.initial_lr * self.factor(position)
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs to go on."""
-        return {"step_count": self.step_count}
+        return {"position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gave, and set the rates."""
-        self.step_count = int(state["step_count"])
-        self._set()
+        self.move_to(state["position"])
 
 
 def get_scheduler(
@@ -96,6 +102,18 @@ def get_scheduler(
     Raises:
         TypeError, ValueError: for an unknown name or option, and wrong numbers of steps.
     """
+    if num_training_steps is None:
+        if name in SCHEDULES and name != "constant":
+            raise ValueError(f"num_training_steps is missing: {name} ends with them")
+        num_training_steps = num_warmup_steps
+    for label, steps in (("num_warmup_steps", num_warmup_steps), ("num_training_steps", num_training_steps)):
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise ValueError(f"{label} is {steps!r}, expected an integer of at least 0")
+    return Schedule(optimizer, schedule_factor(name, num_warmup_steps, num_training_steps, **options))
+
+
+def schedule_factor(name: str, warmup: float, total: float, **options: Any) -> Callable[[float], float]:
+    """The factor of a schedule by the position in a run of `total` steps, or seconds; arguments of `get_scheduler`."""
     if name not in SCHEDULES:
         raise ValueError(f"name is {name!r}, expected one of {', '.join(SCHEDULES)}")
     schedule = SCHEDULES[name]
@@ -103,17 +121,10 @@ def get_scheduler(
     unknown = [option for option in options if option not in known]
     if unknown:
         raise TypeError(f"{name} has no option {unknown[0]!r}{'; it has ' + ', '.join(known) if known else ''}")
-    if num_training_steps is None:
-        if name != "constant":
-            raise ValueError(f"num_training_steps is missing: {name} ends with them")
-        num_training_steps = num_warmup_steps
-    for label, steps in (("num_warmup_steps", num_warmup_steps), ("num_training_steps", num_training_steps)):
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-            raise ValueError(f"{label} is {steps!r}, expected an integer of at least 0")
 
-    def factor(step: int) -> float:
-        if step < num_warmup_steps:
-            return step / num_warmup_steps
-        return schedule(step - num_warmup_steps, num_training_steps - num_warmup_steps, **options)
+    def factor(position: float) -> float:
+        if position < warmup:
+            return position / warmup
+        return schedule(position - warmup, total - warmup, **options)
 
-    return Schedule(optimizer, factor)
+    return factor

@@ -1,0 +1,224 @@
+"""The settings of a training run, under the names that they have in transformers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from typing import Any
+
+from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
+from bertcore.training.schedules import SCHEDULES
+
+OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB}
+STRATEGIES = "no", "steps", "epoch"
+REPORTS = "plot", "tensorboard"
+MOST_SEED = 2**32 - 1
+
+
+@dataclass
+class TrainingArguments:
+    """How a `Trainer` trains. A name that is not here is a TypeError.
+
+    Attributes:
+        output_dir: the folder of checkpoints and logs, made if it is not there.
+        per_device_train_batch_size, per_device_eval_batch_size: the most examples of a batch.
+        max_tokens_per_batch: the most tokens of a batch, too; none by default.
+        gradient_accumulation_steps: batches whose gradients make one step, each weighed by its number of labels.
+        learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: of the optimiser.
+        optim: "adamw", "stable_adamw" or "lamb".
+        max_grad_norm: the most that the joint norm of all gradients may be; 0 for any.
+        num_train_epochs: how often the dataset is gone through.
+        max_steps: the number of steps, in place of epochs; -1 for none.
+        max_seconds: in place of epochs: the run ends after so many seconds, evaluations and checkpoints included, and
+            its schedule with it; `max_steps` ends it, too, if they come first.
+        lr_scheduler_type, lr_scheduler_kwargs: the schedule and its options, see `get_scheduler`.
+        warmup_steps: the steps of the warm-up; a number below 1 is a share of the run. With `max_seconds` only a share.
+        label_smoothing_factor: the probability that labels spread evenly over all classes.
+        eval_strategy, eval_steps: "no", "steps" or "epoch": when to evaluate; every `eval_steps` (those of logging by
+            default).
+        save_strategy, save_steps: when to write a checkpoint, likewise.
+        save_total_limit: how many checkpoints are kept: the latest, and the best; all by default.
+        load_best_model_at_end: whether the model has the weights of the best evaluation at the end.
+        metric_for_best_model: what decides, "loss" by default; any metric of the evaluation.
+        greater_is_better: whether more of it is better; by default, of everything but what ends with "loss".
+        logging_steps: the steps between two lines of the log.
+        logging_first_step: whether the first step has a line.
+        report_to: "plot" (loss.png, by matplotlib), "tensorboard", a list of both, "all" that are installed, or "none".
+        disable_tqdm: whether there is no progress bar; None for one on a terminal.
+        seed: of dropout, of masking and, unless `data_seed` is given, of the order of the examples.
+        gradient_checkpointing: layers are computed again in the backward, which takes less memory and more time.
+        group_by_length: batches have examples of similar lengths.
+        dataloader_drop_last: leave out an epoch's last batch if it is not full.
+        remove_unused_columns: whether columns of a dataset that the model does not take are left out.
+
+    Raises:
+        TypeError, ValueError: which setting is wrong, and what was expected.
+    """
+
+    output_dir: str | os.PathLike
+    _: KW_ONLY
+    per_device_train_batch_size: int = 8
+    per_device_eval_batch_size: int = 8
+    max_tokens_per_batch: int | None = None
+    gradient_accumulation_steps: int = 1
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    optim: str = "adamw"
+    max_grad_norm: float = 1.0
+    num_train_epochs: float = 3.0
+    max_steps: int = -1
+    max_seconds: float | None = None
+    lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    warmup_steps: float = 0
+    label_smoothing_factor: float = 0.0
+    eval_strategy: str = "no"
+    eval_steps: int | None = None
+    save_strategy: str = "steps"
+    save_steps: int = 500
+    save_total_limit: int | None = None
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
+    logging_steps: int = 500
+    logging_first_step: bool = False
+    report_to: str | Sequence[str] = "all"
+    disable_tqdm: bool | None = None
+    seed: int = 42
+    data_seed: int | None = None
+    gradient_checkpointing: bool = False
+    group_by_length: bool = False
+    dataloader_drop_last: bool = False
+    remove_unused_columns: bool = True
+
+    def __post_init__(self) -> None:
+        for name in _WHOLE:
+            _check_integer(name, getattr(self, name), 1)
+        for name in ("max_tokens_per_batch", "eval_steps", "save_total_limit"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 1)
+        for name in ("seed", "data_seed"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 0, MOST_SEED)
+        for name in _NUMBERS:
+            _check_number(name, getattr(self, name))
+        if self.num_train_epochs == 0:
+            raise ValueError("num_train_epochs is 0, expected more")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        self._check_choices()
+        self._check_length()
+        self._check_best()
+
+    def _check_choices(self) -> None:
+        choices = {"optim": OPTIMIZERS, "lr_scheduler_type": SCHEDULES}
+        choices |= {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        for report in [] if self.report_to in ("all", "none") else self.reports:
+            if report not in REPORTS:
+                raise ValueError(f"report_to has {report!r}, expected all, none, or some of {', '.join(REPORTS)}")
+        if not 0 <= self.label_smoothing_factor < 1:
+            raise ValueError(f"label_smoothing_factor is {self.label_smoothing_factor}, expected from 0 to below 1")
+
+    def _check_length(self) -> None:
+        if self.max_steps != -1:
+            _check_integer("max_steps", self.max_steps, 1)
+        if self.max_seconds is not None:
+            _check_number("max_seconds", self.max_seconds)
+            if self.max_seconds == 0 or (self.warmup_steps >= 1 and self.lr_scheduler_type != "constant"):
+                wrong = "max_seconds" if self.max_seconds == 0 else "warmup_steps"
+                expected = "more" if self.max_seconds == 0 else "a share of the run, below 1, as max_seconds is given"
+                raise ValueError(f"{wrong} is {getattr(self, wrong)}, expected {expected}")
+        if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps}, expected a number of steps, or a share of the run below 1"
+            )
+
+    def _check_best(self) -> None:
+        if not self.load_best_model_at_end:
+            return
+        if self.eval_strategy == "no" or self.save_strategy != self.eval_strategy:
+            raise ValueError(
+                "load_best_model_at_end needs an eval_strategy, and the same save_strategy; "
+                f"they are {self.eval_strategy!r} and {self.save_strategy!r}"
+            )
+        if self.save_strategy == "steps" and self.save_steps % self.steps_between_evaluations:
+            raise ValueError(
+                f"save_steps is {self.save_steps}, expected a multiple of the {self.steps_between_evaluations} steps "
+                "between evaluations, as load_best_model_at_end is set"
+            )
+
+    @property
+    def reports(self) -> Sequence[str]:
+        """`report_to` as a list, unless it is "all" or "none"."""
+        return [self.report_to] if isinstance(self.report_to, str) else self.report_to
+
+    @property
+    def steps_between_evaluations(self) -> int:
+        """`eval_steps`, or the steps between two lines of the log."""
+        return self.eval_steps or self.logging_steps
+
+    @property
+    def best_metric(self) -> str:
+        """`metric_for_best_model` as evaluations name it: eval_loss by default."""
+        name = self.metric_for_best_model or "loss"
+        return name if name.startswith("eval_") else f"eval_{name}"
+
+    @property
+    def more_is_better(self) -> bool:
+        """`greater_is_better`, or what the metric's name tells."""
+        return not self.best_metric.endswith("loss") if self.greater_is_better is None else self.greater_is_better
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, as JSON can hold them."""
+        return {**asdict(self), "output_dir": os.fspath(self.output_dir)}
+
+
+_WHOLE = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "save_steps",
+    "logging_steps",
+)
+_SWITCHES = (
+    "load_best_model_at_end",
+    "logging_first_step",
+    "gradient_checkpointing",
+    "group_by_length",
+    "dataloader_drop_last",
+    "remove_unused_columns",
+)
+_NUMBERS = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "num_train_epochs",
+    "warmup_steps",
+    "label_smoothing_factor",
+)
+
+
+def _check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"{name} is {value}, expected at least {least}" + (f" and at most {most}" if most else ""))
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} is {value}, expected a finite number of at least 0")

@@ -1,0 +1,90 @@
+"""The checkpoints of a run: folders that appear whole or not at all.
+
+A folder is written under a temporary name, brought to the disk, and renamed. A process that is killed at any moment
+leaves the checkpoints that were there; an error (a full disk) likewise, and what was begun is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from bertcore.checkpoint.replacing import sweep, sync, temporary_beside
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+_LEFT = re.compile(r"\.(checkpoint-\d+)\.\d+\.[0-9a-f]+\.tmp")
+
+
+class NotSaved(OSError):
+    """A checkpoint could not be written; the message names the last one that is whole."""
+
+
+def checkpoint_folder(output_dir: str | os.PathLike, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return Path(output_dir) / f"checkpoint-{step}"
+
+
+def checkpoints_in(output_dir: str | os.PathLike) -> list[Path]:
+    """The checkpoints of a run, the latest last."""
+    folder = Path(output_dir)
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(_NAME.fullmatch(folder.name)[1])
+
+
+def write_checkpoint(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Write a folder by `fill(the temporary folder)`; one that stands in its place is replaced.
+
+    Raises:
+        NotSaved: if the system could not write it.
+    """
+    try:
+        write_folder(folder, fill)
+    except OSError as error:
+        others = [path for path in checkpoints_in(folder.parent) if path != folder]
+        kept = f"the last whole checkpoint is {others[-1]}" if others else "there is no earlier checkpoint"
+        raise NotSaved(error.errno, f"{error.strerror or error} while writing {folder}; {kept}") from error
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Write a folder by `fill(a temporary folder)`, which then takes its place at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(folder) as new, temporary_beside(folder) as old:
+        new.mkdir()
+        fill(new)
+        for path in (*new.rglob("*"), new):
+            sync(path)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(new, folder)
+    sync(folder.parent)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint; no reader sees a part of it."""
+    with temporary_beside(folder) as gone:
+        os.replace(folder, gone)
+
+
+def remove_beyond(output_dir: str | os.PathLike, limit: int | None, best: str | None) -> None:
+    """Remove the oldest checkpoints so that `limit` are left, of which one is the best, if it is known."""
+    if limit is None:
+        return
+    found = checkpoints_in(output_dir)
+    others = [path for path in found if best is None or path.name != Path(best).name]
+    kept = max(1, limit - (len(found) - len(others)))  # the latest stays, whatever the limit
+    for folder in others[:-kept]:
+        remove_checkpoint(folder)
+
+
+def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
+    """Remove what processes that were killed while they saved have left."""
+    folder = Path(output_dir)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if match := _LEFT.fullmatch(path.name):
+            sweep(folder / match[1])

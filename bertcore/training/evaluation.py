@@ -1,0 +1,99 @@
+"""A model's predictions on a dataset, batch after batch, without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertcore.training.masking import IGNORED
+
+Reduce = Callable[[Any, Any], Any]
+
+
+class EvalPrediction(NamedTuple):
+    """What `compute_metrics` gets.
+
+    Attributes:
+        predictions: the logits of all examples (or what `preprocess_logits_for_metrics` made of them): an array, or a
+            tuple where a model has several; shorter rows are filled with -100.
+        label_ids: the labels likewise; None without labels.
+    """
+
+    predictions: Any
+    label_ids: Any
+
+
+class PredictionOutput(NamedTuple):
+    """What `Trainer.predict` returns: an `EvalPrediction`, and the metrics."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict[str, float]
+
+
+class Evaluated(NamedTuple):
+    """What a pass over a dataset gave: the mean loss (None without labels), its predictions, and how many examples."""
+
+    loss: float | None
+    predictions: EvalPrediction | None
+    examples: int
+
+
+def run_through(
+    objective: Any,
+    model: Any,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    keep: bool,
+    reduce: Reduce | None = None,
+) -> Evaluated:
+    """Run `model` on all batches.
+
+    Args:
+        objective: what makes the loss; the mean is over labels, whatever batch they are in.
+        keep: whether the predictions and labels of all examples are kept.
+        reduce: makes of (logits, labels) of a batch what is kept in place of the logits: the words that they predict,
+            say, which take a vocabulary's part of the memory.
+    """
+    total, weights, examples = 0.0, 0.0, 0
+    predictions: list[Any] = []
+    labels: list[Any] = []
+    for batch in batches:
+        out = objective.forward(model, batch)
+        if getattr(out, "loss", None) is not None and (weight := objective.weight(batch)):
+            total, weights = total + float(out.loss) * weight, weights + weight
+        examples += len(next(iter(batch.values())))
+        if keep:
+            truth = _one_or_all([np.asarray(batch[name]) for name in model.label_names if name in batch])
+            scores = _one_or_all([_on_host(array) for array in out.predictions()])
+            predictions.append(scores if reduce is None else reduce(scores, truth))
+            labels.append(truth)
+    kept = EvalPrediction(_joined(predictions), _joined(labels)) if keep and examples else None
+    return Evaluated(total / weights if weights else None, kept, examples)
+
+
+def _on_host(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def _one_or_all(arrays: list[np.ndarray]) -> Any:
+    return tuple(arrays) if len(arrays) > 1 else arrays[0] if arrays else None
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The batches' arrays as one; where their rows differ in length, filled with -100."""
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], tuple):
+        return tuple(_joined(list(some)) for some in zip(*parts, strict=True))
+    width = max((part.shape[1] for part in parts if part.ndim > 1), default=None)
+    return np.concatenate([_widened(part, width) for part in parts])
+
+
+def _widened(array: np.ndarray, width: int | None) -> np.ndarray:
+    if width is None or array.shape[1] == width:
+        return array
+    widths = [(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)]
+    return np.pad(array, widths, constant_values=IGNORED)

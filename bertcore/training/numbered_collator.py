@@ -1,0 +1,33 @@
+"""Batches that depend on their number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class NumberedCollator:
+    """A collator whose random choices follow from a seed and the number of the batch.
+
+    So a run that goes on from a checkpoint has the batches of one that was never stopped, and two evaluations have the
+    same.
+
+    Args:
+        collator: makes a batch of examples; if it has an attribute `rng`, that is what its random choices are drawn
+            from.
+        seed: of the run.
+        columns: the keys of examples that are kept; None for all.
+    """
+
+    def __init__(self, collator: Callable[[Sequence[Any]], Any], seed: int, columns: Collection[str] | None = None):
+        self._collator, self._seed, self._columns = collator, seed, columns
+
+    def __call__(self, examples: Sequence[Any], number: int) -> Mapping[str, Any]:
+        """The batch of that number."""
+        if self._columns is not None:
+            examples = [{key: example[key] for key in example if key in self._columns} for example in examples]
+        if hasattr(self._collator, "rng"):
+            self._collator.rng = np.random.default_rng((self._seed, number))
+        return self._collator(examples)

@@ -1,0 +1,292 @@
+"""One run of training: its steps, and what happens after each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertcore.gradients import Gradients
+from bertcore.nn.dropout import mixed_seed
+from bertcore.training.arguments import TrainingArguments
+from bertcore.training.callbacks import Callbacks
+from bertcore.training.checkpoints import checkpoint_folder, remove_beyond, write_checkpoint
+from bertcore.training.data import Batches
+from bertcore.training.failures import TrainingDiverged, keep_for_post_mortem, non_finite
+from bertcore.training.numbered_collator import NumberedCollator
+from bertcore.training.optimizers import Optimizer, clip_grad_norm
+from bertcore.training.run_files import load_run, save_run
+from bertcore.training.schedules import Schedule
+from bertcore.training.state import TrainerControl, TrainerState
+
+Batch = Mapping[str, Any]
+
+
+class Run:
+    """The steps of a run, from its beginning or from a checkpoint.
+
+    What is random (dropout, masking, the order of the examples) is a function of the seed and of the number of the
+    batch, so that a run that goes on from a checkpoint ends with the bits of one that was never stopped.
+
+    Args:
+        args: its arguments.
+        model, objective, optimizer, schedule: what is trained, on what, and how.
+        batches: of the dataset.
+        collate: makes a batch of examples.
+        callbacks: called at every turning point.
+        evaluate: gives the metrics of the model as it is.
+        tokenizer: saved beside the model, if there is one.
+        length: the number of steps; None where time alone ends the run.
+    """
+
+    def __init__(
+        self,
+        args: TrainingArguments,
+        *,
+        model: Any,
+        objective: Any,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        batches: Batches,
+        collate: NumberedCollator,
+        callbacks: Callbacks,
+        evaluate: Callable[[], dict[str, float]],
+        tokenizer: Any,
+        length: int | None,
+    ):
+        self.args, self.model, self.objective = args, model, objective
+        self.optimizer, self.schedule = optimizer, schedule
+        self.batches, self.collate, self.callbacks = batches, collate, callbacks
+        self._evaluate_model, self.tokenizer = evaluate, tokenizer
+        self.state, self.control = TrainerState(max_steps=length), TrainerControl()
+        self._saved_at = -1
+        self._norm = 0.0
+
+    def resume(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+        length = self.state.max_steps
+        self.state = load_run(folder, self.model, self.optimizer, self.schedule, self.args)
+        self.state.max_steps = length
+        self.callbacks.load_state_dict(self.state.callbacks)
+        self._saved_at = self.state.global_step
+
+    def go(self, ending: list[int]) -> None:
+        """Train until the end, or until a signal is noted in `ending`; then a checkpoint is written first."""
+        self._started = time.monotonic() - self.state.seconds
+        self._call("on_train_begin")
+        try:
+            for batches in self._steps():
+                if batches is not None:
+                    self._step(batches)
+                self._after(is_epoch_end=batches is None)
+                if self.control.should_training_stop or ending:
+                    break
+            self._finish(is_interrupted=bool(ending))
+        finally:
+            self.model.eval()
+            self._call("on_train_end")
+
+    # --- data -----------------------------------------------------------------------------------------
+
+    def _steps(self) -> Iterator[list[Batch] | None]:
+        """The batches of each step; None where an epoch has ended."""
+        state = self.state
+        while not self._is_over():
+            if state.batches_of_epoch == 0:
+                self._call("on_epoch_begin")
+            groups = self._groups()
+            coming = next(groups, None)
+            if coming is None and state.batches_of_epoch == 0:
+                raise ValueError(
+                    f"train_dataset gave no batch with labels in epoch {state.epochs_done + 1}"
+                    + ("; an iterator can be read once" if state.epochs_done else "")
+                )
+            while coming is not None:
+                batches, taken = coming
+                state.batches_of_epoch, state.batches_done = state.batches_of_epoch + taken, state.batches_done + taken
+                yield batches
+                coming = next(groups, None)
+                if coming is not None and self._is_over():
+                    return
+            state.epochs_done, state.batches_of_epoch = state.epochs_done + 1, 0
+            yield None
+
+    def _groups(self) -> Iterator[tuple[list[Batch], int]]:
+        """(the batches of a step, how many were taken for it) for what is left of an epoch.
+
+        Batches without a label are passed over: their loss would be NaN.
+        """
+        state, group, taken = self.state, [], 0
+        left = self.batches.epoch(state.epochs_done, skip=state.batches_of_epoch)
+        for number, examples in enumerate(left, state.batches_done):
+            batch, taken = self.collate(examples, number), taken + 1
+            if self.objective.weight(batch) > 0:
+                group.append(batch)
+            if len(group) == self.args.gradient_accumulation_steps:
+                yield group, taken
+                group, taken = [], 0
+        if group:
+            yield group, taken
+
+    def _is_over(self) -> bool:
+        args, state = self.args, self.state
+        is_complete = state.max_steps is not None and state.global_step >= state.max_steps
+        return is_complete or (args.max_seconds is not None and self._seconds() >= args.max_seconds)
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    # --- steps ----------------------------------------------------------------------------------------
+
+    def _step(self, batches: list[Batch]) -> None:
+        state = self.state
+        loss, grads = self._gradients(batches)
+        self._norm = clip_grad_norm(grads, self.args.max_grad_norm) if self.args.max_grad_norm else 0.0
+        if not math.isfinite(loss + self._norm):
+            self._fail(batches, loss, grads)
+        self.optimizer.step(grads)
+        state.global_step += 1
+        state.seconds = self._seconds()
+        if self.args.max_seconds is None:
+            self.schedule.step()
+        else:
+            self.schedule.move_to(state.seconds)
+        state.num_input_tokens_seen += sum(_tokens(batch) for batch in batches)
+        state.epoch = self._epoch_reached()
+        state.total_loss += loss
+        state.unlogged_loss += loss
+        state.unlogged_steps += 1
+
+    def _gradients(self, batches: list[Batch]) -> tuple[float, Gradients]:
+        """The mean loss over the labels of all batches, and its gradients."""
+        weights = [self.objective.weight(batch) for batch in batches]
+        first = self.state.batches_done - len(batches)
+        loss, grads = 0.0, None
+        for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+            share = weight / sum(weights)
+            self.model.train(mixed_seed(self.args.seed, first + number))
+            out, some = self.objective.value_and_grad(self.model, batch)
+            loss += share * float(out.loss)
+            if len(batches) > 1:
+                for array in some.values():
+                    array *= array.dtype.type(share)
+            if grads is None:
+                grads = some
+            else:
+                for name, array in some.items():
+                    grads[name] += array
+        return loss, grads
+
+    def _fail(self, batches: list[Batch], loss: float, grads: Gradients) -> None:
+        step = self.state.global_step + 1
+        folder = Path(self.args.output_dir) / f"diverged-{step}"
+        facts = {"step": step, "loss": str(loss), "grad_norm": str(self._norm), "learning_rate": self.optimizer.lr}
+        keep_for_post_mortem(folder, self.model, batches, facts | {"non_finite_gradients": non_finite(grads)})
+        raise TrainingDiverged(
+            f"step {step}: the loss is {loss}, the norm of the gradients {self._norm}; the model before the step and "
+            f"its batches are in {folder}",
+            folder,
+        )
+
+    def _epoch_reached(self) -> float:
+        try:
+            whole = len(self.batches)
+        except TypeError:
+            return float(self.state.epochs_done)
+        return self.state.epochs_done + self.state.batches_of_epoch / whole
+
+    # --- after a step, and after an epoch ---------------------------------------------------------------
+
+    def _after(self, *, is_epoch_end: bool) -> None:
+        args, state, control = self.args, self.state, self.control
+        self._call("on_epoch_end" if is_epoch_end else "on_step_end")
+        if not is_epoch_end:
+            is_first = args.logging_first_step and state.global_step == 1
+            control.should_log |= is_first or state.global_step % args.logging_steps == 0
+        control.should_evaluate |= self._is_due(args.eval_strategy, args.steps_between_evaluations, is_epoch_end)
+        control.should_save |= self._is_due(args.save_strategy, args.save_steps, is_epoch_end)
+        if control.should_log:
+            self._log()
+        if control.should_evaluate:
+            self._evaluate()
+        if control.should_save:
+            self._save()
+        control.should_log = control.should_evaluate = control.should_save = False
+
+    def _is_due(self, strategy: str, every: int, is_epoch_end: bool) -> bool:
+        if is_epoch_end:
+            return strategy == "epoch"
+        return strategy == "steps" and self.state.global_step % every == 0
+
+    def _finish(self, *, is_interrupted: bool) -> None:
+        if self.state.unlogged_steps:
+            self._log()
+        if self.args.save_strategy != "no" or is_interrupted:
+            self._save()
+
+    def _log(self) -> None:
+        state = self.state
+        logs = {
+            "loss": state.unlogged_loss / max(1, state.unlogged_steps),
+            "grad_norm": self._norm,
+            "learning_rate": self.optimizer.lr,
+            "epoch": state.epoch,
+            "seconds": state.seconds,
+            "tokens": state.num_input_tokens_seen,
+        }
+        state.unlogged_loss, state.unlogged_steps = 0.0, 0
+        self.log(logs)
+
+    def log(self, logs: Mapping[str, float]) -> None:
+        """Add a line to the log."""
+        line = {**logs, "step": self.state.global_step}
+        self.state.log_history.append(line)
+        self._call("on_log", logs=line)
+
+    def _evaluate(self) -> None:
+        self.model.eval()
+        metrics = self._evaluate_model()
+        self.log({**metrics, "epoch": self.state.epoch})
+        self._note_best(metrics)
+        self._call("on_evaluate", metrics=metrics)
+
+    def _note_best(self, metrics: Mapping[str, float]) -> None:
+        args, state = self.args, self.state
+        value = metrics.get(args.best_metric)
+        if value is None:
+            if args.load_best_model_at_end or args.metric_for_best_model:
+                raise ValueError(
+                    f"metric_for_best_model is {args.best_metric}, which the evaluation lacks: it has "
+                    + ", ".join(metrics)
+                )
+            return
+        known = state.best_metric
+        if known is None or (value > known if args.more_is_better else value < known):
+            state.best_metric, state.best_global_step = value, state.global_step
+            if self.control.should_save:
+                state.best_model_checkpoint = str(checkpoint_folder(args.output_dir, state.global_step))
+
+    def _save(self) -> None:
+        state, args = self.state, self.args
+        if self._saved_at == state.global_step:
+            return
+        folder = checkpoint_folder(args.output_dir, state.global_step)
+        state.callbacks = self.callbacks.state_dict()
+        parts = self.model, self.tokenizer, self.optimizer, self.schedule, state, args
+        write_checkpoint(folder, lambda new: save_run(new, *parts))
+        self._saved_at = state.global_step
+        remove_beyond(args.output_dir, args.save_total_limit, state.best_model_checkpoint)
+        self._call("on_save", folder=folder)
+
+    def _call(self, event: str, **details: Any) -> None:
+        more = {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.schedule}
+        self.callbacks.call(event, self.args, self.state, self.control, **more, **details)
+
+
+def _tokens(batch: Batch) -> int:
+    """Without padding, where a mask tells it."""
+    return int(np.sum(batch["attention_mask"])) if "attention_mask" in batch else int(np.size(batch["input_ids"]))

@@ -1,0 +1,74 @@
+"""How far a run is, and what callbacks ask of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class TrainerState:
+    """How far a run is; a checkpoint holds it, as JSON.
+
+    Attributes:
+        global_step: the steps made.
+        max_steps: all steps of the run; None where only seconds end it.
+        epoch: the epochs gone through, with the share of the present one where the number of its batches is known.
+        epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches taken from the next one.
+        batches_done: all batches taken, which randomness is numbered by.
+        seconds: of training, over all parts of a run that was resumed.
+        num_input_tokens_seen: tokens without padding.
+        total_loss: the sum of the losses of all steps.
+        unlogged_loss, unlogged_steps: the sum of the losses since the last line of the log, and their number.
+        best_metric, best_global_step, best_model_checkpoint: of the best evaluation.
+        log_history: the lines of the log.
+        callbacks: what callbacks that have a `state_dict` keep, by the names of their classes.
+    """
+
+    global_step: int = 0
+    max_steps: int | None = None
+    epoch: float = 0.0
+    epochs_done: int = 0
+    batches_of_epoch: int = 0
+    batches_done: int = 0
+    seconds: float = 0.0
+    num_input_tokens_seen: int = 0
+    total_loss: float = 0.0
+    unlogged_loss: float = 0.0
+    unlogged_steps: int = 0
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    log_history: list[dict[str, Any]] = field(default_factory=list)
+    callbacks: dict[str, Any] = field(default_factory=dict)
+
+    def save_to_json(self, file: str | Path) -> None:
+        """Write it to a file."""
+        Path(file).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load_from_json(cls, file: str | Path) -> TrainerState:
+        """What `save_to_json` wrote.
+
+        Raises ValueError, naming the file, for anything else.
+        """
+        try:
+            values = json.loads(Path(file).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{file} is no JSON: {error}") from error
+        names = {field.name for field in fields(cls)}
+        if not isinstance(values, dict) or set(values) != names:
+            raise ValueError(f"{file} is not the state of a run: expected an object with {', '.join(sorted(names))}")
+        return cls(**values)
+
+
+@dataclass
+class TrainerControl:
+    """What the run does next; callbacks may set it."""
+
+    should_training_stop: bool = False
+    should_log: bool = False
+    should_evaluate: bool = False
+    should_save: bool = False

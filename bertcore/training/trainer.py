@@ -1,0 +1,267 @@
+"""The Trainer, for code that comes from transformers: a model, arguments and datasets in, a trained model out."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertcore.training import objectives
+from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
+from bertcore.training.callbacks import Callbacks, TrainerCallback
+from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
+from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding
+from bertcore.training.data import Batches
+from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
+from bertcore.training.interrupts import held_back
+from bertcore.training.numbered_collator import NumberedCollator
+from bertcore.training.optimizers import Optimizer
+from bertcore.training.reports import reports_of
+from bertcore.training.run import Run
+from bertcore.training.run_files import load_weights
+from bertcore.training.schedules import Schedule, schedule_factor
+from bertcore.training.state import TrainerState
+
+
+class TrainOutput(NamedTuple):
+    """What `Trainer.train` returns: the steps made, the mean loss over them, and the times."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """Trains a model, evaluates it, and keeps checkpoints from which a run goes on with the same bits.
+
+    Args:
+        model: with the head that the objective needs.
+        args: how to train.
+        data_collator: makes a batch of a list of examples; by default the objective's, else padding to the longest.
+        train_dataset: a sequence of examples (a list, a Dataset of Hugging Face's) or an iterable of them.
+        eval_dataset: likewise, or a mapping of names to datasets.
+        processing_class: the tokenizer, which is saved beside the model.
+        compute_metrics: from an `EvalPrediction` to {name: number}.
+        callbacks: TrainerCallbacks.
+        optimizers: (an optimiser, a schedule) in place of those that `args` describe; each may be None.
+        preprocess_logits_for_metrics: of (logits, labels) of a batch, what is kept for `compute_metrics`.
+        objective: what the model learns from; by default its own loss for the labels of the batch.
+
+    Attributes:
+        state: how far the run is.
+
+    Raises:
+        TypeError, ValueError: for arguments that do not go together.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: TrainingArguments,
+        data_collator: Callable[[list[Any]], Mapping[str, Any]] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
+        optimizers: tuple[Optimizer | None, Schedule | None] = (None, None),
+        preprocess_logits_for_metrics: Reduce | None = None,
+        *,
+        objective: objectives.Objective | None = None,
+    ):
+        if not isinstance(args, TrainingArguments):
+            raise TypeError(f"args must be TrainingArguments, got {type(args).__name__}")
+        if args.eval_strategy != "no" and eval_dataset is None:
+            raise ValueError(f"eval_strategy is {args.eval_strategy!r}, and there is no eval_dataset")
+        if args.label_smoothing_factor and objective is not None:
+            raise ValueError("label_smoothing_factor and objective are both given: smooth the labels in the objective")
+        self.model, self.args, self.processing_class = model, args, processing_class
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.compute_metrics, self.reduce = compute_metrics, preprocess_logits_for_metrics
+        self.objective = objective or objectives.Supervised()
+        self.data_collator = data_collator or self._default_collator()
+        self.optimizer, self.schedule = optimizers
+        self.callbacks = Callbacks([*reports_of(args), *callbacks])
+        self.state = TrainerState()
+
+    def train(self, resume_from_checkpoint: bool | str | os.PathLike | None = None) -> TrainOutput:
+        """Train until the epochs, steps or seconds of the arguments are done.
+
+        Ctrl-C and SIGTERM take effect after the step in hand, once a checkpoint has been written; a second one at once.
+
+        Args:
+            resume_from_checkpoint: True for the latest checkpoint in `output_dir` (a new run, if there is none), or a
+                checkpoint's folder.
+
+        Raises:
+            TrainingDiverged: if the loss or a gradient is inf or NaN; what is needed to find out why is kept.
+            NotSaved: if a checkpoint cannot be written; the one before stays.
+            ValueError: if there is nothing to train on, or no telling when to end; for an `output_dir` that has
+                checkpoints already, unless the run is resumed; for a checkpoint of other data or of another model.
+        """
+        if self.train_dataset is None:
+            raise ValueError("train_dataset is missing")
+        start = self._start(resume_from_checkpoint)
+        sweep_checkpoints(self.args.output_dir)
+        Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+        run = self._run()
+        if start is not None:
+            run.resume(start)
+        self.state, before = run.state, (run.state.global_step, time.monotonic())
+        recomputes = self.model.encoder.recomputes_layers
+        self.model.encoder.recomputes_layers = recomputes or self.args.gradient_checkpointing
+        try:
+            with held_back() as ending:
+                run.go(ending)
+        finally:
+            self.model.encoder.recomputes_layers = recomputes
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
+            load_weights(Path(self.state.best_model_checkpoint), self.model)
+        return self._outcome(*before)
+
+    def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """The loss and the metrics on a dataset, by default the one given at first; on each of several, by name.
+
+        Returns:
+            {"eval_loss": ..., what `compute_metrics` gives (each name with the prefix), "eval_runtime": seconds,
+            "eval_samples_per_second": ...}.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ValueError("eval_dataset is missing")
+        if not isinstance(dataset, Mapping):
+            return self._evaluated(dataset, metric_key_prefix, keep=self.compute_metrics is not None)[0]
+        metrics: dict[str, float] = {}
+        for name, part in dataset.items():
+            metrics |= self.evaluate(part, f"{metric_key_prefix}_{name}")
+        return metrics
+
+    def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
+        """The predictions on a dataset, with its labels and metrics where it has labels."""
+        metrics, kept = self._evaluated(test_dataset, metric_key_prefix, keep=True)
+        return PredictionOutput(*(kept or (None, None)), metrics)
+
+    def save_model(self, output_dir: str | os.PathLike | None = None) -> None:
+        """Write the model, and the tokenizer if there is one, to a folder, by default that of the run."""
+        folder = self.args.output_dir if output_dir is None else output_dir
+        self.model.save_pretrained(folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    # --- what a run is made of ------------------------------------------------------------------------
+
+    def _default_collator(self) -> Callable[[list[Any]], Mapping[str, Any]]:
+        if self.processing_class is None:
+            raise ValueError("data_collator is missing; without one processing_class, the tokenizer, is needed")
+        made = self.objective.collator(self.processing_class, seed=self.args.seed)
+        return made or DataCollatorWithPadding(self.processing_class)
+
+    def _start(self, resume: bool | str | os.PathLike | None) -> Path | None:
+        """The checkpoint to start from."""
+        if resume not in (None, False, True):
+            return Path(resume)
+        found = checkpoints_in(self.args.output_dir)
+        if found and not resume:
+            raise ValueError(
+                f"output_dir has {found[-1].name} already: go on with resume_from_checkpoint=True, or choose another "
+                "folder"
+            )
+        return found[-1] if found else None
+
+    def _run(self) -> Run:
+        args = self.args
+        batches = Batches(
+            self.train_dataset,
+            batch_size=args.per_device_train_batch_size,
+            max_tokens=args.max_tokens_per_batch,
+            shuffle=True,
+            group_by_length=args.group_by_length,
+            drop_last=args.dataloader_drop_last,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+        )
+        length = self._length(batches)
+        optimizer = self.optimizer or OPTIMIZERS[args.optim](
+            self.model,
+            lr=args.learning_rate,
+            betas=(args.adam_beta1, args.adam_beta2),
+            eps=args.adam_epsilon,
+            weight_decay=args.weight_decay,
+        )
+        return Run(
+            args,
+            model=self.model,
+            objective=self.objective,
+            optimizer=optimizer,
+            schedule=self.schedule or self._made_schedule(optimizer, length),
+            batches=batches,
+            collate=self._numbered_collator(),
+            callbacks=self.callbacks,
+            evaluate=self.evaluate,
+            tokenizer=self.processing_class,
+            length=length,
+        )
+
+    def _made_schedule(self, optimizer: Optimizer, length: int | None) -> Schedule:
+        args = self.args
+        total = args.max_seconds if args.max_seconds is not None else length
+        warmup = args.warmup_steps if args.warmup_steps >= 1 else args.warmup_steps * total
+        return Schedule(optimizer, schedule_factor(args.lr_scheduler_type, warmup, total, **args.lr_scheduler_kwargs))
+
+    def _length(self, batches: Batches) -> int | None:
+        """The number of steps of a run; None where only time ends it."""
+        if self.args.max_steps != -1:
+            return self.args.max_steps
+        if self.args.max_seconds is not None:
+            return None
+        try:
+            count = len(batches)
+        except TypeError as error:
+            raise ValueError(
+                "max_steps or max_seconds is needed: train_dataset has no length, or max_tokens_per_batch is set, so "
+                "that the number of steps is not known"
+            ) from error
+        steps = -(-count // self.args.gradient_accumulation_steps)
+        return max(1, math.ceil(self.args.num_train_epochs * steps))
+
+    def _numbered_collator(self) -> NumberedCollator:
+        """The collator; one of ours does not see the columns that the model does not take."""
+        is_ours = self.args.remove_unused_columns and isinstance(self.data_collator, DataCollatorWithPadding)
+        columns = {*self.model.arguments, *LABELS, *LEFT_OUT} if is_ours else None
+        return NumberedCollator(self.data_collator, self.args.seed, columns)
+
+    # --- results ----------------------------------------------------------------------------------------
+
+    def _evaluated(self, dataset: Any, prefix: str, *, keep: bool) -> tuple[dict[str, float], EvalPrediction | None]:
+        started, was_training = time.monotonic(), self.model.training
+        batches = Batches(dataset, batch_size=self.args.per_device_eval_batch_size, shuffle=False)
+        collate = self._numbered_collator()
+        collated = (collate(examples, number) for number, examples in enumerate(batches.epoch(0)))
+        self.model.eval()
+        try:
+            found = run_through(self.objective, self.model, collated, keep=keep, reduce=self.reduce)
+        finally:
+            self.model.training = was_training
+        metrics = {} if found.loss is None else {"loss": found.loss}
+        if self.compute_metrics is not None and found.predictions and found.predictions.label_ids is not None:
+            metrics |= self.compute_metrics(found.predictions)
+        seconds = time.monotonic() - started
+        metrics |= {"runtime": seconds, "samples_per_second": found.examples / seconds}
+        return {_prefixed(name, prefix): value for name, value in metrics.items()}, found.predictions
+
+    def _outcome(self, first_step: int, started: float) -> TrainOutput:
+        state, seconds = self.state, time.monotonic() - started
+        metrics = {
+            "train_runtime": seconds,
+            "train_steps_per_second": (state.global_step - first_step) / seconds,
+            "train_tokens": state.num_input_tokens_seen,
+            "train_loss": state.total_loss / max(1, state.global_step),
+            "epoch": state.epoch,
+        }
+        return TrainOutput(state.global_step, metrics["train_loss"], metrics)
+
+
+def _prefixed(name: str, prefix: str) -> str:
+    return name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"
