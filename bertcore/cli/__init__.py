@@ -15,7 +15,19 @@ with interrupts_end_at_once():
     from collections.abc import Sequence
 
     import bertcore
-    from bertcore.cli import compare, demo, doctor, embed, fill_mask, info, precision, quantize, warmup
+    from bertcore.cli import (
+        compare,
+        demo,
+        doctor,
+        embed,
+        fill_mask,
+        finetune,
+        info,
+        precision,
+        pretrain,
+        quantize,
+        warmup,
+    )
     from bertcore.cli.outputs import UNWRITABLE
     from bertcore.cli.tables import printable
     from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
@@ -26,8 +38,10 @@ COMMANDS = {
     "doctor": doctor,
     "embed": embed,
     "fill-mask": fill_mask,
+    "finetune": finetune,
     "info": info,
     "precision": precision,
+    "pretrain": pretrain,
     "quantize": quantize,
     "warmup": warmup,
 }

@@ -5,7 +5,7 @@ from bertcore.training.data.documents import Documents, split_sentences
 from bertcore.training.data.files import MalformedRecord, Record, Records
 from bertcore.training.data.labelled import LabelledTexts, LabelledWords
 from bertcore.training.data.questions import Questions, answer_metrics, best_answers
-from bertcore.training.data.stored import StoredExamples, store_examples
+from bertcore.training.data.stored import Part, StoredExamples, store_examples
 
 __all__ = [
     "Batches",
@@ -13,6 +13,7 @@ __all__ = [
     "LabelledTexts",
     "LabelledWords",
     "MalformedRecord",
+    "Part",
     "Questions",
     "Record",
     "Records",

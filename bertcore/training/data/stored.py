@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -57,6 +57,24 @@ class StoredExamples:
     def __getitem__(self, index: int) -> dict[str, Any]:
         place = range(self._count)[index]  # IndexError, and what counts from the end
         return {name: column[place] for name, column in self._columns.items()}
+
+
+class Part:
+    """Some examples of a sequence, in an order of their own.
+
+    Args:
+        dataset: the sequence.
+        indices: which of its examples.
+    """
+
+    def __init__(self, dataset: Any, indices: Sequence[int]):
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.indices[index])]
 
 
 def store_examples(

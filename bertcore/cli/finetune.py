@@ -1,0 +1,173 @@
+"""Fine-tune a checkpoint on labelled data.
+
+DATA is files or folders of JSON lines (.jsonl, .json) or tables (.csv, .tsv), each also with .gz. What is learnt
+depends on --task:
+
+  sequence  the label of a text (--text), or of two (--text-pair): classes, numbers, or lists of classes
+  token     the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag, as CoNLL has them
+  qa        where a text answers a question: columns question, context and answers, as SQuAD has them
+
+Labels are found in the data. A tenth of it is held out to measure the model, or --eval does that.
+
+Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result."""
+
+import argparse
+import warnings
+from pathlib import Path
+from typing import Any
+
+from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder
+from bertcore.cli.training import (
+    add_training_arguments,
+    check_once,
+    out_folder,
+    records_of,
+    share,
+    tell_malformed,
+    train_and_tell,
+    training_arguments,
+)
+
+HELP = "fine-tune a model on labelled data"
+EXAMPLES = """\
+examples:
+  bertcore finetune reviews.csv --model bert-base-uncased/ --task sequence --text review --out my-classifier/
+  bertcore finetune train.jsonl --eval test.jsonl --model demo --task sequence --label score --out my-regressor/
+  bertcore finetune train.txt --model roberta-base/ --task token --epochs 5 --out my-tagger/
+  bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/"""
+
+RATE = 5e-5
+LONGEST = 512  # tokens, where the model takes more
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("data", metavar="DATA", nargs="+", help="files or folders of labelled data")
+    parser.add_argument("--model", metavar="MODEL", required=True, help=MODEL_HELP)
+    parser.add_argument("--task", choices=("sequence", "token", "qa"), required=True, help="see above")
+    add_training_arguments(parser, lr="5e-5", epochs=3, batch=16)
+    data = parser.add_argument_group("data")
+    data.add_argument("--eval", metavar="DATA", nargs="+", help="to measure the model with (default: a part of DATA)")
+    data.add_argument(
+        "--held-out", type=share, default=0.1, metavar="SHARE", help="of DATA, without --eval (default: 0.1)"
+    )
+    data.add_argument("--text", metavar="NAME", help="column of texts (default: text; of words: tokens)")
+    data.add_argument("--text-pair", metavar="NAME", help="column of second texts (default: none)")
+    data.add_argument("--label", metavar="NAME", help="column of labels (default: label; of words: tags)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    folder = out_folder(args)
+    check_once([*args.data, *(args.eval or [])], "labels are looked up in it first: give files")
+    with chosen_backend(args):
+        finetune(args, folder)
+
+
+def finetune(args: argparse.Namespace, folder: Path) -> None:
+    """Train, and tell what came of it."""
+    import numpy as np
+
+    from bertcore.training import Trainer
+
+    records = records_of(args.data, args)
+    rows = list(records)
+    tell_malformed(records)
+    if args.eval:
+        measured = records_of(args.eval, args)
+        held_out = list(measured)
+        tell_malformed(measured)
+    else:
+        order = np.random.default_rng(args.seed).permutation(len(rows))
+        count = round(args.held_out * len(rows))
+        held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
+    columns = _columns(args, [*rows, *held_out])
+    model, tokenizer = _model_and_tokenizer(args, columns)
+    length = _length(args, model, tokenizer)
+    train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
+    print(f"data      {len(train):,} examples, {len(measure):,} held out{_told(columns)}")
+    trainer = Trainer(
+        model=model,
+        args=training_arguments(args, folder, RATE),
+        train_dataset=train,
+        eval_dataset=measure or None,
+        processing_class=tokenizer,
+        compute_metrics=_metric(columns, held_out, measure),
+    )
+    train_and_tell(trainer, args)
+
+
+def _columns(args: argparse.Namespace, rows: list[Any]) -> Any:
+    """What the columns of the data are, and which labels there are."""
+    from bertcore.training.data import LabelledTexts, LabelledWords, Questions
+
+    if not rows:
+        raise CommandError(f"{', '.join(args.data)} holds no records")
+    if args.task == "sequence":
+        return LabelledTexts.found_in(rows, args.text or "text", args.text_pair, args.label or "label")
+    if args.text_pair or (args.task == "qa" and (args.text or args.label)):
+        raise CommandError(f"--task {args.task} has no use for --text-pair{'' if args.task == 'token' else ', --text'}")
+    if args.task == "token":
+        return LabelledWords.found_in(rows, args.text or "tokens", args.label or "tags")
+    longest = args.max_length or LONGEST
+    return Questions(stride=min(128, longest // 4))
+
+
+def _model_and_tokenizer(args: argparse.Namespace, columns: Any) -> tuple[Any, Any]:
+    """The model with the head of the task, new unless it has that of these labels, and its tokenizer."""
+    import bertcore
+    from bertcore.models.model import NewlyInitialisedWarning
+    from bertcore.training.data import LabelledTexts, LabelledWords, Questions
+
+    kind, source = getattr(bertcore, columns.model_class), model_folder(args.model)
+    options: dict[str, Any] = {}
+    if not isinstance(columns, Questions):
+        options["num_labels"] = len(columns.labels) or 1
+    if isinstance(columns, LabelledTexts):
+        options["problem_type"] = columns.problem_type
+    with warnings.catch_warnings():  # a new head is what is asked for
+        warnings.simplefilter("ignore", NewlyInitialisedWarning)
+        model = kind.from_pretrained(source, **options)
+    if not isinstance(columns, Questions) and columns.labels:
+        names = dict(enumerate(columns.labels))
+        model.config["id2label"] = {str(number): name for number, name in names.items()}
+        model.config["label2id"] = {name: number for number, name in names.items()}
+    tokenizer = bertcore.AutoTokenizer.from_pretrained(source)
+    if isinstance(columns, LabelledWords) and type(tokenizer._backend.model).__name__ == "BPE":
+        tokenizer = bertcore.AutoTokenizer.from_pretrained(source, add_prefix_space=True)  # words come one by one
+    if isinstance(columns, Questions):
+        tokenizer.padding_side = "right"  # answers stand at columns counted from the left
+    return model, tokenizer
+
+
+def _length(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
+    longest = min(model.spec.longest_sequence or LONGEST, tokenizer.model_max_length)
+    if args.max_length and args.max_length > longest:
+        raise CommandError(f"--max-length is {args.max_length}, and {args.model} takes {longest} tokens")
+    return args.max_length or min(longest, LONGEST)
+
+
+def _told(columns: Any) -> str:
+    labels = getattr(columns, "labels", None)
+    if labels is None:
+        return ""
+    names = f"{len(labels)} labels ({', '.join(labels[:8])}{', ...' if len(labels) > 8 else ''})"
+    return f"; {names if labels else 'numbers to predict'}"
+
+
+def _metric(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
+    """The metrics that the task is measured by."""
+    import functools
+
+    from bertcore.training import metrics, span_metrics
+    from bertcore.training.data import LabelledWords, Questions, answer_metrics
+
+    if isinstance(columns, Questions):
+        return answer_metrics(rows, examples, columns)
+    if isinstance(columns, LabelledWords):
+        is_scheme = all(tag == "O" or tag[:2] in ("B-", "I-") for tag in columns.labels)
+        return span_metrics.span_f1(columns.labels) if is_scheme else metrics.accuracy
+    if not columns.labels:
+        return metrics.combined(metrics.pearson, metrics.spearman)
+    average = "micro" if columns.is_multiple else "macro"
+    return metrics.combined(metrics.accuracy, functools.partial(metrics.f1, average=average))

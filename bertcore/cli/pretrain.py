@@ -1,0 +1,202 @@
+"""Pretrain a model on raw texts: from random weights, or on from those of a checkpoint.
+
+CORPUS is files or folders of text (.txt, .md: an empty line ends a document), JSON lines (.jsonl, .json) or tables
+(.csv, .tsv), whose documents stand in a column, each also with .gz; or - for lines of text on stdin. It is read as a
+stream and kept as tokens in FOLDER/examples, which may be deleted afterwards. A part of it is held out to measure
+the model.
+
+MODEL is a preset, with random weights (`bertcore info` lists them), or a checkpoint's folder or id on the hub, whose
+weights and tokenizer are trained on. A model with random weights gets the --tokenizer, or one learnt from CORPUS.
+
+Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result."""
+
+import argparse
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
+from bertcore.cli.training import (
+    STORED,
+    add_training_arguments,
+    check_once,
+    out_folder,
+    records_of,
+    share,
+    tell_malformed,
+    train_and_tell,
+    training_arguments,
+)
+
+HELP = "pretrain a model on raw texts"
+EXAMPLES = """\
+examples:
+  bertcore pretrain corpus/ --out my-bert/ --max-seconds 480
+  bertcore pretrain *.jsonl.gz --column body --model roberta-base --tokenizer roberta-base/ --out my-roberta/
+  bertcore pretrain law.txt --model bert-base-uncased/ --out law-bert/ --max-steps 10000"""
+
+RATES = {"new": 5e-4, "known": 5e-5}
+LONGEST = 128  # tokens, where the model takes more
+MOST_HELD_OUT = 1000
+
+
+class Chosen(NamedTuple):
+    """An objective by the name it has on the command line.
+
+    Attributes:
+        name: of its class in `bertcore.training.objectives`.
+        needs_sentences: whether documents are split into sentences, and not into lines.
+        is_causal: whether words are predicted from those before them.
+    """
+
+    name: str
+    needs_sentences: bool = False
+    is_causal: bool = False
+
+
+OBJECTIVES = {
+    "mlm": Chosen("MaskedLM"),
+    "clm": Chosen("CausalLM", is_causal=True),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("corpus", metavar="CORPUS", nargs="+", help="files or folders of texts, or - for stdin")
+    parser.add_argument("--model", default="mini-bert", metavar="MODEL", help="default: the preset mini-bert")
+    parser.add_argument(
+        "--objective", choices=OBJECTIVES, default="mlm", help="mlm: masked words (the default); clm: the next word"
+    )
+    add_training_arguments(parser, lr="5e-4; 5e-5 for a checkpoint", epochs=1, batch=32)
+    data = parser.add_argument_group("data")
+    data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
+    data.add_argument("--tokenizer", metavar="FOLDER", help="of a new model (default: learnt from CORPUS)")
+    data.add_argument("--vocab-size", type=positive, metavar="N", help="of a learnt one (default: the model's)")
+    data.add_argument(
+        "--held-out", type=share, default=0.01, metavar="SHARE", help="of CORPUS, for measuring (default: 0.01)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    folder = out_folder(args)
+    with chosen_backend(args):
+        pretrain(args, folder)
+
+
+def pretrain(args: argparse.Namespace, folder: Path) -> None:
+    """Train, and tell what came of it."""
+    from bertcore.training import Trainer, metrics, objectives
+
+    chosen = OBJECTIVES[args.objective]
+    objective = getattr(objectives, chosen.name)()
+    model, tokenizer, kind = model_and_tokenizer(args, objective)
+    longest = model.spec.longest_sequence or LONGEST
+    length = args.max_length or min(longest, LONGEST)
+    if length > longest:
+        raise CommandError(f"--max-length is {length}, and {args.model} takes {longest} tokens")
+    train, held_out = _examples(args, folder / STORED, objective, tokenizer, length)
+    words = metrics.next_word_accuracy if chosen.is_causal else metrics.masked_accuracy
+    trainer = Trainer(
+        model=model,
+        args=training_arguments(args, folder, RATES[kind]),
+        train_dataset=train,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        objective=objective,
+        compute_metrics=metrics.combined(words, metrics.perplexity),
+        preprocess_logits_for_metrics=metrics.predicted_next_words if chosen.is_causal else metrics.predicted_words,
+    )
+    train_and_tell(trainer, args)
+
+
+def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, Any, str]:
+    """The model with the objective's head, its tokenizer, and whether it is "new" or "known"."""
+    import bertcore
+    from bertcore.presets import preset_config
+
+    kind = getattr(bertcore, objective.model_class)
+    if args.resume:
+        saved = max(Path(args.out).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        return kind.from_pretrained(saved), bertcore.AutoTokenizer.from_pretrained(saved), _kind_of(args.model)
+    if _kind_of(args.model) == "known":
+        if args.tokenizer or args.vocab_size:
+            raise CommandError(f"{args.model} has a tokenizer of its own: leave out --tokenizer and --vocab-size")
+        source = model_folder(args.model)
+        return kind.from_pretrained(source), bertcore.AutoTokenizer.from_pretrained(source), "known"
+    config = preset_config(args.model)
+    tokenizer = _tokenizer(args, config)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
+    ids |= {"eos_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
+    config |= {key: value for key, value in ids.items() if value is not None}
+    return kind.from_config(config, seed=args.seed), tokenizer, "new"
+
+
+def _kind_of(model: str) -> str:
+    from bertcore.presets import PRESETS
+
+    return "new" if model in PRESETS and not Path(model).exists() else "known"
+
+
+def _tokenizer(args: argparse.Namespace, config: dict[str, Any]) -> Any:
+    """The tokenizer of --tokenizer, or one of the model's kind that is learnt from the corpus."""
+    from bertcore.tokenization import AutoTokenizer, train_tokenizer
+    from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE
+    from bertcore.training.data import Documents
+
+    if args.tokenizer:
+        if args.vocab_size:
+            raise CommandError("--vocab-size is of a tokenizer that is learnt: leave it out beside --tokenizer")
+        return AutoTokenizer.from_pretrained(args.tokenizer)
+    check_once(args.corpus, "a tokenizer is learnt from it first: give --tokenizer")
+    documents = Documents(records_of(args.corpus, args), column=args.column)
+    return train_tokenizer(
+        (line for document in documents for line in document),
+        tokenizer_class=CLASS_OF_MODEL_TYPE.get(config["model_type"], "BertTokenizer"),
+        vocab_size=args.vocab_size or config["vocab_size"],
+        model_max_length=config.get("max_position_embeddings", LONGEST),
+    )
+
+
+def _examples(
+    args: argparse.Namespace, folder: Path, objective: Any, tokenizer: Any, length: int
+) -> tuple[Any, Any | None]:
+    """The examples to train on and those held out, from the corpus or, in a run that goes on, from `folder`."""
+    from bertcore.training.data import Documents, StoredExamples, store_examples
+
+    facts = {
+        "objective": args.objective, "max_length": length, "corpus": args.corpus, "column": args.column,
+        "tokenizer": _fingerprint(tokenizer), "seed": args.seed,
+    }  # fmt: skip
+    if args.resume and folder.exists():
+        examples = StoredExamples(folder)
+        changed = [name for name, value in facts.items() if examples.facts.get(name) != value]
+        if changed:
+            raise CommandError(f"{folder} was made with another {changed[0]}: resume with the options of the first run")
+    else:
+        if (folder / "examples.json").exists():
+            shutil.rmtree(folder)
+        records = records_of(args.corpus, args)
+        documents = Documents(records, column=args.column)
+        made = objective.examples(documents, tokenizer, max_length=length, seed=args.seed)
+        examples = store_examples(folder, made, facts)
+        tell_malformed(records)
+    return _parts(examples, args.held_out)
+
+
+def _parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:
+    """All but the last examples, and these: a share, at most 1,000."""
+    from bertcore.training.data import Part
+
+    count = min(MOST_HELD_OUT, max(1, round(held_out * len(examples)))) if held_out else 0
+    if len(examples) <= count:
+        raise CommandError(f"the corpus has {len(examples)} examples, too few to train on")
+    print(f"corpus    {len(examples):,} examples, {count:,} of them held out")
+    first = Part(examples, range(len(examples) - count))
+    return first, Part(examples, range(len(examples) - count, len(examples))) if count else None
+
+
+def _fingerprint(tokenizer: Any) -> str:
+    tokens = "\n".join(str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+    return hashlib.sha256(tokens.encode()).hexdigest()[:16]

@@ -1,0 +1,152 @@
+"""What the commands that train share: their options, the data's problems, the run and what it tells."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertcore.cli.common import CommandError, positive
+from bertcore.cli.tables import printable
+
+STORED = "examples"  # in the --out folder: the corpus as tokens, which may be there from a run that had no step yet
+
+
+def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: int, batch: int) -> None:
+    """Declare the options of a run; `lr` says in words which rate is the default."""
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="where the model goes: a new or empty folder")
+    length = parser.add_argument_group("how long")
+    length.add_argument(
+        "--epochs", type=positive_number, default=epochs, metavar="N", help=f"passes over the data (default: {epochs})"
+    )
+    length.add_argument("--max-steps", type=positive, metavar="N", help="end after N steps, whatever the epochs")
+    length.add_argument("--max-seconds", type=positive_number, metavar="S", help="end after S seconds of training")
+    how = parser.add_argument_group("how")
+    how.add_argument("--lr", type=positive_number, metavar="RATE", help=f"learning rate (default: {lr})")
+    how.add_argument("--batch", type=positive, default=batch, metavar="N", help=f"examples a step (default: {batch})")
+    how.add_argument("--max-length", type=positive, metavar="N", help="tokens of an example")
+    how.add_argument("--warmup", type=share, default=0.06, metavar="SHARE", help="of the run (default: 0.06)")
+    how.add_argument("--weight-decay", type=number, default=0.01, metavar="X", help="default: 0.01")
+    how.add_argument("--seed", type=whole, default=42, metavar="N", help="of all that is random (default: 42)")
+    keeping = parser.add_argument_group("what is kept")
+    keeping.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the --out folder")
+    keeping.add_argument("--save-steps", type=positive, default=500, metavar="N", help="steps between checkpoints")
+    keeping.add_argument("--log-steps", type=positive, default=50, metavar="N", help="steps between lines of the log")
+    parser.add_argument(
+        "--skip-malformed", action="store_true", help="leave out lines that cannot be read, and tell which they were"
+    )
+
+
+def number(text: str) -> float:
+    """An argparse type: a finite number from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """An argparse type: a finite number above 0."""
+    if number(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number(text)
+
+
+def share(text: str) -> float:
+    """An argparse type: a number from 0 to below 1."""
+    if number(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: a number from 0 to below 1")
+    return number(text)
+
+
+def whole(text: str) -> int:
+    """An argparse type: an integer from 0 to 2**32 - 1."""
+    if not text.isdecimal() or int(text) >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**32 - 1")
+    return int(text)
+
+
+def out_folder(args: argparse.Namespace) -> Path:
+    """The folder of --out; CommandError if it holds something that is not to be gone on with, or nothing that is."""
+    folder = Path(args.out)
+    if folder.exists() and not folder.is_dir():
+        raise CommandError(f"{folder} is not a folder")
+    has_run = folder.is_dir() and any(folder.glob("checkpoint-*"))
+    if args.resume and not has_run:
+        raise CommandError(f"{folder} has no checkpoint to go on from")
+    if not args.resume and folder.is_dir() and any(path.name != STORED for path in folder.iterdir()):
+        hint = "go on with --resume, or give" if has_run else "give"
+        raise CommandError(f"{folder} holds files: {hint} a new or empty folder")
+    return folder
+
+
+def records_of(paths: Sequence[str], args: argparse.Namespace) -> Any:
+    """The records of files, folders or stdin."""
+    from bertcore.training.data import Records
+
+    return Records(paths, on_malformed="skip" if args.skip_malformed else "error")
+
+
+def tell_malformed(records: Any) -> None:
+    """Tell on stderr what was left out of the records when they were last read."""
+    if not records.malformed:
+        return
+    for problem in records.problems:
+        print(printable(problem), file=sys.stderr)
+    others = records.malformed - len(records.problems)
+    more = f" ({others} more than are shown)" if others else ""
+    print(f"malformed {records.malformed:,} records were left out{more}", file=sys.stderr)
+
+
+def check_once(paths: Sequence[str], why: str) -> None:
+    """CommandError if standard input, which can be read once, is to be read again."""
+    if "-" in paths:
+        raise CommandError(f"- is standard input, which can be read once, and {why}")
+
+
+def training_arguments(args: argparse.Namespace, folder: Path, default_lr: float, **more: Any) -> Any:
+    """The TrainingArguments of a command line."""
+    from bertcore.training import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=folder,
+        learning_rate=args.lr or default_lr,
+        num_train_epochs=args.epochs,
+        max_steps=args.max_steps or -1,
+        max_seconds=args.max_seconds,
+        per_device_train_batch_size=args.batch,
+        per_device_eval_batch_size=args.batch,
+        warmup_steps=args.warmup,
+        weight_decay=args.weight_decay,
+        seed=args.seed,
+        save_steps=args.save_steps,
+        save_total_limit=2,
+        logging_steps=args.log_steps,
+        **more,
+    )
+
+
+def train_and_tell(trainer: Any, args: argparse.Namespace) -> None:
+    """Train, save the model in the --out folder, evaluate it, and print what came of it."""
+    folder = Path(args.out)
+    try:
+        outcome = trainer.train(resume_from_checkpoint=args.resume)
+    except KeyboardInterrupt:
+        if any(folder.glob("checkpoint-*")):
+            print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
+        raise
+    trainer.save_model(folder)
+    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    seconds, tokens = outcome.metrics["train_runtime"], outcome.metrics["train_tokens"]
+    print(f"steps     {outcome.global_step:,} in {seconds:,.1f} s, {tokens:,} tokens")
+    print(f"loss      {outcome.training_loss:.4f} on average")
+    for name, value in metrics.items():
+        if not name.endswith(("_runtime", "_per_second")):
+            print(f"held out  {name.removeprefix('eval_')} {value:.4f}")
+    print(f"model     {folder}")
