@@ -37,6 +37,7 @@ examples:
   bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/"""
 
 RATE = 5e-5
+WORDS, TAGS = "tokens", "tags"  # names of columns
 LONGEST = 512  # tokens, where the model takes more
 
 
@@ -70,14 +71,8 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
 
     from bertcore.training import Trainer
 
-    records = records_of(args.data, args)
-    rows = list(records)
-    tell_malformed(records)
-    if args.eval:
-        measured = records_of(args.eval, args)
-        held_out = list(measured)
-        tell_malformed(measured)
-    else:
+    rows, held_out = _rows(args.data, args), _rows(args.eval, args) if args.eval else []
+    if not args.eval:
         order = np.random.default_rng(args.seed).permutation(len(rows))
         count = round(args.held_out * len(rows))
         held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
@@ -97,6 +92,17 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
     train_and_tell(trainer, args)
 
 
+def _rows(paths: list[str], args: argparse.Namespace) -> list[Any]:
+    """The records of files: all of them, with lines of words put together to texts."""
+    from bertcore.training.data import LabelledWords
+
+    records = records_of(paths, args)
+    columns = LabelledWords(args.text or WORDS, args.label or TAGS)
+    rows = list(columns.whole(records) if args.task == "token" else records)
+    tell_malformed(records)
+    return rows
+
+
 def _columns(args: argparse.Namespace, rows: list[Any]) -> Any:
     """What the columns of the data are, and which labels there are."""
     from bertcore.training.data import LabelledTexts, LabelledWords, Questions
@@ -108,7 +114,7 @@ def _columns(args: argparse.Namespace, rows: list[Any]) -> Any:
     if args.text_pair or (args.task == "qa" and (args.text or args.label)):
         raise CommandError(f"--task {args.task} has no use for --text-pair{'' if args.task == 'token' else ', --text'}")
     if args.task == "token":
-        return LabelledWords.found_in(rows, args.text or "tokens", args.label or "tags")
+        return LabelledWords.found_in(rows, args.text or WORDS, args.label or TAGS)
     longest = args.max_length or LONGEST
     return Questions(stride=min(128, longest // 4))
 

@@ -5,8 +5,9 @@ CORPUS is files or folders of text (.txt, .md: an empty line ends a document), J
 stream and kept as tokens in FOLDER/examples, which may be deleted afterwards. A part of it is held out to measure
 the model.
 
-MODEL is a preset, with random weights (`bertcore info` lists them), or a checkpoint's folder or id on the hub, whose
-weights and tokenizer are trained on. A model with random weights gets the --tokenizer, or one learnt from CORPUS.
+MODEL is a preset (`bertcore info` lists them) or a config file (.json), with random weights; or a checkpoint's folder
+or id on the hub, whose weights and tokenizer are trained on. A model with random weights gets the --tokenizer, or one
+learnt from CORPUS.
 
 Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result."""
 
@@ -64,7 +65,7 @@ OBJECTIVES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("corpus", metavar="CORPUS", nargs="+", help="files or folders of texts, or - for stdin")
-    parser.add_argument("--model", default="mini-bert", metavar="MODEL", help="default: the preset mini-bert")
+    parser.add_argument("--model", default="mini-bert", metavar="MODEL", help="see above (default: mini-bert)")
     parser.add_argument(
         "--objective", choices=OBJECTIVES, default="mlm", help="mlm: masked words (the default); clm: the next word"
     )
@@ -114,6 +115,7 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
 def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, Any, str]:
     """The model with the objective's head, its tokenizer, and whether it is "new" or "known"."""
     import bertcore
+    from bertcore.checkpoint.config import read_json_object
     from bertcore.presets import preset_config
 
     kind = getattr(bertcore, objective.model_class)
@@ -125,7 +127,7 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
             raise CommandError(f"{args.model} has a tokenizer of its own: leave out --tokenizer and --vocab-size")
         source = model_folder(args.model)
         return kind.from_pretrained(source), bertcore.AutoTokenizer.from_pretrained(source), "known"
-    config = preset_config(args.model)
+    config = read_json_object(Path(args.model)) if args.model.endswith(".json") else preset_config(args.model)
     tokenizer = _tokenizer(args, config)
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
     ids |= {"eos_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
@@ -136,7 +138,8 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
 def _kind_of(model: str) -> str:
     from bertcore.presets import PRESETS
 
-    return "new" if model in PRESETS and not Path(model).exists() else "known"
+    is_checkpoint = Path(model).is_dir() or (model not in PRESETS and "/" in model) or model == "demo"
+    return "new" if model.endswith(".json") or not is_checkpoint else "known"
 
 
 def _tokenizer(args: argparse.Namespace, config: dict[str, Any]) -> Any:

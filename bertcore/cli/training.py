@@ -101,7 +101,8 @@ def tell_malformed(records: Any) -> None:
         print(printable(problem), file=sys.stderr)
     others = records.malformed - len(records.problems)
     more = f" ({others} more than are shown)" if others else ""
-    print(f"malformed {records.malformed:,} records were left out{more}", file=sys.stderr)
+    were = "record was" if records.malformed == 1 else "records were"
+    print(f"malformed {records.malformed:,} {were} left out{more}", file=sys.stderr)
 
 
 def check_once(paths: Sequence[str], why: str) -> None:

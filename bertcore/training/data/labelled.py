@@ -12,6 +12,7 @@ from bertcore.training.data.files import Record, wrong_record
 from bertcore.training.masking import IGNORED
 
 AT_ONCE = 256  # records that are tokenised together
+DOCUMENT = "-DOCSTART-"  # what begins a document among CoNLL's lines
 
 Numbered = tuple[int, Mapping[str, Any]]
 
@@ -159,33 +160,40 @@ class LabelledWords:
                     last = word
                 yield made | {"labels": labels}
 
+    def whole(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The records, those of lines put together: one for each text, which stands where its first word does."""
+        text: Record | None = None
+        for number, record in enumerate(records):
+            if not (isinstance(record, Record) and record.is_line):
+                yield record
+                continue
+            parts = record["text"].split()
+            if len(parts) == 1 and parts[0] != DOCUMENT:
+                raise wrong_record(record, number, f"{parts[0]!r} has no tag, expected a word and its tag")
+            if not parts or parts[0] == DOCUMENT:
+                if text is not None:
+                    yield text
+                text = None
+                continue
+            if text is None:
+                text = Record({self.words: [], self.tags: []}, record.file, record.line)
+            text[self.words].append(parts[0])
+            text[self.tags].append(parts[-1])
+        if text is not None:
+            yield text
+
     def _rows(
         self, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[tuple[int, Mapping[str, Any], list[str], list[str]]]:
         """(number, record, words, tags) of each text that has words."""
-        words: list[str] = []
-        tags: list[str] = []
-        number, record = 0, {}
-        for number, record in enumerate(records):
-            if isinstance(record, Record) and record.is_line:
-                parts = record["text"].split()
-                if len(parts) == 1:
-                    raise wrong_record(record, number, f"{parts[0]!r} has no tag, expected a word and its tag")
-                if parts and parts[0] != "-DOCSTART-":
-                    words, tags = [*words, parts[0]], [*tags, parts[-1]]
-                elif words:
-                    yield number, record, words, tags
-                    words, tags = [], []
-                continue
-            row = [
+        for number, record in enumerate(self.whole(records)):
+            words, tags = (
                 _strings(_value(record, number, column), record, number, column) for column in (self.words, self.tags)
-            ]
-            if len(row[0]) != len(row[1]):
-                raise wrong_record(record, number, f"has {len(row[0])} words and {len(row[1])} tags")
-            if row[0]:
-                yield number, record, *row
-        if words:
-            yield number, record, words, tags
+            )
+            if len(words) != len(tags):
+                raise wrong_record(record, number, f"has {len(words)} words and {len(tags)} tags")
+            if words:
+                yield number, record, words, tags
 
 
 def _in_parts(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Numbered]]:

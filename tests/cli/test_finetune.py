@@ -1,0 +1,123 @@
+"""`bertcore finetune`: each task learns from a table and is measured; what is wrong is told by its line."""
+
+import json
+
+import pytest
+
+from bertcore import AutoTokenizer, load_model
+from bertcore.cli import main
+from tests.tiny_bert import save_tiny_bert
+
+STEPS = ["--max-steps", "12", "--batch", "8", "--lr", "0.01", "--backend", "numpy"]
+CONTEXT = "the cat sat on an mat . paris is the capital of france"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+def write(folder, name, rows):
+    (folder / name).write_text("\n".join(json.dumps(row) for row in rows))
+    return str(folder / name)
+
+
+def finetune(model, out, data, task, *options):
+    return main(["finetune", data, "--model", str(model), "--task", task, "--out", str(out), *STEPS, *options])
+
+
+def test_classes(model, tmp_path, capsys):
+    rows = [{"text": text, "label": text} for text in ("paris", "cat")] * 40
+    assert finetune(model, tmp_path / "out", write(tmp_path, "a.jsonl", rows), "sequence") == 0
+    shown = capsys.readouterr().out
+    assert "72 examples, 8 held out; 2 labels (cat, paris)" in shown
+    assert "held out  accuracy 1.0000" in shown and "held out  f1 1.0000" in shown
+    made, tokenizer = load_model(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert made.config["id2label"] == {"0": "cat", "1": "paris"} and made.config["label2id"] == {"cat": 0, "paris": 1}
+    assert made(**tokenizer(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
+
+
+def test_numbers_of_pairs_in_a_table(model, tmp_path, capsys):
+    lines = ["a,b,score", *["paris,france,4.5", "cat,mat,0.5", "the cat,is,1"] * 20]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    columns = ["--text", "a", "--text-pair", "b", "--label", "score", "--eval", str(tmp_path / "a.csv")]
+    assert finetune(model, tmp_path / "out", str(tmp_path / "a.csv"), "sequence", *columns) == 0
+    shown = capsys.readouterr().out
+    assert "60 examples, 60 held out; numbers to predict" in shown
+    assert float(shown.partition("held out  pearson ")[2].split()[0]) > 0.9
+    assert load_model(tmp_path / "out").config["problem_type"] == "regression"
+
+
+def test_several_labels(model, tmp_path, capsys):
+    rows = [{"text": "paris", "label": ["x", "y"]}, {"text": "cat", "label": ["y"]}, {"text": "mat", "label": []}] * 20
+    assert finetune(model, tmp_path / "out", write(tmp_path, "a.jsonl", rows), "sequence") == 0
+    assert "2 labels (x, y)" in capsys.readouterr().out
+    assert load_model(tmp_path / "out").config["problem_type"] == "multi_label_classification"
+
+
+def test_tags_of_words(model, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("\n\n".join(["the O\ncat B-X\nsat I-X", "paris B-Y\nis O"] * 30))
+    assert finetune(model, tmp_path / "out", str(tmp_path / "a.txt"), "token", "--max-steps", "40") == 0
+    shown = capsys.readouterr().out
+    assert "54 examples, 6 held out; 4 labels (B-X, B-Y, I-X, O)" in shown and "held out  precision" in shown
+    assert float(shown.partition("held out  f1 ")[2].split()[0]) > 0.9
+
+
+def test_answers_to_questions(model, tmp_path, capsys):
+    answers = {"text": ["paris"], "answer_start": [CONTEXT.index("paris")]}
+    rows = [{"question": "the capital", "context": CONTEXT, "answers": answers}] * 30
+    data = write(tmp_path, "a.jsonl", rows)
+    assert finetune(model, tmp_path / "out", data, "qa", "--max-length", "40") == 0
+    shown = capsys.readouterr().out
+    assert "held out  exact_match 100.0000" in shown and "held out  f1 100.0000" in shown
+
+
+@pytest.mark.parametrize(
+    "task, row, error",
+    [
+        ("sequence", {"text": "x"}, "a.jsonl:2: has no 'label'; it has text"),
+        ("sequence", {"label": "x"}, "a.jsonl:2: has no 'text'"),
+        ("token", {"tokens": ["x"], "tags": []}, "a.jsonl:2: has 1 words and 0 tags"),
+        (
+            "qa",
+            {"question": "x", "context": "y", "answers": {"text": ["z"], "answer_start": [0]}},
+            "a.jsonl:2: the answer",
+        ),
+    ],
+)
+def test_a_wrong_record_is_told_by_its_line(model, tmp_path, capsys, task, row, error):
+    good = {"text": "x", "label": "y", "tokens": ["x"], "tags": ["O"], "question": "x", "context": "y"}
+    data = write(tmp_path, "a.jsonl", [good | {"answers": {"text": [], "answer_start": []}}, row])
+    assert finetune(model, tmp_path / "out", data, task, "--held-out", "0", "--max-length", "20") == 1
+    shown = capsys.readouterr()
+    assert error in shown.err and shown.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_malformed_lines(model, tmp_path, capsys):
+    good = '{"text": "cat", "label": "x"}\n{"text": "mat", "label": "y"}\n'
+    (tmp_path / "a.jsonl").write_text(good * 10 + "{\n")
+    assert finetune(model, tmp_path / "out", str(tmp_path / "a.jsonl"), "sequence") == 1
+    assert "a.jsonl:21: no JSON" in capsys.readouterr().err
+    assert finetune(model, tmp_path / "out", str(tmp_path / "a.jsonl"), "sequence", "--skip-malformed") == 0
+    shown = capsys.readouterr().err
+    assert "a.jsonl:21: no JSON" in shown and "malformed 1 record was left out" in shown
+
+
+@pytest.mark.parametrize(
+    "data, task, options, error",
+    [
+        ("-", "sequence", [], "- is standard input, which can be read once"),
+        ("empty.jsonl", "sequence", [], "empty.jsonl holds no records"),
+        ("a.jsonl", "qa", ["--text", "x"], "--task qa has no use for"),
+        ("a.jsonl", "token", ["--text-pair", "x"], "--task token has no use for --text-pair"),
+        ("a.jsonl", "sequence", ["--max-length", "41"], "takes 40 tokens"),
+        ("missing.jsonl", "sequence", [], "missing.jsonl is no file"),
+    ],
+)
+def test_what_is_refused(model, tmp_path, capsys, monkeypatch, data, task, options, error):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    write(tmp_path, "a.jsonl", [{"text": "cat", "label": "x"}, {"text": "mat", "label": "y"}] * 5)
+    assert finetune(model, tmp_path / "out", data, task, *options) == 1
+    assert error in capsys.readouterr().err

@@ -1,0 +1,150 @@
+"""`bertcore pretrain`: a model and its tokenizer from texts, interrupted runs, and what is refused."""
+
+import json
+import re
+import signal
+
+import pytest
+
+from bertcore import AutoModelForMaskedLM, AutoTokenizer, load_model
+from bertcore.checkpoint import open_checkpoint
+from bertcore.cli import main
+from bertcore.training import run as training_run
+from bertcore.training.data import StoredExamples
+from tests.tiny_bert import CONFIG, random_texts
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 24, "n_layer": 1, "n_head": 2, "n_positions": 32}
+STEPS = ["--max-steps", "3", "--batch", "4", "--backend", "numpy", "--held-out", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A folder with a corpus and configs."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "corpus").mkdir()
+    texts = random_texts(60, longest=30)
+    (folder / "corpus" / "a.txt").write_text("\n\n".join(texts[:30]))
+    lines = [json.dumps({"text": text}) for text in texts[30:]]
+    (folder / "corpus" / "b.jsonl").write_text("\n".join([lines[0], "{", *lines[1:], '"text"']))
+    (folder / "good.txt").write_text("\n\n".join(texts))
+    (folder / "bert.json").write_text(json.dumps(CONFIG))
+    (folder / "gpt2.json").write_text(json.dumps(GPT2))
+    return folder
+
+
+def pretrain(inputs, out, *options, corpus="good.txt", model="bert.json"):
+    return main(["pretrain", str(inputs / corpus), "--model", str(inputs / model), "--out", str(out), *STEPS, *options])
+
+
+def weights(folder):
+    opened = open_checkpoint(folder)
+    return {name: opened[name].tobytes() for name in opened}
+
+
+def test_a_new_model_with_its_tokenizer(inputs, tmp_path, capsys):
+    assert pretrain(inputs, tmp_path / "out", "--skip-malformed", "--vocab-size", "70", corpus="corpus") == 0
+    shown = capsys.readouterr()
+    assert "b.jsonl:2: no JSON" in shown.err and "b.jsonl:32: a JSON str, expected an object" in shown.err
+    assert "malformed 2 records were left out" in shown.err
+    for line in ("steps     3 in", "loss      ", "held out  loss", "held out  masked_accuracy", "held out  perplexity"):
+        assert line in shown.out
+    model, tokenizer = load_model(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert isinstance(model, AutoModelForMaskedLM)
+    assert model.config["vocab_size"] == len(tokenizer) <= 70
+    assert tokenizer.model_max_length == CONFIG["max_position_embeddings"]
+    stored = StoredExamples(tmp_path / "out" / "examples")
+    assert {len(stored[index]["input_ids"]) <= 40 for index in range(len(stored))} == {True}
+
+
+def test_a_broken_line_ends_it_and_leaves_nothing(inputs, tmp_path, capsys):
+    assert pretrain(inputs, tmp_path / "out", corpus="corpus") == 1
+    shown = capsys.readouterr()
+    assert "b.jsonl:2: no JSON" in shown.err and shown.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_causal_model(inputs, tmp_path, capsys):
+    assert pretrain(inputs, tmp_path / "out", "--objective", "clm", "--max-length", "16", model="gpt2.json") == 0
+    assert "next_word_accuracy" in capsys.readouterr().out
+    assert len(StoredExamples(tmp_path / "out" / "examples")[0]["input_ids"]) == 16
+
+
+def test_a_checkpoint_is_trained_on(inputs, masked_lm_folder, tmp_path):
+    assert (
+        main(
+            [
+                "pretrain",
+                str(inputs / "good.txt"),
+                "--model",
+                str(masked_lm_folder),
+                "--out",
+                str(tmp_path / "a"),
+                *STEPS,
+            ]
+        )
+        == 0
+    )
+    before, after = weights(masked_lm_folder), weights(tmp_path / "a")
+    assert before.keys() == after.keys() and before != after
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "a")) == len(AutoTokenizer.from_pretrained(masked_lm_folder))
+
+
+def test_texts_from_stdin(inputs, masked_lm_folder, tmp_path, stdin, capsys):
+    stdin((inputs / "good.txt").read_bytes())
+    options = ["--model", str(inputs / "bert.json"), "--out", str(tmp_path / "a"), *STEPS]
+    assert main(["pretrain", "-", *options]) == 1
+    assert "can be read once, and a tokenizer is learnt from it first: give --tokenizer" in capsys.readouterr().err
+    assert main(["pretrain", "-", *options, "--tokenizer", str(masked_lm_folder)]) == 0
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, monkeypatch):
+    assert pretrain(inputs, tmp_path / "whole") == 0
+    step = training_run.Run._step
+
+    def interrupted(self, batches):
+        step(self, batches)
+        if self.state.global_step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run.Run, "_step", interrupted)
+        assert pretrain(inputs, tmp_path / "parts") == 130
+    shown = capsys.readouterr().err
+    assert "the same command with --resume goes on" in shown and "interrupted" in shown
+    assert [path.name for path in (tmp_path / "parts").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert pretrain(inputs, tmp_path / "parts") == 1
+    assert "holds files: go on with --resume" in capsys.readouterr().err
+    assert pretrain(inputs, tmp_path / "parts", "--resume", "--column", "body") == 1
+    assert "was made with another column" in capsys.readouterr().err
+    monkeypatch.setattr("bertcore.training.data.store_examples", None)  # they are there
+    assert pretrain(inputs, tmp_path / "parts", "--resume") == 0
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        (["--resume"], "has no checkpoint to go on from"),
+        (["--max-length", "41"], "--max-length is 41, and .* takes 40 tokens"),
+        (["--max-length", "2"], "max_length is 2"),
+        (["--tokenizer", "somewhere", "--vocab-size", "50"], "leave it out beside --tokenizer"),
+        (["--vocab-size", "8"], "vocab_size is 8"),
+        (["--held-out", "0.999"], "too few to train on"),
+        (["--model", "mini-burt"], "no preset is named 'mini-burt'"),
+        (["--objective", "clm"], "have no head for causal_lm"),
+    ],
+)
+def test_what_is_refused(inputs, tmp_path, capsys, options, error):
+    assert pretrain(inputs, tmp_path / "out", *options) == 1
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert re.search(error, shown.err)
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("--lr", "0"), ("--lr", "nan"), ("--max-seconds", "-1"), ("--warmup", "1"), ("--seed", "-1"), ("--batch", "0.5")],
+)
+def test_numbers_that_are_none(inputs, tmp_path, capsys, option, value):
+    assert pretrain(inputs, tmp_path / "out", option, value) == 2
+    assert f"argument {option}" in capsys.readouterr().err
