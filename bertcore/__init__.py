@@ -33,6 +33,7 @@ _LAZY = {
     "set_num_threads": "bertcore.kernels",
     "use_backend": "bertcore.kernels",
     "value_and_grad": "bertcore.gradients",
+    "vjp": "bertcore.gradients",
 }
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "set_num_threads",
     "use_backend",
     "value_and_grad",
+    "vjp",
 ]
 
 

@@ -1,11 +1,16 @@
-"""Loss and gradients of a model."""
+"""Loss and gradients of a model, and of what the caller makes of its outputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from bertcore import kernels
 from bertcore.nn.parameter import Parameter
-from bertcore.tape import Tape, Variable
+from bertcore.tape import Tape, Variable, current_tape, value_of
+
+Loss = Callable[[Any], tuple[Any, Mapping[str, Any]]]
+NO_GRADIENT = ("mems", "attention_components")
 
 
 class Gradients(dict[str, Any]):
@@ -51,7 +56,7 @@ def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
     return parameter.joined(grads)[0]
 
 
-def value_and_grad(model: Any) -> Callable[..., tuple[Any, Gradients]]:
+def value_and_grad(model: Any, loss: Loss | None = None) -> Callable[..., tuple[Any, Gradients]]:
     """A function that runs `model` and differentiates its loss.
 
         out, grads = value_and_grad(model)(input_ids=..., attention_mask=..., labels=...)
@@ -60,12 +65,83 @@ def value_and_grad(model: Any) -> Callable[..., tuple[Any, Gradients]]:
     parameter's shape and dtype; parameters that the loss does not depend on get zeros. A shared parameter (tied
     embeddings) appears once, with the sum over its uses; a frozen one does not appear.
 
+    Args:
+        model: of any class.
+        loss: the caller's own loss in the place of the model's: `loss(out)` is given the model's output and returns the
+            loss and its gradients with respect to the output's fields, {"logits": array, ...}, each as `vjp` takes
+            them; `out.loss` then is that loss. An example, the squared length of each sequence's first hidden state:
+
+                def loss(out):
+                    first = out.last_hidden_state[:, 0]
+                    gradient = np.zeros_like(out.last_hidden_state)
+                    gradient[:, 0] = 2 * first
+                    return (first**2).sum(), {"last_hidden_state": gradient}
+
     Raises:
         ValueError: if the batch has no labels, so that there is no loss; if the model is in bfloat16 or int8 on the
-            CPU, which is for inference alone; and whatever the model raises.
+            CPU, which is for inference alone; and whatever the model raises, and `vjp` for gradients of `loss`.
+    """
+    if loss is None:
+        return lambda *args, **batch: differentiate(model, lambda: model(*args, **batch))
+    return lambda *args, **batch: differentiate(model, lambda: with_loss(model(*args, **batch), loss))
+
+
+def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gradients]]]:
+    """A function that runs `model` and returns its output, and what turns gradients of that into those of parameters.
+
+        out, pullback = vjp(model)(input_ids=..., output_hidden_states=True)
+        grads = pullback({"last_hidden_state": gradient, "hidden_states": (None, gradient_1, None)})
+
+    A gradient has its field's shape and is converted to its dtype and memory; what it has at padding is not read. Of a
+    field that is a tuple it is a sequence as long, with None where there is none. Every field has one, but for `mems`
+    and `attention_components`: hidden states, attentions (the probabilities), pooler_output, logits, and the model's
+    own loss. `grads` are those of `value_and_grad`.
+
+    The pullback can be called once, since it uses up what the pass kept. It raises:
+        ValueError: which field the output does not have or has no gradient, which shape is wrong; every parameter
+            that the fields depend on is frozen.
+        TypeError: which gradient is no array of real numbers.
+        RuntimeError: for the second call.
     """
 
-    return lambda *args, **batch: differentiate(model, lambda: model(*args, **batch))
+    def call(*args: Any, **batch: Any) -> tuple[Any, Callable[[Mapping[str, Any]], Gradients]]:
+        with Tape() as tape:
+            out = model(*args, **batch)
+            fields = dict(out.items())  # reads, and so records, what was left for later
+
+        def pullback(gradients: Mapping[str, Any]) -> Gradients:
+            if not fields:
+                raise RuntimeError("pullback is called a second time: what the pass kept is used up, call vjp again")
+            found = list(_pairs(fields, gradients))
+            _check_any(variable for variable, _ in found)
+            fields.clear()
+            variables, seeds = zip(*found, strict=True)
+            return _of_parameters(model, tape.gradients(tape.record(None, variables, lambda _: seeds), True))
+
+        return _without_variables(out), pullback
+
+    return call
+
+
+def with_loss(out: Any, loss: Loss) -> Any:
+    """`out`, its loss replaced by `loss(out)`, which is as for `value_and_grad`; under a tape it has gradients."""
+    fields = dict(out.items())
+    result = loss(_without_variables(_copy(out)))
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+        raise TypeError(f"loss returned {_described(result)}, expected (loss, {{field: gradient}})")
+    value, gradients = result
+    found, tape = list(_pairs(fields, gradients)), current_tape()
+    out.loss = value
+    if tape is not None:
+        _check_any(variable for variable, _ in found)
+        variables, seeds = zip(*found, strict=True)
+        out.loss = tape.record(value, variables, lambda grad: tuple(_scaled(seed, grad) for seed in seeds))
+    return out
+
+
+def _scaled(array: Any, factor: Any) -> Any:
+    """In the array's dtype; an array too where it has no axes."""
+    return kernels.array_module(array).asarray(array * factor, array.dtype)
 
 
 def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
@@ -78,17 +154,84 @@ def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
     variable = getattr(out, "loss", None)
     if variable is None:
         raise ValueError("value_and_grad needs a loss: call a model that has a head, with labels")
-    if type(variable) is not Variable:
-        raise ValueError("every parameter that the loss depends on is frozen: there is nothing to differentiate")
-    out.loss = variable.value
+    _check_any([variable])
+    out = _without_variables(out)
     xp = kernels.array_module(out.loss)
-    found = tape.gradients(variable, xp.ones((), out.loss.dtype))
+    return out, _of_parameters(model, tape.gradients(variable, xp.ones((), getattr(out.loss, "dtype", None))))
+
+
+def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
+    """The gradients by name, of those by parameter."""
     grads = Gradients()
     for parameter in model.parameters():
         if parameter.is_frozen:
             continue
         gradient = found.get(parameter)
         if gradient is None:
+            xp = kernels.array_module(next(iter(found.values())))
             gradient = xp.zeros(parameter.shape, parameter.dtype)
         grads.add(parameter, gradient)
-    return out, grads
+    return grads
+
+
+def _check_any(items: Iterable[Any]) -> None:
+    if not any(type(item) is Variable for item in items):
+        raise ValueError("every parameter that the loss depends on is frozen: there is nothing to differentiate")
+
+
+def _pairs(fields: Mapping[str, Any], gradients: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """(field or part of one, its gradient in its dtype and memory) for all gradients that there are."""
+    if all(gradient is None for gradient in gradients.values()):
+        raise ValueError("gradients is empty, expected those of one field at least")
+    for name, gradient in gradients.items():
+        if gradient is None:
+            continue
+        if name not in fields:
+            raise ValueError(f"gradients has {name!r}, which the output does not have; it has {', '.join(fields)}")
+        if name in NO_GRADIENT:
+            raise ValueError(f"gradients has {name!r}, through which no gradient flows")
+        yield from _parts(name, fields[name], gradient)
+
+
+def _parts(name: str, field: Any, gradient: Any) -> Iterator[tuple[Any, Any]]:
+    if type(field) is tuple:
+        if not isinstance(gradient, tuple | list) or len(gradient) != len(field):
+            expected = f"a tuple of {len(field)}, with None where there is none"
+            raise ValueError(f"gradients[{name!r}] is {_described(gradient)}, expected {expected}")
+        for index, (part, of_part) in enumerate(zip(field, gradient, strict=True)):
+            if of_part is not None:
+                yield from _parts(f"{name}[{index}]", part, of_part)
+        return
+    value = value_of(field)
+    xp, given = kernels.array_module(value), gradient
+    if xp is np and kernels.array_module(given) is not np:
+        raise TypeError(f"gradients[{name!r}] is on a GPU, expected an array in host memory as the output is")
+    given = xp.asarray(given)
+    if given.dtype.kind not in "iuf":
+        raise TypeError(f"gradients[{name!r}] is {_described(gradient)}, expected an array of real numbers")
+    if given.shape != value.shape:
+        raise ValueError(f"gradients[{name!r}] has shape {given.shape}, expected {value.shape}")
+    yield field, given.astype(value.dtype, copy=False)
+
+
+def _described(gradient: Any) -> str:
+    if isinstance(gradient, tuple | list):
+        return f"a {type(gradient).__name__} of {len(gradient)}"
+    return f"{type(gradient).__name__} of {gradient.dtype}" if hasattr(gradient, "dtype") else type(gradient).__name__
+
+
+def _copy(out: Any) -> Any:
+    other = object.__new__(type(out))
+    vars(other).update(vars(out))
+    return other
+
+
+def _without_variables(out: Any) -> Any:
+    """`out` with plain arrays."""
+    for name, field in vars(out).items():
+        vars(out)[name] = _plain(field)
+    return out
+
+
+def _plain(field: Any) -> Any:
+    return tuple(map(_plain, field)) if type(field) is tuple else value_of(field)

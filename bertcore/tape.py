@@ -21,7 +21,7 @@ _current: ContextVar[Tape | None] = ContextVar("bertcore_tape", default=None)
 current_tape: Callable[[], Tape | None] = _current.get
 """The tape that records here, if any."""
 
-Pullback = Callable[[Any], tuple[Any, ...]]
+Pullback = Callable[..., tuple[Any, ...]]
 
 
 class Variable:
@@ -36,9 +36,9 @@ class Variable:
 
 @dataclass(slots=True)
 class _Record:
-    """An operation: its output, where its inputs came from (None: no gradient is wanted), and its pullback."""
+    """An operation: its outputs, where its inputs came from (None: no gradient is wanted), and its pullback."""
 
-    output: Variable
+    outputs: tuple[Variable, ...]
     inputs: tuple[Variable | None, ...]
     pullback: Pullback
 
@@ -76,12 +76,16 @@ class Tape:
             forms[form] = Variable(make(), self)
         return forms[form]
 
-    def record(self, output: Any, inputs: tuple[Any, ...], pullback: Pullback) -> Variable:
-        """Append one operation; `pullback` maps the output's gradient to those of `inputs`, in their order."""
-        variable = Variable(output, self)
+    def record(self, output: Any, inputs: tuple[Any, ...], pullback: Pullback) -> Any:
+        """Append one operation; `pullback` maps the output's gradient to those of `inputs`, in their order.
+
+        Of several outputs, in a tuple, it is given the gradient of each, None for one that nothing depends on.
+        """
+        several = type(output) is tuple
+        variables = tuple(Variable(each, self) for each in (output if several else (output,)))
         sources = tuple(item if type(item) is Variable else None for item in inputs)
-        self._records.append(_Record(variable, sources, pullback))
-        return variable
+        self._records.append(_Record(variables, sources, pullback))
+        return variables if several else variables[0]
 
     def checkpoint(self, block: Callable[[], Any]) -> Any:
         """What `block()` returns; see the function `checkpoint`."""
@@ -90,7 +94,7 @@ class Tape:
         if len(self._records) == first:
             return made
         for record in self._records[first:]:
-            for variable in record.outputs if type(record) is _Checkpoint else (record.output,):
+            for variable in record.outputs:
                 variable.tape = None
         outputs = tuple(Variable(variable.value, self) for variable in _variables(made))
         self._records[first:] = [_Checkpoint(outputs, lambda: _variables(context.run(block)))]
@@ -107,21 +111,20 @@ class Tape:
         pending: dict[int, Any] = {id(output): seed}
         while self._records:
             record = self._records.pop()
+            parts = tuple(pending.pop(id(output), None) for output in record.outputs)
+            if all(part is None for part in parts):
+                continue
             if type(record) is _Checkpoint:
-                parts = tuple(pending.pop(id(output), None) for output in record.outputs)
-                if all(part is None for part in parts):
-                    continue
                 sources = record.run()  # the block's operations are the last records now
             else:
-                gradient = pending.pop(id(record.output), None)
-                if gradient is None:
-                    continue
-                sources, parts = record.inputs, record.pullback(gradient)
+                sources, parts = record.inputs, record.pullback(*parts)
             for source, part in zip(sources, parts, strict=False):  # arguments left out at the end have no source
                 if source is not None and part is not None:
                     known = pending.get(id(source))
                     pending[id(source)] = part if known is None else known + part
-        return self._of_leaves(pending)
+        found = self._of_leaves(pending)
+        self._leaves.clear()
+        return found
 
     def _of_leaves(self, pending: dict[int, Any]) -> dict[Hashable, Any]:
         found: dict[Hashable, Any] = {}

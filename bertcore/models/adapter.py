@@ -113,7 +113,7 @@ class Adapter(Block):
         """What the last layer returned as heads and users see it."""
         packed, states, attentions = inputs.packed, trace.states, trace.attentions
         traced = {
-            "hidden_states": None if states is None else tuple(packed.pad(value_of(each)) for each in states),
+            "hidden_states": None if states is None else tuple(map(packed.pad, states)),
             "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
         }
         return Encoded(packed, inputs, state, traced)

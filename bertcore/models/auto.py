@@ -21,7 +21,6 @@ from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
-from bertcore.tape import value_of
 
 
 class AutoModel(Model):
@@ -37,8 +36,8 @@ class AutoModel(Model):
         super().__init__(config, add_pooling_layer=add_pooling_layer)
 
     def _output(self, encoded: Encoded) -> EncoderOutput:
-        pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(value_of(encoded.pooled))
-        hidden = encoded.packed.pad(value_of(encoded.hidden))
+        pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(encoded.pooled)
+        hidden = encoded.packed.pad(encoded.hidden)
         return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, **encoded.traced)
 
 
@@ -80,7 +79,7 @@ class _SequenceModel(ModelWithHeads):
             _check_tokens(encoded)
             ((name, labels),) = given.items()
             loss = self._loss(logits, labels, name)
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(value_of(logits)), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(logits), **encoded.traced)
 
     def _loss(self, logits: Any, labels: Any, name: str) -> Any:
         return losses.sequence_loss(logits, labels, self._num_classes(), name=name)
@@ -150,7 +149,7 @@ class AutoModelForMultipleChoice(_SequenceModel):
             _check_tokens(encoded)
             scores = functional.reshape(logits, shape=(-1, num_choices))
             loss = losses.sequence_loss(scores, labels, num_choices)
-        logits = encoded.packed.pad_sequences(value_of(logits)).reshape(-1, num_choices)
+        logits = functional.reshape(encoded.packed.pad_sequences(logits), shape=(-1, num_choices))
         return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
 
 
@@ -177,7 +176,7 @@ class AutoModelForTokenClassification(ModelWithHeads):
         logits, loss = self.heads[0](encoded), None
         if labels is not None:
             loss = losses.token_loss(logits, labels, encoded.packed, self._num_labels())
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(logits), **encoded.traced)
 
 
 class AutoModelForQuestionAnswering(ModelWithHeads):
@@ -207,10 +206,9 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
                 for column, (name, positions) in enumerate(named.items())
             )
             loss = functional.scale(functional.add(start, end), factor=0.5)
-        padded = encoded.packed.pad(value_of(logits))
-        return QuestionAnsweringOutput(
-            loss=loss, start_logits=padded[..., 0], end_logits=padded[..., 1], **encoded.traced
-        )
+        columns = (functional.slice_columns(logits, first=column, last=column + 1) for column in (0, 1))
+        start, end = (encoded.packed.pad(functional.reshape(column, shape=(-1,))) for column in columns)
+        return QuestionAnsweringOutput(loss=loss, start_logits=start, end_logits=end, **encoded.traced)
 
 
 class AutoModelForCausalLM(ModelWithHeads):

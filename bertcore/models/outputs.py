@@ -31,6 +31,7 @@ class ModelOutput:
     A field that is given as `Later` is computed when it is first read.
 
     Attributes:
+        loss: a scalar, where there is one: of a model with a head, given labels.
         mems: XLNet's and Transformer-XL's memory for the next segment, for each layer (memory, sequences, hidden).
         hidden_states: on request, the embeddings' and each layer's output, (sequences, length, hidden) each.
         entity_hidden_states: the same of LUKE's entities, (sequences, entities, hidden) each.
@@ -46,6 +47,7 @@ class ModelOutput:
         "attentions",
         "attention_components",
     )
+    loss: Any = None
     mems: tuple[Any, ...] | None = None
     hidden_states: tuple[Any, ...] | None = None
     entity_hidden_states: tuple[Any, ...] | None = None
@@ -118,25 +120,21 @@ class EntityEncoderOutput(EncoderOutput):
 @dataclass(eq=False, kw_only=True)
 class LogitsOutput(ModelOutput):
     """Attributes:
-    loss: with labels, a scalar.
     logits: of the head, zero where there is padding: (sequences, length, classes or words), (sequences, classes),
         (sequences, choices), or for replaced tokens (sequences, length).
     """
 
-    loss: Any = None
     logits: Any = None
 
 
 @dataclass(eq=False, kw_only=True)
 class EntityMaskedLMOutput(ModelOutput):
     """Attributes:
-    loss: with labels, the sum of the losses that there are.
     mlm_loss, mep_loss: of the words and of the entities, scalars.
     logits: (sequences, length, vocabulary); pads are zero.
     entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
     """
 
-    loss: Any = None
     mlm_loss: Any = None
     mep_loss: Any = None
     logits: Any = None
@@ -146,12 +144,10 @@ class EntityMaskedLMOutput(ModelOutput):
 @dataclass(eq=False, kw_only=True)
 class PreTrainingOutput(ModelOutput):
     """Attributes:
-    loss: with labels for both heads, the sum of their losses.
     prediction_logits: of the language model, (sequences, length, vocabulary); pads are zero.
     seq_relationship_logits, sop_logits: of next sentence prediction (BERT) or sentence order (ALBERT), (sequences, 2).
     """
 
-    loss: Any = None
     prediction_logits: Any = None
     seq_relationship_logits: Any = None
     sop_logits: Any = None
@@ -160,10 +156,8 @@ class PreTrainingOutput(ModelOutput):
 @dataclass(eq=False, kw_only=True)
 class QuestionAnsweringOutput(ModelOutput):
     """Attributes:
-    loss: with start_positions and end_positions, the mean of both cross entropies.
     start_logits, end_logits: (sequences, length); pads are zero.
     """
 
-    loss: Any = None
     start_logits: Any = None
     end_logits: Any = None

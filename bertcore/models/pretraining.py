@@ -17,7 +17,6 @@ from bertcore.models.with_heads import ModelWithHeads, head_specs
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.presets import PRESETS, Preset, preset
-from bertcore.tape import value_of
 
 
 class AutoModelForPreTraining(ModelWithHeads):
@@ -90,7 +89,7 @@ class _PairPreTraining(AutoModelForPreTraining):
         if words_loss is not None:
             pairs_loss = losses.sequence_loss(pairs, pair_label, self._pair_labels(), name=self._label)
             loss = functional.add(words_loss, pairs_loss)
-        logits = {self._logits: encoded.packed.pad_sequences(value_of(pairs))}
+        logits = {self._logits: encoded.packed.pad_sequences(pairs)}
         return PreTrainingOutput(loss=loss, prediction_logits=predictions, **logits, **encoded.traced)
 
 
@@ -124,4 +123,4 @@ class _ReplacedTokens(AutoModelForPreTraining):
             if flags.shape != encoded.packed.shape:
                 raise ValueError(f"labels has shape {flags.shape}, expected {encoded.packed.shape} as input_ids has")
             loss = losses.binary_loss(logits, encoded.packed.strip(flags))
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(value_of(logits)), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(logits), **encoded.traced)

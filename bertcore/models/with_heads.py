@@ -60,24 +60,26 @@ class ModelWithHeads(Model):
         """(loss, logits as users see them) of a language model's head; `labels` are packed, or None.
 
         Where gradients are wanted only labelled tokens are scored: a vocabulary's scores are most of a small model's
-        work, and a seventh of the tokens has a label. The logits of all are computed if they are read.
+        work, and a seventh of the tokens has a label. The logits of all are computed if they are read, and have
+        gradients if that is while the tape records.
         """
         if labels is None or current_tape() is None:
             logits = head(encoded.hidden)
             loss = None if labels is None else functional.cross_entropy(logits, labels=labels)
-            return loss, encoded.packed.pad(value_of(logits))
+            return loss, encoded.packed.pad(logits)
         rows = kernels.array_module(labels).flatnonzero(labels != losses.IGNORED)
         scores = head(functional.take_rows(encoded.hidden, rows=rows))
-        version, hidden, backend = self.version, value_of(encoded.hidden), kernels.get_backend()
+        version, backend, tape = self.version, kernels.get_backend(), current_tape()
 
         def all_logits() -> Any:
             if self.version != version:
                 raise RuntimeError("logits: the parameters have changed since; read them before the optimiser's step")
             with kernels.use_backend(backend):
-                return encoded.packed.pad(head(hidden))
+                return encoded.packed.pad(head(encoded.hidden if current_tape() is tape else value_of(encoded.hidden)))
 
-        # In a context of its own: whoever reads them may stand within a tape.
-        return functional.cross_entropy(scores, labels=labels[rows]), Later(lambda: Context().run(all_logits))
+        # In a context of its own: whoever reads them may stand within another tape.
+        later = Later(lambda: all_logits() if current_tape() is tape else Context().run(all_logits))
+        return functional.cross_entropy(scores, labels=labels[rows]), later
 
     def _num_labels(self) -> int:
         return ConfigReader(self.config).num_labels()

@@ -19,7 +19,7 @@ class Operation:
 
     Attributes:
         with_pullback: gives (output, pullback); the pullback returns one gradient, or None, for each positional
-            argument.
+            argument. An output that is a tuple is several, of which the pullback is given a gradient, or None, each.
         forward: gives the output alone.
         has_step: whether it takes Deferred arrays.
     """
@@ -45,7 +45,7 @@ class Operation:
                 break  # no Variable: programs are noted without a tape
         return self.forward(*arrays, **options)
 
-    def _recorded(self, variable: Variable, arrays: tuple[Any, ...], options: dict[str, Any]) -> Variable:
+    def _recorded(self, variable: Variable, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
         tape = variable.tape
         if tape is None:
             raise RuntimeError(

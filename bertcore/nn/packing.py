@@ -1,10 +1,12 @@
 """Padding is stripped at a model's door and restored on the way out: inside, a batch is one axis of real tokens."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.nn.operation import operation
 
 
 class PackedBatch:
@@ -62,39 +64,25 @@ class PackedBatch:
         return padded[self._sequence, self._column]
 
     def pad(self, packed: Any) -> Any:
-        """(tokens, ...) -> (sequences, length, ...), zero where there is padding."""
-        if self.is_full and self.is_real.all():
-            return packed.reshape(*self.shape, *packed.shape[1:])
-        xp = kernels.array_module(packed)
-        padded = xp.zeros((*self.shape, *packed.shape[1:]), packed.dtype)
-        padded[xp.asarray(self._sequence), xp.asarray(self._column)] = packed
-        padded[xp.asarray(~self.is_real)] = 0
-        return padded
+        """(tokens, ...) -> (sequences, length, ...), zero where there is padding; has a gradient."""
+        return _padded(packed, batch=self)
 
     def pad_sequences(self, packed: Any) -> Any:
-        """(sequences that have tokens, ...) -> (sequences, ...), zero for those that have none."""
-        if self.has_tokens.all():
-            return packed
-        xp = kernels.array_module(packed)
-        padded = xp.zeros((self.shape[0], *packed.shape[1:]), packed.dtype)
-        padded[xp.asarray(self.has_tokens)] = packed
-        return padded
+        """(sequences that have tokens, ...) -> (sequences, ...), zero for those that have none; has a gradient."""
+        return packed if self.has_tokens.all() else _padded_sequences(packed, has_tokens=self.has_tokens)
 
     def pad_attention(self, probabilities: Any, memory: int = 0) -> Any:
         """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length), zero where
-        there is padding; all queries see the columns of the memory, which come first."""
-        xp = kernels.array_module(probabilities)
-        sequences, length = self.shape
-        padded = xp.zeros((sequences, probabilities.shape[1], length, memory + length), probabilities.dtype)
+        there is padding; all queries see the columns of the memory, which come first. It has a gradient."""
+        return _padded_attention(probabilities, batch=self, memory=memory)
+
+    def corners(self, heads: int, memory: int) -> Iterator[tuple[Any, Any]]:
+        """(where a sequence's probabilities stand in a padded batch, where in a packed one) for each sequence."""
         before = np.arange(memory)
         for index, count in enumerate(self.lengths):
             columns = self._column[self.cu_seqlens[index] : self.cu_seqlens[index + 1]]
-            keys = np.concatenate([before, memory + columns])
-            where = xp.ix_(xp.asarray([index]), xp.arange(padded.shape[1]), xp.asarray(columns), xp.asarray(keys))
-            padded[where] = probabilities[index : index + 1, :, :count, : memory + count]
-        if self.is_real is not self.stays:
-            padded *= xp.asarray(self.is_real[:, None, :, None])
-        return padded
+            padded = np.ix_([index], np.arange(heads), columns, np.concatenate([before, memory + columns]))
+            yield padded, (slice(index, index + 1), slice(None), slice(count), slice(memory + count))
 
     def rows(self) -> np.ndarray:
         """The packed index of each column, (sequences, length), -1 where padding was stripped."""
@@ -119,3 +107,51 @@ class PackedBatch:
     def _padding_kept(self, is_real: np.ndarray) -> Any:
         """How many tokens of each sequence stand before its first real one."""
         return is_real.argmax(axis=1).astype(np.int32) if self.keeps_padding and is_real.size else 0
+
+
+@operation()
+def _padded(packed: Any, *, batch: PackedBatch) -> Any:
+    """`PackedBatch.pad`."""
+    if batch.is_full and batch.is_real.all():
+        shape = packed.shape
+        return packed.reshape(*batch.shape, *shape[1:]), lambda grad: (grad.reshape(shape),)
+    xp = kernels.array_module(packed)
+    where, hidden = (xp.asarray(batch._sequence), xp.asarray(batch._column)), xp.asarray(~batch.is_real)
+
+    def pullback(grad):
+        part = grad[where]
+        part[hidden[where]] = 0
+        return (part,)
+
+    padded = xp.zeros((*batch.shape, *packed.shape[1:]), packed.dtype)
+    padded[where] = packed
+    padded[hidden] = 0
+    return padded, pullback
+
+
+@operation()
+def _padded_sequences(packed: Any, *, has_tokens: np.ndarray) -> Any:
+    """`PackedBatch.pad_sequences`."""
+    xp = kernels.array_module(packed)
+    rows = xp.asarray(has_tokens)
+    padded = xp.zeros((len(has_tokens), *packed.shape[1:]), packed.dtype)
+    padded[rows] = packed
+    return padded, lambda grad: (grad[rows],)
+
+
+@operation()
+def _padded_attention(probabilities: Any, *, batch: PackedBatch, memory: int) -> Any:
+    """`PackedBatch.pad_attention`."""
+    xp, heads, (sequences, length) = kernels.array_module(probabilities), probabilities.shape[1], batch.shape
+    is_real = 1 if batch.is_real is batch.stays else xp.asarray(batch.is_real[:, None, :, None])
+
+    def pullback(grad):
+        grad, part = grad * is_real, xp.zeros(probabilities.shape, probabilities.dtype)
+        for padded_at, packed_at in batch.corners(heads, memory):
+            part[packed_at] = grad[tuple(map(xp.asarray, padded_at))]
+        return (part,)
+
+    padded = xp.zeros((sequences, heads, length, memory + length), probabilities.dtype)
+    for padded_at, packed_at in batch.corners(heads, memory):
+        padded[tuple(map(xp.asarray, padded_at))] = probabilities[packed_at]
+    return padded * is_real if batch.is_real is not batch.stays else padded, pullback

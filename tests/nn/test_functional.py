@@ -27,27 +27,45 @@ COS, SIN = kernels.rotary_tables(9, 4, dtype=np.float64)
 MASK = np.array([[1, 1, 1, 1, 0], [1] * 5, [1] * 5, [1, 1, 1, 1, 0]], bool)[:, None, None]
 
 
-def with_relative(query, key, value, position_key, position_query, for_position, bias, scores):
+def with_relative(query, key, value, position_key, position_query, for_position, bias, scores, **more):
     segments = np.array([0, 0, 1, 0, 0, 1, 1, 1, 2])
     relative = RelativePositions(
         DISTANCES, position_key, position_query, for_position, bias, segment_ids=segments, segment_scores=scores
     )
-    return functional.attention(query, key, value, relative=relative, scale=0.4, **PACKED)
+    return functional.attention(query, key, value, relative=relative, scale=0.4, **PACKED, **more)
+
+
+def all_of_attention(attend):
+    """Output and probabilities in one row, so that gradients flow through both."""
+
+    def call(*arrays, **options):
+        attentions = []
+        output = attend(*arrays, attentions=attentions, **options)
+        return functional.concatenate(*(functional.reshape(each, shape=(-1,)) for each in (output, *attentions)))
+
+    return call
+
+
+def probabilities(*arrays, **options):
+    attentions = []
+    functional.attention(*arrays, attentions=attentions, **options)
+    return attentions[0]
 
 
 def turned(joined, **options):
     return functional.rotary(functional.scale(joined, factor=1.0), **options)  # whose memory it takes
 
 
-def with_tables(qkv, position_key, position_query):
+def with_tables(qkv, position_key, position_query, **more):
     relative = RelativePositions(DISTANCES, position_key, position_query)
-    return functional.self_attention(qkv, num_heads=2, relative=relative, **PACKED)
+    return functional.self_attention(qkv, num_heads=2, relative=relative, **PACKED, **more)
 
 
 CASES = {  # name: (operation, shapes of its arrays, options)
     "activation": (functional.activation, [(5, 3)], {"name": "tanh"}),
     "add": (functional.add, [(5, 3), (5, 3)], {}),
     "add to rows": (functional.add, [(5, 3), (3,)], {}),
+    "add a column": (functional.add, [(5, 3), (5, 1)], {}),
     "affine": (functional.affine, [(5, 3), (3,), (3,)], {}),
     "affine with residual": (functional.affine, [(5, 3), (3,), (3,), (5, 3)], {}),
     "attend_to_all_alike": (
@@ -56,6 +74,17 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         {"num_heads": 2, "is_real": SEEN, **PACKED},
     ),
     "attention": (functional.attention, [HEADS] * 3, {"window": 1, "is_causal": True, **PACKED}),
+    "attention and probabilities": (
+        all_of_attention(functional.attention), [(9, 4, 2), (9, 2, 2), (9, 2, 2)], {"window": (3, 1), **PACKED}
+    ),
+    "attention and probabilities with relative terms": (
+        all_of_attention(with_relative), [HEADS, HEADS, HEADS, (4, 2, 4), (4, 2, 4), HEADS, (4, 2), (9, 2, 2)], {}
+    ),
+    "attention's probabilities": (
+        probabilities,
+        [HEADS, (11, 2, 4), (11, 2, 4)],
+        {"cu_seqlens_k": np.array([0, 1, 3, 3, 11]), "scale": 0.3, "attn_mask": np.arange(8) != 2, **PACKED},
+    ),
     "attention of grouped queries": (functional.attention, [(9, 4, 2), (9, 2, 2), (9, 2, 2)], PACKED),
     "attention with relative terms": (
         with_relative, [HEADS, HEADS, HEADS, (4, 2, 4), (4, 2, 4), HEADS, (4, 2), (9, 2, 2)], {}
@@ -75,6 +104,11 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         [(9, 24), (6, 8), (3, 16)],
         {"num_heads": 2, "word_rows": WORDS, "entity_rows": ENTITIES, "attn_mask": MASK, **PACKED},
     ),
+    "entity_aware_attention and probabilities": (
+        all_of_attention(luke.entity_aware_attention),
+        [(9, 24), (6, 8), (3, 16)],
+        {"num_heads": 2, "word_rows": WORDS, "entity_rows": ENTITIES, **PACKED},
+    ),
     "gated_activation": (functional.gated_activation, [(5, 6)], {"name": "gelu", "gate": "second"}),
     "layer_norm without bias": (lambda x, w: functional.layer_norm(x, w, None, eps=1e-3), [(5, 3), (3,)], {}),
     "rms_norm": (functional.rms_norm, [(5, 3), (3,), (5, 3)], {"eps": 1e-3}),
@@ -82,6 +116,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "layer_norm": (functional.layer_norm, [(5, 3), (3,), (3,), (5, 3)], {"eps": 1e-3}),
     "linear": (functional.linear, [(5, 3), (4, 3), (4,), (5, 4)], {"activation": "gelu"}),
     "linear without bias": (lambda x, w: functional.linear(x, w, None), [(5, 3), (4, 3)], {}),
+    "log_softmax": (functional.log_softmax, [(3, 5)], {}),
     "mean_squared_error": (functional.mean_squared_error, [(9, 2)], {"labels": FLAGS}),
     "merge_rows": (
         luke.merge_rows, [(6, 2), (3, 2)], {"first_rows": WORDS, "second_rows": ENTITIES}
@@ -96,6 +131,12 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     ),
     "self_attention of grouped queries": (
         functional.self_attention, [(9, 16)], {"num_heads": 4, "num_key_value_heads": 2, **PACKED}
+    ),
+    "self_attention and probabilities": (
+        all_of_attention(functional.self_attention), [(9, 24)], {"num_heads": 2, "is_causal": True, **PACKED}
+    ),
+    "self_attention and probabilities with tables": (
+        all_of_attention(with_tables), [(9, 24), (4, 2, 4), (4, 2, 4)], {}
     ),
     "self_attention with tables": (with_tables, [(9, 24), (4, 2, 4), (4, 2, 4)], {}),
     "slice_columns": (functional.slice_columns, [(5, 4)], {"first": 1, "last": 3}),
@@ -153,7 +194,7 @@ def test_attention_hands_out_what_it_is_asked_for(is_recorded):
         given = [tape.leaf(index, lambda array=array: array) for index, array in enumerate(arrays)]
         functional.attention(*(given if is_recorded else arrays), **PACKED, **asked)
         _, probabilities, parts = kernels.attention(*arrays, **PACKED, return_probs=True, return_components=True)
-    np.testing.assert_array_equal(asked["attentions"], [probabilities])
+    np.testing.assert_array_equal(list(map(value_of, asked["attentions"])), [probabilities])
     np.testing.assert_array_equal(asked["components"][0][0], parts[0])
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bertcore.nn.packing import PackedBatch
+from bertcore.tape import Tape
 
 masks = hnp.arrays(bool, hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=9))
 
@@ -53,3 +54,27 @@ def test_sequences_without_tokens_get_zero_rows(mask):
     packed = PackedBatch(mask)
     pooled = np.ones((int(packed.has_tokens.sum()), 3))
     np.testing.assert_array_equal(packed.pad_sequences(pooled), np.repeat(packed.has_tokens[:, None], 3, axis=1))
+
+
+@given(masks, st.booleans(), st.integers(0, 3))
+def test_what_is_padded_has_the_gradient_of_its_real_part(mask, keeps_all, memory):
+    """<pad(x), g> = <x, pullback(g)>: padding is linear. Padding that stays as tokens gets zeros."""
+    rng = np.random.default_rng(0)
+    packed = PackedBatch(np.ones_like(mask), mask) if keeps_all else PackedBatch(mask)
+    sequences, tokens, longest = mask.shape[0], int(packed.lengths.sum()), int(packed.lengths.max(initial=0))
+    for pad, shape in (
+        (packed.pad, (tokens, 3)),
+        (packed.pad_sequences, (int(packed.has_tokens.sum()), 3)),
+        (lambda array: packed.pad_attention(array, memory), (sequences, 2, longest, memory + longest)),
+    ):
+        array = rng.standard_normal(shape)
+        with Tape() as tape:
+            leaf = tape.leaf("x", lambda array=array: array)
+            padded = pad(leaf)
+        if padded is leaf:
+            continue
+        np.testing.assert_array_equal(padded.value, pad(array))
+        seed = rng.standard_normal(padded.value.shape)
+        gradient = tape.gradients(padded, seed)["x"]
+        assert gradient.shape == shape
+        assert (padded.value * seed).sum() == pytest.approx((array * gradient).sum(), rel=1e-9, abs=1e-9)

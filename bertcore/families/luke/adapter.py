@@ -16,7 +16,6 @@ from bertcore.nn import functional
 from bertcore.nn.layer import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
-from bertcore.tape import value_of
 
 INPUTS = ("entity_ids", "entity_attention_mask", "entity_token_type_ids", "entity_position_ids")
 
@@ -85,9 +84,9 @@ class WordAndEntityAdapter(Adapter):
         entities.hidden = functional.take_rows(state, rows=entities.rows.entities)
         traced: dict[str, tuple | None] = {}
         if trace.states is not None:
-            states = [entities.all_tokens.pad(value_of(each)) for each in trace.states]
-            traced["hidden_states"] = tuple(each[:, :length] for each in states)
-            traced["entity_hidden_states"] = tuple(each[:, length:] for each in states)
+            states, end = list(map(entities.all_tokens.pad, trace.states)), entities.all_tokens.shape[1]
+            for name, first, last in (("hidden_states", 0, length), ("entity_hidden_states", length, end)):
+                traced[name] = tuple(functional.slice_columns(each, first=first, last=last) for each in states)
         if trace.attentions is not None:
             traced["attentions"] = tuple(map(entities.all_tokens.pad_attention, trace.attentions))
         return Encoded(inputs.packed, inputs, functional.take_rows(state, rows=entities.rows.words), traced)

@@ -26,7 +26,6 @@ from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
-from bertcore.tape import value_of
 
 
 class WordAndEntityModel(AutoModel):
@@ -36,7 +35,7 @@ class WordAndEntityModel(AutoModel):
         out, states = super()._output(encoded), None
         if isinstance(encoded.inputs, WordAndEntityInput):
             entities = encoded.inputs.entities
-            states = entities.batch.pad(value_of(entities.hidden))
+            states = entities.batch.pad(entities.hidden)
         return EntityEncoderOutput(**vars(out), entity_last_hidden_state=states)
 
 
@@ -63,7 +62,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
         if isinstance(encoded.inputs, WordAndEntityInput) or entity_labels is not None:
             entities = _entities(encoded, self)
             scores = self.heads[1](entities.hidden)
-            logits = entities.batch.pad(value_of(scores))
+            logits = entities.batch.pad(scores)
             if entity_labels is not None:
                 named = {"name": "entity_labels", "kind": "entity_"}
                 count = self.spec.details.vocab_size
@@ -71,8 +70,8 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
         both = [loss for loss in (mlm_loss, mep_loss) if loss is not None]
         return EntityMaskedLMOutput(
             loss=functional.add(*both) if len(both) == 2 else both[0] if both else None,
-            mlm_loss=value_of(mlm_loss),
-            mep_loss=value_of(mep_loss),
+            mlm_loss=mlm_loss,
+            mep_loss=mep_loss,
             logits=vars(of_words)["logits"],  # unread, if they are to be computed later
             entity_logits=logits,
             **encoded.traced,
@@ -99,7 +98,7 @@ class _EntityModel(ModelWithHeads):
         if labels is not None:
             kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]
             loss = losses.classification_loss(logits, labels, self._num_labels(), kind)
-        return LogitsOutput(loss=loss, logits=value_of(logits), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
 
     def _first(self, entities: Entities) -> list[Any]:
         """The packed indices of the first, second, ... entity of each sequence."""
@@ -171,7 +170,7 @@ class AutoModelForEntitySpanClassification(_EntityModel):
         logits, loss = self.heads[0](*parts, entities.hidden), None
         if labels is not None:
             loss = self._loss(logits, labels, entities)
-        return LogitsOutput(loss=loss, logits=entities.batch.pad(value_of(logits)), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=entities.batch.pad(logits), **encoded.traced)
 
     def _loss(self, logits: Any, labels: Any, entities: Entities) -> Any:
         flags, batch = losses.label_array("labels", labels), entities.batch

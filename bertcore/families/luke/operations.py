@@ -5,7 +5,12 @@ from typing import Any
 from bertcore import kernels
 from bertcore.kernels.precision import working_dtype
 from bertcore.nn.functional import split_heads
-from bertcore.nn.functional.attention import attend, attend_with_pullback, join_heads
+from bertcore.nn.functional.attention import (
+    attend,
+    attend_with_pullback,
+    note_probabilities,
+    with_joined_heads,
+)
 from bertcore.nn.operation import operation
 
 
@@ -54,7 +59,6 @@ def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entit
     return double_query, double_key, double_value
 
 
-@operation()
 def entity_aware_attention(
     qkv: Any,
     word_queries: Any,
@@ -63,6 +67,7 @@ def entity_aware_attention(
     num_heads: int,
     word_rows: Any,
     entity_rows: Any,
+    attentions: list | None = None,
     **options: Any,
 ) -> Any:
     """Attention in which a token has one query for words and another one for entities (Yamada et al. 2020,
@@ -80,20 +85,30 @@ def entity_aware_attention(
         entity_queries: entities' queries for words and for entities side by side, (entities, 2 * hidden).
         num_heads: of all of them.
         word_rows, entity_rows: where words and entities stand among the tokens, integers (words,) and (entities,).
-        options: cu_seqlens, attn_mask, attentions and compute_dtype as for `attention`.
+        attentions: as for `attention`.
+        options: cu_seqlens, attn_mask and compute_dtype as for `kernels.attention`.
 
     Returns:
         (tokens, hidden).
     """
+    asked = options | {"num_heads": num_heads, "word_rows": word_rows, "entity_rows": entity_rows}
+    results = _entity_aware_attention(qkv, word_queries, entity_queries, return_probs=attentions is not None, **asked)
+    return note_probabilities(attentions, results)
+
+
+@operation()
+def _entity_aware_attention(qkv, word_queries, entity_queries, *, num_heads, word_rows, entity_rows, **options):
     doubled = _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entity_rows)
     size = doubled[0].shape[2] // 2
-    output, backward = attend_with_pullback(doubled, scale=size**-0.5, **options)
+    (output, *probabilities), backward = attend_with_pullback(doubled, scale=size**-0.5, **options)
 
-    def pullback(grad):
-        xp = kernels.array_module(grad)
-        grad_output = xp.zeros(output.shape, grad.dtype)
-        grad_output[:, :, :size] = grad.reshape(-1, num_heads, size)
-        query, key, value, *_ = backward(grad_output)
+    def pullback(grad, *of_probabilities):
+        xp = kernels.array_module(qkv)
+        grad_output = None
+        if grad is not None:
+            grad_output = xp.zeros(output.shape, grad.dtype)
+            grad_output[:, :, :size] = grad.reshape(-1, num_heads, size)
+        query, key, value, *_ = backward(grad_output, *of_probabilities)
         grad_qkv = xp.zeros(qkv.shape, qkv.dtype)
         grad_query, grad_key, grad_value = split_heads(grad_qkv, num_heads=num_heads)
         grad_query[word_rows] = query[word_rows, :, :size]
@@ -103,11 +118,13 @@ def entity_aware_attention(
         words = query[word_rows, :, size:].reshape(word_queries.shape)
         return grad_qkv, words, by_kind.reshape(entity_queries.shape)
 
-    return join_heads(output[:, :, :size]), pullback
+    return with_joined_heads(output[:, :, :size], *probabilities), pullback
 
 
-@entity_aware_attention.inference
-def _entity_aware_attention(qkv, word_queries, entity_queries, *, num_heads, word_rows, entity_rows, **options):
+@_entity_aware_attention.inference
+def _entity_aware_forward(qkv, word_queries, entity_queries, *, num_heads, word_rows, entity_rows, **options):
     doubled = _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entity_rows)
     size = doubled[0].shape[2] // 2
-    return join_heads(attend(doubled, scale=size**-0.5, **options)[:, :, :size])
+    results = attend(doubled, scale=size**-0.5, **options)
+    output, *probabilities = results if type(results) is tuple else (results,)
+    return with_joined_heads(output[:, :, :size], *probabilities)

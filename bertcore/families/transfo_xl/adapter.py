@@ -216,7 +216,7 @@ class RecurrentAdapter(Adapter):
         return state
 
     def _padded_states(self, states: list, inputs: RecurrentInput) -> tuple[Any, ...]:
-        return tuple(inputs.packed.pad(value_of(state)) for state in states)
+        return tuple(map(inputs.packed.pad, states))
 
     def _padded_attentions(self, attentions: list, inputs: RecurrentInput, memory: int) -> tuple[Any, ...]:
         return tuple(inputs.packed.pad_attention(probabilities, memory) for probabilities in attentions)

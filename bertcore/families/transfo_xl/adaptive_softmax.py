@@ -65,15 +65,14 @@ class AdaptiveSoftmax(Block):
 
     def __call__(self, hidden: Any) -> Any:
         """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
-        first, *others = (self._log_probabilities(hidden, index) for index in range(len(self.bounds)))
+        first, *others = (functional.log_softmax(self._scores(hidden, index)) for index in range(len(self.bounds)))
         words = self.bounds[0][1]
-        parts = [first[:, :words]]
-        parts += [part + first[:, words + index, None] for index, part in enumerate(others)]
-        return kernels.array_module(first).concatenate(parts, axis=1)
-
-    def _log_probabilities(self, hidden: Any, index: int) -> Any:
-        scores = value_of(self._scores(hidden, index))
-        return functional.log_softmax(scores).astype(scores.dtype, copy=False)
+        parts = [functional.slice_columns(first, first=0, last=words)]
+        for index, part in enumerate(others, start=words):
+            parts.append(functional.add(part, functional.slice_columns(first, first=index, last=index + 1)))
+        logarithms = functional.concatenate(*parts, axis=1)
+        dtype = value_of(hidden).dtype
+        return logarithms if value_of(logarithms).dtype == dtype else logarithms.astype(dtype)  # of low precision
 
     def loss(self, hidden: Any, labels: np.ndarray) -> Any:
         """The mean over tokens of -log(the probability of their label), (tokens,) in host memory, -100 for none; of a

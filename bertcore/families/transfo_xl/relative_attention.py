@@ -167,7 +167,7 @@ class RelativeAttention(Sublayer):
             for half in halves
         ]
         if probabilities is not None:
-            context.attentions.append(kernels.array_module(probabilities[0]).concatenate(probabilities))
+            context.attentions.append(functional.concatenate(*probabilities))
         return functional.concatenate(*parts)
 
     def _attended(

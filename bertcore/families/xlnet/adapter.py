@@ -161,9 +161,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         if inputs.target_mapping is None:
             return super()._padded_states(states, inputs)
         layouts = inputs.packed, _predicted(inputs)
-        return tuple(
-            layout.pad(value_of(stream)) for pair in states for layout, stream in zip(layouts, pair, strict=True)
-        )
+        return tuple(layout.pad(stream) for pair in states for layout, stream in zip(layouts, pair, strict=True))
 
     def _padded_attentions(self, attentions: list, inputs: TwoStreamInput, memory: int) -> tuple[Any, ...]:
         padded = super()._padded_attentions(attentions, inputs, memory)

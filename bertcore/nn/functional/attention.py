@@ -20,7 +20,7 @@ def attention(query: Any, key: Any, value: Any, *, relative: RelativePositions |
         relative: terms of relative position and of segments, whose floating arrays have gradients, too.
         options: cu_seqlens, cu_seqlens_k, attn_mask, is_causal, window and scale as there; and
             attentions: a list to which the probabilities are appended, (sequences, heads, longest, longest of the
-                keys), or None.
+                keys), or None; they have a gradient.
             components: a list to which a tuple of scaled scores is appended, like the probabilities each: content to
                 content, content to position, position to content (None for a table that is None); or None.
             compute_dtype: as there; not while a tape records.
@@ -29,7 +29,9 @@ def attention(query: Any, key: Any, value: Any, *, relative: RelativePositions |
     Returns:
         (tokens, heads, head_dim).
     """
-    return _attention(query, key, value, *_terms(relative), relative=relative, **_with_seed(options))
+    attentions = options.pop("attentions", None)
+    asked = _with_seed(options) | {"return_probs": attentions is not None}
+    return note_probabilities(attentions, _attention(query, key, value, *_terms(relative), relative=relative, **asked))
 
 
 def self_attention(
@@ -50,8 +52,18 @@ def self_attention(
     Returns:
         (tokens, heads * head_dim).
     """
-    heads = num_heads, num_key_value_heads or num_heads
-    return _self_attention(*projected, *_terms(relative), heads=heads, relative=relative, **_with_seed(options))
+    heads, attentions = (num_heads, num_key_value_heads or num_heads), options.pop("attentions", None)
+    asked = _with_seed(options) | {"heads": heads, "relative": relative, "return_probs": attentions is not None}
+    return note_probabilities(attentions, _self_attention(*projected, *_terms(relative), **asked))
+
+
+def note_probabilities(attentions: list | None, results: Any) -> Any:
+    """The output of attention; with a list for the probabilities, which are then its second result, these go there."""
+    if attentions is None:
+        return results
+    output, probabilities = results
+    attentions.append(probabilities)
+    return output
 
 
 def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
@@ -88,33 +100,81 @@ def _with_terms(relative, terms):
     return None if relative is None else replace(relative, **dict(zip(_TERMS, terms, strict=True)))
 
 
-def attend(heads: Sequence[Any], attentions: list | None = None, components: list | None = None, **options: Any) -> Any:
-    """kernels.attention; probabilities and components are appended to the lists, if there are any."""
-    if attentions is not None:
-        options["return_probs"] = True
-    if components is not None:
-        options["return_components"] = True
-    results = kernels.attention(*heads, **options)
-    if components is not None:
-        *results, parts = results
-        components.append(parts)
-    if attentions is not None:
-        *results, probabilities = results
-        attentions.append(probabilities)
-    return results[0] if type(results) is list and len(results) == 1 else results
+def attend(heads: Sequence[Any], components: list | None = None, **options: Any) -> Any:
+    """kernels.attention; its components are appended to the list, if there is one."""
+    if components is None:
+        return kernels.attention(*heads, **options)
+    *results, parts = kernels.attention(*heads, return_components=True, **options)
+    components.append(parts)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def attend_with_pullback(
     heads: Sequence[Any],
-    attentions: list | None = None,
+    *,
+    return_probs: bool = False,
     components: list | None = None,
     compute_dtype: str | None = None,
     **options: Any,
-) -> tuple[Any, Callable[[Any], Any]]:
-    """The output, and what turns its gradient into those of heads and relative terms."""
+) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+    """(the output, and if wanted the probabilities), and what turns their gradients into those of heads and relative
+    terms."""
     assert compute_dtype is None, "gradients need the arrays' own precision"
-    output, lse = attend(heads, attentions, components, return_lse=True, **options)
-    return output, lambda grad: kernels.attention_backward(grad, *heads, output, lse, **options)
+    output, lse, *probabilities = attend(heads, components, return_lse=True, return_probs=return_probs, **options)
+
+    def backward(grad, grad_probabilities=None):
+        parts = []
+        if grad is not None:
+            parts.append(kernels.attention_backward(grad, *heads, output, lse, **options))
+        if grad_probabilities is not None:
+            parts.append(_probabilities_backward(grad_probabilities, *probabilities, *heads[:2], lse, **options))
+        return parts[0] if len(parts) == 1 else _sum_of_gradients(*parts)
+
+    return (output, *probabilities), backward
+
+
+def _probabilities_backward(grad, probabilities, query, key, lse, *, cu_seqlens, cu_seqlens_k=None, **options):
+    """The gradients of queries, keys and relative terms, from that of the probabilities.
+
+    Attention over values that are 1 for one key and 0 for all others gives its probability: some keys at a time, as
+    many as a value is long, this is the backward of attention.
+    """
+    options = {name: option for name, option in options.items() if name not in ("dropout_p", "dropout_seed")}
+    offsets = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
+    of_query, of_key = _places(query, cu_seqlens), _places(key, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
+    xp, size, total = kernels.array_module(query), key.shape[2], None
+    for first in range(0, max(probabilities.shape[3], 1), max(size, 1)):
+        value = xp.zeros(key.shape, key.dtype)
+        column = of_key[1] - first
+        rows = xp.flatnonzero((column >= 0) & (column < size))
+        value[rows, :, column[rows]] = 1
+        arrays = []
+        for array in (grad, probabilities):
+            chosen = array[of_query[0], :, of_query[1], first : first + size]
+            arrays.append(xp.zeros(query.shape, query.dtype))
+            arrays[-1][:, :, : chosen.shape[2]] = chosen
+        part = kernels.attention_backward(arrays[0], query, key, value, arrays[1], lse, **offsets, **options)
+        part = part._replace(value=xp.zeros(key.shape, key.dtype))
+        total = part if total is None else _sum_of_gradients(total, part)
+    return total
+
+
+def _places(array, cu_seqlens):
+    """(the sequence of each token, its place there) of (tokens, ...)."""
+    xp = kernels.array_module(array)
+    tokens = xp.arange(len(array))
+    sequence = xp.searchsorted(cu_seqlens, tokens, side="right") - 1
+    return sequence, tokens - cu_seqlens[sequence]
+
+
+def _sum_of_gradients(left, right):
+    """Of two `Gradients` of attention without a bias."""
+    terms = {}
+    if left.relative is not None:
+        both = zip(_TERMS, _terms(left.relative), _terms(right.relative), strict=True)
+        terms = {name: None if first is None else first + second for name, first, second in both}
+        terms = {"relative": RelativePositions(None, **terms)}
+    return left._replace(**{name: getattr(left, name) + getattr(right, name) for name in left._fields[:3]}, **terms)
 
 
 def join_heads(output: Any) -> Any:
@@ -154,13 +214,13 @@ def _rotary(joined, *, heads, head_dim, **angles):
 @operation(has_step=True)
 def _attention(query, key, value, *terms, relative, **options):
     relative = _with_terms(relative, terms)
-    output, backward = attend_with_pullback((query, key, value), relative=relative, **options)
+    outputs, backward = attend_with_pullback((query, key, value), relative=relative, **options)
 
-    def pullback(grad):
-        grads = backward(grad)
-        return *grads[:3], *_terms(grads.relative)
+    def pullback(*grads):
+        found = backward(*grads)
+        return *found[:3], *_terms(found.relative)
 
-    return output, pullback
+    return outputs if len(outputs) > 1 else outputs[0], pullback
 
 
 @_attention.inference
@@ -173,19 +233,25 @@ def _self_attention(*arrays, heads, relative, **options):
     count = len(arrays) - (0 if relative is None else len(_TERMS))
     projected, relative = arrays[:count], _with_terms(relative, arrays[count:])
     query, key, value = _split(projected, *heads)
-    output, backward = attend_with_pullback((query, key, value), relative=relative, **options)
+    (output, *probabilities), backward = attend_with_pullback((query, key, value), relative=relative, **options)
 
-    def pullback(grad):
-        grads = backward(grad.reshape(output.shape))
+    def pullback(grad, *of_probabilities):
+        found = backward(None if grad is None else grad.reshape(output.shape), *of_probabilities)
         joined = tuple(array.copy() for array in projected)  # in their memory and dtype; every entry is overwritten
-        for target, part in zip(_split(joined, *heads), grads[:3], strict=True):
+        for target, part in zip(_split(joined, *heads), found[:3], strict=True):
             target[...] = part
-        return *joined, *_terms(grads.relative)
+        return *joined, *_terms(found.relative)
 
-    return join_heads(output), pullback
+    return with_joined_heads(output, *probabilities), pullback
 
 
 @_self_attention.inference
 def _self_attention_forward(*arrays, heads, relative, **options):
     projected = arrays if relative is None else arrays[: -len(_TERMS)]
-    return join_heads(attend(_split(projected, *heads), relative=relative, **options))
+    results = attend(_split(projected, *heads), relative=relative, **options)
+    return with_joined_heads(*results) if type(results) is tuple else join_heads(results)
+
+
+def with_joined_heads(output: Any, *probabilities: Any) -> Any:
+    """The output with its heads side by side, or a tuple of it and of the probabilities, if there are any."""
+    return (join_heads(output), *probabilities) if probabilities else join_heads(output)

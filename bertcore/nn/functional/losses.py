@@ -35,11 +35,18 @@ def binary_cross_entropy(logits: Any, *, labels: Any) -> Any:
     return (xp.maximum(logits, 0) - logits * labels + xp.log1p(small)).mean(), pullback
 
 
+@operation()
 def log_softmax(scores: Any) -> Any:
-    """The logarithm of the softmax over the last axis of a plain array, in float32 if that is of lower precision."""
+    """The logarithm of the softmax over the last axis, in float32 if that of `scores` is of lower precision."""
     wide = widened(scores)
     xp, shifted = kernels.array_module(wide), wide - wide.max(axis=-1, keepdims=True)
-    return shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
+    logarithms = shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
+
+    def pullback(grad):
+        of_scores = grad - xp.exp(logarithms) * grad.sum(axis=-1, keepdims=True)
+        return (of_scores.astype(scores.dtype, copy=False),)
+
+    return logarithms, pullback
 
 
 @operation()

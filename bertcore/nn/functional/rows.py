@@ -12,8 +12,14 @@ from bertcore.nn.operation import operation
 
 @operation()
 def add(left: Any, right: Any) -> Any:
-    """left + right, of one shape, or (rows, features) and (features,)."""
-    return left + right, lambda grad: (grad, grad if right.shape == left.shape else column_sums(grad))
+    """left + right, of one shape, or (rows, features) and (features,) or (rows, 1)."""
+
+    def pullback(grad):
+        if right.shape == left.shape:
+            return grad, grad
+        return grad, column_sums(grad) if right.ndim == 1 else row_sums(grad)
+
+    return left + right, pullback
 
 
 @operation()
@@ -54,7 +60,7 @@ def slice_rows(array: Any, *, first: int, last: int) -> Any:
 
 @operation(has_step=True)
 def slice_columns(array: Any, *, first: int, last: int) -> Any:
-    """The columns from `first` up to `last` of (rows, features)."""
+    """The columns from `first` up to `last` of (rows, columns, ...)."""
 
     def pullback(grad):
         whole = kernels.array_module(grad).zeros(array.shape, grad.dtype)
@@ -141,6 +147,14 @@ def widened(array: Any) -> Any:
 
 def column_sums(grad: Any) -> Any:
     """The sum over the rows, in the dtype of `grad`, taken in float64 (on a GPU float32)."""
-    is_wide = grad.dtype.itemsize > 4
-    wide = grad.dtype if is_wide else "float64" if kernels.array_module(grad) is np else "float32"
-    return grad.sum(axis=0, dtype=wide).astype(grad.dtype)
+    return grad.sum(axis=0, dtype=_sum_dtype(grad)).astype(grad.dtype)
+
+
+def row_sums(grad: Any) -> Any:
+    """The sum over the columns, (rows, 1), taken as `column_sums` does."""
+    return grad.sum(axis=1, dtype=_sum_dtype(grad), keepdims=True).astype(grad.dtype)
+
+
+def _sum_dtype(array: Any) -> Any:
+    is_wide = array.dtype.itemsize > 4
+    return array.dtype if is_wide else "float64" if kernels.array_module(array) is np else "float32"

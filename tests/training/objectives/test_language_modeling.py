@@ -54,7 +54,9 @@ def test_masked_examples_are_pieces_of_documents(tokenizer, max_length):
     rows = [example["input_ids"] for example in made]
     assert all(row[0] == 2 and row[-1] == 3 and 2 < len(row) <= max_length for row in rows)
     inner = [row[1:-1] for row in rows]
-    assert [token for row in inner for token in row] == plain_ids(tokenizer, sum(DOCUMENTS, []))
+    assert [token for row in inner for token in row] == plain_ids(
+        tokenizer, [text for document in DOCUMENTS for text in document]
+    )
     first = len(plain_ids(tokenizer, DOCUMENTS[0]))
     assert first in np.cumsum([len(row) for row in inner])  # a document ends a piece
     assert sum(len(row) < max_length for row in rows) <= 2
@@ -64,7 +66,7 @@ def test_causal_examples_are_one_stream(tokenizer):
     tokenizer = WithEnd(tokenizer)
     made = [row["input_ids"] for row in CausalLM().examples(DOCUMENTS, tokenizer, max_length=5, seed=0)]
     stream = [token for text in DOCUMENTS for token in [*plain_ids(tokenizer, text), tokenizer.eos_token_id]]
-    assert sum(made, []) == stream[: len(stream) - (len(stream) % 5 == 1)]
+    assert [token for row in made for token in row] == stream[: len(stream) - (len(stream) % 5 == 1)]
     assert {len(row) for row in made[:-1]} == {5}
 
 
