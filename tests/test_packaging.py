@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "families": {"checkpoint", "heads", "kernels", "models", "nn", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
-    "training": {"checkpoint", "gradients", "kernels", "nn"},
+    "training": {"checkpoint", "gradients", "kernels", "models", "nn", "tape"},
     "tokenization": {"checkpoint"},
     "demo_model": {"kernels"},
     "sentence_encoder": {"checkpoint", "kernels", "models", "tokenization"},

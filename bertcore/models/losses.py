@@ -3,6 +3,10 @@
 Losses and the names of labels are those of transformers. A loss over no label at all is NaN, as there.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,15 +17,60 @@ from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
 from bertcore.tape import value_of
 
-IGNORED = -100
+IGNORED = functional.losses.IGNORED
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+
+
+@dataclass
+class ClassOptions:
+    """How labels that are classes are compared with their scores, in all losses within `use_class_options`.
+
+    Attributes:
+        label_smoothing, class_weights: as for `functional.cross_entropy`; weights in host memory.
+        were_used: whether any loss had such labels.
+    """
+
+    label_smoothing: float = 0.0
+    class_weights: np.ndarray | None = None
+    were_used: bool = False
+
+    def weights_for(self, logits: Any) -> Any:
+        """The weights in the dtype and the memory of `logits`, (rows, classes); None if there are none."""
+        self.were_used = True
+        if self.class_weights is None:
+            return None
+        if self.class_weights.shape != logits.shape[1:]:
+            raise ValueError(f"class_weights has shape {self.class_weights.shape}, expected ({logits.shape[1]},)")
+        return kernels.to_backend(self.class_weights.astype(logits.dtype))
+
+
+_options: ContextVar[ClassOptions | None] = ContextVar("bertcore_class_options", default=None)
+
+
+@contextmanager
+def use_class_options(options: ClassOptions) -> Iterator[None]:
+    """A block in which models' losses follow `options`."""
+    token = _options.set(options)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    """The mean cross entropy over the rows whose label is not -100, as the options in force say."""
+    options = _options.get()
+    if options is None:
+        return functional.cross_entropy(logits, labels=labels)
+    weights, smoothing = options.weights_for(value_of(logits)), options.label_smoothing
+    return functional.cross_entropy(logits, labels=labels, label_smoothing=smoothing, class_weights=weights)
 
 
 def token_loss(
     logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
 ) -> Any:
     """The mean cross entropy over the tokens whose label, of (sequences, length), is not -100."""
-    return functional.cross_entropy(logits, labels=packed_labels(packed, labels, num_classes, name=name, kind=kind))
+    return cross_entropy(logits, packed_labels(packed, labels, num_classes, name=name, kind=kind))
 
 
 def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = "") -> Any:
@@ -59,7 +108,7 @@ def sequence_loss(logits: Any, labels: Any, num_classes: int, *, name: str = "la
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
     array = _one_each(name, array, logits)
     _check_classes(name, array, num_classes)
-    return functional.cross_entropy(logits, labels=kernels.to_backend(array))
+    return cross_entropy(logits, kernels.to_backend(array))
 
 
 def classification_loss(
@@ -67,25 +116,41 @@ def classification_loss(
 ) -> Any:
     """The loss of a sequence classifier, by the config's problem_type.
 
-    "single_label_classification": mean cross entropy, labels are classes, (sequences,). "regression": mean squared
+    "single_label_classification": mean cross entropy, labels are classes, (sequences,), or the probabilities of classes
+    (a teacher's, say), floats of (sequences, num_labels). "regression": mean squared
     error, labels are numbers, (sequences,) or (sequences, num_labels). "multi_label_classification": mean binary cross
     entropy, labels are numbers from 0 to 1, (sequences, num_labels). Without a problem_type, regression if there is one
     label, else by the kind of the labels: classes if they are integers. With `soft_labels` (`Family.soft_labels`) those
-    of (sequences, num_labels) are then the probabilities of classes, and the loss is the mean cross entropy.
+    of (sequences, num_labels) are then the probabilities of classes, too.
     """
     array = label_array("labels", labels)
     if problem_type is None:
         if soft_labels and num_labels > 1 and array.ndim == 2 and array.shape[1] > 1:
-            return functional.soft_cross_entropy(logits, labels=floating_labels("labels", array, logits))
+            return soft_loss(logits, array)
         problem_type = PROBLEM_TYPES[0 if num_labels == 1 else 1 if array.dtype.kind in "iu" else 2]
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"config: problem_type is {problem_type!r}, known are {', '.join(PROBLEM_TYPES)}")
     if problem_type == "single_label_classification":
+        if array.dtype.kind == "f" and array.ndim == 2 and num_labels > 1:
+            return soft_loss(logits, array)
         return sequence_loss(logits, array, num_labels)
     if problem_type == "multi_label_classification":
         return binary_loss(logits, array)
     array = _one_each("labels", array, logits)[:, None] if num_labels == 1 else array
     return functional.mean_squared_error(logits, labels=floating_labels("labels", array, logits))
+
+
+def soft_loss(logits: Any, labels: np.ndarray) -> Any:
+    """The mean cross entropy of the probabilities of classes, of the shape of `logits`."""
+    options, array = _options.get(), floating_labels("labels", labels, logits)
+    if not (labels >= 0).all():
+        raise ValueError(f"labels holds {labels.min()}, expected probabilities of classes")
+    if options is not None:
+        classes, smoothing = array.shape[1], options.label_smoothing
+        array = (1 - smoothing) * array + smoothing / classes
+        weights = options.weights_for(array)
+        array = (array if weights is None else array * weights).astype(value_of(logits).dtype)
+    return functional.soft_cross_entropy(logits, labels=array)
 
 
 def binary_loss(logits: Any, labels: np.ndarray) -> Any:
@@ -108,7 +173,7 @@ def position_loss(logits: Any, column: int, positions: Any, name: str, shape: tu
         raise ValueError(f"{name}[{array.argmin()}] is {array.min()}, expected a column, from 0 on")
     labels = kernels.to_backend(np.where(array < shape[1], array, IGNORED))
     scores = functional.reshape(functional.slice_columns(logits, first=column, last=column + 1), shape=shape)
-    return functional.cross_entropy(scores, labels=labels)
+    return cross_entropy(scores, labels)
 
 
 def floating_labels(name: str, labels: np.ndarray, logits: Any) -> Any:

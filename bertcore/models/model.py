@@ -53,12 +53,14 @@ class Model(Block):
         dtype: one of DTYPES.
         newly_initialised: the names of the parameters that the checkpoint did not hold (a head, the pooler).
         training: whether dropout is applied; see `train`.
+        passes: how many passes dropped since the seed was given; a pass that is to drop the same again is given the
+            same number.
     """
 
     newly_initialised: Sequence[str] = ()
     training = False
+    passes = 0
     _dropout_seed = 0
-    _passes = 0
     _architecture = ""  # how transformers' names of the class end
     _has_head = True
     _targets: Sequence[str] = ()
@@ -197,7 +199,7 @@ class Model(Block):
         if seed is not None:
             if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
                 raise ValueError(f"seed is {seed!r}, expected an integer from 0 to 2^64 - 1")
-            self._dropout_seed, self._passes = seed, 0
+            self._dropout_seed, self.passes = seed, 0
         self.training = True
         return self
 
@@ -210,8 +212,8 @@ class Model(Block):
         """The block of one pass."""
         if not self.training:
             return nullcontext()
-        self._passes += 1
-        return dropout_seeds(mixed_seed(self._dropout_seed, self._passes))
+        self.passes += 1
+        return dropout_seeds(mixed_seed(self._dropout_seed, self.passes))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The parameters in host memory, by their names in a checkpoint; read-only, and where they can be, views.

@@ -65,7 +65,7 @@ class ModelWithHeads(Model):
         """
         if labels is None or current_tape() is None:
             logits = head(encoded.hidden)
-            loss = None if labels is None else functional.cross_entropy(logits, labels=labels)
+            loss = None if labels is None else losses.cross_entropy(logits, labels)
             return loss, encoded.packed.pad(logits)
         rows = kernels.array_module(labels).flatnonzero(labels != losses.IGNORED)
         scores = head(functional.take_rows(encoded.hidden, rows=rows))
@@ -79,7 +79,7 @@ class ModelWithHeads(Model):
 
         # In a context of its own: whoever reads them may stand within another tape.
         later = Later(lambda: all_logits() if current_tape() is tape else Context().run(all_logits))
-        return functional.cross_entropy(scores, labels=labels[rows]), later
+        return losses.cross_entropy(scores, labels[rows]), later
 
     def _num_labels(self) -> int:
         return ConfigReader(self.config).num_labels()

@@ -2,16 +2,57 @@
 
 from typing import Any
 
+import numpy as np
+
 from bertcore import kernels
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.operation import operation
 
+IGNORED = -100
+
 
 @operation()
-def cross_entropy(logits: Any, *, labels: Any) -> Any:
-    """The mean cross entropy over the rows whose label is not -100; see `kernels.cross_entropy`."""
+def cross_entropy(logits: Any, *, labels: Any, label_smoothing: float = 0.0, class_weights: Any = None) -> Any:
+    """The mean cross entropy over the rows whose label is not -100; see `kernels.cross_entropy`.
+
+    With `label_smoothing` e (Szegedy et al. 2016, arXiv:1512.00567, section 7) and `class_weights` w, (classes,), the
+    loss of a row is, as torch.nn.functional.cross_entropy has it, (1 - e) w_label CE_label + e / classes sum_c w_c
+    CE_c, where CE_c = -log softmax(logits)_c; and the mean is their sum over the sum of w_label.
+    """
+    if label_smoothing or class_weights is not None:
+        return _weighted_cross_entropy(logits, labels, label_smoothing, class_weights)
     loss = kernels.cross_entropy(logits, labels)
     return loss, lambda grad: (kernels.cross_entropy_backward(grad, logits, labels),)
+
+
+def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
+    """Sums of CE_c need no softmax beside that of the plain loss: CE_c = CE_label + logit_label - logit_c."""
+    xp, wide, rows = kernels.array_module(logits), "float64", kernels.array_module(logits).arange(len(logits))
+    share = label_smoothing / logits.shape[1]
+    counts = labels != IGNORED
+    known = xp.where(counts, labels, 0)
+    weights = counts.astype(wide) if class_weights is None else counts * class_weights.astype(wide)[known]
+    total_weight, own = weights.sum(), (1 - label_smoothing) * weights
+    plain = kernels.cross_entropy(logits, labels, reduction="none").astype(wide)
+    losses = own * plain
+    all_weights = float(logits.shape[1]) if class_weights is None else class_weights.astype(wide).sum()
+    if label_smoothing:
+        of_all = plain + logits[rows, known].astype(wide)
+        summed = logits.sum(axis=1, dtype=wide) if class_weights is None else (logits @ class_weights).astype(wide)
+        losses = losses + share * counts * (all_weights * of_all - summed)
+
+    def pullback(grad):
+        scale = grad.astype(wide) / total_weight
+        of_rows = scale * (own + share * all_weights * counts)  # of what is softmax(logits) in the gradient
+        found = kernels.cross_entropy_backward(of_rows.astype(logits.dtype), logits, labels, reduction="none")
+        found[rows, known] += (of_rows - scale * own).astype(logits.dtype)
+        if label_smoothing:
+            shared = (scale * share * counts).astype(logits.dtype)[:, None]
+            found -= shared if class_weights is None else shared * class_weights
+        return (found,)
+
+    with np.errstate(invalid="ignore"):  # over no label at all the mean is NaN
+        return xp.asarray(losses.sum() / total_weight, logits.dtype), pullback
 
 
 @operation()

@@ -22,11 +22,13 @@ class MaskedLM(Supervised):
     Args:
         masking: how tokens are chosen and replaced: single ones, whole words or spans, anew in every batch or always
             alike.
+        label_smoothing: as for `Supervised`.
     """
 
     model_class = "AutoModelForMaskedLM"
 
-    def __init__(self, masking: Masking = DEFAULT):
+    def __init__(self, masking: Masking = DEFAULT, *, label_smoothing: float = 0.0):
+        super().__init__(label_smoothing)
         self.masking = masking
 
     def examples(

@@ -1,0 +1,305 @@
+"""Sentence embeddings: losses of the vectors of several texts that belong together, by columns.
+
+A batch is that of a model, with one axis more: input_ids of (examples, columns, length), and labels where the objective
+has them, (examples,). The texts of all columns go through the model together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.gradients import Gradients, vjp, with_loss
+from bertcore.training.objectives.columns import ColumnCollator
+from bertcore.training.objectives.objective import Batch, Objective
+from bertcore.training.objectives.pooling import POOLING, pooled
+from bertcore.training.objectives.similarity import (
+    DISTANCES,
+    cosines,
+    dot_products,
+    normalized,
+    ordering_loss,
+    ranking_loss,
+)
+
+
+class EmbeddingObjective(Objective):
+    """What an encoder of sentences learns from; a new one says in `of_embeddings` what its loss is.
+
+    Args:
+        pooling: "mean" of a text's last hidden states, or "cls", the first of them.
+        chunk: how many texts pass through the model at once in training; all by default. The vectors of all are
+            computed first, then the gradient of the loss with respect to them, then chunk by chunk those of the
+            parameters (Gao et al. 2021, arXiv:2101.06983, "GradCache"): one forward pass more, in the memory of one
+            chunk. The gradients are the same.
+        max_length: where the collator cuts texts, in tokens; see `ColumnCollator`.
+    """
+
+    model_class = "AutoModel"
+    columns = (2, 2)  # the fewest and the most; None for any number
+    has_labels = False
+
+    def __init__(self, *, pooling: str = "mean", chunk: int | None = None, max_length: int | None = None):
+        if pooling not in POOLING:
+            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLING)}")
+        if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+            raise ValueError(f"chunk is {chunk!r}, expected a positive integer or None")
+        self.pooling, self.chunk, self.max_length = pooling, chunk, max_length
+
+    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+        """The loss, and its gradient with respect to the embeddings, (examples, columns, dim), all in float64."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
+        return ColumnCollator(tokenizer, self.max_length)
+
+    def weight(self, batch: Batch) -> float:
+        return float(len(batch["input_ids"]))
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        texts, shape, labels = self._checked(batch)
+
+        def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
+            vectors, spread = pooled(out.last_hidden_state, texts.get("attention_mask"), self.pooling)
+            value, grad = self._value_and_grad(vectors, shape, labels)
+            return value, {"last_hidden_state": spread(grad)}
+
+        return with_loss(model(**texts), of_output)
+
+    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+        texts, shape, labels = self._checked(batch)
+        if self.chunk is None or self.chunk >= len(texts["input_ids"]):
+            return super().value_and_grad(model, batch)
+        starts = range(0, len(texts["input_ids"]), self.chunk)
+        chunks = [{name: array[start : start + self.chunk] for name, array in texts.items()} for start in starts]
+        before = model.passes
+        outs = [model(**chunk) for chunk in chunks]
+        hidden = [out.last_hidden_state for out in outs]
+        xp = kernels.array_module(hidden[0])
+        masks = [chunk.get("attention_mask") for chunk in chunks]
+        vectors = [pooled(part, mask, self.pooling)[0] for part, mask in zip(hidden, masks, strict=True)]
+        value, grad = self._value_and_grad(xp.concatenate(vectors), shape, labels)
+        out = type(outs[0])(loss=value, last_hidden_state=xp.concatenate(hidden))
+        del outs, hidden
+        model.passes = before  # the second pass drops what the first dropped
+        total: Gradients | None = None
+        for start, chunk, mask in zip(starts, chunks, masks, strict=True):
+            again, pullback = vjp(model)(**chunk)
+            _, spread = pooled(again.last_hidden_state, mask, self.pooling)
+            grads = pullback({"last_hidden_state": spread(grad[start : start + self.chunk])})
+            total = grads if total is None else _sum(total, grads)
+        return out, total
+
+    def _checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
+        """The model's batch, of (examples * columns, ...); the number of both; the labels or None."""
+        texts = {name: value for name, value in batch.items() if name != "labels"}
+        shape = np.shape(texts["input_ids"])
+        fewest, most = self.columns
+        if len(shape) != 3 or not fewest <= shape[1] <= (most or shape[1]) or not shape[0]:
+            count = f"{fewest}" if most == fewest else f"at least {fewest}"
+            raise ValueError(
+                f"input_ids has shape {shape}, expected (examples, columns, length) with {count} columns for "
+                f"{type(self).__name__}"
+            )
+        labels = batch.get("labels")
+        if (labels is not None) != self.has_labels:
+            state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
+            raise ValueError(f"batch has {state}, expected {wanted} for {type(self).__name__}")
+        flat = {name: _flat(name, array, shape[:2]) for name, array in texts.items()}
+        return flat, shape[:2], None if labels is None else _labels(labels, shape)
+
+    def _value_and_grad(self, vectors: Any, shape: tuple[int, int], labels: Any) -> tuple[Any, Any]:
+        """The loss and the gradient of the vectors, (texts, dim), both in their dtype."""
+        xp = kernels.array_module(vectors)
+        wide = vectors.astype("float64").reshape(*shape, -1)
+        value, grad = self.of_embeddings(wide, None if labels is None else xp.asarray(labels))
+        return xp.asarray(value, vectors.dtype), grad.reshape(vectors.shape).astype(vectors.dtype)
+
+
+class MultipleNegativesRanking(EmbeddingObjective):
+    """Each first text is to find its own second text among all those of the batch (Henderson et al. 2017,
+    arXiv:1705.00652, section 4.4; van den Oord et al. 2018, arXiv:1807.03748).
+
+    The loss is the mean cross entropy of softmax(scale * cosine) over all texts of the other columns; those from the
+    third column on are negatives of every example.
+
+    Args:
+        scale: what cosines are multiplied by: 1 / temperature.
+        symmetric: the mean of that and of the same from second texts to first ones.
+        more: as for `EmbeddingObjective`.
+    """
+
+    columns = (2, None)
+
+    def __init__(self, scale: float = 20.0, *, symmetric: bool = False, **more: Any):
+        super().__init__(**more)
+        self.scale, self.symmetric = scale, symmetric
+
+    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+        unit, pullback = normalized(embeddings)
+        count, _, dim = unit.shape
+        anchors, candidates = unit[:, 0], unit[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
+        scores = self.scale * anchors @ candidates.T
+        value, grad = ranking_loss(scores)
+        if self.symmetric:
+            back, grad_back = ranking_loss(scores[:, :count].T)
+            value, grad = (value + back) / 2, grad / 2
+            grad[:, :count] += grad_back.T / 2
+        grad_unit = kernels.array_module(unit).empty_like(unit)
+        grad_unit[:, 0] = self.scale * grad @ candidates
+        grad_unit[:, 1:] = (self.scale * grad.T @ anchors).reshape(-1, count, dim).transpose(1, 0, 2)
+        return value, pullback(grad_unit)
+
+
+class _Pairs(EmbeddingObjective):
+    """What learns from the cosine of two texts and a label."""
+
+    has_labels = True
+
+    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+        scores, pullback = cosines(embeddings[:, 0], embeddings[:, 1])
+        value, grad = self.of_cosines(scores, labels)
+        return value, kernels.array_module(embeddings).stack(pullback(grad), axis=1)
+
+    def of_cosines(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+
+class CoSENT(_Pairs):
+    """Pairs of a higher label are to have a higher cosine (Su 2022, https://kexue.fm/archives/8847).
+
+    The loss is log(1 + sum of exp(scale * (cosine_i - cosine_j)) over all i, j with label_i < label_j): of the whole
+    batch, no mean.
+
+    Args:
+        scale: what cosines are multiplied by.
+        more: as for `EmbeddingObjective`.
+    """
+
+    def __init__(self, scale: float = 20.0, **more: Any):
+        super().__init__(**more)
+        self.scale = scale
+
+    def of_cosines(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+        value, grad = ordering_loss(self.scale * scores, labels)
+        return value, self.scale * grad
+
+
+class CosineSimilarity(_Pairs):
+    """The cosine of two texts is to be their label: the mean squared error (Reimers and Gurevych 2019,
+    arXiv:1908.10084, section 3)."""
+
+    def of_cosines(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+        difference = scores - labels
+        return (difference**2).mean(), 2 * difference / len(scores)
+
+
+class Triplet(EmbeddingObjective):
+    """The second text is to be nearer to the first than the third is: the mean of max(0, distance to the second -
+    distance to the third + margin) (Schroff et al. 2015, arXiv:1503.03832; Reimers and Gurevych 2019, section 3).
+
+    Args:
+        margin: by how much; in units of the distance.
+        distance: "euclidean", "cosine" (1 - cosine) or "manhattan".
+        more: as for `EmbeddingObjective`.
+    """
+
+    columns = (3, 3)
+
+    def __init__(self, margin: float = 5.0, distance: str = "euclidean", **more: Any):
+        super().__init__(**more)
+        if distance not in DISTANCES:
+            raise ValueError(f"distance is {distance!r}, expected one of {', '.join(DISTANCES)}")
+        self.margin, self.distance = margin, distance
+
+    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+        anchors, positives, negatives = (embeddings[:, column] for column in range(3))
+        near, of_near = DISTANCES[self.distance](anchors, positives)
+        far, of_far = DISTANCES[self.distance](anchors, negatives)
+        excess = near - far + self.margin
+        grad = (excess > 0) / len(excess)
+        (first, second), (other, third) = of_near(grad), of_far(-grad)
+        xp = kernels.array_module(embeddings)
+        return xp.maximum(excess, 0).mean(), xp.stack([first + other, second, third], axis=1)
+
+
+class MarginMSE(EmbeddingObjective):
+    """How much more the first text is like the second than like the third is to be what a teacher says: the mean
+    squared error of the difference of dot products and the label (Hofstätter et al. 2020, arXiv:2010.02666).
+
+    Labels are (examples,), or with more than one negative (examples, negatives).
+    """
+
+    columns = (3, None)
+    has_labels = True
+
+    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+        xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
+        labels = labels.reshape(count, -1)
+        if labels.shape[1] != columns - 2:
+            raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {columns - 2}): one each negative")
+        products = [dot_products(embeddings[:, 0], embeddings[:, column]) for column in range(1, columns)]
+        scores = xp.stack([score for score, _ in products], axis=1)
+        difference = scores[:, :1] - scores[:, 1:] - labels
+        grad = 2 * difference / difference.size
+        of_scores = xp.concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1)
+        parts = [pullback(of_scores[:, index]) for index, (_, pullback) in enumerate(products)]
+        return (difference**2).mean(), xp.stack([sum(part for part, _ in parts), *(part for _, part in parts)], axis=1)
+
+
+class Matryoshka(EmbeddingObjective):
+    """The sum of another objective's losses of the first numbers of each vector, so that vectors can be cut (Kusupati
+    et al. 2022, arXiv:2205.13147). Cut vectors are not scaled to length 1; cosines do not depend on it.
+
+    Args:
+        inner: an `EmbeddingObjective`; its pooling, chunk and max_length are in force.
+        dims: how many numbers, at most the model's hidden size.
+        weights: of the losses; 1 each by default.
+    """
+
+    def __init__(self, inner: EmbeddingObjective, dims: Sequence[int], weights: Sequence[float] | None = None):
+        super().__init__(pooling=inner.pooling, chunk=inner.chunk, max_length=inner.max_length)
+        weights = [1.0] * len(dims) if weights is None else weights
+        if not dims or len(weights) != len(dims):
+            raise ValueError(f"dims has {len(dims)} and weights {len(weights)} entries, expected as many, at least one")
+        self.inner, self.dims, self.weights = inner, tuple(dims), tuple(weights)
+        self.columns, self.has_labels = inner.columns, inner.has_labels
+
+    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+        total, grads = 0.0, kernels.array_module(embeddings).zeros_like(embeddings)
+        for dim, weight in zip(self.dims, self.weights, strict=True):
+            if not 0 < dim <= embeddings.shape[2]:
+                raise ValueError(f"dims has {dim}, expected 1 to {embeddings.shape[2]}, the length of a vector")
+            value, grad = self.inner.of_embeddings(embeddings[:, :, :dim], labels)
+            total = total + weight * value
+            grads[:, :, :dim] += weight * grad
+        return total, grads
+
+
+def _flat(name: str, array: Any, shape: tuple[int, int]) -> Any:
+    """(examples, columns, ...) -> (examples * columns, ...)."""
+    array = np.asarray(array) if kernels.array_module(array) is np else array
+    if array.shape[:2] != shape:
+        raise ValueError(f"{name} has shape {array.shape}, expected (examples, columns) = {shape} first as input_ids")
+    return array.reshape(-1, *array.shape[2:])
+
+
+def _labels(labels: Any, shape: tuple[int, ...]) -> Any:
+    array = np.asarray(labels) if kernels.array_module(labels) is np else labels
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"labels holds {array.dtype}, expected numbers")
+    if array.shape[:1] != shape[:1] or array.ndim > 2:
+        raise ValueError(f"labels has shape {array.shape}, expected ({shape[0]},): one for each example")
+    array = array.astype("float64")
+    if not np.isfinite(array).all():
+        raise ValueError("labels holds inf or NaN, expected finite numbers")
+    return array if array.ndim == 1 or array.shape[1] > 1 else array[:, 0]
+
+
+def _sum(left: Gradients, right: Gradients) -> Gradients:
+    for name, gradient in right.items():
+        left[name] = left[name] + gradient  # not in place: two parameters may have one array
+    return left

@@ -1,0 +1,96 @@
+"""Losses of vectors, each with its gradient: plain functions of float64 arrays, NumPy's or CuPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bertcore import kernels
+
+Pullback = Callable[[Any], tuple[Any, ...]]
+
+SHORTEST = 1e-12  # the length that shorter vectors are divided by, as torch.nn.functional.normalize has it
+
+
+def normalized(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Vectors (..., dim) at length 1, and what turns their gradient into that of `rows`."""
+    xp = kernels.array_module(rows)
+    lengths = xp.sqrt((rows * rows).sum(axis=-1, keepdims=True))
+    divisor = xp.maximum(lengths, SHORTEST)
+    unit = rows / divisor
+
+    def pullback(grad):
+        along = (grad * unit).sum(axis=-1, keepdims=True) * (lengths > SHORTEST)
+        return (grad - along * unit) / divisor
+
+    return unit, pullback
+
+
+def cosines(left: Any, right: Any) -> tuple[Any, Pullback]:
+    """The cosine of each row of `left` with that row of `right`, (rows,), and what turns its gradient into theirs."""
+    (unit, of_left), (other, of_right) = normalized(left), normalized(right)
+    return (unit * other).sum(axis=-1), lambda grad: (of_left(grad[:, None] * other), of_right(grad[:, None] * unit))
+
+
+def dot_products(left: Any, right: Any) -> tuple[Any, Pullback]:
+    """The products of rows, as `cosines`."""
+    return (left * right).sum(axis=-1), lambda grad: (grad[:, None] * right, grad[:, None] * left)
+
+
+def cosine_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
+    """1 - cosine, as `cosines`."""
+    found, pullback = cosines(left, right)
+    return 1 - found, lambda grad: pullback(-grad)
+
+
+def euclidean_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
+    """The lengths of the rows' differences, as `cosines`; rows that are equal have no gradient."""
+    difference = left - right
+    xp = kernels.array_module(left)
+    lengths = xp.sqrt((difference * difference).sum(axis=-1))
+
+    def pullback(grad):
+        part = (grad / xp.where(lengths > 0, lengths, 1))[:, None] * difference
+        return part, -part
+
+    return lengths, pullback
+
+
+def manhattan_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
+    """The sums of the rows' absolute differences, as `cosines`."""
+    difference = left - right
+    xp = kernels.array_module(left)
+
+    def pullback(grad):
+        part = grad[:, None] * xp.sign(difference)
+        return part, -part
+
+    return xp.abs(difference).sum(axis=-1), pullback
+
+
+DISTANCES = {"euclidean": euclidean_distances, "cosine": cosine_distances, "manhattan": manhattan_distances}
+
+
+def ranking_loss(scores: Any) -> tuple[Any, Any]:
+    """The mean cross entropy of each row's softmax and its own number, (rows, candidates): row i is to choose i; and
+    the gradient of `scores`."""
+    xp = kernels.array_module(scores)
+    rows = xp.arange(len(scores))
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    exponentials = xp.exp(shifted)
+    totals = exponentials.sum(axis=1, keepdims=True)
+    grad = exponentials / totals
+    grad[rows, rows] -= 1
+    return (xp.log(totals[:, 0]) - shifted[rows, rows]).mean(), grad / len(scores)
+
+
+def ordering_loss(scores: Any, labels: Any) -> tuple[Any, Any]:
+    """log(1 + sum of exp(scores_i - scores_j) over all pairs with labels_i < labels_j), and the gradient of `scores`,
+    (rows,) each (Su 2022, https://kexue.fm/archives/8847)."""
+    xp = kernels.array_module(scores)
+    differences = xp.where(labels[:, None] < labels, scores[:, None] - scores, -xp.inf)
+    peak = xp.maximum(differences.max(), 0)  # the 1 is exp(0)
+    exponentials = xp.exp(differences - peak)
+    total = exponentials.sum() + xp.exp(-peak)
+    weights = exponentials / total
+    return peak + xp.log(total), weights.sum(axis=1) - weights.sum(axis=0)

@@ -1,0 +1,305 @@
+"""Objectives of sentence embeddings: definitions written out pair by pair, finite differences, chunks."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoTokenizer, use_backend
+from bertcore.training import AdamW
+from bertcore.training.objectives import (
+    ColumnCollator,
+    CoSENT,
+    CosineSimilarity,
+    EmbeddingObjective,
+    MarginMSE,
+    Matryoshka,
+    MultipleNegativesRanking,
+    Triplet,
+)
+from tests.tiny_bert import CONFIG, save_tiny_bert
+
+COUNT, DIM = 5, 7
+LABELS = np.array([0.3, 0.9, 0.3, -0.2, 0.5])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert")))
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+def cosine(left, right):
+    return sum(a * b for a, b in zip(left, right, strict=True)) / (math.hypot(*left) * math.hypot(*right))
+
+
+def ranking(vectors, scale, symmetric=False):
+    count, columns, _ = vectors.shape
+
+    def loss(of, among, right):
+        exponentials = [math.exp(scale * cosine(of, other)) for other in among]
+        return -math.log(exponentials[right] / sum(exponentials))
+
+    candidates = [vectors[row, column] for column in range(1, columns) for row in range(count)]
+    there = sum(loss(vectors[row, 0], candidates, row) for row in range(count)) / count
+    back = sum(loss(vectors[row, 1], vectors[:, 0], row) for row in range(count)) / count
+    return (there + back) / 2 if symmetric else there
+
+
+def cosent(vectors, labels, scale=20.0):
+    scores = [scale * cosine(*pair) for pair in vectors]
+    pairs = itertools.product(range(len(scores)), repeat=2)
+    return math.log(1 + sum(math.exp(scores[i] - scores[j]) for i, j in pairs if labels[i] < labels[j]))
+
+
+def triplet(vectors, margin, distance):
+    total = 0.0
+    for anchor, positive, negative in vectors:
+        near, far = distance(anchor, positive), distance(anchor, negative)
+        total += max(0.0, near - far + margin)
+    return total / len(vectors)
+
+
+def margin_mse(vectors, labels):
+    errors = []
+    for (query, positive, *negatives), wanted in zip(vectors, labels.reshape(len(labels), -1), strict=True):
+        errors += [(query @ positive - query @ it - want) ** 2 for it, want in zip(negatives, wanted, strict=True)]
+    return sum(errors) / len(errors)
+
+
+CASES = {  # name: (objective, columns, labels, its definition)
+    "ranking of pairs": (MultipleNegativesRanking(), 2, None, lambda v, _: ranking(v, 20.0)),
+    "ranking with negatives": (MultipleNegativesRanking(scale=3.0), 4, None, lambda v, _: ranking(v, 3.0)),
+    "symmetric ranking": (MultipleNegativesRanking(symmetric=True), 3, None, lambda v, _: ranking(v, 20.0, True)),
+    "cosent": (CoSENT(), 2, LABELS, cosent),
+    "cosent of a scale": (CoSENT(scale=2.5), 2, LABELS, lambda v, labels: cosent(v, labels, 2.5)),
+    "cosine similarity": (
+        CosineSimilarity(), 2, LABELS,
+        lambda v, labels: sum((cosine(*pair) - it) ** 2 for pair, it in zip(v, labels, strict=True)) / len(v),
+    ),
+    "triplet": (Triplet(margin=0.7), 3, None, lambda v, _: triplet(v, 0.7, math.dist)),
+    "triplet by cosine": (
+        Triplet(0.1, "cosine"), 3, None, lambda v, _: triplet(v, 0.1, lambda a, b: 1 - cosine(a, b)),
+    ),
+    "triplet by manhattan": (
+        Triplet(0.5, "manhattan"), 3, None, lambda v, _: triplet(v, 0.5, lambda a, b: sum(abs(a - b))),
+    ),
+    "margin mse": (MarginMSE(), 3, LABELS, margin_mse),
+    "margin mse of negatives": (MarginMSE(), 4, np.stack([LABELS, 2 * LABELS], axis=1), margin_mse),
+    "matryoshka": (
+        Matryoshka(MultipleNegativesRanking(), [7, 3], [1.0, 0.25]), 3, None,
+        lambda v, _: ranking(v, 20.0) + 0.25 * ranking(v[:, :, :3], 20.0),
+    ),
+    "matryoshka of labels": (
+        Matryoshka(CoSENT(), [1, 5]), 2, LABELS,
+        lambda v, labels: cosent(v[:, :, :1], labels) + cosent(v[:, :, :5], labels),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("count", [1, 2, COUNT])
+def test_loss_and_gradient_are_the_definitions(name, count):
+    objective, columns, labels, definition = CASES[name]
+    labels = None if labels is None else labels[:count]
+    vectors = np.random.default_rng(4).normal(size=(count, columns, DIM))
+    value, grad = objective.of_embeddings(vectors, labels)
+    assert value == pytest.approx(definition(vectors, labels), rel=1e-12)
+    for place in np.ndindex(vectors.shape):
+        moved = []
+        for step in (1e-6, -1e-6):
+            changed = vectors.copy()
+            changed[place] += step
+            moved.append(definition(changed, labels))
+        assert grad[place] == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-5, abs=1e-7)
+
+
+def test_extremes_are_finite():
+    """Equal vectors, zeros, and scores beyond what exp can take."""
+    for vectors in (np.zeros((3, 3, 4)), np.ones((3, 3, 4)), 1e200 * np.ones((3, 3, 4)) / 7):
+        for objective, labels in (
+            (MultipleNegativesRanking(scale=1e4), None),
+            (Triplet(), None),
+            (CoSENT(scale=1e4), np.arange(3.0)),
+        ):
+            given = vectors[:, :2] if labels is not None else vectors
+            if given.max() < 1e100 or not isinstance(objective, Triplet):
+                with np.errstate(over="ignore", invalid="ignore"):
+                    value, grad = objective.of_embeddings(np.minimum(given, 1e100), labels)
+                assert np.isfinite(value)
+                assert np.isfinite(grad).all()
+
+
+def batch_of(columns, examples=5, labels=None, seed=0, side="right"):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 8, (examples, columns))
+    lengths[0, 0] = 7
+    real = np.arange(7) < lengths[:, :, None]
+    real = real if side == "right" else real[:, :, ::-1]
+    ids = np.where(real, rng.integers(5, 40, real.shape), 0)
+    batch = {"input_ids": ids, "attention_mask": real.astype(int)}
+    return batch if labels is None else batch | {"labels": labels}
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_gradients_of_parameters(pooling, side):
+    """Along a random direction of all of them."""
+    model = AutoModel.from_config(CONFIG, dtype="float64", add_pooling_layer=False)
+    objective, batch = CoSENT(pooling=pooling), batch_of(2, labels=LABELS, side=side)
+    out, grads = objective.value_and_grad(model, batch)
+    assert objective.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
+    assert objective.weight(batch) == 5
+    rng, before = np.random.default_rng(1), {name: array.copy() for name, array in model.state_dict().items()}
+    direction, losses = {name: rng.normal(size=array.shape) for name, array in before.items()}, []
+    for step in (1e-6, -1e-6):
+        model.load_state_dict({name: array + step * direction[name] for name, array in before.items()})
+        losses.append(objective.forward(model, batch).loss)
+    slope = sum((grads[name] * direction[name]).sum() for name in direction)
+    assert slope == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_vectors_are_those_of_a_sentence_encoder(pooling):
+    from bertcore.sentence_encoder.pooling import pool
+    from bertcore.training.objectives.pooling import pooled
+
+    model, batch = AutoModel.from_config(CONFIG), batch_of(1, side="left")
+    ids, mask = batch["input_ids"][:, 0], batch["attention_mask"][:, 0]
+    hidden, cu_seqlens = model.encode_packed([row[real > 0] for row, real in zip(ids, mask, strict=True)])
+    found, _ = pooled(model(ids, mask).last_hidden_state, mask, pooling)
+    np.testing.assert_allclose(found, pool(hidden, cu_seqlens, [pooling]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 14, 15, 99])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_chunks_have_the_same_gradients(chunk, is_training):
+    """In evaluation as the whole batch; in training the second pass drops what the first one dropped."""
+    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
+    model = AutoModel.from_config(CONFIG | rates, dtype="float64", add_pooling_layer=False)
+    batch = batch_of(3)
+    for inner in (MultipleNegativesRanking(chunk=chunk), Matryoshka(MultipleNegativesRanking(chunk=chunk), [39, 8])):
+        if is_training:
+            model.train(seed=4)
+        out, grads = inner.value_and_grad(model, batch)
+        if is_training:
+            passes = -(-15 // chunk)
+            assert model.passes == passes
+            model.train(seed=4)
+            expected = cut_up(inner, model, batch, chunk)
+        else:
+            inner.chunk = None
+            whole, expected = inner.value_and_grad(model, batch)
+            assert out.loss == pytest.approx(whole.loss, rel=1e-12)
+            np.testing.assert_allclose(out.last_hidden_state, whole.last_hidden_state, rtol=1e-12, atol=1e-12)
+        assert grads.keys() == expected.keys()
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(grads[name], gradient, rtol=1e-8, atol=1e-10, err_msg=name)
+        model.eval()
+
+
+def cut_up(objective, model, batch, chunk):
+    """The gradients of the loss of a batch whose chunks pass one after another, all on one tape."""
+    from bertcore.gradients import differentiate, with_loss
+    from bertcore.models.outputs import EncoderOutput
+    from bertcore.nn import functional
+
+    texts, shape, labels = objective._checked(batch)
+
+    def run():
+        starts = range(0, len(texts["input_ids"]), chunk)
+        outs = [model(**{name: array[at : at + chunk] for name, array in texts.items()}) for at in starts]
+        whole = functional.concatenate(*(out.last_hidden_state for out in outs))
+
+        def loss(out):
+            from bertcore.training.objectives.pooling import pooled
+
+            vectors, spread = pooled(out.last_hidden_state, texts["attention_mask"], objective.pooling)
+            value, grad = objective._value_and_grad(vectors, shape, labels)
+            return value, {"last_hidden_state": spread(grad)}
+
+        return with_loss(EncoderOutput(last_hidden_state=whole), loss)
+
+    return differentiate(model, run)[1]
+
+
+def test_a_model_learns_which_texts_belong_together(tokenizer):
+    pairs = [("the cat", "an mat"), ("paris", "france"), ("sat on", "capital of"), ("is", "Upper")]
+    objective = MultipleNegativesRanking(chunk=5)
+    batch = objective.collator(tokenizer)([{"anchor": one, "positive": other} for one, other in pairs])
+    model = AutoModel.from_config(CONFIG, add_pooling_layer=False)
+    optimizer = AdamW(model, lr=1e-2)
+    first = objective.forward(model, batch).loss
+    for _ in range(30):
+        optimizer.step(objective.value_and_grad(model, batch)[1])
+    assert objective.forward(model, batch).loss < 0.1 * first
+
+
+def test_columns_are_collated_in_their_order(tokenizer):
+    examples = [{"query": "the cat", "score": 2, "answer": "sat"}, {"query": "paris", "score": 0.5, "answer": ""}]
+    batch = ColumnCollator(tokenizer)(examples)
+    assert batch["labels"].tolist() == [2.0, 0.5]
+    expected = tokenizer(["the cat", "sat", "paris", ""], padding=True, return_tensors="np")
+    for name in expected:
+        np.testing.assert_array_equal(batch[name].reshape(4, -1), expected[name])
+    assert batch["input_ids"].shape[:2] == (2, 2)
+    assert ColumnCollator(tokenizer, max_length=3)(examples)["input_ids"].shape == (2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "examples, error, message",
+    [
+        ([], ValueError, "examples is empty"),
+        ([{"a": "x"}, {"b": "x"}], ValueError, r"examples\[1\] has b, expected a"),
+        ([{"a": "x", "b": ["x"]}], TypeError, r"examples\[0\]\['b'\] is list, expected a text"),
+    ],
+)
+def test_columns_that_do_not_fit(tokenizer, examples, error, message):
+    with pytest.raises(error, match=message):
+        ColumnCollator(tokenizer)(examples)
+
+
+@pytest.mark.parametrize(
+    "objective, batch, message",
+    [
+        (CoSENT(), batch_of(2), "batch has no labels, expected some for CoSENT"),
+        (Triplet(), batch_of(3, labels=LABELS), "batch has labels, expected none for Triplet"),
+        (CoSENT(), batch_of(3, labels=LABELS), r"\(5, 3, 7\), expected \(examples, columns, length\) with 2 columns"),
+        (MultipleNegativesRanking(), batch_of(1), "with at least 2 columns for MultipleNegativesRanking"),
+        (MultipleNegativesRanking(), {"input_ids": [[1, 2]]}, r"input_ids has shape \(1, 2\)"),
+        (CoSENT(), batch_of(2, labels=LABELS[:3]), r"labels has shape \(3,\), expected \(5,\)"),
+        (CoSENT(), batch_of(2, labels=LABELS * np.nan), "labels holds inf or NaN"),
+        (MarginMSE(), batch_of(4, labels=LABELS), r"labels has shape \(5, 1\), expected \(5, 2\)"),
+        (Matryoshka(CoSENT(), [40]), batch_of(2, labels=LABELS), "dims has 40, expected 1 to 39"),
+        (CoSENT(), batch_of(2, labels=LABELS) | {"attention_mask": np.ones((5, 7))}, r"attention_mask has shape"),
+    ],
+)
+def test_batches_that_do_not_fit(objective, batch, message):
+    with pytest.raises(ValueError, match=message):
+        objective.forward(AutoModel.from_config(CONFIG), batch)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: CoSENT(pooling="max"), "pooling is 'max', expected one of mean, cls"),
+        (lambda: CoSENT(chunk=0), "chunk is 0, expected a positive integer"),
+        (lambda: Triplet(distance="far"), "distance is 'far', expected one of euclidean"),
+        (lambda: Matryoshka(CoSENT(), []), "dims has 0 and weights 0"),
+        (lambda: Matryoshka(CoSENT(), [1, 2], [1.0]), "dims has 2 and weights 1"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_new_objective_says_what_its_loss_is():
+    with pytest.raises(NotImplementedError, match="EmbeddingObjective"):
+        EmbeddingObjective().forward(AutoModel.from_config(CONFIG), batch_of(2))

@@ -1,0 +1,210 @@
+"""Losses of labels: smoothing, weights of classes, probabilities of classes, of every kind of head."""
+
+import numpy as np
+import pytest
+
+import bertcore
+from bertcore import (
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    use_backend,
+    value_and_grad,
+)
+from bertcore.training import AdamW, DataCollatorWithPadding
+from bertcore.training.masking import IGNORED
+from bertcore.training.objectives import Supervised
+from tests.tiny_bert import CONFIG, save_tiny_bert
+from tests.tiny_families import tiny_config
+
+RNG = np.random.default_rng(5)
+IDS = RNG.integers(5, 40, (3, 6))
+MASK = np.array([[1] * 6, [0, 1, 1, 1, 0, 0], [1] * 6])
+BATCH = {"input_ids": IDS, "attention_mask": MASK}
+WEIGHTS = [0.5, 2.0, 1.25]
+TOKENS = np.where(MASK, RNG.integers(0, 3, (3, 6)), IGNORED)
+TOKENS[0, 2:5] = IGNORED
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+def defined(logits, labels, smoothing, weights):
+    """torch.nn.functional.cross_entropy row by row; labels are classes or probabilities."""
+    total, count = 0.0, 0.0
+    for row, label in zip(logits, labels, strict=True):
+        if np.ndim(label) == 0 and label == IGNORED:
+            continue
+        wanted = np.eye(len(row))[label] if np.ndim(label) == 0 else label
+        wanted = (1 - smoothing) * wanted + smoothing / len(row)
+        logarithms = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        total -= (wanted * weights * logarithms).sum()
+        count += weights[label] if np.ndim(label) == 0 else 1
+    return total / count
+
+
+def model_of(kind, **options):
+    return kind.from_config(CONFIG, dtype="float64", **options)
+
+
+def check(objective, model, batch, expected):
+    """The loss, and its gradients along a random direction of all parameters."""
+    out, grads = objective.value_and_grad(model, batch)
+    assert out.loss == pytest.approx(expected, rel=1e-12)
+    assert objective.forward(model, batch).loss == pytest.approx(expected, rel=1e-12)
+    rng, before = np.random.default_rng(1), {name: array.copy() for name, array in model.state_dict().items()}
+    direction, losses = {name: rng.normal(size=array.shape) for name, array in before.items()}, []
+    for step in (1e-6, -1e-6):
+        model.load_state_dict({name: array + step * direction[name] for name, array in before.items()})
+        losses.append(objective.forward(model, batch).loss)
+    slope = sum((grads[name] * direction[name]).sum() for name in direction)
+    assert slope == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-4, abs=1e-8)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_classes_of_sequences_and_tokens(smoothing, weights):
+    objective = Supervised(smoothing, weights)
+    plain = np.ones(3) if weights is None else np.array(weights)
+    model = model_of(AutoModelForSequenceClassification, num_labels=3)
+    labels = np.array([2, IGNORED, 0])
+    check(objective, model, BATCH | {"labels": labels}, defined(model(**BATCH).logits, labels, smoothing, plain))
+    assert objective.weight({"labels": labels}) == plain[[2, 0]].sum()
+    model = model_of(AutoModelForTokenClassification, num_labels=3)
+    expected = defined(model(**BATCH).logits.reshape(-1, 3), TOKENS.reshape(-1), smoothing, plain)
+    check(objective, model, BATCH | {"labels": TOKENS}, expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_probabilities_of_classes(smoothing, weights):
+    labels = np.random.default_rng(0).dirichlet(np.ones(3), 3)
+    plain = np.ones(3) if weights is None else np.array(weights)
+    options = {"num_labels": 3, "problem_type": "single_label_classification"}
+    model = model_of(AutoModelForSequenceClassification, **options)
+    expected = defined(model(**BATCH).logits, labels, smoothing, plain)
+    check(Supervised(smoothing, weights), model, BATCH | {"labels": labels}, expected)
+
+
+def test_smoothed_words():
+    """A vocabulary, of which only labelled tokens are scored in training."""
+    model, labels = model_of(AutoModelForMaskedLM), np.where(TOKENS == 1, IDS, IGNORED)
+    logits = model(**BATCH).logits.reshape(18, -1)
+    expected = defined(logits, labels.reshape(-1), 0.1, np.ones(logits.shape[1]))
+    check(Supervised(0.1), model, BATCH | {"labels": labels}, expected)
+
+
+def test_smoothed_answers():
+    model = model_of(AutoModelForQuestionAnswering)
+    batch = {"input_ids": IDS, "start_positions": np.array([1, 0, 9]), "end_positions": np.array([5, 2, 9])}
+    out = model(IDS)
+    ends = (out.start_logits, [1, 0, IGNORED]), (out.end_logits, [5, 2, IGNORED])
+    expected = sum(defined(logits, labels, 0.1, np.ones(6)) for logits, labels in ends) / 2
+    check(Supervised(0.1), model, batch, expected)
+    assert Supervised().weight(batch) == 2
+
+
+@pytest.mark.parametrize(
+    "kind, labels",
+    [
+        ("NextSentencePrediction", [0, 1, 1]),
+        ("MultipleChoice", [1]),
+        ("PreTraining", None),
+    ],
+)
+def test_all_heads_with_classes_are_smoothed(kind, labels):
+    model = getattr(bertcore, f"AutoModelFor{kind}").from_config(CONFIG, dtype="float64")
+    batch = BATCH | {"labels": labels}
+    if kind == "MultipleChoice":
+        batch = {name: array[None] for name, array in BATCH.items()} | {"labels": labels}
+    if labels is None:
+        batch = BATCH | {"labels": np.where(MASK, IDS, IGNORED), "next_sentence_label": [0, 1, 1]}
+    smooth, plain = (Supervised(share).forward(model, batch).loss for share in (0.5, 0.0))
+    assert smooth != plain
+    assert plain == model(**batch).loss
+
+
+def test_without_options_it_is_the_models_own_loss():
+    model = model_of(AutoModelForSequenceClassification, num_labels=1)
+    batch = BATCH | {"labels": [0.5, -1.0, 2.0]}
+    out, grads = Supervised().value_and_grad(model, batch)
+    expected, expected_grads = value_and_grad(model)(**batch)
+    assert out.loss == expected.loss
+    for name, gradient in expected_grads.items():
+        np.testing.assert_array_equal(grads[name], gradient)
+    assert Supervised().weight(batch) == 3
+
+
+def test_weighed_means_add_up():
+    model, objective = model_of(AutoModelForTokenClassification, num_labels=3), Supervised(0.1, WEIGHTS)
+    whole = BATCH | {"labels": TOKENS}
+    parts = [{name: array[rows] for name, array in whole.items()} for rows in (slice(1), slice(1, 3))]
+    weights = [objective.weight(part) for part in (*parts, whole)]
+    losses = [objective.forward(model, part).loss for part in (*parts, whole)]
+    assert weights[2] == pytest.approx(sum(weights[:2]))
+    assert losses[2] == pytest.approx(np.dot(weights[:2], losses[:2]) / weights[2], rel=1e-12)
+
+
+def test_a_loss_over_no_label_is_nan():
+    model = model_of(AutoModelForSequenceClassification, num_labels=3)
+    batch = BATCH | {"labels": np.full(3, IGNORED)}
+    assert np.isnan(Supervised(0.1, WEIGHTS).forward(model, batch).loss)
+    assert Supervised(0.1, WEIGHTS).weight(batch) == 0
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"label_smoothing": -0.1}, "label_smoothing is -0.1, expected a number from 0 to 1"),
+        ({"label_smoothing": True}, "label_smoothing is True"),
+        ({"class_weights": [[1.0]]}, "class_weights is .*, expected a finite number"),
+        ({"class_weights": [1.0, -1.0]}, "class_weights"),
+        ({"class_weights": [1.0, np.inf]}, "class_weights"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Supervised(**options)
+
+
+def test_options_that_do_not_fit_the_loss():
+    model = model_of(AutoModelForSequenceClassification, num_labels=3)
+    with pytest.raises(ValueError, match=r"class_weights has shape \(2,\), expected \(3,\)"):
+        Supervised(class_weights=[1, 2]).forward(model, BATCH | {"labels": [0, 1, 2]})
+    regression = model_of(AutoModelForSequenceClassification, num_labels=1)
+    with pytest.raises(ValueError, match="label_smoothing is for labels that are classes"):
+        Supervised(0.1).forward(regression, BATCH | {"labels": [0.0, 1.0, 2.0]})
+    adaptive = bertcore.AutoModelForCausalLM.from_config(tiny_config("transfo-xl-wt103"))
+    with pytest.raises(ValueError, match="class_weights is for labels that are classes"):
+        Supervised(class_weights=WEIGHTS).forward(adaptive, {"input_ids": IDS, "labels": IDS})
+    with pytest.raises(ValueError, match="batch has no labels"):
+        Supervised().weight(BATCH)
+    soft = model_of(AutoModelForSequenceClassification, num_labels=3, problem_type="single_label_classification")
+    with pytest.raises(ValueError, match=r"labels holds -1\.0, expected probabilities"):
+        soft(**BATCH, labels=-np.ones((3, 3)))
+
+
+def test_a_cross_encoder_learns_which_pairs_match(tmp_path):
+    """One score for a pair of texts, by the binary cross entropy."""
+    tokenizer = AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path))
+    pairs = [("the cat", "sat on", 1.0), ("paris", "is capital", 1.0), ("the cat", "is capital", 0.0), ("a", "b", 0.25)]
+    examples = [{**tokenizer(one, other), "label": [score]} for one, other, score in pairs]
+    batch = DataCollatorWithPadding(tokenizer)(examples)
+    model = AutoModelForSequenceClassification.from_config(
+        CONFIG, num_labels=1, problem_type="multi_label_classification"
+    )
+    objective, optimizer = Supervised(), AdamW(model, lr=5e-3)
+    logits, labels = model(**{name: array for name, array in batch.items() if name != "labels"}).logits, batch["labels"]
+    assert batch["token_type_ids"].any()
+    expected = np.mean(np.log1p(np.exp(logits)) - logits * labels)
+    assert objective.forward(model, batch).loss == pytest.approx(expected, rel=1e-5)
+    assert objective.weight(batch) == 4
+    for _ in range(40):
+        optimizer.step(objective.value_and_grad(model, batch)[1])
+    scores = 1 / (1 + np.exp(-model(**{name: batch[name] for name in batch if name != "labels"}).logits[:, 0]))
+    np.testing.assert_allclose(scores, labels[:, 0], atol=0.2)
