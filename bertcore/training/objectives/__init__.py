@@ -1,4 +1,8 @@
-"""Objectives: what a model learns from, each in a class with its loss, its examples and its weight."""
+"""Objectives: what a model learns from, each in a class with its loss, its examples and its weight.
+
+objective.py has what all share, sums and losses of the caller's own; supervised.py labels; language_modeling.py and
+sentence_pairs.py what is learned from raw texts; embeddings.py vectors of sentences.
+"""
 
 from bertcore.training.objectives.columns import ColumnCollator
 from bertcore.training.objectives.embeddings import (
@@ -11,7 +15,8 @@ from bertcore.training.objectives.embeddings import (
     Triplet,
 )
 from bertcore.training.objectives.language_modeling import CausalLM, MaskedLM
-from bertcore.training.objectives.objective import Objective
+from bertcore.training.objectives.objective import CustomLoss, Objective
+from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder
 from bertcore.training.objectives.supervised import Supervised
 
 __all__ = [
@@ -19,12 +24,15 @@ __all__ = [
     "CoSENT",
     "ColumnCollator",
     "CosineSimilarity",
+    "CustomLoss",
     "EmbeddingObjective",
     "MarginMSE",
     "MaskedLM",
     "Matryoshka",
     "MultipleNegativesRanking",
+    "NextSentence",
     "Objective",
+    "SentenceOrder",
     "Supervised",
     "Triplet",
 ]

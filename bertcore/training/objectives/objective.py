@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bertcore.gradients import Gradients, differentiate
+from bertcore.gradients import Gradients, differentiate, with_loss
+from bertcore.nn import functional
 
 Batch = Mapping[str, Any]
 Collator = Callable[..., dict[str, Any]]
@@ -55,3 +56,64 @@ class Objective:
     def weight(self, batch: Batch) -> float:
         """How many labels (tokens, sequences, pairs) the loss of a batch is a mean over: its weight among others."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is a mean over")
+
+    def __add__(self, other: Objective) -> Objective:
+        """The sum of both losses of one batch."""
+        return other.added_to(self) if isinstance(other, Objective) else NotImplemented
+
+    def added_to(self, first: Objective) -> Objective:
+        """`first + self`."""
+        return Sum(first, self)
+
+
+class Sum(Objective):
+    """The sum of two losses of one batch, each with a pass of its own. Examples, collator and weight are the first's.
+
+    Raises:
+        ValueError: for objectives that need different models.
+    """
+
+    def __init__(self, first: Objective, second: Objective):
+        if first.model_class != second.model_class:
+            needs = " and ".join(f"{type(each).__name__} needs {each.model_class}" for each in (first, second))
+            raise ValueError(f"{needs}: there is no model for their sum")
+        self.first, self.second, self.model_class = first, second, first.model_class
+
+    def examples(
+        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        return self.first.examples(documents, tokenizer, max_length=max_length, seed=seed)
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
+        return self.first.collator(tokenizer, seed=seed)
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        out, other = self.first.loss(model, batch), self.second.loss(model, batch)
+        out.loss = functional.add(out.loss, other.loss)
+        return out
+
+    def weight(self, batch: Batch) -> float:
+        return self.first.weight(batch)
+
+
+class CustomLoss(Objective):
+    """A loss of the caller's own over a model's outputs.
+
+    Args:
+        loss: `loss(out, **targets)` returns the loss and its gradients, as for `bertcore.value_and_grad`.
+        targets: the names of what a batch has for the loss and not for the model.
+        outputs: further arguments of the model: output_hidden_states=True, ...
+
+    The loss is taken for a mean over the examples of a batch.
+    """
+
+    def __init__(self, loss: Callable[..., Any], targets: Sequence[str] = (), **outputs: Any):
+        self._loss, self._targets, self._outputs = loss, tuple(targets), outputs
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        targets = {name: batch[name] for name in self._targets}
+        rest = {name: value for name, value in batch.items() if name not in self._targets}
+        return with_loss(model(**rest, **self._outputs), lambda out: self._loss(out, **targets))
+
+    def weight(self, batch: Batch) -> float:
+        return float(len(batch["input_ids"]))

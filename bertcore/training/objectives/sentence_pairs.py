@@ -1,0 +1,160 @@
+"""Pairs of segments of texts: whether one follows the other, or which comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from bertcore.models import losses
+from bertcore.training.objectives.language_modeling import MaskedLM
+from bertcore.training.objectives.objective import Batch, Collator, Objective
+from bertcore.training.objectives.supervised import Supervised, host_array
+from bertcore.training.objectives.texts import SpecialTokens, check_room, token_ids
+
+AT_ONCE = 1000  # documents among which others are drawn
+Sentences = list[list[int]]
+
+
+class SentencePairs(Objective):
+    """What is learned from two segments of texts, beside words behind masks or alone.
+
+    Segments are sentences one after the other, both together of at most `max_length` tokens; the longer of two that are
+    too long is cut at its end.
+
+    Attributes:
+        label: the name of the labels, in examples and in batches.
+    """
+
+    label = ""
+
+    def examples(
+        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        special, rng = SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
+        room = check_room(max_length, len(special), 2)
+        documents, before = iter(documents), []
+        while some := list(islice(documents, AT_ONCE)):
+            sentences = [list(token_ids(tokenizer, document)) for document in some]
+            sentences = [document for document in sentences if document]
+            for index, document in enumerate(sentences):
+                others = [*sentences[:index], *sentences[index + 1 :]] or before
+                for first, second, label in self.pairs(document, others, room, rng):
+                    _cut(first, second, room)
+                    yield special.around(first, second) | {self.label: label}
+            before = sentences or before
+
+    def pairs(
+        self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
+    ) -> Iterator[tuple[list[int], list[int], int]]:
+        """(first segment, second segment, label) from a document; `others` are some that are not this one."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its pairs are")
+
+    def weight(self, batch: Batch) -> float:
+        return float(np.count_nonzero(host_array(batch[self.label]) != losses.IGNORED))
+
+    def __add__(self, other: Objective) -> Objective:
+        return MaskedLMAndPairs(other, self) if isinstance(other, MaskedLM) else super().__add__(other)
+
+    def added_to(self, first: Objective) -> Objective:
+        return MaskedLMAndPairs(first, self) if isinstance(first, MaskedLM) else super().added_to(first)
+
+
+class NextSentence(SentencePairs):
+    """Whether the second segment follows the first (0), or is from another document (1), half of them each (Devlin et
+    al. 2018, arXiv:1810.04805, section 3.1)."""
+
+    model_class = "AutoModelForNextSentencePrediction"
+    label = "next_sentence_label"
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        rest = {name: value for name, value in batch.items() if name != self.label}
+        return model(**rest, labels=batch[self.label])
+
+    def pairs(
+        self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
+    ) -> Iterator[tuple[list[int], list[int], int]]:
+        """A document's only sentence, and a single one that is left, get a segment of another document."""
+        if not others:
+            raise ValueError("documents holds a single one, expected others to take sentences from")
+        start = 0
+        while start < len(document):
+            some = document[start : max(_end(document, start, room), start + 2)]
+            middle = int(rng.integers(1, len(some))) if len(some) > 1 else 1
+            follows = len(some) > 1 and rng.random() < 0.5
+            first = _joined(some[:middle])
+            if follows:
+                second = _joined(some[middle:])
+            else:
+                other = others[int(rng.integers(len(others)))]
+                at = int(rng.integers(len(other)))
+                second = _joined(other[at : _end(other, at, max(room - len(first), 1))])
+            yield first, second, int(not follows)
+            start += len(some) if follows else middle  # what was not used begins the next pair
+
+
+class SentenceOrder(SentencePairs):
+    """Whether two segments that follow each other are in their order (0) or exchanged (1), half of them each (Lan et
+    al. 2019, arXiv:1909.11942, section 3.1)."""
+
+    model_class = "AutoModelForPreTraining"
+    label = "sentence_order_label"
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        out = model(**{name: value for name, value in batch.items() if name != self.label})
+        out.loss = losses.sequence_loss(out.sop_logits, batch[self.label], 2, name=self.label)
+        return out
+
+    def pairs(
+        self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
+    ) -> Iterator[tuple[list[int], list[int], int]]:
+        """A sentence that is left alone is left out."""
+        start = 0
+        while start + 1 < len(document):
+            some = document[start : max(_end(document, start, room), start + 2)]
+            middle, exchanged = int(rng.integers(1, len(some))), int(rng.random() < 0.5)
+            both = _joined(some[:middle]), _joined(some[middle:])
+            yield *(both[::-1] if exchanged else both), exchanged
+            start += len(some)
+
+
+class MaskedLMAndPairs(Supervised):
+    """`MaskedLM() + NextSentence()` or `MaskedLM() + SentenceOrder()`: both losses of one pass, added.
+
+    The loss is the sum of two means, over masked tokens and over pairs; its weight is the number of the former.
+    """
+
+    model_class = "AutoModelForPreTraining"
+
+    def __init__(self, words: MaskedLM, pairs: SentencePairs):
+        super().__init__(words.label_smoothing)
+        self.words, self.pairs = words, pairs
+
+    def examples(
+        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        return self.pairs.examples(documents, tokenizer, max_length=max_length, seed=seed)
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
+        return self.words.collator(tokenizer, seed=seed)
+
+
+def _end(document: Sentences, start: int, room: int) -> int:
+    """The end of the sentences from `start` on that fill `room` tokens: the last may go beyond."""
+    end, length = start, 0
+    while end < len(document) and length < room:
+        length += len(document[end])
+        end += 1
+    return end
+
+
+def _joined(sentences: Sentences) -> list[int]:
+    return [token for sentence in sentences for token in sentence]
+
+
+def _cut(first: list[int], second: list[int], room: int) -> None:
+    """Take tokens from the end of the longer segment until both fit."""
+    while len(first) + len(second) > room:
+        (first if len(first) > len(second) else second).pop()

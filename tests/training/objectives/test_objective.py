@@ -1,0 +1,48 @@
+"""Sums of objectives, and losses of the caller's own."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, use_backend, value_and_grad
+from bertcore.training.objectives import CustomLoss, MultipleNegativesRanking
+from tests.tiny_bert import CONFIG
+
+IDS = np.random.default_rng(0).integers(5, 40, (4, 2, 6))
+
+
+def distance(out, wanted):
+    """Of a hidden layer from what a teacher has: the mean over examples of the squared difference."""
+    difference = out.hidden_states[1] - wanted
+    return (difference**2).sum() / len(wanted), {"hidden_states": (None, 2 * difference / len(wanted), None)}
+
+
+def test_a_loss_of_the_callers_own_with_targets():
+    model = AutoModel.from_config(CONFIG, dtype="float64")
+    objective = CustomLoss(distance, targets=["wanted"], output_hidden_states=True)
+    batch = {"input_ids": IDS[:, 0], "wanted": np.random.default_rng(1).normal(size=(4, 6, 39))}
+    with use_backend("numpy"):
+        out, grads = objective.value_and_grad(model, batch)
+        expected, expected_grads = value_and_grad(model, lambda out: distance(out, batch["wanted"]))(
+            IDS[:, 0], output_hidden_states=True
+        )
+        assert out.loss == expected.loss == pytest.approx(objective.forward(model, batch).loss, rel=1e-12)
+    assert objective.weight(batch) == 4
+    for name, gradient in expected_grads.items():
+        np.testing.assert_array_equal(grads[name], gradient)
+    assert not grads["encoder.layer.1.output.dense.weight"].any()
+    assert grads["encoder.layer.0.output.dense.weight"].any()
+
+
+def test_a_sum_adds_losses_and_gradients():
+    model, batch = AutoModel.from_config(CONFIG, dtype="float64"), {"input_ids": IDS}
+    first, second = MultipleNegativesRanking(), MultipleNegativesRanking(scale=2.0, pooling="cls")
+    total = first + second
+    assert total.model_class == "AutoModel"
+    assert total.weight(batch) == 4
+    with use_backend("numpy"):
+        out, grads = total.value_and_grad(model, batch)
+        parts = [objective.value_and_grad(model, batch) for objective in (first, second)]
+        assert out.loss == pytest.approx(sum(part.loss for part, _ in parts), rel=1e-12)
+        assert total.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
+    for name, gradient in grads.items():
+        np.testing.assert_allclose(gradient, sum(part[name] for _, part in parts), rtol=1e-9, atol=1e-12)

@@ -1,0 +1,140 @@
+"""Next sentences and the order of sentences: what pairs are, their shares, losses alone and beside masked words."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModelForNextSentencePrediction, AutoModelForPreTraining, AutoTokenizer, use_backend
+from bertcore.training.masking import IGNORED
+from bertcore.training.objectives import MaskedLM, NextSentence, SentenceOrder, Supervised
+from tests.tiny_bert import CONFIG, save_tiny_bert
+from tests.tiny_families import tiny_config
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# A sentence is its document's letter, and its number in letters: so that every pair tells where it is from.
+DOCUMENTS = [[" ".join([letter, *("z" * (1 + number % 3))]) for number in range(9)] for letter in LETTERS[:12]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert")))
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+def segments(example):
+    ids, types = np.array(example["input_ids"]), np.array(example["token_type_ids"])
+    ends = np.flatnonzero(ids == 3)
+    assert ids[0] == 2 and len(ends) == 2 and ends[1] == len(ids) - 1
+    assert (types == (np.arange(len(ids)) > ends[0])).all()
+    return ids[1 : ends[0]].tolist(), ids[ends[0] + 1 : -1].tolist()
+
+
+def whole(tokenizer, document):
+    return [token for sentence in document for token in tokenizer(sentence, add_special_tokens=False)["input_ids"]]
+
+
+def contains(ids, part):
+    return any(ids[at : at + len(part)] == part for at in range(len(ids) - len(part) + 1))
+
+
+@pytest.mark.parametrize("max_length", [5, 11, 30])
+def test_next_sentences(tokenizer, max_length):
+    documents, labels = [whole(tokenizer, document) for document in DOCUMENTS], []
+    for example in NextSentence().examples(DOCUMENTS * 4, tokenizer, max_length=max_length, seed=1):
+        first, second = segments(example)
+        assert first and second and len(example["input_ids"]) <= max_length
+        labels.append(example["next_sentence_label"])
+        (home,) = (ids for ids in documents if ids[0] == first[0])
+        if example["next_sentence_label"]:
+            assert contains(home, first)
+        elif max_length == 30 and len(first) + len(second) < 27:  # else the first may have been cut
+            assert contains(home, first + second)
+        else:
+            assert contains(home, second)
+    assert 0.3 < np.mean(labels) < 0.8
+
+
+@pytest.mark.parametrize("max_length", [5, 11, 30])
+def test_order_of_sentences(tokenizer, max_length):
+    documents, labels = [whole(tokenizer, document) for document in DOCUMENTS], []
+    for example in SentenceOrder().examples(DOCUMENTS * 4, tokenizer, max_length=max_length, seed=1):
+        first, second = segments(example)
+        labels.append(example["sentence_order_label"])
+        (home,) = (ids for ids in documents if ids[0] == first[0])
+        assert first and second and len(example["input_ids"]) <= max_length
+        if max_length == 30 and len(first) + len(second) < 27:
+            assert contains(home, second + first if example["sentence_order_label"] else first + second)
+    assert 0.35 < np.mean(labels) < 0.65
+
+
+def test_the_same_seed_makes_the_same_examples(tokenizer):
+    made = [list(NextSentence().examples(DOCUMENTS, tokenizer, max_length=11, seed=seed)) for seed in (1, 1, 2)]
+    assert made[0] == made[1] != made[2]
+
+
+def test_next_sentences_need_other_documents(tokenizer):
+    with pytest.raises(ValueError, match="documents holds a single one"):
+        list(NextSentence().examples(DOCUMENTS[:1], tokenizer, max_length=11))
+    assert list(SentenceOrder().examples([["a"], [], [""]], tokenizer, max_length=11)) == []
+    assert len(list(SentenceOrder().examples(DOCUMENTS[:1], tokenizer, max_length=30))) > 0
+    with pytest.raises(ValueError, match="max_length is 4, expected at least 5"):
+        list(SentenceOrder().examples(DOCUMENTS, tokenizer, max_length=4))
+
+
+@pytest.mark.parametrize(
+    "pairs, config, logits",
+    [
+        (NextSentence(), CONFIG, "seq_relationship_logits"),
+        (SentenceOrder(), tiny_config("albert-base-v2"), "sop_logits"),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_beside_masked_words(tokenizer, pairs, config, logits, turned):
+    """The sum of both losses, of one pass."""
+    objective = pairs + MaskedLM() if turned else MaskedLM() + pairs
+    assert objective.model_class == "AutoModelForPreTraining"
+    examples = list(objective.examples(DOCUMENTS, tokenizer, max_length=11, seed=1))[:7]
+    batch = objective.collator(tokenizer, seed=3)(examples)
+    model = AutoModelForPreTraining.from_config(config | {"vocab_size": CONFIG["vocab_size"]}, dtype="float64")
+    out, grads = objective.value_and_grad(model, batch)
+    plain = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
+    parts = (plain.prediction_logits.reshape(-1, 75), batch["labels"]), (plain[logits], batch[pairs.label])
+    expected = 0.0
+    for scores, labels in parts:
+        known = labels.reshape(-1) != IGNORED
+        scores, labels = scores[known], labels.reshape(-1)[known]
+        expected += (np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(labels)), labels]).mean()
+    assert out.loss == pytest.approx(expected, rel=1e-9)
+    assert objective.forward(model, batch).loss == pytest.approx(expected, rel=1e-9)
+    assert objective.weight(batch) == (batch["labels"] != IGNORED).sum()
+    assert pairs.weight(batch) == 7
+    assert all(np.isfinite(gradient).all() for gradient in grads.values())
+
+
+def test_pairs_alone(tokenizer):
+    for pairs, kind, config in (
+        (NextSentence(), AutoModelForNextSentencePrediction, CONFIG),
+        (SentenceOrder(), AutoModelForPreTraining, tiny_config("albert-base-v2") | {"vocab_size": 75}),
+    ):
+        examples = list(pairs.examples(DOCUMENTS, tokenizer, max_length=11, seed=1))[:5]
+        batch = MaskedLM().collator(tokenizer)(examples)
+        del batch["labels"]
+        model = kind.from_config(config, dtype="float64")
+        out, grads = pairs.value_and_grad(model, batch)
+        rest = {name: value for name, value in batch.items() if name != pairs.label}
+        scores, labels = model(**rest), batch[pairs.label]
+        scores = scores.logits if "logits" in scores else scores.sop_logits
+        expected = (np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(5), labels]).mean()
+        assert out.loss == pytest.approx(expected, rel=1e-9)
+        assert any(gradient.any() for gradient in grads.values())
+
+
+def test_sums_of_objectives_of_different_models_are_refused():
+    with pytest.raises(ValueError, match="MaskedLM needs AutoModelForMaskedLM and Supervised needs None"):
+        MaskedLM() + Supervised()
+    with pytest.raises(TypeError):
+        MaskedLM() + 1
