@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.training.checks import check_count, check_flag
 from bertcore.training.masking import IGNORED, Masking, Words
 
 LABELS = {"label": "labels", "label_ids": "labels"}  # what examples call the labels of a batch
@@ -35,12 +36,15 @@ class DataCollatorWithPadding:
         max_length: int | None = None,
         pad_to_multiple_of: int | None = None,
     ):
-        if padding not in (True, "longest", "max_length"):
+        if not (padding is True or padding in ("longest", "max_length")):
             raise ValueError(f"padding is {padding!r}, expected True, 'longest' or 'max_length'")
         if padding == "max_length" and max_length is None:
             raise ValueError("max_length is missing, to which padding='max_length' pads")
-        self.tokenizer, self.padding, self.max_length = tokenizer, padding, max_length
-        self.pad_to_multiple_of = pad_to_multiple_of
+        self.tokenizer, self.padding = tokenizer, padding
+        self.max_length = None if max_length is None else check_count("max_length", max_length)
+        self.pad_to_multiple_of = (
+            1 if pad_to_multiple_of is None else check_count("pad_to_multiple_of", pad_to_multiple_of)
+        )
         self.pad_token_id = tokenizer.pad_token_id
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -50,7 +54,7 @@ class DataCollatorWithPadding:
             ValueError: which example lacks which key, or has another length than its input_ids.
         """
         names = _names(examples)
-        lengths = [len(example["input_ids"]) for example in examples]
+        lengths = [len(_ids(example, index)) for index, example in enumerate(examples)]
         width = self._width(lengths)
         batch = {}
         for name in names:
@@ -69,8 +73,7 @@ class DataCollatorWithPadding:
             raise ValueError(
                 f"examples[{lengths.index(max(lengths))}] has {max(lengths)} tokens, max_length is {width}"
             )
-        multiple = self.pad_to_multiple_of or 1
-        return -(-width // multiple) * multiple
+        return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
     def _padded(self, name: str, rows: Sequence[Sequence[Any]], width: int) -> np.ndarray:
         fill = {
@@ -122,30 +125,46 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         static: bool = False,
     ):
         super().__init__(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
+        flags = {"mlm": mlm, "whole_word_mask": whole_word_mask, "span_mask": span_mask, "static": static}
+        for name, flag in flags.items():
+            check_flag(name, flag)
         if (whole_word_mask or span_mask or static) and not mlm:
             raise ValueError("whole_word_mask, span_mask and static are about masks, which mlm=False does without")
         unit = "span" if span_mask else "word" if whole_word_mask else "token"
         self.masking = Masking(mlm_probability, mask_replace_prob, random_replace_prob, unit, static)
         self.words = Words.of(tokenizer) if mlm else None
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(check_count("seed", seed, 0))
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The batch, with labels; labels of the examples are ignored."""
         made = []
         for index, example in enumerate(examples):
-            if "input_ids" not in example:
-                raise ValueError(f"examples[{index}] has no input_ids, it has {', '.join(example) or 'nothing'}")
-            ids = np.asarray(example["input_ids"], np.int64)
+            ids = _ids(example, index)
+            if self.words is not None:
+                self.words.check(ids, f"examples[{index}]['input_ids']")
             replaced, labels = (ids, ids) if self.words is None else self.masking.apply(ids, self.words, self.rng)
             rest = {name: value for name, value in example.items() if LABELS.get(name, name) != "labels"}
             made.append(rest | {"input_ids": replaced, "labels": labels})
         return super().__call__(made)
 
 
+def _ids(example: Mapping[str, Any], index: int) -> np.ndarray:
+    """The ids of an example, (tokens,) int64; ValueError for what is none."""
+    if not isinstance(example, Mapping) or "input_ids" not in example:
+        raise ValueError(f"examples[{index}] has no input_ids, it is {example!r:.60}")
+    try:
+        ids = np.asarray(example["input_ids"])
+    except ValueError:  # rows of different lengths
+        ids = np.zeros(())
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise ValueError(f"examples[{index}]['input_ids'] is {example['input_ids']!r:.60}, expected a list of integers")
+    return ids.astype(np.int64)
+
+
 def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys of the batch, which all examples have."""
-    if not examples:
-        raise ValueError("examples is empty, expected at least one")
+    if not isinstance(examples, Sequence) or not examples or not isinstance(examples[0], Mapping):
+        raise ValueError(f"examples is {examples!r:.60}, expected a list of at least one mapping")
     names = [name for name in examples[0] if name not in LEFT_OUT]
     for index, example in enumerate(examples):
         missing = [name for name in ("input_ids", *names) if name not in example]

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.training.checks import check_flag
+
 IGNORED = -100
 UNITS = ("token", "word", "span")
 SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # of a span's end after each word; in words
@@ -48,6 +50,7 @@ class Masking:
         if self.mask_share + self.random_share > 1 + 1e-9:
             both = f"{self.mask_share} and {self.random_share}"
             raise ValueError(f"mask_share and random_share are {both}, expected at most 1 together")
+        check_flag("is_static", self.is_static)
         if self.unit not in UNITS:
             raise ValueError(f"unit is {self.unit!r}, expected one of {', '.join(UNITS)}")
 
@@ -132,6 +135,12 @@ class Words:
         is_marked = np.char.startswith(tokens, "\u2581") | np.char.startswith(tokens, "\u0120")
         begins = is_marked if is_marked.any() and not continues.any() else ~continues
         return cls(tokenizer.mask_token_id, is_special, begins, np.flatnonzero(~is_special))
+
+    def check(self, ids: np.ndarray, name: str) -> None:
+        """ValueError, which names them `name`, for ids that are not in the vocabulary."""
+        if ids.size and not 0 <= ids.min() <= ids.max() < len(self.begins):
+            wrong = ids.min() if ids.min() < 0 else ids.max()
+            raise ValueError(f"{name} has {wrong}, expected ids from 0 to {len(self.begins) - 1}")
 
     def units(self, ids: np.ndarray, *, by_word: bool) -> np.ndarray:
         """For each token its number, or with `by_word` its word's, from 0 on; -1 for special tokens, not counted."""

@@ -12,6 +12,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.gradients import gradient_of
 from bertcore.nn.parameter import Parameter
+from bertcore.training.checks import check_count
 
 NORM_BLOCK = 1 << 16  # elements whose squares are summed at once, in float32
 LEAST_SQUARES = 1e-28  # a sum of squares in float32 below it has lost those that were too small
@@ -152,7 +153,7 @@ class Optimizer:
         unknown = sorted(set(state) - known)
         if unknown or "step_count" not in state:
             raise ValueError(f"state: {'unknown are ' + ', '.join(unknown) if unknown else 'step_count is missing'}")
-        self._moments, self.step_count = moments, int(state["step_count"])
+        self._moments, self.step_count = moments, check_count("state['step_count']", state["step_count"], 0)
 
 
 _MOMENTS = "first_moment", "second_moment"

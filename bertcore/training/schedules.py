@@ -43,6 +43,8 @@ SCHEDULES: Mapping[str, Callable[..., float]] = {
     "warmup_stable_decay": _warmup_stable_decay,
 }
 
+_RANGES = {"num_cycles": (0, 1000), "power": (0, 1000), "decay": (0, 1), "end": (0, 1)}
+
 
 class Schedule:
     """Sets the rate of each group of an optimiser: its initial rate times a factor for the number of steps made.
@@ -121,6 +123,10 @@ def schedule_factor(name: str, warmup: float, total: float, **options: Any) -> C
     unknown = [option for option in options if option not in known]
     if unknown:
         raise TypeError(f"{name} has no option {unknown[0]!r}{'; it has ' + ', '.join(known) if known else ''}")
+    for option, value in options.items():
+        least, most = _RANGES[option]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"{option} is {value!r}, expected a number from {least} to {most}")
 
     def factor(position: float) -> float:
         if position < warmup:

@@ -166,7 +166,15 @@ def test_examples_without_tokens(tokenizer):
 @pytest.mark.parametrize(
     "examples, error",
     [
-        ([], "examples is empty"),
+        ([], r"examples is \[\], expected a list of at least one mapping"),
+        ({"input_ids": [[1]]}, "examples is {"),
+        ([{"input_ids": [1]}, [1]], r"examples\[1\]"),
+        ([{"input_ids": [[1], [2]]}], r"examples\[0\]\['input_ids'\] is \[\[1\], \[2\]\]"),
+        ([{"input_ids": [[1], []]}], r"examples\[0\]\['input_ids'\]"),
+        ([{"input_ids": [1.5]}], r"examples\[0\]\['input_ids'\] is \[1.5\]"),
+        ([{"input_ids": [True]}], r"examples\[0\]\['input_ids'\]"),
+        ([{"input_ids": [2**70]}], r"examples\[0\]\['input_ids'\]"),
+        ([{"input_ids": None}], r"examples\[0\]\['input_ids'\] is None"),
         ([{"input_ids": [1]}, {"labels": [1]}], r"examples\[1\] has no input_ids"),
         ([{"input_ids": [1]}, {"input_ids": [1], "label": 3}], r"examples\[1\] has label"),
         ([{"input_ids": [1], "label": "cat"}], r"examples\[0\]\['label'\] is 'cat'"),
@@ -176,6 +184,41 @@ def test_examples_without_tokens(tokenizer):
 def test_examples_that_do_not_fit(tokenizer, examples, error):
     with pytest.raises(ValueError, match=error):
         DataCollatorWithPadding(tokenizer)(examples)
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
+        ({"pad_to_multiple_of": "8"}, "pad_to_multiple_of is '8'"),
+        ({"padding": "max_length", "max_length": -1}, "max_length is -1"),
+        ({"padding": 1}, "padding is 1"),
+    ],
+)
+def test_padding_that_is_none(tokenizer, options, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        DataCollatorWithPadding(tokenizer, **options)
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"mlm": "yes"}, "mlm is 'yes'"),
+        ({"whole_word_mask": 1}, "whole_word_mask is 1"),
+        ({"static": None}, "static is None"),
+        ({"seed": None}, "seed is None"),
+        ({"mlm_probability": float("nan")}, "share is nan"),
+    ],
+)
+def test_masked_batches_that_are_none(tokenizer, options, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        DataCollatorForLanguageModeling(tokenizer, **options)
+
+
+@pytest.mark.parametrize("number", [-1, len(VOCABULARY), 10**9])
+def test_ids_beyond_the_vocabulary_are_not_masked(tokenizer, number):
+    with pytest.raises(ValueError, match=rf"examples\[1\]\['input_ids'\] has {number}, expected ids from 0 to"):
+        DataCollatorForLanguageModeling(tokenizer)([{"input_ids": [5]}, {"input_ids": [5, number]}])
 
 
 def test_a_text_beyond_max_length(tokenizer):

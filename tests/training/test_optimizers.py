@@ -264,6 +264,11 @@ def test_schedules(name):
         ({"name": "linear"}, "num_training_steps is missing"),
         ({"name": "linear", "num_training_steps": 3, "power": 2}, "linear has no option 'power'"),
         ({"name": "constant", "num_warmup_steps": -1}, "num_warmup_steps is -1"),
+        ({"name": "cosine", "num_training_steps": 9, "num_cycles": float("nan")}, "num_cycles is nan"),
+        ({"name": "polynomial", "num_training_steps": 9, "power": -1}, "power is -1"),
+        ({"name": "polynomial", "num_training_steps": 9, "end": 2}, "end is 2, expected a number from 0 to 1"),
+        ({"name": "warmup_stable_decay", "num_training_steps": 9, "decay": 1.5}, "decay is 1.5"),
+        ({"name": "warmup_stable_decay", "num_training_steps": 9, "end": "0"}, "end is '0'"),
     ],
 )
 def test_schedules_that_are_none(options, error):

@@ -232,6 +232,8 @@ def _files(path: str | os.PathLike) -> list[str | Path]:
     """What a path stands for: itself, or all files of a folder, in the order of their names."""
     if path == STDIN:
         return [STDIN]
+    if not os.fspath(path):
+        raise ValueError("a path is empty, expected a file or a folder")
     path = Path(path)
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.is_file() and _ending(file) in KNOWN)

@@ -130,6 +130,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     "paths, error",
     [
         ([], "paths is empty"),
+        ("", "a path is empty"),
         ("missing.txt", "missing.txt is no file"),
         ("a.pdf", "a.pdf ends with .pdf, known are .txt"),
         ("folder", "folder holds no file to read"),
