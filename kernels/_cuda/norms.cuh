@@ -51,12 +51,15 @@ __device__ __forceinline__ void norm_long_row(const T *__restrict__ input, const
     });
     return group_reduce<Sum, GROUP>(total);
   };
-  float mean = centred ? sum(0.f, false) / width : 0.f;
+  const auto mean_of_row = [&] {
+    const float rounded = sum(0.f, false) / width;
+    return rounded + sum(rounded, false) / width;  // of equal numbers it is now exact
+  };
+  float mean = centred ? mean_of_row() : 0.f;
   float squares = sum(mean, true);
   if (!(squares < INFINITY)) {
     factor = NORM_SHRINK;
-    mean = centred ? sum(0.f, false) / width : 0.f;
-    if (centred) mean += sum(mean, false) / width;  // of equal numbers it is now exact
+    mean = centred ? mean_of_row() : 0.f;
     squares = sum(mean, true);
     eps = eps > 0.f ? LEAST_EPS : 0.f;
   }
@@ -86,6 +89,9 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
   if (centred) {
     row.each([&](int k, int i) { mean += row.values[k][i]; });
     mean = group_reduce<Sum, GROUP>(mean) / width;
+    float rest = 0.f;  // what rounding left of the mean: of equal numbers it is all there is
+    row.each([&](int k, int i) { rest += row.inside(k, i) ? row.values[k][i] - mean : 0.f; });
+    mean += group_reduce<Sum, GROUP>(rest) / width;
   }
   row.each([&](int k, int i) {
     const float deviation = row.inside(k, i) ? row.values[k][i] - mean : 0.f;

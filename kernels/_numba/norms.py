@@ -94,17 +94,24 @@ def _statistics(x, width, eps, centred):
     shrink, mean = broadcast(x, 1.0), broadcast(x, 0.0)
     if centred:
         mean = broadcast(x, _sum(x, width, shrink) / width)
-    _, squares = _sums_of_deviations(x, width, mean, shrink)
+    rest, squares = _sums_of_deviations(x, width, mean, shrink)
     if not squares < np.inf:
-        factor = 2.0**-80 if itemsize(x) == 4 else 2.0**-540
+        factor, least = (2.0**-80, 2e-38) if itemsize(x) == 4 else (2.0**-540, 2e-308)
         shrink, mean = broadcast(x, factor), broadcast(x, 0.0)
-        eps = max(eps * factor * factor, 1e-60 if eps > 0.0 else 0.0)  # of equal numbers: 0 * 1e30, not 0 * inf
         if centred:
             mean = broadcast(x, _sum(x, width, shrink) / width)
             rest, _ = _sums_of_deviations(x, width, mean, shrink)
             mean += rest / width  # of equal numbers it is now exact
         _, squares = _sums_of_deviations(x, width, mean, shrink)
-    return mean, broadcast(x, 1.0 / math.sqrt(squares / width + eps)), shrink
+        deviation = math.hypot(math.sqrt(squares / width), math.sqrt(eps) * factor)
+        if eps > 0.0:
+            deviation = max(deviation, least)  # of equal numbers: 0 * 5e37, not 0 * inf
+        return mean, broadcast(x, 1.0 / deviation), shrink
+    variance = squares / width
+    if centred:  # rounding leaves a rest of the mean: of equal numbers it is all there is
+        variance = max(variance - (rest / width) * (rest / width), 0.0)
+        mean += rest / width
+    return mean, broadcast(x, 1.0 / math.sqrt(variance + eps)), shrink
 
 
 @inline_helper

@@ -53,14 +53,15 @@ def normalise(x, eps, *, centred):
 
     Rows whose squares would overflow are scaled down first, by a power of 2: the result does not depend on scale.
     """
-    limits = np.finfo(x.dtype)
-    is_large = np.abs(x).max(axis=-1, keepdims=True, initial=0) > 2.0 ** (limits.maxexp // 2 - 10)
-    shrink = np.where(is_large, 2.0 ** -(5 * limits.maxexp // 8), 1).astype(x.dtype)
-    x, eps = x * shrink, np.where(is_large, limits.tiny * (eps > 0), eps).astype(x.dtype)
+    limits, two = np.finfo(x.dtype), x.dtype.type(2)
+    is_large = np.abs(x).max(axis=-1, keepdims=True, initial=0) > two ** (limits.maxexp // 2 - 10)
+    shrink = np.where(is_large, two ** -(5 * limits.maxexp // 8), x.dtype.type(1))
+    x = x * shrink
     if centred:
         x = x - mean_of_rows(x)
         x = x - mean_of_rows(x)  # what rounding left of the mean: of equal numbers it is all there is
-    inverse_deviation = 1 / np.sqrt(mean_of_rows(x * x) + eps)
+    deviation = np.hypot(np.sqrt(mean_of_rows(x * x)), np.sqrt(eps).astype(x.dtype) * shrink)
+    inverse_deviation = 1 / np.maximum(deviation, limits.tiny * (eps > 0))  # of equal numbers: 0 * 1e37, not 0 * inf
     return x * inverse_deviation, inverse_deviation * shrink
 
 

@@ -143,3 +143,14 @@ class TestPreparedWeight:
         assert prepared.scale.shape == (4,)
         with pytest.raises(ValueError, match="read-only"):
             prepared.scale[0] = 0
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("dtype, large", [(np.float32, 3e38), (np.float64, 1e300)])
+@pytest.mark.parametrize("eps", [1e-5, 1e10])
+def test_layer_norm_of_equal_numbers_however_large(backend, dtype, large, eps):
+    """Their deviation is sqrt(eps), though eps is nothing beside the squares."""
+    x, grad = np.full((2, 7), [[large], [-large]], dtype), normal(1, (2, 7), dtype)
+    np.testing.assert_array_equal(kernels.layer_norm(x, eps=eps, backend=backend), np.zeros_like(x))
+    found, *_ = kernels.layer_norm_backward(grad, x, eps=eps, backend=backend)
+    assert_close(found, (grad - grad.astype(np.float64).mean(1, keepdims=True)) / np.sqrt(eps))

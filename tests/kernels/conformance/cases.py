@@ -49,6 +49,8 @@ def layer_norm() -> Iterator[Case]:
     yield Case("residual alone", {"input": normal(1, (3, 39)), "residual": normal(2, (3, 39)), "eps": 1e-5})
     yield Case("bias alone", {"input": normal(1, (3, 39)), "bias": normal(2, (39,)), "eps": 1e-5})
     yield Case("constant rows", {"input": np.full((3, 39), 2.5), "weight": normal(2, (39,)), "eps": 1e-2})
+    constant = np.full((3, 333), [[0.1], [12.345678], [-12345.678]])  # whose sums are rounded
+    yield Case("constant rows, rounded", {"input": constant, "bias": normal(2, (333,)), "eps": 1e-5})
     yield Case("NaN in a row", {"input": EXTREMES, "eps": 1e-5})
     yield Case("infinities", {"input": INFINITIES, "eps": 1e-5}, forward_only=True)
     yield from norms_of_large_rows()
