@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from .. import checks, dispatch
+from ..precision import ieee_arithmetic
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -39,10 +40,7 @@ def cross_entropy(
     losses, _ = call.compute("cross_entropy", input, target, ignore_index)
     if reduction == "none":
         return call.hand_back(losses.astype(input.dtype, copy=False))
-    total = losses.sum(dtype=np.float64, keepdims=True)
-    if reduction == "mean":
-        total = _divide(total, _counted(target, ignore_index))
-    return call.hand_back(total.reshape(()).astype(input.dtype))
+    return call.hand_back(_reduced(losses, target, ignore_index, reduction, input.dtype))
 
 
 def cross_entropy_backward(
@@ -74,7 +72,7 @@ def cross_entropy_backward(
     _, lse = call.compute("cross_entropy", input, target, ignore_index)
     grad_losses = grad_output.astype(lse.dtype)
     if reduction == "mean":
-        grad_losses = _divide(grad_losses, _counted(target, ignore_index)).astype(lse.dtype)
+        grad_losses = _divided(grad_losses, target, ignore_index).astype(lse.dtype)
     grad_losses = np.broadcast_to(grad_losses, target.shape).copy()  # CuPy takes the call over for its own arrays
     return call.run("cross_entropy_backward", grad_losses, input, target, lse, ignore_index)
 
@@ -92,11 +90,16 @@ def _check(call: dispatch.Call, input: Any, target: Any, ignore_index: Any, redu
     return ignore_index
 
 
-def _counted(target: Any, ignore_index: int) -> Any:
-    """How many rows count: an array, so that on a GPU nothing waits for it."""
-    return (target != ignore_index).sum()
+@ieee_arithmetic
+def _reduced(losses: Any, target: Any, ignore_index: int, reduction: str, dtype: Any) -> Any:
+    """The sum or the mean, of no axes and of `dtype`."""
+    total = losses.sum(dtype=np.float64, keepdims=True)
+    if reduction == "mean":
+        total = _divided(total, target, ignore_index)
+    return total.reshape(()).astype(dtype)
 
 
-def _divide(value: Any, count: Any) -> Any:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return value / count
+@ieee_arithmetic
+def _divided(value: Any, target: Any, ignore_index: int) -> Any:
+    """`value` over the number of rows that count: an array, so that on a GPU nothing waits for it."""
+    return value / (target != ignore_index).sum()

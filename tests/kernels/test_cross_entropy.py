@@ -41,3 +41,11 @@ def test_gradients_among_large_logits_keep_their_digits(cpu_backend, size):
     x = np.array([[size, size], [-size, -size], [size, -size]], np.float32)
     gradient = kernels.cross_entropy_backward(np.ones(3, np.float32), x, np.array([0, 1, 1]), reduction="none")
     np.testing.assert_allclose(gradient, [[-0.5, 0.5], [0.5, -0.5], [1, -1]], rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sum_that_overflows_is_infinite(cpu_backend):
+    x, target = np.array([[3e38, -3e38]] * 2, np.float32), np.array([1, 1])
+    assert np.isinf(kernels.cross_entropy(x, target, reduction="sum", backend=cpu_backend))
+    gradient = kernels.cross_entropy_backward(np.ones((), np.float32), x, target, backend=cpu_backend)
+    np.testing.assert_array_equal(gradient, [[0.5, -0.5]] * 2)
