@@ -4,11 +4,14 @@ Each error names the argument, what came and what was expected.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+
+from .precision import working_dtype
 
 LARGEST = int(np.finfo(np.float64).max)
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -132,6 +135,33 @@ def finite_number(name: str, value: Any, *, minimum: float | None = None) -> flo
     return float(value)
 
 
+def number_of(
+    dtype: np.dtype, name: str, value: Any, *, minimum: float | None = None, may_vanish: bool = False
+) -> float:
+    """`value` as a float that arrays of `dtype` can be computed with: 0, or a normal number of the working dtype.
+
+    Another would become inf or 0 in compiled code, on one backend sooner than on another. If it `may_vanish`, what is
+    too small counts as 0.
+    """
+    value = finite_number(name, value, minimum=minimum)
+    working, smallest, largest = _normal_range(dtype)
+    if value and not smallest <= abs(value) <= largest:
+        if may_vanish and abs(value) < smallest:
+            return 0.0
+        raise ValueError(
+            f"{name} is {value}, expected 0 or a magnitude from {smallest:.3g} to {largest:.3g}, as {working} has it"
+        )
+    return value
+
+
+@functools.cache
+def _normal_range(dtype: np.dtype) -> tuple[np.dtype, float, float]:
+    """The working dtype, its smallest normal number and its largest."""
+    working = working_dtype(dtype)
+    limits = np.finfo(working)
+    return working, float(limits.tiny), float(limits.max)
+
+
 def updatable(name: str, array: Any) -> None:
     """`array` can be changed in place, in C order."""
     flags = array.flags
@@ -139,6 +169,14 @@ def updatable(name: str, array: Any) -> None:
     if not (flags.c_contiguous and is_writable and getattr(flags, "aligned", True)):
         what = "read-only" if not is_writable else "not C-contiguous and aligned"
         raise ValueError(f"{name} is {what}, expected an array that can be updated in place")
+
+
+def separate(**arrays: Any) -> None:
+    """No two C-contiguous arrays share memory; a GPU's are not looked at."""
+    names = [name for name, array in arrays.items() if isinstance(array, np.ndarray)]
+    for name, other in itertools.combinations(names, 2):
+        if np.may_share_memory(arrays[name], arrays[other]):
+            raise ValueError(f"{name} and {other} share memory, expected arrays that are updated apart")
 
 
 def probability(name: str, value: Any) -> float:

@@ -56,11 +56,16 @@ def adam_update(
     for name, array in zip(arrays, call.arrays, strict=True):
         if name != "grad":
             checks.updatable(name, array)
+    checks.separate(**dict(zip(arrays, call.arrays, strict=True)))
     checks.choice("rule", rule, RULES)
-    numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
-    lr, eps, weight_decay = (checks.finite_number(name, value, minimum=0) for name, value in numbers.items())
+    dtype = call.arrays[0].dtype
+    lr = checks.number_of(dtype, "lr", lr, minimum=0, may_vanish=True)  # schedules end there
+    eps = checks.number_of(dtype, "eps", eps, minimum=0)
+    weight_decay = checks.number_of(dtype, "weight_decay", weight_decay, minimum=0, may_vanish=True)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise TypeError(f"betas must be a pair of numbers, got {betas!r}")
     betas = tuple(checks.probability(f"betas[{index}]", beta) for index, beta in enumerate(betas))
     step = checks.integer_number("step", step, minimum=1)
+    if step >= 1 << 64:
+        raise ValueError(f"step is an integer of {step.bit_length()} bits, expected one of at most 64")
     call.compute("adam_update", *call.arrays, lr, betas, eps, weight_decay, step, rule)

@@ -8,8 +8,8 @@ from ..precision import ieee_arithmetic
 @ieee_arithmetic
 def adam_update(parameter, grad, first_moment, second_moment, lr, betas, eps, weight_decay, step, rule):
     """Update `parameter` and its moments in place."""
-    first_moment += (1 - betas[0]) * (grad - first_moment)
-    second_moment += (1 - betas[1]) * (grad * grad - second_moment)
+    first_moment[...] = betas[0] * first_moment + (1 - betas[0]) * grad
+    second_moment[...] = betas[1] * second_moment + (1 - betas[1]) * (grad * grad)  # inf stays inf: no inf - inf
     first, second = first_moment / (1 - betas[0] ** step), second_moment / (1 - betas[1] ** step)
     update = first / (np.sqrt(second) + eps) + weight_decay * parameter
     if rule == "stable_adamw" and grad.size:
@@ -22,5 +22,6 @@ def adam_update(parameter, grad, first_moment, second_moment, lr, betas, eps, we
 
 def surprise(grad, second, eps):
     """g^2 / max(v', eps^2); 0 where both are 0."""
-    least = np.maximum(second, eps * eps)
-    return np.divide(grad * grad, least, out=np.zeros_like(grad), where=least > 0)
+    root = np.maximum(np.sqrt(second), eps)
+    ratio = np.divide(grad, root, out=np.zeros_like(grad), where=root != 0)
+    return ratio * ratio

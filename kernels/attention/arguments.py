@@ -103,10 +103,10 @@ def broadcast_mask(name: str, array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def scale_or_default(scale: Any, query: Any) -> float:
-    """The finite number `scale`, by default 1 / sqrt(head_dim)."""
+    """The number `scale`, by default 1 / sqrt(head_dim)."""
     if scale is None:
         return 1 / math.sqrt(max(query.shape[-1], 1))
-    return checks.finite_number("scale", scale)
+    return checks.number_of(query.dtype, "scale", scale)
 
 
 def check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:

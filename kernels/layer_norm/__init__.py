@@ -41,7 +41,7 @@ def layer_norm(
     )
     input, weight, bias, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual)
-    eps = checks.finite_number("eps", eps, minimum=0)
+    eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
     return call.run("layer_norm", input, weight, bias, eps, residual)
 
 
@@ -74,5 +74,5 @@ def layer_norm_backward(
     )  # fmt: skip
     grad_output, input, weight, bias, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual, grad_output=grad_output)
-    eps = checks.finite_number("eps", eps, minimum=0)
+    eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
     return call.run("layer_norm_backward", grad_output, input, weight, bias, eps, residual)

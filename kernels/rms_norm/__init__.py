@@ -32,7 +32,7 @@ def rms_norm(
     call = dispatch.open_call(__package__, backend, optional=OPTIONAL, input=input, weight=weight, residual=residual)
     input, weight, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, residual=residual)
-    eps = checks.finite_number("eps", eps, minimum=0)
+    eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
     return call.run("rms_norm", input, weight, eps, residual)
 
 
@@ -63,5 +63,5 @@ def rms_norm_backward(
     )
     grad_output, input, weight, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, residual=residual, grad_output=grad_output)
-    eps = checks.finite_number("eps", eps, minimum=0)
+    eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
     return call.run("rms_norm_backward", grad_output, input, weight, eps, residual)

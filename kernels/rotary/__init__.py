@@ -97,6 +97,8 @@ def _check(
     _check_tables(array, cos, sin)
     if inplace and not getattr(getattr(array, "flags", None), "writeable", True):
         raise ValueError(f"{name} is read-only, expected an array that can be written to with inplace=True")
+    if inplace and any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
+        raise ValueError(f"{name} is broadcast, expected an array that can be changed with inplace=True")
     tokens, rows = array.shape[0], cos.shape[0]
     if positions is not None:
         if cu_seqlens is not None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from .. import checks
+from ..precision import ieee_arithmetic
 
 SCALINGS = (None, "linear", "ntk", "dynamic")
 
@@ -38,13 +39,13 @@ def rotary_tables(
         scaling: None, "linear", "ntk" or "dynamic".
         factor: at least 1.
         trained_length: the number of positions trained on; "dynamic" needs it.
-        dtype: of the tables.
+        dtype: of the tables; floating.
 
     Returns:
         (cos, sin), each (length, rotary_dim / 2).
 
     Raises:
-        TypeError, ValueError: for a number that is not as above.
+        TypeError, ValueError: for a number that is not as above, and for those with which the angles are not finite.
     """
     length = checks.integer_number("length", length, minimum=0)
     rotary_dim = checks.integer_number("rotary_dim", rotary_dim, minimum=2)
@@ -62,12 +63,23 @@ def rotary_tables(
         theta, divisor = theta * factor, factor ** (2 / rotary_dim)
     elif scaling == "dynamic":
         theta *= _dynamic_stretch(length, rotary_dim, factor, trained_length)
-    angles = np.arange(length)[:, None] * (theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim) / divisor)
+    dtype = checks.floating_dtype("dtype", dtype)
+    angles = _angles(length, rotary_dim, theta, divisor)
+    if not (math.isfinite(theta) and np.isfinite(angles[-1:]).all()):
+        raise ValueError(f"theta is {theta} with a factor of {factor}, expected numbers with which angles are finite")
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+@ieee_arithmetic
+def _angles(length: int, rotary_dim: int, theta: float, divisor: float) -> np.ndarray:
+    """(length, rotary_dim / 2); inf or NaN where they overflow."""
+    return np.arange(length)[:, None] * (theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim) / divisor)
 
 
 def _dynamic_stretch(length: int, rotary_dim: int, factor: float, trained_length: int | None) -> float:
     trained_length = checks.integer_number("trained_length", trained_length, minimum=1)
     if rotary_dim == 2:  # its only pair does not depend on theta
         return 1.0
-    return math.pow(factor * max(length / trained_length, 1.0) - (factor - 1), rotary_dim / (rotary_dim - 2))
+    stretch = np.float64(factor * max(length / trained_length, 1.0) - (factor - 1))
+    with np.errstate(over="ignore"):  # inf, which the caller refuses
+        return float(stretch ** (rotary_dim / (rotary_dim - 2)))

@@ -81,6 +81,41 @@ def test_lamb_steps_by_the_norm_of_the_parameter():
     np.testing.assert_allclose(np.linalg.norm(before - parameter), 0.01 * norm)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("value", [1e19, 1e30, 3e38, 1e-30, np.inf, np.nan])
+def test_extremes(rule, value):
+    """A square that overflows leaves its second moment inf, and the parameter where it is, on every backend."""
+    grad, found = np.array([1, value, -2], np.float32), []
+    for backend in ("numpy", "numba"):
+        state = [np.array([1, 2, 3], np.float32), *np.zeros((2, 3), np.float32)]
+        for step in (1, 2, 3):
+            adam_update(state[0], grad, *state[1:], lr=0.1, step=step, rule=rule, backend=backend)
+        found.append(state)
+    for expected, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    if value == 3e38:
+        assert found[1][0][1] == 2 and found[1][2][1] == np.inf
+
+
+def test_numbers_of_float32():
+    """What is beyond it is refused; a rate that has decayed to nothing is 0."""
+    given = {name: np.ones(3, np.float32) for name in ("parameter", "grad", "first_moment", "second_moment")}
+    for change in ({"lr": 1e39}, {"eps": 1e-60}, {"weight_decay": 1e300}):
+        with pytest.raises(ValueError, match="as float32 has it"):
+            adam_update(**given | {"lr": 0.1, "step": 1} | change)
+    adam_update(**given, lr=1e-60, step=1)
+    assert (given["parameter"] == 1).all()
+
+
+@pytest.mark.parametrize("one, other", [("parameter", "grad"), ("first_moment", "second_moment")])
+def test_arrays_that_overlap(one, other):
+    given = {name: np.ones(3) for name in ("parameter", "grad", "first_moment", "second_moment")}
+    memory = np.ones(4)
+    with pytest.raises(ValueError, match=f"{one} and {other} share memory"):
+        adam_update(**given | {one: memory[:3], other: memory[1:]}, lr=0.1, step=1)
+    assert (memory == 1).all()
+
+
 @pytest.mark.parity
 def test_torch():
     torch = pytest.importorskip("torch")
@@ -104,6 +139,8 @@ def test_torch():
         ({"lr": -1}, "lr is -1"),
         ({"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
         ({"eps": np.nan}, "eps is nan"),
+        ({"weight_decay": 10**400}, "weight_decay is an integer of 1329 bits"),
+        ({"step": 10**400}, "step is an integer of 1329 bits"),
         ({"step": 0}, "step is 0"),
         ({"rule": "adam"}, "rule is 'adam', expected one of 'adamw'"),
         ({"parameter": np.zeros((3, 2)).T}, "parameter is not C-contiguous"),

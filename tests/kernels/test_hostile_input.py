@@ -60,6 +60,13 @@ HOSTILE = {
     "layer_norm, eps beyond all floats": (
         lambda: kernels.layer_norm(f32(3), eps=10**400), ValueError, "eps 1329 bits finite",
     ),
+    "layer_norm, eps below float32": (
+        lambda: kernels.layer_norm(f32(3), eps=1e-60), ValueError, "eps 1e-60 0 1.18e-38 float32",
+    ),
+    "rms_norm, eps beyond float32": (lambda: kernels.rms_norm(f32(3), eps=1e39), ValueError, "eps 1e+39 0 float32"),
+    "rms_norm, eps below float32, backwards": (
+        lambda: kernels.rms_norm_backward(f32(3), f32(3), eps=1e-39), ValueError, "eps 1e-39 0 float32",
+    ),
     "layer_norm, eps a text": (lambda: kernels.layer_norm(f32(3), eps="1"), TypeError, "eps number '1'"),
     "layer_norm, gradient's shape": (
         lambda: kernels.layer_norm_backward(f32(3), f32(2, 3)), ValueError, "grad_output (3,) (2, 3)",
@@ -182,6 +189,10 @@ HOSTILE = {
         lambda: kernels.rotary(np.broadcast_to(np.float32(1), (7, 4, 8)), *TABLES, inplace=True),
         ValueError, "input read-only inplace=True",
     ),
+    "rotary, broadcast": (
+        lambda: kernels.rotary(np.lib.stride_tricks.as_strided(f32(8), (7, 4, 8), (0, 0, 4)), *TABLES, inplace=True),
+        ValueError, "input broadcast inplace=True",
+    ),
     "rotary, gradient's dtype": (
         lambda: kernels.rotary_backward(np.zeros((7, 4, 8), int), *TABLES), TypeError, "grad_output int64 floating",
     ),
@@ -191,6 +202,12 @@ HOSTILE = {
     "rotary_tables, dynamic": (
         lambda: kernels.rotary_tables(3, 8, scaling="dynamic", factor=2), TypeError, "trained_length integer None",
     ),
+    "rotary_tables, stretched beyond all floats": (
+        lambda: kernels.rotary_tables(3, 4, scaling="dynamic", factor=1e200, trained_length=1),
+        ValueError, "theta inf 1e+200 finite",
+    ),
+    "rotary_tables, a base too small": (lambda: kernels.rotary_tables(3, 160, 5e-324), ValueError, "theta 5e-324"),
+    "rotary_tables, dtype": (lambda: kernels.rotary_tables(3, 4, dtype=int), TypeError, "dtype int64 floating"),
     "attention, packed without offsets": (lambda: kernels.attention(*PACKED), ValueError, "query (7, 4, 8) cu_seqlens"),
     "attention, two axes": (lambda: kernels.attention(*(f32(5, 8),) * 3), ValueError, "query (5, 8) any"),
     "attention, dense with offsets": (
@@ -222,6 +239,12 @@ HOSTILE = {
         lambda: kernels.attention(*DENSE, bias=np.ones((5, 5), bool)), TypeError, "bias bool float32",
     ),
     "attention, scale": (lambda: kernels.attention(*DENSE, scale=np.inf), ValueError, "scale inf finite"),
+    "attention, scale below float32": (
+        lambda: kernels.attention(*DENSE, scale=1e-46), ValueError, "scale 1e-46 0 1.18e-38 float32",
+    ),
+    "attention, scale beyond float32": (
+        lambda: kernels.attention(*DENSE, scale=-1e39), ValueError, "scale -1e+39 3.4e+38 float32",
+    ),
     "attention, is_causal a text": (
         lambda: kernels.attention(*DENSE, is_causal="no"), TypeError, "is_causal True False 'no'",
     ),
