@@ -253,7 +253,7 @@ def test_schedules(name):
     assert rates == sorted(rates[:4]) + sorted(rates[4:], reverse=True)
     assert rates[-1] == (2 if name == "constant" else 0)
     again = get_scheduler(name, optimizer, num_warmup_steps=3, num_training_steps=13)
-    again.load_state_dict({"step_count": 5})
+    again.load_state_dict({"position": 5})
     assert optimizer.lr == rates[5]
 
 
