@@ -45,7 +45,9 @@ def film_snippets(folder: Path = FOLDER) -> list[tuple[str, float]]:
     file = folder / "vaderSentiment-0.5.zip"
     if not file.is_file():
         folder.mkdir(exist_ok=True)
-        _run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", folder, SNIPPETS])
+        _run(
+            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", folder, SNIPPETS]
+        )
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != SNIPPETS_SHA256:
         raise SystemExit(f"{file} has the SHA-256 {found}, expected {SNIPPETS_SHA256}")

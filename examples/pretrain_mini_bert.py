@@ -70,7 +70,9 @@ def main() -> None:
     done = trainer.train()
     metrics = trainer.evaluate()
     guess, entropy = unigram_guess(examples, trainer.predict(held_out).label_ids)
-    print(f"{done.global_step:,} steps, {done.metrics['train_tokens']:,} tokens in {done.metrics['train_runtime']:.0f} s")
+    print(
+        f"{done.global_step:,} steps, {done.metrics['train_tokens']:,} tokens in {done.metrics['train_runtime']:.0f} s"
+    )
     print(f"held out: loss {metrics['eval_loss']:.2f}, masked accuracy {metrics['eval_masked_accuracy']:.1%}")
     print(f"word frequencies alone: loss {entropy:.2f}, accuracy {guess:.1%}")
     trainer.save_model()

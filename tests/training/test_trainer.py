@@ -4,6 +4,9 @@ import errno
 import itertools
 import json
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -413,3 +416,30 @@ def test_what_gives_nothing_to_train_on(tmp_path):
     with pytest.raises(ValueError, match="max_steps or max_seconds is needed"):
         endless = TrainingArguments(tmp_path, report_to="none")
         Trainer(language_trainer(tmp_path).model, endless, MaskingCollator(), iter(TEXTS)).train()
+
+
+KILLED = """
+import sys
+from tests.training.test_trainer import language_trainer
+language_trainer(sys.argv[1], max_steps=60, save_steps=1).train(resume_from_checkpoint=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path):
+    """kill -9 at moments that differ, most of them while a checkpoint is being written: each time it goes on."""
+    whole = language_trainer(tmp_path / "whole", max_steps=60, save_strategy="no")
+    whole.train()
+    folder = tmp_path / "killed"
+    for extra in (0.0, 0.003, 0.011, 0.027):
+        reached = max((int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*")), default=0)
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(folder)]) as process:
+            while not (folder / f"checkpoint-{reached + 5}").exists() and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(extra)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+    resumed = language_trainer(folder, max_steps=60, save_steps=1)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(whole.model, resumed.model)
+    assert not list(folder.glob(".*"))
