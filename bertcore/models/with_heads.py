@@ -16,7 +16,7 @@ from bertcore.models.registry import HeadSpec, family_of
 from bertcore.models.spec import ConfigReader
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
-from bertcore.tape import current_tape, value_of
+from bertcore.tape import value_of
 
 
 def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
@@ -59,14 +59,12 @@ class ModelWithHeads(Model):
     def _words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
         """(loss, logits as users see them) of a language model's head; `labels` are packed, or None.
 
-        Where gradients are wanted only labelled tokens are scored: a vocabulary's scores are most of a small model's
-        work, and a seventh of the tokens has a label. The logits of all are computed if they are read, and have
-        gradients if that is while the tape records.
+        With labels only labelled tokens are scored: a vocabulary's scores are most of a small model's work, and a
+        seventh of the tokens has a label. The logits of all are computed if they are read, and have gradients if that
+        is while the tape records.
         """
-        if labels is None or current_tape() is None:
-            logits = head(encoded.hidden)
-            loss = None if labels is None else losses.cross_entropy(logits, labels)
-            return loss, encoded.packed.pad(logits)
+        if labels is None:
+            return None, encoded.packed.pad(head(encoded.hidden))
         rows = kernels.array_module(labels).flatnonzero(labels != losses.IGNORED)
         scores = head(functional.take_rows(encoded.hidden, rows=rows))
         version, backend, tape = self.version, kernels.get_backend(), current_tape()
