@@ -1,22 +1,66 @@
 """Teaches all-MiniLM-L6-v2 which long description belongs to which short one, by in-batch negatives.
 
-    python examples/improve_embeddings.py [--seconds 300] [--out packages]
+    python examples/improve_embeddings.py [--seconds 240] [--out packages]
 
-Held out are 2,000 pairs, of source packages that no training pair is of: for each short description the right long one
-is to be found among the 2,000. Measured before and after: the share of first places, and the mean reciprocal rank.
+Packages whose names begin alike stay together: 2,000 that no training pair is a kin of are held out. For each of their
+short descriptions the right long one is to be found among the 2,000: how often is it the first, before and after?
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 from corpora import package_descriptions
 
-from bertcore import AutoModel, AutoTokenizer
+from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
 from bertcore.demo_model import demo_model_folder
-from bertcore.sentence_encoder import SentenceEncoder
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import MultipleNegativesRanking
 
-HELD_OUT = 2000
+HELD_OUT, MAX_LENGTH = 2000, 64
+
+
+def found_first(folder: Path, pairs: list[dict]) -> tuple[float, float]:
+    """(share of short descriptions whose own long one is nearest, mean reciprocal rank)."""
+    encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
+    short, long = (encoder.encode([pair[name] for pair in pairs], normalize_embeddings=True) for name in pairs[0])
+    scores = short @ long.T
+    ranks = 1 + (scores > np.diag(scores)[:, None]).sum(1)
+    return float((ranks == 1).mean()), float((1 / ranks).mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--out", default="packages")
+    given = parser.parse_args()
+
+    described = sorted(package_descriptions(), key=lambda package: crc32(package[0].split("-")[0].encode()))
+    pairs = [{"anchor": short, "positive": long} for _, short, long in described]
+    folder = demo_model_folder()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    args = TrainingArguments(
+        output_dir=given.out,
+        max_seconds=given.seconds,
+        per_device_train_batch_size=64,
+        learning_rate=5e-5,
+        warmup_steps=0.1,
+        logging_steps=20,
+        save_strategy="no",
+    )
+    objective = MultipleNegativesRanking(max_length=MAX_LENGTH)
+    trainer = Trainer(model, args, train_dataset=pairs[HELD_OUT:], processing_class=tokenizer, objective=objective)
+    before = found_first(folder, pairs[:HELD_OUT])
+    done = trainer.train()
+    trainer.save_model()
+    after = found_first(Path(given.out), pairs[:HELD_OUT])
+    print(f"{len(pairs) - HELD_OUT:,} pairs, {done.global_step} steps in {done.metrics['train_runtime']:.0f} s")
+    for when, (first, rank) in (("before", before), ("after", after)):
+        print(f"{when}: the right description is the first for {first:.1%}, mean reciprocal rank {rank:.3f}")
+
+
+if __name__ == "__main__":
+    main()

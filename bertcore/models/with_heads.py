@@ -16,7 +16,7 @@ from bertcore.models.registry import HeadSpec, family_of
 from bertcore.models.spec import ConfigReader
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
-from bertcore.tape import value_of
+from bertcore.tape import current_tape, value_of
 
 
 def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:

@@ -81,7 +81,7 @@ class Trainer:
         self.model, self.args, self.processing_class = model, args, processing_class
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.compute_metrics, self.reduce = compute_metrics, preprocess_logits_for_metrics
-        self.objective = objective or objectives.Supervised()
+        self.objective = objective or objectives.Supervised(label_smoothing=args.label_smoothing_factor)
         self.data_collator = data_collator or self._default_collator()
         self.optimizer, self.schedule = optimizers
         self.callbacks = Callbacks([*reports_of(args), *callbacks])
