@@ -6,8 +6,11 @@ depends on --task:
   sequence  the label of a text (--text), or of two (--text-pair): classes, numbers, or lists of classes
   token     the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag, as CoNLL has them
   qa        where a text answers a question: columns question, context and answers, as SQuAD has them
+  similarity  how alike two texts (--text, --text-pair) are, a number (--label), from their embeddings (CoSENT)
+  pair      texts that belong together: of a batch's second texts each first one is to find its own
 
-Labels are found in the data. A tenth of it is held out to measure the model, or --eval does that.
+The last two give a sentence encoder. Labels are found in the data. A tenth of it is held out to measure the model, or
+--eval does that.
 
 Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result."""
 
@@ -28,12 +31,14 @@ from bertcore.cli.training import (
     training_arguments,
 )
 
+EMBEDDING_TASKS = ("similarity", "pair")
 HELP = "fine-tune a model on labelled data"
 EXAMPLES = """\
 examples:
   bertcore finetune reviews.csv --model bert-base-uncased/ --task sequence --text review --out my-classifier/
   bertcore finetune train.jsonl --eval test.jsonl --model demo --task sequence --label score --out my-regressor/
   bertcore finetune train.txt --model roberta-base/ --task token --epochs 5 --out my-tagger/
+  bertcore finetune pairs.csv --model demo --task pair --text question --text-pair answer --out my-encoder/
   bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/"""
 
 RATE = 5e-5
@@ -45,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("data", metavar="DATA", nargs="+", help="files or folders of labelled data")
     parser.add_argument("--model", metavar="MODEL", required=True, help=MODEL_HELP)
-    parser.add_argument("--task", choices=("sequence", "token", "qa"), required=True, help="see above")
+    parser.add_argument(
+        "--task", choices=("sequence", "token", "qa", *EMBEDDING_TASKS), required=True, help="see above"
+    )
     add_training_arguments(parser, lr="5e-5", epochs=3, batch=16)
     data = parser.add_argument_group("data")
     data.add_argument("--eval", metavar="DATA", nargs="+", help="to measure the model with (default: a part of DATA)")
@@ -53,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--held-out", type=share, default=0.1, metavar="SHARE", help="of DATA, without --eval (default: 0.1)"
     )
     data.add_argument("--text", metavar="NAME", help="column of texts (default: text; of words: tokens)")
-    data.add_argument("--text-pair", metavar="NAME", help="column of second texts (default: none)")
+    data.add_argument("--text-pair", metavar="NAME", help="column of second texts")
     data.add_argument("--label", metavar="NAME", help="column of labels (default: label; of words: tags)")
 
 
@@ -76,6 +83,13 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
         order = np.random.default_rng(args.seed).permutation(len(rows))
         count = round(args.held_out * len(rows))
         held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
+    if not rows:
+        raise CommandError(f"{', '.join(args.data)} holds no records to learn from")
+    if args.task in EMBEDDING_TASKS:
+        from bertcore.cli.finetune_embeddings import finetune_embeddings
+
+        finetune_embeddings(args, folder, rows, held_out)
+        return
     columns = _columns(args, [*rows, *held_out])
     model, tokenizer = _model_and_tokenizer(args, columns)
     length = _length(args, model, tokenizer)
@@ -107,8 +121,6 @@ def _columns(args: argparse.Namespace, rows: list[Any]) -> Any:
     """What the columns of the data are, and which labels there are."""
     from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
-    if not rows:
-        raise CommandError(f"{', '.join(args.data)} holds no records")
     if args.task == "sequence":
         return LabelledTexts.found_in(rows, args.text or "text", args.text_pair, args.label or "label")
     if args.text_pair or (args.task == "qa" and (args.text or args.label)):
@@ -123,9 +135,10 @@ def _model_and_tokenizer(args: argparse.Namespace, columns: Any) -> tuple[Any, A
     """The model with the head of the task, new unless it has that of these labels, and its tokenizer."""
     import bertcore
     from bertcore.models.model import NewlyInitialisedWarning
+    from bertcore.sentence_encoder.settings import read_settings
     from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
-    kind, source = getattr(bertcore, columns.model_class), model_folder(args.model)
+    kind, source = getattr(bertcore, columns.model_class), read_settings(model_folder(args.model)).model_folder
     options: dict[str, Any] = {}
     if not isinstance(columns, Questions):
         options["num_labels"] = len(columns.labels) or 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,13 @@ def training_arguments(args: argparse.Namespace, folder: Path, default_lr: float
     )
 
 
-def train_and_tell(trainer: Any, args: argparse.Namespace) -> None:
-    """Train, save the model in the --out folder, evaluate it, and print what came of it."""
+def train_and_tell(
+    trainer: Any, args: argparse.Namespace, measure: Callable[[Path], dict[str, float]] = lambda folder: {}
+) -> None:
+    """Train, save the model in the --out folder, evaluate it, and print what came of it.
+
+    `measure` gives further figures of the model in a folder.
+    """
     folder = Path(args.out)
     try:
         outcome = trainer.train(resume_from_checkpoint=args.resume)
@@ -143,7 +148,7 @@ def train_and_tell(trainer: Any, args: argparse.Namespace) -> None:
             print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
         raise
     trainer.save_model(folder)
-    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    metrics = (trainer.evaluate() if trainer.eval_dataset is not None else {}) | measure(folder)
     seconds, tokens = outcome.metrics["train_runtime"], outcome.metrics["train_tokens"]
     print(f"steps     {outcome.global_step:,} in {seconds:,.1f} s, {tokens:,} tokens")
     print(f"loss      {outcome.training_loss:.4f} on average")

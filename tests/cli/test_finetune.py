@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from bertcore import AutoTokenizer, load_model
+from bertcore import AutoTokenizer, SentenceEncoder, load_model
 from bertcore.cli import main
-from tests.tiny_bert import save_tiny_bert
+from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 
 STEPS = ["--max-steps", "12", "--batch", "8", "--lr", "0.01", "--backend", "numpy"]
 CONTEXT = "the cat sat on an mat . paris is the capital of france"
@@ -72,6 +73,35 @@ def test_answers_to_questions(model, tmp_path, capsys):
     assert "held out  exact_match 100.0000" in shown and "held out  f1 100.0000" in shown
 
 
+@pytest.mark.parametrize("task, figure", [("similarity", "spearmanr"), ("pair", "first_of_all")])
+@pytest.mark.parametrize("pooling", [None, "cls"])
+def test_sentence_encoders(model, tmp_path, capsys, task, figure, pooling):
+    source = model
+    if pooling:
+        source = save_tiny_encoder(tmp_path / "encoder", {"pooling_mode": pooling}, normalize=True)
+    words = ["cat", "mat", "paris", "france", "upper", "capital"]
+    if task == "similarity":
+        rows = [{"text": one, "text_pair": other, "label": 5.0 * (one == other)} for one in words for other in words]
+    else:
+        rows = [{"text": one, "text_pair": f"{one} sat"} for one in words]
+    data = write(tmp_path, "a.jsonl", rows)
+    assert finetune(source, tmp_path / "out", data, task, "--eval", data, "--max-steps", "20", "--lr", "0.003") == 0
+    shown = capsys.readouterr().out
+    assert float(shown.partition(f"held out  {figure} ")[2].split()[0]) > 0.6
+    encoder = SentenceEncoder(tmp_path / "out")
+    assert encoder.settings.pooling == (pooling or "mean",)
+    vectors = encoder.encode(words)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5) == bool(pooling)
+    assert not np.allclose(vectors, SentenceEncoder(source).encode(words), atol=0.01)
+
+
+def test_an_encoder_of_another_pooling_is_refused(tmp_path, capsys):
+    source = save_tiny_encoder(tmp_path / "encoder", {"pooling_mode": "max"})
+    data = write(tmp_path, "a.jsonl", [{"text": "cat", "text_pair": "mat"}] * 9)
+    assert finetune(source, tmp_path / "out", data, "pair") == 1
+    assert "pools by max, supported is mean or cls" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "task, row, error",
     [
@@ -86,7 +116,15 @@ def test_answers_to_questions(model, tmp_path, capsys):
     ],
 )
 def test_a_wrong_record_is_told_by_its_line(model, tmp_path, capsys, task, row, error):
-    good = {"text": "x", "label": "y", "tokens": ["x"], "tags": ["O"], "question": "x", "context": "y"}
+    good = {
+        "text": "x",
+        "text_pair": "y",
+        "label": 1.5 if task == "similarity" else "y",
+        "tokens": ["x"],
+        "tags": ["O"],
+        "question": "x",
+        "context": "y",
+    }
     data = write(tmp_path, "a.jsonl", [good | {"answers": {"text": [], "answer_start": []}}, row])
     assert finetune(model, tmp_path / "out", data, task, "--held-out", "0", "--max-length", "20") == 1
     shown = capsys.readouterr()
@@ -108,7 +146,7 @@ def test_malformed_lines(model, tmp_path, capsys):
     "data, task, options, error",
     [
         ("-", "sequence", [], "- is standard input, which can be read once"),
-        ("empty.jsonl", "sequence", [], "empty.jsonl holds no records"),
+        ("empty.jsonl", "sequence", [], "empty.jsonl holds no records to learn from"),
         ("a.jsonl", "qa", ["--text", "x"], "--task qa has no use for"),
         ("a.jsonl", "token", ["--text-pair", "x"], "--task token has no use for --text-pair"),
         ("a.jsonl", "sequence", ["--max-length", "41"], "takes 40 tokens"),

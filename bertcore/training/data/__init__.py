@@ -3,7 +3,7 @@
 from bertcore.training.data.batches import Batches
 from bertcore.training.data.documents import Documents, split_sentences
 from bertcore.training.data.files import MalformedRecord, Record, Records
-from bertcore.training.data.labelled import LabelledTexts, LabelledWords
+from bertcore.training.data.labelled import LabelledTexts, LabelledWords, TextColumns
 from bertcore.training.data.questions import Questions, answer_metrics, best_answers
 from bertcore.training.data.stored import Part, StoredExamples, store_examples
 
@@ -18,6 +18,7 @@ __all__ = [
     "Record",
     "Records",
     "StoredExamples",
+    "TextColumns",
     "answer_metrics",
     "best_answers",
     "split_sentences",

@@ -196,6 +196,36 @@ class LabelledWords:
                 yield number, record, words, tags
 
 
+@dataclass(frozen=True)
+class TextColumns:
+    """Texts that belong together, with a number or none, as objectives of sentence embeddings take them.
+
+    Attributes:
+        columns: the names of the columns of texts, in their order.
+        label: the name of the column of numbers; None for none.
+    """
+
+    columns: tuple[str, ...] = ("text", "text_pair")
+    label: str | None = None
+
+    model_class = "AutoModel"
+
+    def examples(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The texts of each record, and its "label".
+
+        Raises:
+            MalformedRecord (a ValueError): for a record that lacks a column, or whose label is no number; it is named.
+        """
+        for number, record in enumerate(records):
+            made: dict[str, Any] = {column: _text(record, number, column) for column in self.columns}
+            if self.label is not None:
+                value = _value(record, number, self.label)
+                made["label"] = _number(value)
+                if made["label"] is None:
+                    raise wrong_record(record, number, f"{self.label!r} is {value!r}, expected a number")
+            yield made
+
+
 def _in_parts(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Numbered]]:
     numbered = enumerate(records)
     while some := list(islice(numbered, AT_ONCE)):

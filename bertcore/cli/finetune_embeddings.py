@@ -1,0 +1,89 @@
+"""`bertcore finetune` for sentence encoders: what pairs of texts tell of their embeddings."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from bertcore.cli.common import CommandError, model_folder
+from bertcore.cli.training import train_and_tell, training_arguments
+
+RATE = 5e-5
+LONGEST = 128  # tokens, where the model takes more
+TEXT, TEXT_PAIR, LABEL = "text", "text_pair", "label"  # names of columns
+
+
+def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
+    """Train a sentence encoder, and tell what came of it."""
+    from bertcore import AutoModel, AutoTokenizer
+    from bertcore.sentence_encoder.settings import read_settings
+    from bertcore.training import Trainer, objectives
+    from bertcore.training.data import TextColumns
+
+    settings = read_settings(model_folder(args.model))
+    if settings.pooling not in (("mean",), ("cls",)):
+        raise CommandError(f"{args.model} pools by {', '.join(settings.pooling)}, supported is mean or cls")
+    is_scored = args.task == "similarity"
+    label = (args.label or LABEL) if is_scored else None
+    columns = TextColumns((args.text or TEXT, args.text_pair or TEXT_PAIR), label)
+    train, measured = (list(columns.examples(some)) for some in (rows, held_out))
+    model = AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False)
+    tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
+    longest = min(model.spec.longest_sequence or LONGEST, tokenizer.model_max_length)
+    if args.max_length and args.max_length > longest:
+        raise CommandError(f"--max-length is {args.max_length}, and {args.model} takes {longest} tokens")
+    kind = objectives.CoSENT if is_scored else objectives.MultipleNegativesRanking
+    length = args.max_length or min(longest, LONGEST)
+    trainer = Trainer(
+        model=model,
+        args=training_arguments(args, folder, RATE),
+        train_dataset=train,
+        eval_dataset=measured or None,
+        processing_class=tokenizer,
+        objective=kind(pooling=settings.pooling[0], max_length=length),
+    )
+    print(f"data      {len(train):,} pairs, {len(measured):,} held out")
+
+    def measure(out: Path) -> dict[str, float]:
+        write_modules(out, settings.pooling[0], model.spec.hidden_size, length, normalize=settings.normalize)
+        return figures(out, measured, columns) if measured else {}
+
+    train_and_tell(trainer, args, measure)
+
+
+def write_modules(folder: Path, pooling: str, width: int, length: int, *, normalize: bool) -> None:
+    """What sentence-transformers has beside a model in `folder`: how its hidden states become an embedding."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"} | ({"2_Normalize": "Normalize"} if normalize else {})
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
+    for path in kinds:
+        (folder / path).mkdir(exist_ok=True)
+    flags = {f"pooling_mode_{mode}": mode.startswith(pooling) for mode in ("cls_token", "mean_tokens")}
+    files = {
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **flags},
+        "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
+        "modules.json": modules,
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]:
+    """Of scored pairs, how the cosines of their embeddings go with the scores; of others, for how many first texts the
+    own second text is the nearest of all."""
+    import numpy as np
+
+    from bertcore import SentenceEncoder
+    from bertcore.training import metrics
+
+    encoder = SentenceEncoder(folder)
+    first, second = (
+        encoder.encode([example[name] for example in examples], normalize=True) for name in columns.columns
+    )
+    if columns.label is None:
+        nearest = (first @ second.T).argmax(axis=1)
+        return {"first_of_all": float((nearest == np.arange(len(examples))).mean())}
+    scores = np.array([example["label"] for example in examples])
+    return metrics.combined(metrics.pearson, metrics.spearman)(((first * second).sum(axis=1), scores))
