@@ -23,6 +23,7 @@ from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_
 from bertcore.cli.training import (
     add_training_arguments,
     check_once,
+    example_length,
     out_folder,
     records_of,
     share,
@@ -92,7 +93,7 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
         return
     columns = _columns(args, [*rows, *held_out])
     model, tokenizer = _model_and_tokenizer(args, columns)
-    length = _length(args, model, tokenizer)
+    length = example_length(args, model, LONGEST, tokenizer)
     train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
     print(f"data      {len(train):,} examples, {len(measure):,} held out{_told(columns)}")
     trainer = Trainer(
@@ -157,13 +158,6 @@ def _model_and_tokenizer(args: argparse.Namespace, columns: Any) -> tuple[Any, A
     if isinstance(columns, Questions):
         tokenizer.padding_side = "right"  # answers stand at columns counted from the left
     return model, tokenizer
-
-
-def _length(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
-    longest = min(model.spec.longest_sequence or LONGEST, tokenizer.model_max_length)
-    if args.max_length and args.max_length > longest:
-        raise CommandError(f"--max-length is {args.max_length}, and {args.model} takes {longest} tokens")
-    return args.max_length or min(longest, LONGEST)
 
 
 def _told(columns: Any) -> str:

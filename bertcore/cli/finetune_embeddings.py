@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import CommandError, model_folder
-from bertcore.cli.training import train_and_tell, training_arguments
+from bertcore.cli.training import example_length, train_and_tell, training_arguments
 
 RATE = 5e-5
 LONGEST = 128  # tokens, where the model takes more
@@ -29,11 +29,8 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
     train, measured = (list(columns.examples(some)) for some in (rows, held_out))
     model = AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False)
     tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
-    longest = min(model.spec.longest_sequence or LONGEST, tokenizer.model_max_length)
-    if args.max_length and args.max_length > longest:
-        raise CommandError(f"--max-length is {args.max_length}, and {args.model} takes {longest} tokens")
     kind = objectives.CoSENT if is_scored else objectives.MultipleNegativesRanking
-    length = args.max_length or min(longest, LONGEST)
+    length = example_length(args, model, LONGEST, tokenizer)
     trainer = Trainer(
         model=model,
         args=training_arguments(args, folder, RATE),

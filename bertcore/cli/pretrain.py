@@ -15,13 +15,14 @@ import argparse
 import hashlib
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
 from bertcore.cli.training import (
     STORED,
     add_training_arguments,
     check_once,
+    example_length,
     out_folder,
     records_of,
     share,
@@ -42,24 +43,9 @@ LONGEST = 128  # tokens, where the model takes more
 MOST_HELD_OUT = 1000
 
 
-class Chosen(NamedTuple):
-    """An objective by the name it has on the command line.
-
-    Attributes:
-        name: of its class in `bertcore.training.objectives`.
-        needs_sentences: whether documents are split into sentences, and not into lines.
-        is_causal: whether words are predicted from those before them.
-    """
-
-    name: str
-    needs_sentences: bool = False
-    is_causal: bool = False
-
-
-OBJECTIVES = {
-    "mlm": Chosen("MaskedLM"),
-    "clm": Chosen("CausalLM", is_causal=True),
-}
+# The objectives by name, and the class of what is learnt of pairs of segments beside words.
+OBJECTIVES = {"mlm": None, "clm": None, "mlm+nsp": "NextSentence", "mlm+sop": "SentenceOrder"}
+UNITS = ("token", "word", "span")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,11 +53,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", metavar="CORPUS", nargs="+", help="files or folders of texts, or - for stdin")
     parser.add_argument("--model", default="mini-bert", metavar="MODEL", help="see above (default: mini-bert)")
     parser.add_argument(
-        "--objective", choices=OBJECTIVES, default="mlm", help="mlm: masked words (the default); clm: the next word"
+        "--objective",
+        choices=OBJECTIVES,
+        default="mlm",
+        help="mlm: masked words (the default); clm: the next word; mlm+nsp: and whether one segment follows another "
+        "(BERT); mlm+sop: and their order (ALBERT)",
     )
+    parser.add_argument("--mask", choices=UNITS, default="token", help="what is masked as one (default: token)")
+    parser.add_argument("--mask-share", type=share, default=0.15, metavar="SHARE", help="of tokens (default: 0.15)")
     add_training_arguments(parser, lr="5e-4; 5e-5 for a checkpoint", epochs=1, batch=32)
     data = parser.add_argument_group("data")
     data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
+    data.add_argument(
+        "--language", default="en", metavar="CODE", help="whose sentences mlm+nsp and mlm+sop are about (default: en)"
+    )
     data.add_argument("--tokenizer", metavar="FOLDER", help="of a new model (default: learnt from CORPUS)")
     data.add_argument("--vocab-size", type=positive, metavar="N", help="of a learnt one (default: the model's)")
     data.add_argument(
@@ -88,17 +83,15 @@ def run(args: argparse.Namespace) -> None:
 
 def pretrain(args: argparse.Namespace, folder: Path) -> None:
     """Train, and tell what came of it."""
-    from bertcore.training import Trainer, metrics, objectives
+    from bertcore.training import Trainer, metrics
 
-    chosen = OBJECTIVES[args.objective]
-    objective = getattr(objectives, chosen.name)()
+    objective, is_causal = objective_of(args), args.objective == "clm"
     model, tokenizer, kind = model_and_tokenizer(args, objective)
-    longest = model.spec.longest_sequence or LONGEST
-    length = args.max_length or min(longest, LONGEST)
-    if length > longest:
-        raise CommandError(f"--max-length is {length}, and {args.model} takes {longest} tokens")
+    _prepare_pairs(args, model, tokenizer)
+    length = example_length(args, model, LONGEST)
     train, held_out = _examples(args, folder / STORED, objective, tokenizer, length)
-    words = metrics.next_word_accuracy if chosen.is_causal else metrics.masked_accuracy
+    measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
+    measures += [metrics.pair_accuracy] if OBJECTIVES[args.objective] else []
     trainer = Trainer(
         model=model,
         args=training_arguments(args, folder, RATES[kind]),
@@ -106,10 +99,34 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
         eval_dataset=held_out,
         processing_class=tokenizer,
         objective=objective,
-        compute_metrics=metrics.combined(words, metrics.perplexity),
-        preprocess_logits_for_metrics=metrics.predicted_next_words if chosen.is_causal else metrics.predicted_words,
+        compute_metrics=metrics.combined(*measures),
+        preprocess_logits_for_metrics=metrics.predicted_next_words if is_causal else metrics.predicted_words,
     )
     train_and_tell(trainer, args)
+
+
+def objective_of(args: argparse.Namespace) -> Any:
+    """The objective of --objective."""
+    from bertcore.training import Masking, objectives
+
+    if args.objective == "clm":
+        return objectives.CausalLM()
+    words = objectives.MaskedLM(Masking(args.mask_share, unit=args.mask))
+    pairs = OBJECTIVES[args.objective]
+    return words if pairs is None else words + getattr(objectives, pairs)()
+
+
+def _prepare_pairs(args: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+    """Have the tokenizer tell the segments of pairs apart; CommandError for a model without the head."""
+    from bertcore.training import objectives
+
+    pairs = OBJECTIVES[args.objective]
+    if pairs is None:
+        return
+    if getattr(objectives, pairs).label not in model.label_names:
+        raise CommandError(f"--objective {args.objective} needs a head that {args.model} was not pretrained with")
+    if "token_type_ids" not in tokenizer.model_input_names and model.spec.type_vocab_size > 1:
+        tokenizer.model_input_names.append("token_type_ids")
 
 
 def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, Any, str]:
@@ -170,7 +187,7 @@ def _examples(
 
     facts = {
         "objective": args.objective, "max_length": length, "corpus": args.corpus, "column": args.column,
-        "tokenizer": _fingerprint(tokenizer), "seed": args.seed,
+        "tokenizer": _fingerprint(tokenizer), "seed": args.seed, "language": args.language,
     }  # fmt: skip
     if args.resume and folder.exists():
         examples = StoredExamples(folder)
@@ -181,7 +198,8 @@ def _examples(
         if (folder / "examples.json").exists():
             shutil.rmtree(folder)
         records = records_of(args.corpus, args)
-        documents = Documents(records, column=args.column)
+        language = args.language if OBJECTIVES[args.objective] else None
+        documents = Documents(records, column=args.column, language=language)
         made = objective.examples(documents, tokenizer, max_length=length, seed=args.seed)
         examples = store_examples(folder, made, facts)
         tell_malformed(records)

@@ -74,7 +74,7 @@ def spearman(prediction: Prediction) -> dict[str, float]:
     return {"spearmanr": _correlation("spearmanr", prediction)}
 
 
-def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, ...]:
     """What `preprocess_logits_for_metrics` keeps of a language model: two numbers for each token.
 
     Args:
@@ -82,17 +82,18 @@ def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
         labels: (sequences, length), or a tuple that begins with them: -100 where there is none.
 
     Returns:
-        the most probable words, (sequences, length) int64; and the surprise at the labels, the logarithm of 1 over the
-        probability of each, (sequences, length) float32, NaN where there is no label.
+        the most probable words, (sequences, length) int64; the surprise at the labels, the logarithm of 1 over the
+        probability of each, (sequences, length) float32, NaN where there is no label; the other logits of a tuple.
     """
-    logits, labels = (value[0] if isinstance(value, tuple) else value for value in (logits, labels))
+    logits, *others = logits if isinstance(logits, tuple) else (logits,)
+    labels = labels[0] if isinstance(labels, tuple) else labels
     surprise = np.full(labels.shape, np.nan, np.float32)
     where = np.nonzero(labels != IGNORED)
     scores = logits[where].astype(np.float64)
     scores -= scores.max(-1, keepdims=True, initial=-np.inf)
     of_label = np.take_along_axis(scores, labels[where][:, None], -1)[:, 0]
     surprise[where] = np.log(np.exp(scores).sum(-1)) - of_label
-    return np.argmax(logits, -1), surprise
+    return np.argmax(logits, -1), surprise, *others
 
 
 def predicted_next_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -116,6 +117,13 @@ def next_word_accuracy(prediction: Prediction) -> dict[str, float]:
     return {"next_word_accuracy": _share_of_words(prediction)}
 
 
+def pair_accuracy(prediction: Prediction) -> dict[str, float]:
+    """{"pair_accuracy": the share of pairs of segments told right}, of a model with a head for pairs beside that for
+    words, of what `predicted_words` keeps."""
+    (*_, logits), (*_, labels) = prediction
+    return {"pair_accuracy": accuracy((logits, labels))["accuracy"]}
+
+
 def perplexity(prediction: Prediction) -> dict[str, float]:
     """{"perplexity": exp of the mean surprise}, of what `predicted_words` or `predicted_next_words` keeps."""
     _, surprise, _ = _kept_words(prediction)
@@ -132,11 +140,11 @@ def _kept_words(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndar
     """(words, surprise, labels) of all tokens that something was predicted of."""
     kept, labels = prediction
     labels = labels[0] if isinstance(labels, tuple) else labels
-    if not isinstance(kept, tuple) or len(kept) != 2 or np.shape(kept[0]) != np.shape(labels):
+    if not isinstance(kept, tuple) or len(kept) < 2 or np.shape(kept[0]) != np.shape(labels):
         raise ValueError(
             "predictions are no words: give predicted_words, or predicted_next_words, as preprocess_logits_for_metrics"
         )
-    words, surprise = kept
+    words, surprise = kept[:2]
     counted = (labels != IGNORED) & ~np.isnan(surprise)
     return words[counted], surprise[counted], labels[counted]
 

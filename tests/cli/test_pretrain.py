@@ -28,6 +28,7 @@ def inputs(tmp_path_factory):
     (folder / "corpus" / "b.jsonl").write_text("\n".join([lines[0], "{", *lines[1:], '"text"']))
     (folder / "good.txt").write_text("\n\n".join(texts))
     (folder / "bert.json").write_text(json.dumps(CONFIG))
+    (folder / "albert.json").write_text(json.dumps({**CONFIG, "model_type": "albert"}))
     (folder / "gpt2.json").write_text(json.dumps(GPT2))
     return folder
 
@@ -61,6 +62,20 @@ def test_a_broken_line_ends_it_and_leaves_nothing(inputs, tmp_path, capsys):
     shown = capsys.readouterr()
     assert "b.jsonl:2: no JSON" in shown.err and shown.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("objective, config", [("mlm+nsp", "bert.json"), ("mlm+sop", "albert.json")])
+def test_pairs_of_sentences(inputs, tmp_path, capsys, objective, config):
+    pytest.importorskip("sentencex")
+    text = "\n\n".join(f"{one}. {other}. {one}." for one in random_texts(9) for other in ("Paris", "The cat sat"))
+    (tmp_path / "a.txt").write_text(text)
+    options = ["--objective", objective, "--mask", "word", "--vocab-size", "70"]
+    assert pretrain(inputs, tmp_path / "out", *options, corpus=tmp_path / "a.txt", model=config) == 0
+    shown = capsys.readouterr().out
+    assert "held out  masked_accuracy" in shown and "held out  pair_accuracy" in shown
+    example = StoredExamples(tmp_path / "out" / "examples")[0]
+    assert set(example["token_type_ids"]) == {0, 1}
+    assert example["next_sentence_label" if objective == "mlm+nsp" else "sentence_order_label"] in (0, 1)
 
 
 def test_a_causal_model(inputs, tmp_path, capsys):
@@ -132,6 +147,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
         (["--held-out", "0.999"], "too few to train on"),
         (["--model", "mini-burt"], "no preset is named 'mini-burt'"),
         (["--objective", "clm"], "have no head for causal_lm"),
+        (["--objective", "mlm+sop"], "--objective mlm.sop needs a head that .* was not pretrained with"),
     ],
 )
 def test_what_is_refused(inputs, tmp_path, capsys, options, error):

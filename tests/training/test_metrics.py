@@ -84,6 +84,14 @@ def test_words_of_a_masked_model():
     assert scores["perplexity"] == pytest.approx(np.exp(losses[counted].mean()), rel=1e-6)
 
 
+def test_pairs_beside_words():
+    logits, pairs = RNG.normal(size=(4, 3, 5)), np.array([[2, 1], [0, 3], [1, 0], [5, 4.0]])
+    labels = np.full((4, 3), -100), np.array([0, 1, 1, 1])
+    kept = metrics.predicted_words((logits, pairs), labels)
+    assert metrics.pair_accuracy((kept, labels)) == {"pair_accuracy": 0.5}
+    assert np.isnan(metrics.masked_accuracy((kept, labels))["masked_accuracy"])
+
+
 def test_words_of_a_causal_model():
     logits, labels = RNG.normal(size=(2, 5, 11)), RNG.integers(0, 11, (2, 5))
     labels[1, 3:] = -100
