@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from bertcore.training.data.files import Record, wrong_record
 from bertcore.training.masking import IGNORED
 
@@ -240,7 +242,8 @@ def _truncation(tokenizer: Any, max_length: int | None) -> bool:
 def _value(record: Mapping[str, Any], number: int, column: str) -> Any:
     if not isinstance(record, Mapping) or record.get(column) is None:
         raise wrong_record(record, number, f"has no {column!r}")
-    return record[column]
+    value = record[column]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _text(record: Mapping[str, Any], number: int, column: str) -> str:

@@ -11,6 +11,7 @@ from bertcore.training.data import (
     MalformedRecord,
     Questions,
     Records,
+    TextColumns,
     answer_metrics,
     best_answers,
 )
@@ -33,6 +34,8 @@ def rows(*labels):
         ([10, 9, 2], ("2", "9", "10"), "single_label_classification", [2, 1, 0]),
         (["1", "0", "1"], ("0", "1"), "single_label_classification", [1, 0, 1]),
         ([True, False], ("0", "1"), "single_label_classification", [1, 0]),
+        (list(np.array([3, 1])), ("1", "3"), "single_label_classification", [1, 0]),
+        ([np.array([1, 0]), np.array([1])], ("0", "1"), "multi_label_classification", [[1.0, 1.0], [0.0, 1.0]]),
         ([0.0, 2.0], ("0", "2"), "single_label_classification", [0, 1]),
         ([0.5, 1, "2"], (), "regression", [0.5, 1.0, 2.0]),
         (["-0.5", "1e2"], (), "regression", [-0.5, 100.0]),
@@ -46,6 +49,27 @@ def test_what_labels_are(tokenizer, labels, names, problem, made):
     assert [example["label"] for example in examples] == made
     assert examples[0]["input_ids"] == tokenizer("the cat 0")["input_ids"]
     DataCollatorWithPadding(tokenizer)(examples)
+
+
+def test_columns_of_texts():
+    records = [{"a": "x", "b": "y", "score": "0.5"}, {"a": "z", "b": "", "score": 1}]
+    made = list(TextColumns(("a", "b"), "score").examples(records))
+    assert made == [{"a": "x", "b": "y", "label": 0.5}, {"a": "z", "b": "", "label": 1.0}]
+    assert list(TextColumns(("b",)).examples(records)) == [{"b": "y"}, {"b": ""}]
+    for columns, error in (("a", "c"), "has no 'c'"), (("a", "score"), "'score' is 1, expected a text"):
+        with pytest.raises(MalformedRecord, match=error):
+            list(TextColumns(columns).examples(records[1:]))
+    with pytest.raises(MalformedRecord, match=r"records\[1\] 'a' is 'z', expected a number"):
+        list(TextColumns(("b",), "a").examples([{"b": "x", "a": 1}, records[1]]))
+
+
+def test_labels_of_datasets_of_hugging_face(tokenizer):
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list(rows(1, 0, 1))
+    for form in (None, "numpy"):
+        table.set_format(form)
+        columns = LabelledTexts.found_in(table)
+        assert [example["label"] for example in columns.examples(table, tokenizer)] == [1, 0, 1]
 
 
 def test_pairs_and_commas(tokenizer):
