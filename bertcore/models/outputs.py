@@ -89,7 +89,7 @@ class ModelOutput:
     def predictions(self) -> tuple[Any, ...]:
         """The scores of the heads (all fields that are logits), or of a model without a head its fields."""
         logits = tuple(getattr(self, name) for name in self.keys() if name.endswith("logits"))
-        return logits or tuple(value for name, value in self.items() if name not in self._last)
+        return logits or tuple(value for name, value in self.items() if name not in ("loss", *self._last))
 
     def to_tuple(self) -> tuple[Any, ...]:
         """The values of the fields that are there."""
