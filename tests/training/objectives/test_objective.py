@@ -41,6 +41,7 @@ def test_a_sum_adds_losses_and_gradients():
     assert total.weight(batch) == 4
     with use_backend("numpy"):
         out, grads = total.value_and_grad(model, batch)
+        assert len(total.forward(model, batch).predictions()) == 2  # what the encoder returns, and not the loss
         parts = [objective.value_and_grad(model, batch) for objective in (first, second)]
         assert out.loss == pytest.approx(sum(part.loss for part, _ in parts), rel=1e-12)
         assert total.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)

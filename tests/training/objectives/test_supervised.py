@@ -13,7 +13,7 @@ from bertcore import (
     use_backend,
     value_and_grad,
 )
-from bertcore.training import AdamW, DataCollatorWithPadding
+from bertcore.training import AdamW, DataCollatorWithPadding, Trainer, TrainingArguments
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import Supervised
 from tests.tiny_bert import CONFIG, save_tiny_bert
@@ -208,3 +208,11 @@ def test_a_cross_encoder_learns_which_pairs_match(tmp_path):
         optimizer.step(objective.value_and_grad(model, batch)[1])
     scores = 1 / (1 + np.exp(-model(**{name: batch[name] for name in batch if name != "labels"}).logits[:, 0]))
     np.testing.assert_allclose(scores, labels[:, 0], atol=0.2)
+
+
+def test_the_trainer_smooths_labels_as_its_arguments_say(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path / "model"))
+    model = model_of(AutoModelForSequenceClassification, num_labels=3)
+    for share in (0.0, 0.1):
+        args = TrainingArguments(output_dir=str(tmp_path / "out"), label_smoothing_factor=share)
+        assert Trainer(model, args, processing_class=tokenizer).objective.label_smoothing == share
