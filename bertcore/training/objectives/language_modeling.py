@@ -11,7 +11,7 @@ from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.objective import Batch, Collator
 from bertcore.training.objectives.supervised import Supervised, host_array
-from bertcore.training.objectives.texts import SpecialTokens, check_room, token_ids
+from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids
 
 DEFAULT = Masking()
 
@@ -37,8 +37,8 @@ class MaskedLM(Supervised):
         """The tokens of each document in pieces of `max_length`, the last one shorter."""
         special = SpecialTokens(tokenizer)
         room = check_room(max_length, len(special))
-        for document in documents:
-            ids = [token for sentence in token_ids(tokenizer, document) for token in sentence]
+        for document in document_ids(tokenizer, documents):
+            ids = [token for sentence in document for token in sentence]
             for start in range(0, len(ids), room):
                 yield special.around(ids[start : start + room])
 
@@ -61,8 +61,8 @@ class CausalLM(Supervised):
             raise ValueError("tokenizer has no eos_token, which ends a document")
         check_room(max_length, 0)
         waiting: list[int] = []
-        for document in documents:
-            for sentence in token_ids(tokenizer, document):
+        for document in document_ids(tokenizer, documents):
+            for sentence in document:
                 waiting += sentence
             waiting.append(tokenizer.eos_token_id)
             while len(waiting) >= max_length:

@@ -12,7 +12,7 @@ from bertcore.models import losses
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective
 from bertcore.training.objectives.supervised import Supervised, host_array
-from bertcore.training.objectives.texts import SpecialTokens, check_room, token_ids
+from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids
 
 AT_ONCE = 1000  # documents among which others are drawn
 Sentences = list[list[int]]
@@ -35,16 +35,14 @@ class SentencePairs(Objective):
     ) -> Iterator[dict[str, Any]]:
         special, rng = SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
         room = check_room(max_length, len(special), 2)
-        documents, before = iter(documents), []
-        while some := list(islice(documents, AT_ONCE)):
-            sentences = [list(token_ids(tokenizer, document)) for document in some]
-            sentences = [document for document in sentences if document]
+        documents, before = filter(None, document_ids(tokenizer, documents)), []
+        while sentences := list(islice(documents, AT_ONCE)):
             for index, document in enumerate(sentences):
                 others = [*sentences[:index], *sentences[index + 1 :]] or before
                 for first, second, label in self.pairs(document, others, room, rng):
                     _cut(first, second, room)
                     yield special.around(first, second) | {self.label: label}
-            before = sentences or before
+            before = sentences
 
     def pairs(
         self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator

@@ -7,7 +7,7 @@ from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, 
 from bertcore.training import Masking
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import CausalLM, MaskedLM, Objective
-from bertcore.training.objectives.texts import SpecialTokens
+from bertcore.training.objectives.texts import SpecialTokens, document_ids
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import tiny_config
 
@@ -124,3 +124,13 @@ def test_an_objective_of_nothing_says_what_it_lacks(tokenizer):
     ):
         with pytest.raises(NotImplementedError, match="Objective "):
             call()
+
+
+def test_documents_are_tokenised_together_and_stay_apart(tokenizer, monkeypatch):
+    documents = [["the cat", "", "sat"], [], ["on"], [""], ["an mat"] * 9]
+    expected = [[ids for text in document if (ids := plain_ids(tokenizer, [text]))] for document in documents]
+    for at_once in (1, 3, 256):
+        monkeypatch.setattr("bertcore.training.objectives.texts.AT_ONCE", at_once)
+        assert list(document_ids(tokenizer, iter(documents))) == expected
+    with pytest.raises(TypeError, match="documents has 'the cat', expected lists of strings"):
+        list(document_ids(tokenizer, ["the cat"]))
