@@ -99,12 +99,17 @@ class JoinedTensors:
         """The shape of the whole array in computing."""
         return (len(self.names) * self.part_shape[0], *self.part_shape[1:])
 
+    def pieces(self, array: Any) -> list[Any]:
+        """Views of what `array` joins, a tensor's rows each, as computing has them."""
+        rows = self.part_shape[0]
+        if len(self.names) == 1:
+            return [array]
+        return [array[index * rows : (index + 1) * rows] for index in range(len(self.names))]
+
     def parts(self, array: Any) -> Iterator[tuple[str, Any]]:
         """(name, tensor as the checkpoint stores it) for what `array` joins: values, their gradient, or scales."""
-        rows = self.part_shape[0]
-        for index, name in enumerate(self.names):
-            part = array if len(self.names) == 1 else array[index * rows : (index + 1) * rows]
-            yield name, part if self.layout is None else self.layout.to_stored(part)
+        for name, piece in zip(self.names, self.pieces(array), strict=True):
+            yield name, piece if self.layout is None else self.layout.to_stored(piece)
 
     def joined(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
         """The whole array of the tensors in `arrays`, and its scales, (rows,), if all of them are int8.

@@ -100,18 +100,12 @@ class Optimizer:
             parameter.change(self._updater(group, parameter, gradient))
 
     def _updater(self, group: Group, parameter: Parameter, gradient: Any) -> Callable[[Any], None]:
+        options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": self.step_count, "rule": self.rule}
+
         def update(array: Any) -> None:
-            kernels.adam_update(
-                array,
-                gradient,
-                *self._moments_of(parameter, array),
-                lr=group.lr,
-                betas=self.betas,
-                eps=self.eps,
-                weight_decay=group.weight_decay,
-                step=self.step_count,
-                rule=self.rule,
-            )
+            arrays = array, gradient, *self._moments_of(parameter, array)
+            for tensors in zip(*map(parameter.pieces, arrays), strict=True):  # whose norms the rules measure
+                kernels.adam_update(*tensors, betas=self.betas, eps=self.eps, **options)
 
         return update
 
