@@ -208,6 +208,20 @@ class Model(Block):
         self.training = False
         return self
 
+    def gradient_checkpointing_enable(self) -> None:
+        """From now on each layer keeps only its input for the backward, which runs it again: a third more time, and the
+        memory of one layer instead of all (Chen et al. 2016, arXiv:1604.06174). The gradients have the same bits."""
+        self.encoder.recomputes_layers = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        """From now on layers keep what their backward needs."""
+        self.encoder.recomputes_layers = False
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether layers run again in the backward."""
+        return self.encoder.recomputes_layers
+
     def _dropout(self) -> AbstractContextManager[None]:
         """The block of one pass."""
         if not self.training:
