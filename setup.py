@@ -29,7 +29,7 @@ EXTRAS = {
         *("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
         *("cupy-cuda13x>=14", *CUDA_COMPILER, *TRAINING),
     ],
-    "parity": ["torch==2.13.0", "transformers>=5.23", "sentencepiece", "protobuf", "threadpoolctl"],
+    "parity": ["torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"],
     "bench": [
         *("pytest", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers

@@ -171,7 +171,16 @@ def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
             xp = kernels.array_module(next(iter(found.values())))
             gradient = xp.zeros(parameter.shape, parameter.dtype)
         grads.add(parameter, gradient)
+    _check_adapters(model, found, grads)
     return grads
+
+
+def _check_adapters(model: Any, found: Mapping[Any, Any], grads: Gradients) -> None:
+    """ValueError if adapters have gradients and are no parameters of `model`."""
+    adapters = [parameter.adapter for parameter in model.parameters() if parameter.adapter is not None]
+    factors = (factor for adapter in adapters for factor in adapter.parameters())
+    if any(factor in found and factor.names[0] not in grads for factor in factors):
+        raise ValueError("this model has adapters: it is differentiated as the PeftModel that it was made into")
 
 
 def _check_any(items: Iterable[Any]) -> None:

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
     "training": {"checkpoint", "gradients", "kernels", "models", "nn", "tape"},
+    "lora": {"checkpoint", "models", "nn"},
     "tokenization": {"checkpoint"},
     "demo_model": {"kernels"},
     "sentence_encoder": {"checkpoint", "kernels", "models", "tokenization"},

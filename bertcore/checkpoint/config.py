@@ -70,16 +70,16 @@ def _is_deeper(value: Any, depth: int) -> bool:
     return True
 
 
-def read_config(folder) -> dict[str, Any]:
+def read_config(folder, name: str = CONFIG_NAME) -> dict[str, Any]:
     """The configuration of the model in `folder` (or beside a file of weights): its config.json, as a dict.
 
-    Raises CheckpointError when the folder or its config.json is missing, or the file is not a JSON object.
+    Raises CheckpointError when the folder or its file `name` is missing, or the file is not a JSON object.
     """
     folder = checkpoint_folder(folder)
-    file = folder / CONFIG_NAME
+    file = folder / name
     if not file.is_file():
         here = sorted(entry.name for entry in folder.iterdir())
-        missing = f"{folder} has no {CONFIG_NAME}; it holds {', '.join(here[:10]) or 'nothing'}"
+        missing = f"{folder} has no {name}; it holds {', '.join(here[:10]) or 'nothing'}"
         raise CheckpointError(no_file(file) or missing)
     check_complete(file)
     return read_json_object(file)

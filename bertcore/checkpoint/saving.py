@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .config import CONFIG_NAME
-from .reading import INDEX_NAME, WEIGHTS_NAME
+from .reading import WEIGHTS_NAME
 from .replacing import replace_files
 
 STORABLE = frozenset(
@@ -17,8 +17,15 @@ STORABLE = frozenset(
 )
 
 
-def save_checkpoint(folder, config: Mapping[str, Any], parameters: Mapping[str, np.ndarray]) -> None:
-    """Writes config.json and model.safetensors into `folder`, which is made when it is not there.
+def save_checkpoint(
+    folder,
+    config: Mapping[str, Any],
+    parameters: Mapping[str, np.ndarray],
+    *,
+    config_name: str = CONFIG_NAME,
+    weights_name: str = WEIGHTS_NAME,
+) -> None:
+    """Writes config.json and model.safetensors (or files of other names) into `folder`, made when it is not there.
 
     Both are written completely under temporary names and then take their places together (`replace_files`): a failure
     (a full disk, an interrupt) leaves the old files as they were, and a process that is killed the old ones, the new
@@ -36,11 +43,11 @@ def save_checkpoint(folder, config: Mapping[str, Any], parameters: Mapping[str, 
     replace_files(
         folder,
         {
-            CONFIG_NAME: lambda file: file.write_text(config_text, encoding="utf-8"),
-            WEIGHTS_NAME: lambda file: write_safetensors(file, arrays),
+            config_name: lambda file: file.write_text(config_text, encoding="utf-8"),
+            weights_name: lambda file: write_safetensors(file, arrays),
         },
     )
-    (folder / INDEX_NAME).unlink(missing_ok=True)
+    (folder / f"{weights_name}.index.json").unlink(missing_ok=True)
 
 
 def _storable(name: str, array) -> np.ndarray:

@@ -272,6 +272,17 @@ class Model(Block):
             for parameter in self.parameters():
                 parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.dtype)
 
+    def load_weights(self, folder: str | os.PathLike) -> None:
+        """Replace the parameters' values by those that `save_pretrained` wrote into `folder`.
+
+        Raises CheckpointError, a ValueError, for a folder of another model; nothing is replaced then.
+        """
+        opened = checkpoint.open_checkpoint(folder)
+        missing = [name for name in self.expected_tensors() if name not in opened]
+        if missing:
+            raise checkpoint.CheckpointError(f"{folder} is of another model: it has no {missing[0]}")
+        self.load_state_dict({name: opened[name] for name in self.expected_tensors()})
+
     def num_parameters(self) -> int:
         """How many numbers the parameters hold; shared ones count once."""
         return sum(math.prod(shape) for shape in self.expected_tensors().values())

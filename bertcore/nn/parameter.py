@@ -31,8 +31,8 @@ class Parameter(JoinedTensors):
         initial: "normal" (mean 0, the model's initializer range), "zeros" or "ones", for a model made from a config.
 
     Attributes:
-        version: how often the values have been replaced.
         uses: all its uses; see `used_as`.
+        adapter: the `LowRank` that is added to the map whose weight this is, or None; see `adapt`.
         is_frozen: whether it gets no gradient: under a tape, too, it is a plain array then.
     """
 
@@ -48,7 +48,8 @@ class Parameter(JoinedTensors):
         self.uses = frozenset({use})
         self.initial = initial
         self.dtype = np.dtype(np.float32)
-        self.version = 0
+        self.adapter: Any = None
+        self._changes = 0
         self.is_frozen = False
         self._filled: Forms | None = None
 
@@ -127,8 +128,19 @@ class Parameter(JoinedTensors):
         global _moment
         forms = Forms(", ".join(self.names), self.uses, dtype, array, scale)
         self.dtype, self._filled = dtype, forms
-        self.version += 1
+        self._changes += 1
         _moment = object()
+
+    def adapt(self, adapter: Any) -> None:
+        """From now on `weight` is this one with the `LowRank` `adapter`; None: this one alone."""
+        global _moment
+        self._changes, self.adapter = self.version + 1, adapter
+        _moment = object()
+
+    @property
+    def version(self) -> int:
+        """How often the values, or those of its adapter, have been replaced."""
+        return self._changes if self.adapter is None else self._changes + self.adapter.version
 
     # --- values out -----------------------------------------------------------------------------------
 
@@ -174,11 +186,16 @@ class Parameter(JoinedTensors):
 
     @property
     def weight(self) -> Any:
-        """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records."""
+        """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records.
+
+        With an adapter it is a `LowRankWeight`, which `functional.linear` takes.
+        """
         tape = current_tape()
         if tape is None or self.is_frozen:
-            return (self._filled or self.forms).weight_in_force()
-        return tape.leaf(self, lambda: self._trainable().weight_in_force(), form="weight")
+            weight = (self._filled or self.forms).weight_in_force()
+        else:
+            weight = tape.leaf(self, lambda: self._trainable().weight_in_force(), form="weight")
+        return weight if self.adapter is None else self.adapter.weight(weight)
 
     def _trainable(self) -> Forms:
         forms = self.forms

@@ -73,19 +73,10 @@ def load_run(
                 "was, its data has to come in the same order"
             )
     state = TrainerState.load_from_json(folder / STATE)
-    load_weights(folder, model)
+    model.load_weights(folder)
     optimizer.load_state_dict(open_checkpoint(folder / OPTIMIZER))
     schedule.load_state_dict(_read_json(folder / SCHEDULE))
     return state
-
-
-def load_weights(folder: Path, model: Any) -> None:
-    """Give the model the weights that it had when `folder` was written."""
-    opened = open_checkpoint(folder)
-    missing = [name for name in model.expected_tensors() if name not in opened]
-    if missing:
-        raise CheckpointError(f"{folder} is of another model: it has no {missing[0]}")
-    model.load_state_dict({name: opened[name] for name in model.expected_tensors()})
 
 
 def _read_json(file: Path) -> dict[str, Any]:

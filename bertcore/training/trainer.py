@@ -21,7 +21,6 @@ from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.reports import reports_of
 from bertcore.training.run import Run
-from bertcore.training.run_files import load_weights
 from bertcore.training.schedules import Schedule, schedule_factor
 from bertcore.training.state import TrainerState
 
@@ -119,7 +118,7 @@ class Trainer:
         finally:
             self.model.encoder.recomputes_layers = recomputes
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
-            load_weights(Path(self.state.best_model_checkpoint), self.model)
+            self.model.load_weights(self.state.best_model_checkpoint)
         return self._outcome(*before)
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:

@@ -150,6 +150,7 @@ def linear_backward(
     weight: Any,
     bias: Any = None,
     *,
+    needs_weight: bool = True,
     backend: str | None = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of input @ weight.T + bias.
@@ -158,10 +159,11 @@ def linear_backward(
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
         input, weight, bias, backend: as for `linear`. A prepared weight is also prepared for this direction at the
             first call, and keeps that form: it is packed once for any number of forwards and backwards.
+        needs_weight: whether grad_weight, half of the work, is computed: not for a weight that is not trained.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., in_features), (out_features, in_features) and
-        (out_features,); grad_bias is None if bias is.
+        (out_features,); grad_bias is None if bias is, grad_weight if it is not needed.
 
     Raises:
         As `linear`.
@@ -172,7 +174,7 @@ def linear_backward(
     input, grad_output, bias = call.arrays[:3]
     out_features = _check(call, input, weight, grad_output=grad_output, bias=bias)
     checks.shape((*input.shape[:-1], out_features), grad_output=grad_output)
-    gradients = call.compute("linear_backward", _rows(grad_output), _rows(input), weight, bias)
+    gradients = call.compute("linear_backward", _rows(grad_output), _rows(input), weight, bias, needs_weight)
     grad_input, grad_weight, grad_bias = gradients
     return call.hand_back((grad_input.reshape(input.shape), grad_weight, grad_bias))
 

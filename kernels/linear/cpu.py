@@ -91,11 +91,12 @@ def linear(input, weight, bias, activation, residual):
     return _multiply(rows, strides, input.shape[0], packed.panels, packed.out_features, bias, activation, residual)
 
 
-def linear_backward(grad_output, input, weight, bias):
-    """(grad_input, grad_weight, grad_bias or None)."""
+def linear_backward(grad_output, input, weight, bias, needs_weight):
+    """(grad_input, grad_weight or None, grad_bias or None)."""
     transpose = weight.transposed() if isinstance(weight, PackedWeight) else weight.T
     grad_input = linear(grad_output, transpose, None, None, None)
-    return grad_input, _product_of_columns(grad_output, input), None if bias is None else _sum_rows(grad_output)
+    grad_weight = _product_of_columns(grad_output, input) if needs_weight else None
+    return grad_input, grad_weight, None if bias is None else _sum_rows(grad_output)
 
 
 def _product_of_columns(a, b):

@@ -80,11 +80,12 @@ def linear(input, weight, bias, activation, residual):
 
 
 @ieee_arithmetic
-def linear_backward(grad_output, input, weight, bias):
-    """(grad_input, grad_weight, grad_bias or None)."""
+def linear_backward(grad_output, input, weight, bias, needs_weight):
+    """(grad_input, grad_weight or None, grad_bias or None)."""
     grad, x, w = widen(grad_output), widen(input), _widened(weight)
     grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
-    return np.asarray(grad @ w, input.dtype), np.asarray(grad.T @ x, input.dtype), grad_bias
+    grad_weight = np.asarray(grad.T @ x, input.dtype) if needs_weight else None
+    return np.asarray(grad @ w, input.dtype), grad_weight, grad_bias
 
 
 def _product(input, weight):

@@ -30,22 +30,32 @@ def test_a_prepared_weight_is_a_copy():
     prepared = reference.prepare_weight(weight, None)
     assert (prepared.out_features, prepared.in_features, prepared.dtype) == (3, 7, np.float64)
     expected = reference.linear(x, weight, bias, None, residual)
-    expected_gradients = reference.linear_backward(grad, x, weight, bias)
+    expected_gradients = reference.linear_backward(grad, x, weight, bias, True)
     original = weight.copy()
     weight[:] = np.nan
     np.testing.assert_array_equal(prepared.to_array(), original)
     prepared.to_array()[:] = np.nan
     np.testing.assert_array_equal(reference.linear(x, prepared, bias, None, residual), expected)
-    for one, other in zip(reference.linear_backward(grad, x, prepared, bias), expected_gradients, strict=True):
+    for one, other in zip(reference.linear_backward(grad, x, prepared, bias, True), expected_gradients, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_the_bias_gradient_of_many_rows_keeps_its_digits():
     grad = np.full((100_000, 2), 0.1, np.float32)
     _, _, grad_bias = reference.linear_backward(
-        grad, np.ones((100_000, 1), np.float32), np.ones((2, 1), np.float32), np.ones(2, np.float32)
+        grad, np.ones((100_000, 1), np.float32), np.ones((2, 1), np.float32), np.ones(2, np.float32), True
     )
     assert_close(grad_bias, np.full(2, 100_000 * np.float64(np.float32(0.1))))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_the_gradient_of_a_frozen_weight_is_not_computed(backend):
+    arrays = [np.random.default_rng(0).normal(size=shape) for shape in ((7, 5), (7, 3), (5, 3), (5,))]
+    whole = kernels.linear_backward(*arrays, backend=backend)
+    grad_input, grad_weight, grad_bias = kernels.linear_backward(*arrays, needs_weight=False, backend=backend)
+    assert grad_weight is None
+    np.testing.assert_array_equal(grad_input, whole[0])
+    np.testing.assert_array_equal(grad_bias, whole[2])
 
 
 def test_nan_spoils_its_row_alone():

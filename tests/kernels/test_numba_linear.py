@@ -101,7 +101,7 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
     grad = normal(9, residual.shape, np.float32)
 
     def results():
-        return linear(x, weight, bias, "tanh", residual), *linear_backward(grad, x, weight, bias)
+        return linear(x, weight, bias, "tanh", residual), *linear_backward(grad, x, weight, bias, True)
 
     expected = results()
     for count in (1, 2, 3, 7):
@@ -143,13 +143,13 @@ def test_several_python_threads_at_once():
 def test_backward(rows, in_features, out_features, dtype, layout, seed):
     x, weight, bias, grad = arguments(seed, rows, in_features, out_features, dtype, layout)
     wide = [array.astype(np.float64) for array in (grad, x, weight, bias)]
-    expected = reference.linear_backward(*wide)
+    expected = reference.linear_backward(*wide, True)
     for given_weight in (weight, prepare_weight(weight, None)):
-        found = linear_backward(grad, x, given_weight, bias)
+        found = linear_backward(grad, x, given_weight, bias, True)
         for name, one, other in zip(("grad_input", "grad_weight", "grad_bias"), found, expected, strict=True):
             assert one.dtype == dtype and one.flags.c_contiguous
             assert_close(one, other, name=name, factor=3, at_least=1)
-    assert linear_backward(grad, x, weight, None)[2] is None
+    assert linear_backward(grad, x, weight, None, True)[2] is None
 
 
 def test_a_prepared_weight_is_packed_once_for_each_direction(monkeypatch):
@@ -159,14 +159,14 @@ def test_a_prepared_weight_is_packed_once_for_each_direction(monkeypatch):
     monkeypatch.setattr(linear_cpu, "_pack", lambda matrix, width: packed.append(matrix.shape) or pack(matrix, width))
     for expected in ([(39, 17), (17, 5), (39, 5)], [(17, 5), (39, 5)]):  # the transpose, then grad and x
         linear(x, prepared, bias, None, None)
-        linear_backward(grad, x, prepared, bias)
+        linear_backward(grad, x, prepared, bias, True)
         assert packed == expected
         packed.clear()
 
 
 def test_gradients_over_many_rows_keep_their_digits():
     grad, x = np.full((100_000, 2), 0.1, np.float32), np.ones((100_000, 1), np.float32)
-    _, grad_weight, grad_bias = linear_backward(grad, x, np.ones((2, 1), np.float32), np.ones(2, np.float32))
+    _, grad_weight, grad_bias = linear_backward(grad, x, np.ones((2, 1), np.float32), np.ones(2, np.float32), True)
     exact = 100_000 * np.float64(np.float32(0.1))
     assert_close(grad_bias, np.full(2, exact))
     assert_close(grad_weight, np.full((2, 1), exact), factor=10)

@@ -1,27 +1,87 @@
 """Linear maps, normalisation and activations, each with its gradient rule."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertcore import kernels
+from bertcore.nn.dropout import is_dropping, next_seed
+from bertcore.nn.functional.rows import add
 from bertcore.nn.operation import operation
+from bertcore.tape import Variable
+
+
+class LowRankWeight(NamedTuple):
+    """A weight that is weight + up @ down, where the product of low rank is trained and `weight` is not.
+
+    Attributes:
+        weight: (out_features, in_features), an array or prepared.
+        down: (rank, in_features).
+        up: (out_features, rank).
+        dropout: the rate at which, in training, what `down` multiplies is dropped.
+    """
+
+    weight: Any
+    down: Any
+    up: Any
+    dropout: float
+
+
+def linear(input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None) -> Any:
+    """activation(input @ weight.T + bias) + residual; see `kernels.linear`. `weight` may be a LowRankWeight."""
+    if type(weight) is LowRankWeight:
+        return _linear_of_low_rank(input, weight, bias, residual, activation)
+    if type(input) is Variable and type(weight) is not Variable:
+        return _linear_of_frozen(input, bias, residual, weight=weight, activation=activation)
+    return _linear(input, weight, bias, residual, activation=activation)
+
+
+def _linear_of_low_rank(input: Any, weight: LowRankWeight, bias: Any, residual: Any, activation: str | None) -> Any:
+    """(input @ down.T) @ up.T is added to the product of the weight: up @ down would cost as much as a weight."""
+    plain = linear(input, weight.weight, bias, residual if activation is None else None)
+    if weight.dropout and is_dropping():
+        input = dropout(input, p=weight.dropout, seed=next_seed())
+    total = linear(linear(input, weight.down, None), weight.up, None, plain)
+    if activation is None:
+        return total
+    activated = _activated(total, activation)
+    return activated if residual is None else add(activated, residual)
+
+
+def _activated(input: Any, name: str) -> Any:
+    return activation(input, name=name)
 
 
 @operation(has_step=True)
-def linear(input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None) -> Any:
-    """activation(input @ weight.T + bias) + residual; see `kernels.linear`."""
+def _linear(input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None) -> Any:
+    return _with_pullback(input, weight, bias, residual, activation, needs_weight=True)
+
+
+@_linear.inference
+def _linear_forward(input, weight, bias, residual=None, *, activation=None):
+    return kernels.linear(input, weight, bias, activation=activation, residual=residual)
+
+
+@operation()
+def _linear_of_frozen(input: Any, bias: Any, residual: Any, *, weight: Any, activation: str | None) -> Any:
+    """`linear` by a weight that has no gradient."""
+    output, pullback = _with_pullback(input, weight, bias, residual, activation, needs_weight=False)
+
+    def pullback_of_others(grad):
+        grad_input, _, *others = pullback(grad)
+        return grad_input, *others
+
+    return output, pullback_of_others
+
+
+def _with_pullback(input, weight, bias, residual, activation, *, needs_weight):
     before = kernels.linear(input, weight, bias)  # kept: the activation's gradient needs it
     output = before if activation is None else kernels.activation(before, activation)
 
     def pullback(grad):
         grad_before = grad if activation is None else kernels.activation_backward(grad, before, activation)
-        return *kernels.linear_backward(grad_before, input, weight, bias), None if residual is None else grad
+        grads = kernels.linear_backward(grad_before, input, weight, bias, needs_weight=needs_weight)
+        return *grads, None if residual is None else grad
 
     return output if residual is None else output + residual, pullback
-
-
-@linear.inference
-def _linear(input, weight, bias, residual=None, *, activation=None):
-    return kernels.linear(input, weight, bias, activation=activation, residual=residual)
 
 
 @operation(has_step=True)

@@ -1,0 +1,115 @@
+"""What adapters a model gets, and adapter_config.json, which says it in a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+CLASSIFIERS = ("classifier", "score")
+HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
+TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
+
+# Keys of PEFT that tell nothing of what is computed from the tensors in the file.
+UNREAD = (
+    *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_type", "peft_version"),
+    *("init_lora_weights", "fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "layers_pattern"),
+)
+
+
+@dataclass(kw_only=True)
+class LoraConfig:
+    """Adapters of low rank, as PEFT's LoraConfig says it.
+
+    Attributes:
+        r: the rank of each product.
+        target_modules: the linear maps that get one: ends of their names in a checkpoint ("query" is that of every
+            layer), a regular expression for whole names, or "all-linear", all maps of the encoder.
+        lora_alpha: the product is multiplied by lora_alpha / r.
+        lora_dropout: the rate at which its input is dropped in training.
+        modules_to_save: ends of the names of modules that are trained as they are, and saved beside the adapters: a new
+            head.
+        use_rslora: the product is multiplied by lora_alpha / sqrt(r) instead (Kalajdzievski 2023, arXiv:2312.03732).
+        task_type: "SEQ_CLS", "TOKEN_CLS" and "QUESTION_ANS" add their head to modules_to_save; others add nothing.
+
+    Raises:
+        TypeError, ValueError: which attribute is wrong, and what was expected.
+    """
+
+    target_modules: Sequence[str] | str
+    r: int = 8
+    lora_alpha: float = 8
+    lora_dropout: float = 0.0
+    modules_to_save: Sequence[str] | None = None
+    use_rslora: bool = False
+    task_type: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.r, int) or isinstance(self.r, bool) or self.r < 1:
+            raise ValueError(f"r is {self.r!r}, expected an integer of at least 1")
+        for name in ("lora_alpha", "lora_dropout"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+        if not 0 < self.lora_alpha < float("inf"):
+            raise ValueError(f"lora_alpha is {self.lora_alpha}, expected a positive number")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate of at least 0 and below 1")
+        if self.task_type not in TASKS:
+            raise ValueError(f"task_type is {self.task_type!r}, expected one of {', '.join(map(str, TASKS))}")
+        if not isinstance(self.target_modules, str):
+            self.target_modules = _names("target_modules", self.target_modules)
+        self.modules_to_save = _names("modules_to_save", self.modules_to_save or [])
+
+    @property
+    def scale(self) -> float:
+        """What the products are multiplied by."""
+        return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The modules that are trained as they are because of the task, where the model has them."""
+        return HEADS.get(self.task_type, ())
+
+    def is_target(self, module: str) -> bool:
+        """Whether the map of this name is to have an adapter; "all-linear" is not asked here."""
+        if isinstance(self.target_modules, str):
+            return re.fullmatch(self.target_modules, module) is not None
+        return any(f".{module}".endswith(f".{target}") for target in self.target_modules)
+
+    def to_file(self) -> dict[str, Any]:
+        """The object in adapter_config.json."""
+        fixed = {"peft_type": "LORA", "bias": "none", "inference_mode": True, "base_model_name_or_path": None}
+        return asdict(self) | {"modules_to_save": [*self.modules_to_save, *self.heads] or None} | fixed
+
+    @classmethod
+    def from_file(cls, config: Mapping[str, Any], source: Any) -> Self:
+        """The config of an adapter_config.json, which stands at `source`.
+
+        Raises ValueError for other adapters than those of `LoraConfig`, and for keys that ask for more.
+        """
+        if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+            kind, bias = config.get("peft_type"), config.get("bias", "none")
+            raise ValueError(f"{source}: peft_type is {kind!r} and bias {bias!r}, expected 'LORA' and 'none'")
+        known = {field.name for field in fields(cls)}
+        asked = [key for key, value in config.items() if value and key not in known | {*UNREAD, "bias"}]
+        if asked:
+            raise ValueError(f"{source} asks for what is not here: {', '.join(asked)}")
+        if not config.get("target_modules"):
+            raise ValueError(f"{source} has no target_modules")
+        given = {key: config[key] for key in known & config.keys()}
+        saved = [
+            name for name in given.get("modules_to_save") or () if name not in HEADS.get(given.get("task_type"), ())
+        ]
+        try:
+            return cls(**given | {"modules_to_save": saved})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{source}: {error}") from error
+
+
+def _names(label: str, given: Any) -> list[str]:
+    if isinstance(given, str) or not all(isinstance(name, str) and name for name in given):
+        raise TypeError(f"{label} must be a list of names, got {given!r}")
+    return list(dict.fromkeys(given))

@@ -1,0 +1,236 @@
+"""A model with adapters, of which only they are trained."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from bertcore import checkpoint
+from bertcore.lora.config import LoraConfig
+from bertcore.models.model import Model
+from bertcore.nn.low_rank import LowRank
+from bertcore.nn.parameter import Block, Parameter
+
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of tensors in the file
+ALL_LINEAR = "all-linear"
+
+
+def get_peft_model(model: Model, peft_config: LoraConfig, *, seed: int = 0) -> PeftModel:
+    """`model` with new adapters, which change nothing yet; all else but `modules_to_save` is frozen.
+
+    The factor next to the input is uniform within 1 / sqrt(in_features), drawn by `seed`; the other is zero.
+
+    Raises:
+        ValueError: which name fits no linear map, or no module; a model that has adapters already.
+    """
+    adapted, rng = PeftModel(model, peft_config), np.random.default_rng(seed)
+    for adapter in adapted.adapters:
+        adapter.initialise(rng)
+    return adapted._attached()
+
+
+class PeftModel(Block):
+    """A model with adapters; made by `get_peft_model` or `from_pretrained`.
+
+    It is called as the model is, and has what the model has, but that `parameters` has the adapters too, and
+    `state_dict`, `load_state_dict` and `save_pretrained` are of what is trained alone.
+
+    Attributes:
+        peft_config: what the adapters are.
+        adapters: those of each map.
+    """
+
+    def __init__(self, model: Model, peft_config: LoraConfig):
+        if isinstance(model, PeftModel) or any(parameter.adapter is not None for parameter in model.parameters()):
+            raise ValueError("model has adapters already: merge_and_unload them first")
+        self._model, self.peft_config = model, peft_config
+        self._saved = _saved_parameters(model, peft_config)
+        self.adapters = list(_adapters(model, peft_config, self._saved))
+        self._was_frozen = {parameter: parameter.is_frozen for parameter in model.parameters()}
+
+    @classmethod
+    def from_pretrained(cls, model: Model, folder: str | os.PathLike, *, is_trainable: bool = False) -> Self:
+        """`model` with the adapters in `folder`, which PEFT or `save_pretrained` wrote.
+
+        Args:
+            model: the one that they were trained beside.
+            folder: that of adapter_config.json and adapter_model.safetensors.
+            is_trainable: whether they are trained further; else they are frozen, too.
+
+        Raises:
+            CheckpointError: for files that are missing or damaged, and tensors that are missing, unknown or do not fit;
+                the model stays as it was.
+            ValueError: for adapters of another kind.
+        """
+        file = Path(folder) / CONFIG_NAME
+        adapted = cls(model, LoraConfig.from_file(checkpoint.read_config(folder, CONFIG_NAME), file))
+        adapted.load_weights(folder)
+        return adapted._attached(is_trainable=is_trainable)
+
+    def _attached(self, *, is_trainable: bool = True) -> Self:
+        for parameter in self.parameters():
+            parameter.is_frozen = not is_trainable or parameter not in self._trained()
+        for adapter in self.adapters:
+            adapter.adapted.adapt(adapter)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._model, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Run the model; see `Model.__call__`."""
+        return self._model(*args, **options)
+
+    def train(self, seed: int | None = None) -> Self:
+        """`Model.train`, which `lora_dropout` follows as well."""
+        self._model.train(seed)
+        return self
+
+    def eval(self) -> Self:
+        """`Model.eval`."""
+        self._model.eval()
+        return self
+
+    def get_base_model(self) -> Model:
+        """The model itself, whose maps have the adapters as long as they are not merged."""
+        return self._model
+
+    def merge_and_unload(self) -> Model:
+        """The model with the products added to its weights, and without adapters; what was frozen before is again.
+
+        In a bfloat16 or int8 model the sums are rounded to its precision.
+        """
+        for adapter in self.adapters:
+            weight = adapter.adapted
+            weight.adapt(None)
+            weight.update(weight.array().astype(adapter.dtype, copy=False) + adapter.product())
+        for parameter, was_frozen in self._was_frozen.items():
+            parameter.is_frozen = was_frozen
+        self.adapters = []
+        return self._model
+
+    def get_nb_trainable_parameters(self) -> tuple[int, int]:
+        """How many numbers are trained, and how many there are."""
+        sizes = [(math.prod(parameter.shape), parameter.is_frozen) for parameter in self.parameters()]
+        return sum(size for size, is_frozen in sizes if not is_frozen), sum(size for size, _ in sizes)
+
+    def print_trainable_parameters(self) -> None:
+        """Print `get_nb_trainable_parameters` and their ratio."""
+        trained, total = self.get_nb_trainable_parameters()
+        print(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {100 * trained / total:.4f}")
+
+    def expected_tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shape of everything that is trained, by name."""
+        return {name: shape for parameter in self._trained() for name, shape in parameter.expected.items()}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """What is trained, adapters and modules_to_save, in host memory, by name."""
+        return {name: part for parameter in self._trained() for name, part in parameter.parts(parameter.array())}
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replace what is trained by `arrays`, as `state_dict` gives them; they are copied.
+
+        Raises:
+            ValueError: which array is missing, unknown or has the wrong shape; nothing is replaced then.
+        """
+        expected = self.expected_tensors()
+        for name in sorted(set(arrays) ^ set(expected)):
+            raise ValueError(f"arrays: {name!r} is {'missing' if name in expected else 'unknown'}")
+        for name, shape in expected.items():
+            if arrays[name].shape != shape:
+                raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
+        self._fill(arrays)
+
+    def load_weights(self, folder: str | os.PathLike) -> None:
+        """Replace what is trained by what `save_pretrained`, or PEFT, wrote into `folder`.
+
+        Raises CheckpointError, a ValueError, for tensors that are missing, unknown or do not fit; nothing is replaced.
+        """
+        tensors = checkpoint.open_checkpoint(Path(folder) / WEIGHTS_NAME)
+        given = {name.removeprefix(PREFIX): tensors[name] for name in tensors if name.startswith(PREFIX)}
+        try:
+            self.load_state_dict(given if len(given) == len(tensors) else tensors)
+        except ValueError as error:
+            raise checkpoint.CheckpointError(f"{tensors.source}: {error}") from error
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write adapter_config.json and adapter_model.safetensors, which PEFT loads, too, where it knows the model.
+
+        The base model is not written: `get_base_model().save_pretrained` does that, without adapters.
+        """
+        config = self.peft_config.to_file()
+        if self.peft_config.target_modules == ALL_LINEAR:
+            config["target_modules"] = sorted(
+                name.removesuffix(".weight") for adapter in self.adapters for name in adapter.names
+            )
+        config["fan_in_fan_out"] = any(_is_transposed(adapter.adapted) for adapter in self.adapters)
+        tensors = {PREFIX + name: array for name, array in self.state_dict().items()}
+        checkpoint.save_checkpoint(folder, config, tensors, config_name=CONFIG_NAME, weights_name=WEIGHTS_NAME)
+
+    def _trained(self) -> list[Parameter]:
+        return [*(parameter for adapter in self.adapters for parameter in adapter.parameters()), *self._saved]
+
+    def _fill(self, arrays: Mapping[str, np.ndarray]) -> None:
+        dtypes = {parameter: adapter.dtype for adapter in self.adapters for parameter in adapter.parameters()}
+        for parameter in self._trained():
+            dtype = dtypes.get(parameter, parameter.dtype)
+            parameter.fill({name: np.array(arrays[name], dtype) for name in parameter.names}, dtype)
+
+
+def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) -> Iterator[LowRank]:
+    """Those of all targets; what is trained as it is has none."""
+    options = {"rank": config.r, "scale": config.scale, "dropout": config.lora_dropout}
+    found = False
+    for parameter in _candidates(model, config):
+        names = [name for name in parameter.names if _is_target(name, config)]
+        if not names or parameter in saved:
+            continue
+        if not _is_linear(parameter):
+            raise ValueError(f"target_modules: {names[0]} is no weight of a linear map alone, which an adapter needs")
+        found = True
+        yield LowRank(parameter, names, **options)
+    if not found:
+        raise ValueError(f"target_modules is {config.target_modules!r}, which fits no linear map of the model")
+
+
+def _candidates(model: Model, config: LoraConfig) -> list[Parameter]:
+    if config.target_modules != ALL_LINEAR:
+        return list(model.parameters())
+    poolers = set() if model.encoder.pooler is None else set(model.encoder.pooler.parameters())
+    return [each for each in model.encoder.parameters() if _is_linear(each) and each not in poolers]
+
+
+def _is_target(name: str, config: LoraConfig) -> bool:
+    return config.target_modules == ALL_LINEAR or config.is_target(name.removesuffix(".weight"))
+
+
+def _is_linear(parameter: Parameter) -> bool:
+    """Convolutions have weights of three axes, as some linear maps, which are not called weights."""
+    is_convolution = len(parameter.expected[parameter.names[0]]) == 3 and parameter.names[0].endswith(".weight")
+    return parameter.uses == {"weight"} and not is_convolution
+
+
+def _is_transposed(parameter: Parameter) -> bool:
+    return parameter.layout is not None and parameter.layout.axes == (1, 0)
+
+
+def _saved_parameters(model: Model, config: LoraConfig) -> list[Parameter]:
+    """The parameters of modules_to_save, and of the head of the task."""
+    saved: dict[Parameter, None] = {}
+    for module in [*config.modules_to_save, *config.heads]:
+        some = [each for each in model.parameters() if any(f".{module}." in f".{name}" for name in each.names)]
+        if not some and module not in config.heads:
+            raise ValueError(f"modules_to_save: {module!r} is no module of the model")
+        for parameter in some:
+            if not all(f".{module}." in f".{name}" for name in parameter.names):
+                raise ValueError(f"modules_to_save: {', '.join(parameter.names)} are one map: name all or none of them")
+        saved |= dict.fromkeys(some)
+    return list(saved)

@@ -1,0 +1,106 @@
+"""Adapters of low rank (Hu et al. 2021, arXiv:2106.09685): what a linear map gives, plus the product of two thin maps
+of the same input, which alone are trained."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.nn.functional.dense import LowRankWeight
+from bertcore.nn.operation import operation
+from bertcore.nn.parameter import Block, Parameter, PerVersion
+from bertcore.tape import current_tape
+
+DOWN, UP = "lora_A", "lora_B"
+
+
+@operation()
+def blocks_in_place(stack: Any, *, rows: int, first_rows: Sequence[int], factor: float) -> Any:
+    """Blocks (height, width), one below the other in `stack`, times `factor`, in a matrix of `rows` rows and zeros
+    elsewhere: each from its first row on, and in columns of its own."""
+    xp, count = kernels.array_module(stack), len(first_rows)
+    height, width = stack.shape[0] // count, stack.shape[1]
+    places = [
+        (slice(first, first + height), slice(index * width, (index + 1) * width))
+        for index, first in enumerate(first_rows)
+    ]
+    matrix = xp.zeros((rows, count * width), stack.dtype)
+    for index, place in enumerate(places):
+        matrix[place] = stack[index * height : (index + 1) * height] * factor
+    return matrix, lambda grad: (xp.concatenate([grad[place] for place in places]) * xp.asarray(factor, grad.dtype),)
+
+
+class LowRank(Block):
+    """The adapter of one map: scale * up @ down is added to the rows of some of the tensors that its weight joins.
+
+    Args:
+        weight: of the map.
+        names: the tensors of `weight` that are adapted; each gets factors of its own, whose names follow from it.
+        rank: of each product.
+        scale: what the products are multiplied by.
+        dropout: the rate at which the input of the products is dropped in training; maps that are one joined map in
+            computing (query and value) drop the same.
+
+    Attributes:
+        names, scale, dropout: as given.
+        down: (rank, in_features) of each name, joined; uniform within 1 / sqrt(in_features) at first.
+        up: (out_features, rank) of each name, joined; zero at first, so that the adapted map is the map.
+    """
+
+    def __init__(self, weight: Parameter, names: Sequence[str], *, rank: int, scale: float, dropout: float):
+        rows, columns = weight.part_shape
+        modules = [name.removesuffix(".weight") for name in names]
+        self.scale, self.dropout, self.names = scale, dropout, tuple(names)
+        self._adapted = (weight,)  # in a tuple, for it is not this block's parameter
+        self.first_rows = [rows * weight.names.index(name) for name in names]
+        layout, self._places = weight.layout, PerVersion(dict)
+        if layout is not None and layout.split is not None:  # rows in another order than the file's
+            layout = replace(layout, shape=(rows, rank), split=(*layout.split[:-1], rank))
+        else:
+            layout = None
+        shape = None if layout else (rows, rank)
+        self.down = Parameter(*(f"{name}.{DOWN}.weight" for name in modules), shape=(rank, columns), use="weight")
+        self.up = Parameter(
+            *(f"{name}.{UP}.weight" for name in modules), shape=shape, layout=layout, use="weight", initial="zeros"
+        )
+
+    def initialise(self, rng: np.random.Generator) -> None:
+        """Give both factors the values of a new adapter."""
+        limit, dtype = 1 / max(self.down.part_shape[1], 1) ** 0.5, self.dtype
+        factors = {name: rng.uniform(-limit, limit, shape) for name, shape in self.down.expected.items()}
+        self.down.fill({name: factor.astype(dtype) for name, factor in factors.items()}, dtype)
+        self.up.initialise(rng, 0.0, dtype)
+
+    @property
+    def adapted(self) -> Parameter:
+        """The adapted weight."""
+        return self._adapted[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """That of the factors: the adapted weight's, float32 beside low precision on the CPU."""
+        return np.dtype(np.float32) if self.adapted.is_low_on_cpu else self.adapted.dtype
+
+    def weight(self, base: Any) -> LowRankWeight:
+        """The adapted map's weight, whose own is `base`, for the backend in force."""
+        return LowRankWeight(base, self.down.weight, self._up(), self.dropout)
+
+    def product(self) -> np.ndarray:
+        """scale * up @ down in the shape of the adapted weight, in host memory."""
+        placed = blocks_in_place.forward(self.up.array(), **self._placement)
+        return placed @ self.down.array()
+
+    @property
+    def _placement(self) -> dict[str, Any]:
+        return {"rows": self.adapted.shape[0], "first_rows": self.first_rows, "factor": self.scale}
+
+    def _up(self) -> Any:
+        """scale * up, each tensor's rows where the map has them: prepared once for each version in inference."""
+        if current_tape() is not None and not self.up.is_frozen:
+            return blocks_in_place(self.up.value, **self._placement)
+        kept, backend = self._places.at(self.up.version), kernels.get_backend()
+        if backend not in kept:
+            kept[backend] = kernels.prepare_weight(blocks_in_place(self.up.value, **self._placement))
+        return kept[backend]

@@ -1,0 +1,303 @@
+"""Adapters of low rank: what they compute, what is trained, what is saved."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, kernels, value_and_grad
+from bertcore.checkpoint import CheckpointError, open_checkpoint
+from bertcore.lora import LoraConfig, PeftModel, get_peft_model
+from bertcore.training import AdamW, Trainer, TrainingArguments
+from tests.checkpoint.files import write_tensors
+from tests.tiny_bert import CONFIG
+from tests.tiny_families import drawn_anew, runnable, tiny_config
+
+RNG = np.random.default_rng(3)
+IDS = RNG.integers(6, 60, (3, 11))
+LABELS = np.where(RNG.random(IDS.shape) < 0.5, IDS, -100)
+LABELS[0, 0] = 7
+BATCH = {"input_ids": IDS, "labels": LABELS}
+QUERY = "bert.encoder.layer.0.attention.self.query"
+
+
+def query_and_value(**options):
+    return LoraConfig(**{"r": 3, "lora_alpha": 7, "target_modules": ["query", "value"]} | options)
+
+
+def new_model(kind=AutoModelForMaskedLM, dtype="float64", **config):
+    return kind.from_config(CONFIG | config, dtype=dtype, seed=1)
+
+
+def drawn(adapted, seed=0):
+    """An adapted model, with adapters that change much."""
+    rng, state = np.random.default_rng(seed), adapted.state_dict()
+    adapted.load_state_dict({name: rng.normal(0.0, 0.2, array.shape) for name, array in state.items()})
+    return adapted
+
+
+def test_new_adapters_change_nothing(cpu_backend):
+    model = new_model()
+    expected = model(IDS).logits
+    adapted = get_peft_model(model, query_and_value())
+    np.testing.assert_array_equal(adapted(IDS).logits, expected)
+    state = adapted.state_dict()
+    down = state[f"{QUERY}.lora_A.weight"] * 39**0.5
+    assert down.shape == (3, 39) and -1 <= down.min() < -0.8 and 0.8 < down.max() <= 1  # uniform
+    assert not state[f"{QUERY}.lora_B.weight"].any()
+
+
+@pytest.mark.parametrize("rs, scale", [(False, 7 / 3), (True, 7 / 3**0.5)])
+def test_the_definition(cpu_backend, rs, scale):
+    """The same as a model whose weights have the products; the key, of the same joined map, has none."""
+    adapted = drawn(get_peft_model(new_model(), query_and_value(use_rslora=rs)))
+    state, plain = adapted.state_dict(), new_model()
+    whole = {name: np.array(array) for name, array in plain.state_dict().items()}
+    for name in whole:
+        if name.endswith(("query.weight", "value.weight")):
+            down, up = (state[name.replace("weight", f"lora_{factor}.weight")] for factor in "AB")
+            whole[name] += scale * up @ down
+    plain.load_state_dict(whole)
+    np.testing.assert_allclose(adapted(IDS).logits, plain(IDS).logits, atol=1e-12)
+    merged = adapted.merge_and_unload()
+    for name, array in merged.state_dict().items():
+        np.testing.assert_allclose(array, whole[name], atol=1e-14, err_msg=name)
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_all_linear_maps_of_every_family(name):
+    with kernels.use_backend("numpy"):
+        model = drawn_anew(AutoModel.from_config(tiny_config(name), dtype="float64"))
+        before = model(IDS)[0]
+        adapted = drawn(get_peft_model(model, LoraConfig(r=2, target_modules="all-linear")))
+        weights = {weight for layer in model.encoder.layers for weight in layer.token_weights()}
+        assert {adapter.adapted for adapter in adapted.adapters} >= weights
+        found = adapted(IDS)[0]
+        merged = adapted.merge_and_unload()
+        scale = np.abs(found).max()
+        assert np.abs(found - before).max() > 1e-2 * scale
+        np.testing.assert_allclose(found, merged(IDS)[0], atol=1e-11 * scale)
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "deberta-base", "deberta-v3-base", "modernbert-base"])
+def test_gradients_follow_from_those_of_the_whole_weights(cpu_backend, name):
+    """Of W + s B A by A and B: s Bᵀ dW and s dW Aᵀ; nothing else gets any."""
+    config = tiny_config(name)
+    adapted = AutoModelForMaskedLM.from_config(config, dtype="float64", seed=1)
+    adapted = drawn(get_peft_model(drawn_anew(adapted), LoraConfig(r=3, lora_alpha=6, target_modules="all-linear")))
+    _, grads = value_and_grad(adapted)(**BATCH)
+    factors = {name: np.array(array) for name, array in adapted.state_dict().items()}
+    assert grads.keys() == factors.keys()
+    _, whole = value_and_grad(adapted.merge_and_unload())(**BATCH)
+    largest = max(np.abs(array).max() for array in whole.values())
+    for name in factors:
+        of_map = whole[name.replace(".lora_A", "").replace(".lora_B", "")]
+        if "lora_A" in name:
+            expected = 2 * factors[name.replace("lora_A", "lora_B")].T @ of_map
+        else:
+            expected = 2 * of_map @ factors[name.replace("lora_B", "lora_A")].T
+        np.testing.assert_allclose(grads[name], expected, atol=1e-10 * largest, err_msg=name)
+
+
+def test_all_linear_maps_are_those_of_the_encoder():
+    adapted = get_peft_model(new_model(AutoModel), LoraConfig(target_modules="all-linear"))
+    names = [name for adapter in adapted.adapters for name in adapter.names]
+    assert len(names) == 2 * 6 and all("encoder.layer." in name for name in names)
+
+
+def train(model, steps=3, **options):
+    optimizer, losses = AdamW(model, lr=0.02, **options), []
+    for _ in range(steps):
+        out, grads = value_and_grad(model)(**BATCH)
+        optimizer.step(grads)
+        losses.append(float(out.loss))
+    return losses
+
+
+def test_the_base_stays_and_is_packed_once():
+    adapted = get_peft_model(new_model(dtype="float32"), query_and_value())
+    base = adapted.get_base_model()
+    before = {name: np.array(array) for name, array in base.state_dict().items()}
+    train(adapted, 1)
+    weights = [parameter.forms.weights.get("numba") for parameter in base.parameters()]
+    losses = train(adapted, 4)
+    assert losses[-1] < losses[0]
+    assert [parameter.forms.weights.get("numba") for parameter in base.parameters()] == weights
+    assert any(weight is not None for weight in weights)
+    for name, array in base.state_dict().items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
+def test_programs_follow_the_adapters():
+    """Recorded before there are adapters, with them, after a step, and after they are merged."""
+    adapted = new_model(dtype="float32")
+    for change in (
+        lambda model: model,
+        lambda model: drawn(get_peft_model(model, query_and_value())),
+        lambda model: (train(model, 1), model)[1],
+        lambda model: drawn(model, seed=5),
+        lambda model: model.merge_and_unload(),
+    ):
+        adapted = change(adapted)
+        with kernels.use_backend("numpy"):
+            expected = adapted(IDS).logits
+        for _ in range(3):  # the second pass is recorded, the third replayed
+            np.testing.assert_allclose(adapted(IDS).logits, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_modules_to_save_are_trained_and_saved(tmp_path):
+    targets = ["query", "value", "classifier"]  # of which the last is trained whole
+    config = query_and_value(target_modules=targets, modules_to_save=["pooler"], task_type="SEQ_CLS")
+    adapted = get_peft_model(new_model(AutoModelForSequenceClassification, num_labels=3), config)
+    labels = np.array([0, 2, 1])
+    _, grads = value_and_grad(adapted)(input_ids=IDS, labels=labels)
+    whole = {name for name in grads if "lora" not in name}
+    assert whole == {f"{name}.{kind}" for name in ("bert.pooler.dense", "classifier") for kind in ("weight", "bias")}
+    AdamW(adapted, lr=0.1).step(grads)
+    adapted.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(new_model(AutoModelForSequenceClassification, num_labels=3), tmp_path)
+    np.testing.assert_array_equal(again(IDS).logits, adapted(IDS).logits)
+    with pytest.raises(ValueError, match="frozen"):
+        value_and_grad(again)(input_ids=IDS, labels=labels)
+    fresh = new_model(AutoModelForSequenceClassification, num_labels=3)
+    again = PeftModel.from_pretrained(fresh, tmp_path, is_trainable=True)
+    assert value_and_grad(again)(input_ids=IDS, labels=labels)[1].keys() == grads.keys()
+
+
+def test_dropout_of_adapters():
+    """It is that of the adapters' input alone, the same for the same seed, and where layers run again."""
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    adapted = drawn(get_peft_model(new_model(**rates), query_and_value(lora_dropout=0.4)))
+    still = adapted(IDS).logits
+    out, grads = value_and_grad(adapted.train(seed=3))(**BATCH)
+    assert (out.logits != still).any()
+    adapted.gradient_checkpointing_enable()
+    again, same = value_and_grad(adapted.train(seed=3))(**BATCH)
+    assert again.loss == out.loss
+    for name, array in grads.items():
+        np.testing.assert_array_equal(same[name], array)
+    np.testing.assert_array_equal(adapted.eval()(IDS).logits, still)
+
+
+def test_counts(capsys):
+    model = new_model()
+    whole, adapted = model.num_parameters(), get_peft_model(model, query_and_value())
+    trained = 2 * 2 * (3 * 39 + 39 * 3)
+    assert adapted.get_nb_trainable_parameters() == (trained, whole + trained)
+    adapted.print_trainable_parameters()
+    assert capsys.readouterr().out.startswith(f"trainable params: {trained:,} || all params: {whole + trained:,} ||")
+    merged = adapted.merge_and_unload()
+    assert not any(parameter.is_frozen for parameter in merged.parameters())
+    get_peft_model(merged, query_and_value())
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"target_modules": ["colour"]}, "fits no linear map"),
+        ({"target_modules": ["LayerNorm"]}, "LayerNorm.weight is no weight of a linear map"),
+        ({"target_modules": ["word_embeddings"]}, "word_embeddings.weight is no weight of a linear map"),
+        ({"modules_to_save": ["colour"]}, "'colour' is no module"),
+        ({"modules_to_save": ["query"]}, "are one map"),
+        ({"modules_to_save": ["attention"]}, "fits no linear map"),  # but what is trained as it is
+        ({"target_modules": "query"}, "fits no linear map"),  # a regular expression for the whole name
+        ({"target_modules": [1]}, "target_modules must be a list"),
+        ({"r": 0}, "r is 0"),
+        ({"lora_alpha": 0}, "lora_alpha is 0"),
+        ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
+        ({"task_type": "CHESS"}, "task_type is 'CHESS'"),
+    ],
+)
+def test_settings_that_are_none(options, error):
+    model = new_model()
+    with pytest.raises((TypeError, ValueError), match=error):
+        get_peft_model(model, query_and_value(**options))
+    assert not any(parameter.is_frozen or parameter.adapter for parameter in model.parameters())
+
+
+def test_an_adapted_model_is_adapted_once_and_trained_as_one():
+    model = new_model()
+    adapted = get_peft_model(model, query_and_value(target_modules=r".*layer\.1.*(query|dense)"))
+    assert len(adapted.state_dict()) == 8
+    for given in (model, adapted):
+        with pytest.raises(ValueError, match="adapters already"):
+            get_peft_model(given, query_and_value())
+    with pytest.raises(ValueError, match="differentiated as the PeftModel"):
+        value_and_grad(model)(**BATCH)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])
+def test_files_that_do_not_fit(tmp_path, damage):
+    adapted = get_peft_model(new_model(), query_and_value())
+    adapted.save_pretrained(tmp_path)
+    tensors = dict(open_checkpoint(tmp_path / "adapter_model.safetensors"))
+    name = f"base_model.model.{QUERY}.lora_B.weight"
+    tensors[name + "x" if damage == "unknown" else name] = np.ones((2, 2))
+    if damage == "missing":
+        del tensors[name]
+    write_tensors(tmp_path / "adapter_model.safetensors", tensors)
+    model = new_model()
+    with pytest.raises(CheckpointError, match=f"{QUERY}.lora_B.weight"):
+        PeftModel.from_pretrained(model, tmp_path)
+    assert not any(parameter.is_frozen or parameter.adapter for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "changes, error",
+    [
+        ({"use_dora": True}, "asks for what is not here: use_dora"),
+        ({"rank_pattern": {"query": 4}}, "rank_pattern"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"target_modules": None}, "no target_modules"),
+        ({"r": "8"}, "r is '8'"),
+    ],
+)
+def test_files_of_other_adapters(tmp_path, changes, error):
+    get_peft_model(new_model(), query_and_value()).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=error):
+        PeftModel.from_pretrained(new_model(), tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])
+def test_states_that_do_not_fit_replace_nothing(damage):
+    adapted = drawn(get_peft_model(new_model(), query_and_value()))
+    before = {name: np.array(array) for name, array in adapted.state_dict().items()}
+    state = {name: 2 * array for name, array in before.items()}
+    state[f"{QUERY}.lora_B.weight" + "x" * (damage == "unknown")] = np.ones((2, 2))
+    if damage == "missing":
+        del state[f"{QUERY}.lora_B.weight"]
+    with pytest.raises(ValueError, match=f"{QUERY}.lora_B"):
+        adapted.load_state_dict(state)
+    for name, array in adapted.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
+    """The Trainer saves adapters alone, and a resumed run ends with the bits of a whole one."""
+    texts = [{"input_ids": row, "labels": labels} for row, labels in zip(IDS, LABELS, strict=True)]
+
+    def collate(examples):
+        return {name: np.stack([example[name] for example in examples]) for name in BATCH}
+
+    def trained(folder, steps, **options):
+        model = get_peft_model(new_model(dtype="float32"), query_and_value(lora_dropout=0.2))
+        args = TrainingArguments(
+            output_dir=folder,
+            max_steps=steps,
+            save_steps=2,
+            per_device_train_batch_size=2,
+            lr_scheduler_type="constant",
+        )
+        Trainer(model, args, collate, texts).train(**options)
+        return model
+
+    whole = trained(tmp_path / "whole", 4)
+    trained(tmp_path / "parts", 2)
+    resumed = trained(tmp_path / "parts", 4, resume_from_checkpoint=True)
+    files = {path.name for path in (tmp_path / "whole" / "checkpoint-4").iterdir()}
+    assert "adapter_model.safetensors" in files and "model.safetensors" not in files
+    for name, array in whole.state_dict().items():
+        np.testing.assert_array_equal(resumed.state_dict()[name], array, err_msg=name)
