@@ -1,7 +1,6 @@
 """`bertcore finetune` for sentence encoders: what pairs of texts tell of their embeddings."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ TEXT, TEXT_PAIR, LABEL = "text", "text_pair", "label"  # names of columns
 def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
     """Train a sentence encoder, and tell what came of it."""
     from bertcore import AutoModel, AutoTokenizer
+    from bertcore.sentence_encoder import save_sentence_encoder
     from bertcore.sentence_encoder.settings import read_settings
     from bertcore.training import Trainer, objectives
     from bertcore.training.data import TextColumns
@@ -42,29 +42,12 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
     print(f"data      {len(train):,} pairs, {len(measured):,} held out")
 
     def measure(out: Path) -> dict[str, float]:
-        write_modules(out, settings.pooling[0], model.spec.hidden_size, length, normalize=settings.normalize)
+        kept = ("pooling", "normalize", "do_lower_case", "prompts", "default_prompt_name")
+        options = {name: getattr(settings, name) for name in kept}
+        save_sentence_encoder(out, model, tokenizer, max_seq_length=length, **options)
         return figures(out, measured, columns) if measured else {}
 
     train_and_tell(trainer, args, measure)
-
-
-def write_modules(folder: Path, pooling: str, width: int, length: int, *, normalize: bool) -> None:
-    """What sentence-transformers has beside a model in `folder`: how its hidden states become an embedding."""
-    kinds = {"": "Transformer", "1_Pooling": "Pooling"} | ({"2_Normalize": "Normalize"} if normalize else {})
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate(kinds.items())
-    ]
-    for path in kinds:
-        (folder / path).mkdir(exist_ok=True)
-    flags = {f"pooling_mode_{mode}": mode.startswith(pooling) for mode in ("cls_token", "mean_tokens")}
-    files = {
-        "1_Pooling/config.json": {"word_embedding_dimension": width, **flags},
-        "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
-        "modules.json": modules,
-    }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]:
