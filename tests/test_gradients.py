@@ -267,3 +267,17 @@ def test_logits_that_are_read_late_have_no_tape():
     out, _ = value_and_grad(model)(**BATCH, labels=np.where(MASK, IDS, -100))
     np.testing.assert_allclose(out.logits, model(**BATCH).logits, rtol=1e-12)
     assert isinstance(AutoModel.from_config(tiny_config("bert-base-uncased"))(**BATCH).loss, type(None))
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "xlnet-base-cased"])
+def test_layers_that_run_again_have_the_same_gradients(name):
+    """Of hidden states, which stand between the layers."""
+    model, rng = new_model(name, "AutoModel"), np.random.default_rng(0)
+    with use_backend("numpy"):
+        out, pullback = vjp(model)(**BATCH, output_hidden_states=True)
+        seeds = {key: random_like(value, rng) for key, value in out.items()}
+        expected = pullback(seeds)
+        model.encoder.recomputes_layers = True
+        found = vjp(model)(**BATCH, output_hidden_states=True)[1](seeds)
+    for key, gradient in expected.items():
+        np.testing.assert_array_equal(found[key], gradient)
