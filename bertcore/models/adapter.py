@@ -6,11 +6,13 @@ one in its folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertcore.models.inputs import EncoderInput, pack
+import numpy as np
+
+from bertcore.models.inputs import EncoderInput, pack, pack_sequences
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn.layer import LayerContext
 from bertcore.nn.lock_free_property import lock_free_property
@@ -99,6 +101,10 @@ class Adapter(Block):
         """The arguments of a call, checked and packed; a family's own ones follow by keyword (`Family.inputs`)."""
         given = input_ids, attention_mask, token_type_ids, position_ids
         return pack(self.spec, *given, keep_padding=keep_padding)
+
+    def pack_sequences(self, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
+        """Sequences of ids of any lengths, checked and packed, and their offsets in host memory."""
+        return pack_sequences(self.spec, input_ids)
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
         """What the first layer is given, and what all layers share."""

@@ -18,7 +18,6 @@ from bertcore.dtypes import DTYPES
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded, Trace
 from bertcore.models.encoder import Encoder
-from bertcore.models.inputs import pack_sequences
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
@@ -382,8 +381,9 @@ class Model(Block):
         Raises:
             ValueError: which sequence is wrong, where, and what was expected.
         """
-        arrays, cu_seqlens = pack_sequences(self.spec, input_ids)
-        return value_of(self.encoder(arrays, Trace())), cu_seqlens
+        inputs, cu_seqlens = self.encoder.adapter.pack_sequences(input_ids)
+        with self._dropout():
+            return value_of(self.encoder(inputs, Trace())), cu_seqlens
 
 
 def _check_float16() -> None:

@@ -56,3 +56,12 @@ def test_nothing(model, cpu_backend, sequences):
 def test_wrong_ids(model, sequences, message):
     with pytest.raises(ValueError, match=message):
         model.encode_packed(sequences)
+
+
+def test_dropout_is_that_of_the_padded_door():
+    ids = np.arange(1, 6)
+    model = AutoModel.from_config(CONFIG | {"hidden_dropout_prob": 0.5}).train(seed=3)
+    padded = model(ids[None]).last_hidden_state[0]
+    model.passes = 0  # the same bits again
+    np.testing.assert_array_equal(model.encode_packed([ids])[0], padded)
+    assert np.abs(padded - model.eval().encode_packed([ids])[0]).max() > 0.1
