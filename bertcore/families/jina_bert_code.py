@@ -7,6 +7,7 @@ from typing import Any
 
 from bertcore.families.jina_bert import JINA_BERT, spec
 from bertcore.models.registry import register
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, make_norm
 from bertcore.nn.layers import Linear
 
@@ -14,7 +15,7 @@ from bertcore.nn.layers import Linear
 class NormedAttention(SelfAttention):
     """Self-attention with normalised queries and keys; its residual is added twice, each time before a norm."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int = 0):
         super().__init__(names, spec, index)
         parts = "query_norm", "key_norm", "second_norm"
         self.query_norm, self.key_norm, self.second_norm = (make_norm(names, part, self.spec) for part in parts)

@@ -8,6 +8,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.families.deberta.operations import attend_to_all_alike
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, attention_dtype
@@ -90,7 +91,7 @@ def _contiguous(array: Any) -> Any:
 class DisentangledEmbeddings(Embeddings):
     """LayerNorm(projection(word + position + token type)) where embeddings are narrower; padding is zero."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
         if self.projection is not None:
             sizes = {"in_features": spec.embedding_size, "out_features": spec.hidden_size}
@@ -113,7 +114,7 @@ class DisentangledEmbeddings(Embeddings):
 class RelativeEmbeddings(Block):
     """The vectors of relative positions, for all layers."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         details, width = spec.details, spec.hidden_size
         self.table = self.norm = self.distance_rows = None
         if details.span:
@@ -179,7 +180,7 @@ class DisentangledAttention(SelfAttention):
 
     position_key_has_bias = True
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int = 0):
         super().__init__(names, spec, index)
         details = self.details = spec.details
         self.map_key = self.map_query = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from bertcore import kernels
 from bertcore.families.deberta.blocks import DisentangledContext, Disentanglement
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layer import EncoderLayer
 from bertcore.nn.layers import LayerNorm
@@ -41,7 +42,7 @@ class BucketedDisentanglement(Disentanglement):
 class Convolution(Block):
     """LayerNorm(residual + activation(convolution(hidden))) along each sequence, with zeros beyond its ends."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         self.details, width = spec.details.convolution, spec.hidden_size
         inputs = width // self.details.groups
         layout = Layout((width, inputs, self.details.size), axes=(0, 2, 1), row_axes=1)
@@ -64,7 +65,7 @@ class Convolution(Block):
 class ConvolutedLayer(EncoderLayer):
     """An encoder's layer; if the spec has a convolution, it stands beside the first layer: both read the embeddings."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block]):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block]):
         super().__init__(names, spec, index, attention)
         self.convolution = Convolution(names, spec) if index == 0 and spec.details.convolution else None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore.families.luke.operations import average_rows, entity_aware_attention
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.dropout import of_attention
 from bertcore.nn.layer import LayerContext, SelfAttention, attention_dtype
@@ -64,7 +65,7 @@ class EntityEmbeddings(Block):
     """LayerNorm(entity + mean of the mention's positions + token type); entities are projected where their table is
     narrower than the hidden size."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, entities, self.dropout = spec.hidden_size, spec.details, spec.embedding_dropout
         sizes = {"rows": entities.vocab_size, "features": entities.embedding_size}
         self.entities = Embedding(names["entity_embeddings"], **sizes, padding_row=0)
@@ -104,7 +105,7 @@ class EntityAwareAttention(SelfAttention):
     Without entities, and in a model without `aware_attention`, all tokens use the queries of words for words.
     """
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int = 0):
         super().__init__(names, spec, index)
         self.is_aware, width = spec.details.aware_attention, spec.hidden_size
         if self.is_aware:

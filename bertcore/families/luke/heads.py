@@ -3,6 +3,7 @@
 from typing import Any
 
 from bertcore.heads.classifier import ClassifierSpec
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block
@@ -18,7 +19,7 @@ class EntityClassifier(Block):
         parts: how many hidden states stand side by side.
     """
 
-    def __init__(self, head_spec: ClassifierSpec, spec: Any, num_labels: int, parts: int):
+    def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int, parts: int):
         sizes = {"in_features": parts * spec.hidden_size, "out_features": num_labels}
         self.output = Linear(head_spec.output, **sizes, bias="output" not in head_spec.without_bias)
 

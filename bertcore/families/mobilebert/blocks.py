@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.layer import FeedForward, LayerContext, LayerSpec, SelfAttention
@@ -69,7 +70,7 @@ class TrigramEmbeddings(Embeddings):
     results change with padding unless its embedding is zero, as in a new model.)
     """
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, narrow, self.is_trigram = spec.hidden_size, spec.embedding_size, spec.details.has_trigrams
         sizes = {"rows": spec.vocab_size, "features": narrow}
         self.words = Embedding(names["word_embeddings"], **sizes, padding_row=spec.pad_token_id)
@@ -110,7 +111,7 @@ class BottleneckAttention(SelfAttention):
         query_key = Linear(names["query"], names["key"], in_features=width, out_features=width)
         return [query_key, Linear(names["value"], in_features=self.details.hidden_size, out_features=width)]
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int = 0):
         self.details = spec.details
         super().__init__(names, spec, index)
 
@@ -125,7 +126,7 @@ class BottleneckAttention(SelfAttention):
 class BottleneckLayer(Block):
     """A map into the bottleneck, self-attention, feed-forwards, and a map out of it (section 3.1)."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block]):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block]):
         details, layer = spec.details, spec.layers[index]
         self.details, width, narrow = details, spec.hidden_size, layer.hidden_size
         self.attention = attention(names, spec, index)

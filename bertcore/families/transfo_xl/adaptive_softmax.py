@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import value_of
@@ -35,7 +36,7 @@ class AdaptiveSoftmax(Block):
     Widths, tables and where they are tied follow the embeddings (`AdaptiveEmbeddings`).
     """
 
-    def __init__(self, head_spec: AdaptiveSoftmaxSpec, spec: Any, embeddings: Any):
+    def __init__(self, head_spec: AdaptiveSoftmaxSpec, spec: EncoderSpec, embeddings: Any):
         self.bounds = spec.details.groups
         self.outputs, self.biases = [], []
         for index, table in enumerate(embeddings.tables):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layer import make_norm
 from bertcore.nn.layers import Linear
@@ -15,7 +16,7 @@ from bertcore.nn.parameter import Block, Parameter
 class PositionBiases(Block):
     """The biases of the queries: for content (u of the paper) and for positions (v)."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         layer = spec.layers[0]
         flat = Layout((layer.num_heads, layer.head_size), axes=(0, 1), row_axes=2)
         self.content = Parameter(names["content_bias"], layout=flat)
@@ -32,7 +33,7 @@ class SharedBiasesContext(RecurrentContext):
 class RecurrentAttention(RelativeAttention):
     """Relative attention to a sequence's own tokens and its memory."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int):
         layer = spec.layers[index]
         super().__init__(layer, index)
         width, inner = spec.hidden_size, layer.attention_size

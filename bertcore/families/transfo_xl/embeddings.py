@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bertcore import kernels
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, drop
 from bertcore.nn.parameter import Block, Parameter
@@ -16,7 +17,7 @@ class AdaptiveEmbeddings(Block):
     div_val^k. With div_val 1 there is one table, and no projection where it is as wide as the hidden size.
     """
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         details, table, projection = spec.details, names["word_embeddings"], names["embeddings_projection"]
         self.factor, self.dropout = spec.hidden_size**0.5, spec.embedding_dropout
         self.groups = details.groups if details.div_val > 1 else ((0, spec.vocab_size),)

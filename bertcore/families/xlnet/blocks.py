@@ -6,6 +6,7 @@ from typing import Any
 
 from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
 from bertcore.families.xlnet.operations import mix_rows, segment_scores
+from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
 from bertcore.nn.layer import FeedForward, make_norm
@@ -19,7 +20,7 @@ class TwoStreamEmbeddings(Block):
     """The words, with which the content stream starts, and the one vector with which the query stream starts for every
     word to be predicted."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, self.dropout = spec.hidden_size, spec.embedding_dropout
         self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width)
         self.mask = Parameter(names["mask_embedding"], layout=Layout((1, 1, width), axes=(0, 1, 2), row_axes=2))
@@ -80,7 +81,7 @@ class TwoStreamAttention(RelativeAttention):
     Queries come from either stream, keys and values from the content stream and its memory.
     """
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int):
         layer = spec.layers[index]
         super().__init__(layer, index)
         heads = self.num_heads, self.head_dim
@@ -148,7 +149,7 @@ class TwoStreamAttention(RelativeAttention):
 class TwoStreamLayer(Block):
     """Attention, then feed-forward, for the content stream, or for it and the query stream."""
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block]):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block]):
         self.attention = attention(names, spec, index)
         self.feed_forward = FeedForward(names, spec.layers[index])
 
