@@ -60,5 +60,9 @@ def clear(row, first, last):
 
 @helper
 def copy_scaled(source, factor, count, target):
-    for j in range(0, count, lanes(source)):
-        store_masked(target, j, load(source, j) * factor, first_lanes(source, count - j))
+    """`count` elements times `factor`; reads whole vectors."""
+    full = count - count % lanes(source)
+    for j in range(0, full, lanes(source)):
+        store(target, j, load(source, j) * factor)
+    if full < count:
+        store_masked(target, full, load(source, full) * factor, first_lanes(source, count - full))

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._numba import helper, inline_helper
 from .._numba.operands import store_depth
-from .._numba.scores import row_pointer
+from .._numba.scores import copy_scaled, row_pointer
 from .._numba.simd import (
     broadcast,
     first_lanes,
@@ -118,12 +118,3 @@ def finish_probs(row, first, end, peak, total):
         inside = first_lanes(row, end - j)
         value = exp2((load_masked(row, j, inside, 0.0) - shift) * LOG2_E) * factor
         store_masked(row, j, value, inside)
-
-
-@helper
-def copy_scaled(source, factor, count, target):
-    full = count - count % lanes(source)
-    for j in range(0, full, lanes(source)):
-        store(target, j, load(source, j) * factor)
-    if full < count:
-        store_masked(target, full, load(source, full) * factor, first_lanes(source, count - full))
