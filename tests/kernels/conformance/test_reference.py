@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bench.ops import operations
+from bench.ops.torch_operations import in_torch
 from tests.kernels import oracles
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.finite_differences import STEP, assert_gradient
@@ -82,39 +83,8 @@ def test_finite_differences(operation, case):
         assert_gradient(output, array, normal(98, output(array).shape), gradient, name)
 
 
-def added(x, other):
-    return x if other is None else x + other
-
-
-def in_torch(operation, functional, input, weight=None, bias=None, residual=None, **options):
-    """What the operation is in PyTorch."""
-    activations = {"gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"), None: lambda x: x}
-    activate = activations.get(options.get("activation"), getattr(functional, str(options.get("activation")), None))
-    if operation == "softmax":
-        return functional.softmax(input, options["dim"])
-    if operation == "layer_norm":
-        return functional.layer_norm(added(input, residual), input.shape[-1:], weight, bias, options["eps"])
-    if operation == "rms_norm":
-        return functional.rms_norm(added(input, residual), input.shape[-1:], weight, options["eps"])
-    if operation == "gelu":
-        return functional.gelu(added(input, bias), approximate=options["approximate"])
-    if operation == "activation":
-        return activate(input)
-    if operation == "gated_activation":
-        first, second = input.chunk(2, dim=-1)
-        gate, values = (first, second) if options.get("gate", "first") == "first" else (second, first)
-        return activate(gate) * values
-    if operation == "linear":
-        return added(functional.linear(input, weight, bias), residual)
-    if operation == "embedding":
-        return functional.embedding(input.long(), weight)
-    assert operation == "cross_entropy"
-    options["target"] = options["target"].long()
-    return functional.cross_entropy(input, **options)
-
-
 @pytest.mark.parity
-@selected(["rotary", "affine"], has_gradient)
+@selected(["rotary"], has_gradient)
 def test_torch(operation, case):
     torch = pytest.importorskip("torch")
     arrays = floats(case)
@@ -125,7 +95,7 @@ def test_torch(operation, case):
     }
 
     def function(*tensors):
-        return in_torch(operation, torch.nn.functional, **dict(zip(arrays, tensors, strict=True)), **others)
+        return in_torch(operation, dict(zip(arrays, tensors, strict=True)) | others)
 
     found = run(operation, case.arguments, lambda output: normal(98, output.shape))
     output, *gradients = torch_gradients(function, normal(98, found["output"].shape), *arrays.values())

@@ -1,0 +1,109 @@
+"""What each operation is in PyTorch (torch.nn.functional): the benchmarks time it, the tests compare with it.
+
+Arguments are those of the public forward, by name, arrays as tensors. Of attention and rotary embeddings, whose packed
+form PyTorch has not, there is what the benchmarks time: packed sequences of one length.
+"""
+
+import importlib
+from typing import Any
+
+
+def in_torch(operation: str, arguments: dict[str, Any]) -> Any:
+    """The output of an operation, of which PyTorch can take the gradients."""
+    return _OPERATIONS[operation](importlib.import_module("torch.nn.functional"), **arguments)
+
+
+def _added(x, other):
+    return x if other is None else x + other
+
+
+def _activation(functional, input, activation):
+    if activation is None:
+        return input
+    if activation == "gelu_tanh":
+        return functional.gelu(input, approximate="tanh")
+    return getattr(functional, activation)(input)
+
+
+def _softmax(functional, input, dim=-1):
+    return functional.softmax(input, dim)
+
+
+def _layer_norm(functional, input, weight=None, bias=None, eps=1e-5, residual=None):
+    return functional.layer_norm(_added(input, residual), input.shape[-1:], weight, bias, eps)
+
+
+def _rms_norm(functional, input, weight=None, eps=1e-6, residual=None):
+    return functional.rms_norm(_added(input, residual), input.shape[-1:], weight, eps)
+
+
+def _affine(functional, input, weight, bias, residual=None):
+    return _added(input, residual) * weight + bias
+
+
+def _rotary(functional, input, cos, sin, cu_seqlens):
+    half, texts = cos.shape[1], len(cu_seqlens) - 1
+    cos, sin = (table.tile(texts, 1)[:, None, None] for table in (cos, sin))
+    first, second, rest = input[..., :half], input[..., half : 2 * half], input[..., 2 * half :]
+    return importlib.import_module("torch").cat((first * cos - second * sin, first * sin + second * cos, rest), -1)
+
+
+def _gelu(functional, input, approximate="none", bias=None):
+    return functional.gelu(_added(input, bias), approximate=approximate)
+
+
+def _gated_activation(functional, input, activation, gate="first"):
+    first, second = input.chunk(2, -1)
+    gate, value = (first, second) if gate == "first" else (second, first)
+    return _activation(functional, gate, activation) * value
+
+
+def _linear(functional, input, weight, bias=None, activation=None, residual=None):
+    return _added(_activation(functional, functional.linear(input, weight, bias), activation), residual)
+
+
+def _attention(functional, query, key, value, cu_seqlens=None, position_key=None, **relative):
+    if cu_seqlens is None:
+        return functional.scaled_dot_product_attention(query, key, value)
+    texts, (tokens, heads, head_dim) = len(cu_seqlens) - 1, query.shape
+    arrays = (array.reshape(texts, -1, heads, head_dim).transpose(1, 2) for array in (query, key, value))
+    if position_key is None:
+        output = functional.scaled_dot_product_attention(*arrays)
+    else:
+        output = _relative_attention(functional, *arrays, position_key, **relative)
+    return output.transpose(1, 2).reshape(tokens, heads, head_dim)
+
+
+def _relative_attention(functional, query, key, value, position_key, position_query, distance_rows):
+    texts, heads, length, head_dim = query.shape
+    position, last = distance_rows.new_ones(length).cumsum(0), len(distance_rows) // 2
+    rows = distance_rows[(position[:, None] - position).clamp(-last, last) + last]
+    shape = (texts, heads, *rows.shape)
+    scores = query @ key.mT
+    scores = scores + (query @ position_key.permute(1, 2, 0)).gather(-1, rows.expand(shape))
+    scores = scores + (key @ position_query.permute(1, 2, 0)).gather(-1, rows.mT.expand(shape)).mT
+    return functional.softmax(scores * head_dim**-0.5, -1) @ value
+
+
+def _embedding(functional, input, weight):
+    return functional.embedding(input.long(), weight)
+
+
+def _cross_entropy(functional, input, target, **options):
+    return functional.cross_entropy(input, target.long(), **options)
+
+
+_OPERATIONS = {
+    "softmax": _softmax,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "affine": _affine,
+    "rotary": _rotary,
+    "gelu": _gelu,
+    "activation": _activation,
+    "gated_activation": _gated_activation,
+    "linear": _linear,
+    "attention": _attention,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+}
