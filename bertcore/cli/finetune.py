@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", choices=("sequence", "token", "qa", *EMBEDDING_TASKS), required=True, help="see above"
     )
-    add_training_arguments(parser, lr="5e-5", epochs=3, batch=16)
+    add_training_arguments(parser, lr="5e-5", epochs=3, batch=16, length=f"the model's, at most {LONGEST}")
     data = parser.add_argument_group("data")
     data.add_argument("--eval", metavar="DATA", nargs="+", help="to measure the model with (default: a part of DATA)")
     data.add_argument(
@@ -180,6 +180,7 @@ def _metric(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     if isinstance(columns, LabelledWords):
         is_scheme = all(tag == "O" or tag[:2] in ("B-", "I-") for tag in columns.labels)
         return span_metrics.span_f1(columns.labels) if is_scheme else metrics.accuracy
+    metrics.required("sklearn.metrics" if columns.labels else "scipy.stats")  # before the work, and not after it
     if not columns.labels:
         return metrics.combined(metrics.pearson, metrics.spearman)
     average = "micro" if columns.is_multiple else "macro"

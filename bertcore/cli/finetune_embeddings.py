@@ -17,7 +17,7 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
     from bertcore import AutoModel, AutoTokenizer
     from bertcore.sentence_encoder import save_sentence_encoder
     from bertcore.sentence_encoder.settings import read_settings
-    from bertcore.training import Trainer, objectives
+    from bertcore.training import Trainer, metrics, objectives
     from bertcore.training.data import TextColumns
 
     settings = read_settings(model_folder(args.model))
@@ -25,6 +25,8 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
         raise CommandError(f"{args.model} pools by {', '.join(settings.pooling)}, supported is mean or cls")
     is_scored = args.task == "similarity"
     label = (args.label or LABEL) if is_scored else None
+    if is_scored:
+        metrics.required("scipy.stats")  # before the work, and not after it
     columns = TextColumns((args.text or TEXT, args.text_pair or TEXT_PAIR), label)
     train, measured = (list(columns.examples(some)) for some in (rows, held_out))
     model = AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False)

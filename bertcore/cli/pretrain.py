@@ -61,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mask", choices=UNITS, default="token", help="what is masked as one (default: token)")
     parser.add_argument("--mask-share", type=share, default=0.15, metavar="SHARE", help="of tokens (default: 0.15)")
-    add_training_arguments(parser, lr="5e-4; 5e-5 for a checkpoint", epochs=1, batch=32)
+    add_training_arguments(
+        parser, lr="5e-4; 5e-5 for a checkpoint", epochs=1, batch=32, length=f"the model's, at most {LONGEST}"
+    )
     data = parser.add_argument_group("data")
     data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
     data.add_argument(

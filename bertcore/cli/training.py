@@ -15,26 +15,30 @@ from bertcore.cli.tables import printable
 STORED = "examples"  # in the --out folder: the corpus as tokens, which may be there from a run that had no step yet
 
 
-def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: int, batch: int) -> None:
-    """Declare the options of a run; `lr` says in words which rate is the default."""
+def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: int, batch: int, length: str) -> None:
+    """Declare the options of a run; `lr` and `length` say the defaults in words."""
     parser.add_argument("--out", metavar="FOLDER", required=True, help="where the model goes: a new or empty folder")
-    length = parser.add_argument_group("how long")
-    length.add_argument(
+    until = parser.add_argument_group("how long")
+    until.add_argument(
         "--epochs", type=positive_number, default=epochs, metavar="N", help=f"passes over the data (default: {epochs})"
     )
-    length.add_argument("--max-steps", type=positive, metavar="N", help="end after N steps, whatever the epochs")
-    length.add_argument("--max-seconds", type=positive_number, metavar="S", help="end after S seconds of training")
+    until.add_argument("--max-steps", type=positive, metavar="N", help="end after N steps, whatever the epochs")
+    until.add_argument("--max-seconds", type=positive_number, metavar="S", help="end after S seconds of training")
     how = parser.add_argument_group("how")
     how.add_argument("--lr", type=positive_number, metavar="RATE", help=f"learning rate (default: {lr})")
     how.add_argument("--batch", type=positive, default=batch, metavar="N", help=f"examples a step (default: {batch})")
-    how.add_argument("--max-length", type=positive, metavar="N", help="tokens of an example")
+    how.add_argument("--max-length", type=positive, metavar="N", help=f"tokens of an example (default: {length})")
     how.add_argument("--warmup", type=share, default=0.06, metavar="SHARE", help="of the run (default: 0.06)")
     how.add_argument("--weight-decay", type=number, default=0.01, metavar="X", help="default: 0.01")
     how.add_argument("--seed", type=whole, default=42, metavar="N", help="of all that is random (default: 42)")
     keeping = parser.add_argument_group("what is kept")
     keeping.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the --out folder")
-    keeping.add_argument("--save-steps", type=positive, default=500, metavar="N", help="steps between checkpoints")
-    keeping.add_argument("--log-steps", type=positive, default=50, metavar="N", help="steps between lines of the log")
+    keeping.add_argument(
+        "--save-steps", type=positive, default=500, metavar="N", help="steps between checkpoints (default: 500)"
+    )
+    keeping.add_argument(
+        "--log-steps", type=positive, default=50, metavar="N", help="steps between lines of the log (default: 50)"
+    )
     parser.add_argument(
         "--skip-malformed", action="store_true", help="leave out lines that cannot be read, and tell which they were"
     )

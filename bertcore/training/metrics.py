@@ -21,6 +21,15 @@ Prediction = tuple[Any, Any]
 AVERAGES = ("binary", "macro", "micro", "weighted")
 
 
+def required(name: str) -> Any:
+    """The module of scikit-learn or scipy of that name; ImportError, which names the extra, where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = {"sklearn": "scikit-learn"}.get(name.partition(".")[0], name.partition(".")[0])
+        raise ImportError(f"this metric needs {package}: pip install 'bertcore[training]'") from error
+
+
 def combined(*metrics: Callable[[Prediction], Mapping[str, float]]) -> Callable[[Prediction], dict[str, float]]:
     """One function for several metrics."""
 
@@ -50,7 +59,7 @@ def f1(prediction: Prediction, average: str = "macro") -> dict[str, float]:
     found, expected = classes_and_labels(*prediction)
     if not expected.size:
         return {"f1": float("nan")}
-    score = _module("sklearn.metrics").f1_score(expected, found, average=average, zero_division=0.0)
+    score = required("sklearn.metrics").f1_score(expected, found, average=average, zero_division=0.0)
     return {"f1": float(score)}
 
 
@@ -60,7 +69,7 @@ def matthews_correlation(prediction: Prediction) -> dict[str, float]:
     if not expected.size:
         return {"matthews_correlation": float("nan")}
     is_one_class = (found == expected[0]).all() and (expected == expected[0]).all()
-    score = 0.0 if is_one_class else _module("sklearn.metrics").matthews_corrcoef(expected, found)
+    score = 0.0 if is_one_class else required("sklearn.metrics").matthews_corrcoef(expected, found)
     return {"matthews_correlation": float(score)}
 
 
@@ -180,16 +189,8 @@ def _correlation(name: str, prediction: Prediction) -> float:
     found, expected = found.reshape(-1), expected.reshape(-1)
     if len(found) < 2 or np.ptp(found) == 0 or np.ptp(expected) == 0:
         return float("nan")
-    return float(getattr(_module("scipy.stats"), name)(found, expected).statistic)
+    return float(getattr(required("scipy.stats"), name)(found, expected).statistic)
 
 
 def _mean(values: Sequence[Any] | np.ndarray) -> float:
     return float(np.mean(values, dtype=np.float64)) if len(values) else float("nan")
-
-
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = {"sklearn": "scikit-learn"}.get(name.partition(".")[0], name.partition(".")[0])
-        raise ImportError(f"this metric needs {package}: pip install 'bertcore[training]'") from error

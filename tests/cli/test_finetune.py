@@ -1,5 +1,6 @@
 """`bertcore finetune`: each task learns from a table and is measured; what is wrong is told by its line."""
 
+import importlib
 import json
 
 import numpy as np
@@ -129,6 +130,23 @@ def test_a_wrong_record_is_told_by_its_line(model, tmp_path, capsys, task, row, 
     assert finetune(model, tmp_path / "out", data, task, "--held-out", "0", "--max-length", "20") == 1
     shown = capsys.readouterr()
     assert error in shown.err and shown.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("task, package", [("sequence", "scikit-learn"), ("similarity", "scipy")])
+def test_what_metrics_need_is_looked_for_first(model, tmp_path, capsys, monkeypatch, task, package):
+    find = importlib.import_module
+
+    def missing(name, *where):
+        if name.partition(".")[0] in ("sklearn", "scipy"):
+            raise ImportError(name)
+        return find(name, *where)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    labels = ("x", "y") if task == "sequence" else (0.5, 1.5)
+    data = write(tmp_path, "a.jsonl", [{"text": "cat", "text_pair": "mat", "label": label} for label in labels])
+    assert finetune(model, tmp_path / "out", data, task) == 1
+    assert f"this metric needs {package}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
