@@ -17,6 +17,7 @@ from corpora import package_descriptions
 
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
 from bertcore.demo_model import demo_model_folder
+from bertcore.sentence_encoder import save_sentence_encoder
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import MultipleNegativesRanking
 
@@ -55,7 +56,7 @@ def main() -> None:
     trainer = Trainer(model, args, train_dataset=pairs[HELD_OUT:], processing_class=tokenizer, objective=objective)
     before = found_first(folder, pairs[:HELD_OUT])
     done = trainer.train()
-    trainer.save_model()
+    save_sentence_encoder(given.out, model, tokenizer, normalize=True, max_seq_length=MAX_LENGTH)
     after = found_first(Path(given.out), pairs[:HELD_OUT])
     print(f"{len(pairs) - HELD_OUT:,} pairs, {done.global_step} steps in {done.metrics['train_runtime']:.0f} s")
     for when, (first, rank) in (("before", before), ("after", after)):
