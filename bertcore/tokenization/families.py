@@ -176,7 +176,8 @@ FAMILIES: Mapping[str, TokenizerFamily] = {
     ),
 }
 
-# The class of a model whose files name none, by config.json's model_type.
+# The class of a model whose files name none, by config.json's model_type. Not that of "new": its English models have
+# BERT's tokenizer, its multilingual ones XLM-R's.
 CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
     "albert": "AlbertTokenizer",
     "bert": "BertTokenizer",

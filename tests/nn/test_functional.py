@@ -68,8 +68,8 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "add a column": (functional.add, [(5, 3), (5, 1)], {}),
     "affine": (functional.affine, [(5, 3), (3,), (3,)], {}),
     "affine with residual": (functional.affine, [(5, 3), (3,), (3,), (5, 3)], {}),
-    "attend_to_all_alike": (
-        deberta.attend_to_all_alike,
+    "mean_value_for_padding": (
+        deberta.mean_value_for_padding,
         [(9, 8), (9, 24)],
         {"num_heads": 2, "is_real": SEEN, **PACKED},
     ),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.families.deberta.operations import attend_to_all_alike
+from bertcore.families.deberta.operations import mean_value_for_padding
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
@@ -223,7 +223,7 @@ class DisentangledAttention(SelfAttention):
         if positions.is_real is None:
             return attended
         places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
-        return attend_to_all_alike(attended, qkv, **places)
+        return mean_value_for_padding(attended, qkv, **places)
 
     def _bias_and_tables(self, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, heads,

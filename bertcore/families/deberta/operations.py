@@ -7,29 +7,29 @@ from bertcore.nn import functional
 from bertcore.nn.operation import operation
 
 
-def _blind_rows(is_real: Any, cu_seqlens: Any) -> list[tuple[slice, Any]]:
-    """(its tokens, which of them see nothing) for each sequence that has tokens which see nothing."""
+def _padding_rows(is_real: Any, cu_seqlens: Any) -> list[tuple[slice, Any]]:
+    """(its tokens, which of them are padding) for each sequence that has padding."""
     spans = [slice(first, end) for first, end in functional.sequence_spans(cu_seqlens)]
     return [(span, ~is_real[span]) for span in spans if not is_real[span].all()]
 
 
 @operation()
-def attend_to_all_alike(attended: Any, qkv: Any, *, num_heads: int, is_real: Any, cu_seqlens: Any) -> Any:
+def mean_value_for_padding(attended: Any, qkv: Any, *, num_heads: int, is_real: Any, cu_seqlens: Any) -> Any:
     """`attended`, (tokens, hidden), but for tokens that are not `is_real`, (tokens,) booleans: these have the mean of
     all values of their sequence, as in transformers' DeBERTa, where all their scores are one number.
 
     `qkv` and `num_heads` are those of `self_attention`, in one array.
     """
-    blind = _blind_rows(is_real, cu_seqlens)
+    padding = _padding_rows(is_real, cu_seqlens)
     output = attended.copy()
     value = functional.split_heads(qkv, num_heads=num_heads)[2]
-    for span, rows in blind:
+    for span, rows in padding:
         output[span][rows] = value[span].mean(axis=0).reshape(-1)
 
     def pullback(grad):
         grad_qkv = kernels.array_module(grad).zeros(qkv.shape, grad.dtype)
         grad_attended, grad_value = grad.copy(), functional.split_heads(grad_qkv, num_heads=num_heads)[2]
-        for span, rows in blind:
+        for span, rows in padding:
             grad_value[span] += grad[span][rows].sum(axis=0).reshape(num_heads, -1) / len(rows)
             grad_attended[span][rows] = 0
         return grad_attended, grad_qkv
