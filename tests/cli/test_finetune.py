@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bertcore import AutoTokenizer, SentenceEncoder, load_model
+from bertcore import AutoTokenizer, SentenceEncoder, load_model, use_backend
 from bertcore.cli import main
 from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 
@@ -36,7 +36,8 @@ def test_classes(model, tmp_path, capsys):
     assert "held out  accuracy 1.0000" in shown and "held out  f1 1.0000" in shown
     made, tokenizer = load_model(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     assert made.config["id2label"] == {"0": "cat", "1": "paris"} and made.config["label2id"] == {"cat": 0, "paris": 1}
-    assert made(**tokenizer(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
+    with use_backend("numpy"):
+        assert made(**tokenizer(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
 
 
 def test_numbers_of_pairs_in_a_table(model, tmp_path, capsys):
@@ -59,7 +60,7 @@ def test_several_labels(model, tmp_path, capsys):
 
 def test_tags_of_words(model, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n\n".join(["the O\ncat B-X\nsat I-X", "paris B-Y\nis O"] * 30))
-    assert finetune(model, tmp_path / "out", str(tmp_path / "a.txt"), "token", "--max-steps", "40") == 0
+    assert finetune(model, tmp_path / "out", str(tmp_path / "a.txt"), "token", "--max-steps", "30") == 0
     shown = capsys.readouterr().out
     assert "54 examples, 6 held out; 4 labels (B-X, B-Y, I-X, O)" in shown and "held out  precision" in shown
     assert float(shown.partition("held out  f1 ")[2].split()[0]) > 0.9
@@ -91,9 +92,10 @@ def test_sentence_encoders(model, tmp_path, capsys, task, figure, pooling):
     assert float(shown.partition(f"held out  {figure} ")[2].split()[0]) > 0.6
     encoder = SentenceEncoder(tmp_path / "out")
     assert encoder.settings.pooling == (pooling or "mean",)
-    vectors = encoder.encode(words)
+    with use_backend("numpy"):
+        vectors, before = encoder.encode(words), SentenceEncoder(source).encode(words)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5) == bool(pooling)
-    assert not np.allclose(vectors, SentenceEncoder(source).encode(words), atol=0.01)
+    assert not np.allclose(vectors, before, atol=0.01)
 
 
 def test_an_encoder_of_another_pooling_is_refused(tmp_path, capsys):
