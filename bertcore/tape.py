@@ -16,12 +16,22 @@ from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
 from typing import Any
 
+from bertcore import kernels
+
 _current: ContextVar[Tape | None] = ContextVar("bertcore_tape", default=None)
 
 current_tape: Callable[[], Tape | None] = _current.get
 """The tape that records here, if any."""
 
 Pullback = Callable[..., tuple[Any, ...]]
+
+
+class Addend:
+    """A gradient that is no array yet, which a pullback may give for an input where most of the array is zeros."""
+
+    def added_to(self, array: Any | None) -> Any:
+        """The array with this gradient added to it, in place; where there is none, the gradient as an array."""
+        raise NotImplementedError
 
 
 class Variable:
@@ -56,6 +66,7 @@ class Tape:
 
     def __init__(self) -> None:
         self._leaves: dict[Hashable, dict[str, Variable]] = {}  # by key and form
+        self._keys: dict[int, Hashable] = {}  # of the leaves, by their identity
         self._records: list[_Record | _Checkpoint] = []
         self._tokens: list[Token] = []
 
@@ -74,6 +85,7 @@ class Tape:
         forms = self._leaves.setdefault(key, {})
         if form not in forms:
             forms[form] = Variable(make(), self)
+            self._keys[id(forms[form])] = key
         return forms[form]
 
     def record(self, output: Any, inputs: tuple[Any, ...], pullback: Pullback) -> Any:
@@ -106,34 +118,53 @@ class Tape:
     def gradients(self, output: Variable, seed: Any) -> dict[Hashable, Any]:
         """The gradients of the leaves that `output` depends on, by their keys; `seed` is the gradient of `output`.
 
-        The records are used up: what an operation kept for its pullback is let go as soon as it has run.
+        The records are used up: what an operation kept for its pullback is let go as soon as it has run, and the leaves
+        in the end.
         """
         pending: dict[int, Any] = {id(output): seed}
+        found: dict[Hashable, Any] = {}
+        if id(output) in self._keys:
+            return {self._keys[id(output)]: seed}
         while self._records:
             record = self._records.pop()
-            parts = tuple(pending.pop(id(output), None) for output in record.outputs)
+            passed_on = parts = tuple(pending.pop(id(output), None) for output in record.outputs)
             if all(part is None for part in parts):
                 continue
             if type(record) is _Checkpoint:
                 sources = record.run()  # the block's operations are the last records now
             else:
-                sources, parts = record.inputs, record.pullback(*parts)
+                sources, parts = record.inputs, record.pullback(*passed_on)
             for source, part in zip(sources, parts, strict=False):  # arguments left out at the end have no source
-                if source is not None and part is not None:
-                    known = pending.get(id(source))
+                if source is None or part is None:
+                    continue
+                if id(source) in self._keys:
+                    key = self._keys[id(source)]
+                    found[key] = _added(found.get(key), part, (*passed_on, *parts))
+                else:
+                    part, known = _as_array(part), pending.get(id(source))
                     pending[id(source)] = part if known is None else known + part
-        found = self._of_leaves(pending)
-        self._leaves.clear()
+        self._leaves.clear()  # they refer to the tape: their memory would wait for the collector of cycles
+        self._keys.clear()
         return found
 
-    def _of_leaves(self, pending: dict[int, Any]) -> dict[Hashable, Any]:
-        found: dict[Hashable, Any] = {}
-        for key, forms in self._leaves.items():
-            for leaf in forms.values():
-                if id(leaf) in pending:
-                    part = pending[id(leaf)]
-                    found[key] = found[key] + part if key in found else part
-        return found
+
+def _as_array(part: Any) -> Any:
+    return part.added_to(None) if isinstance(part, Addend) else part
+
+
+def _added(known: Any, part: Any, around: tuple[Any, ...]) -> Any:
+    """The gradient of a leaf, `known` so far, with one more part: an array that is this leaf's alone, to be added to.
+
+    A pullback may pass on the array that it got, or views of it, and may give one array twice; those are `around`.
+    """
+    if isinstance(part, Addend):
+        return part.added_to(known)
+    if known is not None:
+        known += part
+        return known
+    may_share = kernels.array_module(part).may_share_memory
+    users = sum(may_share(part, other) for other in around if not (other is None or isinstance(other, Addend)))
+    return part if users == 1 else part.copy()  # the one is itself
 
 
 def checkpoint(block: Callable[..., Any], *args: Any, **options: Any) -> Any:

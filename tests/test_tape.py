@@ -1,5 +1,6 @@
 """The tape: gradients of composed operations, sharing, and what it refuses."""
 
+import gc
 import tracemalloc
 import weakref
 
@@ -63,6 +64,50 @@ def test_a_shared_gradient_is_not_written_into():
     np.testing.assert_array_equal(gradients["x"], [3, 3, 3])
     np.testing.assert_array_equal(gradients["y"], [1, 1, 1])
     np.testing.assert_array_equal(seed, [1, 1, 1])
+
+
+def test_gradients_of_leaves_share_no_memory():
+    """What they are read from may be one array: whoever scales them in place must not scale one twice."""
+    with Tape() as tape:
+        x, y, z = (tape.leaf(key, lambda: np.ones((2, 3))) for key in "xyz")
+        turned = functional.reshape(z, shape=(3, 2))
+        output = functional.concatenate(functional.add(x, y), functional.reshape(turned, shape=(2, 3)))
+        output = checkpoint(lambda it: functional.reshape(it, shape=(2, 6)), output)
+    seed = np.ones((2, 6))
+    gradients = list(tape.gradients(output, seed).values())
+    arrays = [seed, *gradients]
+    for index, array in enumerate(arrays):
+        assert not any(np.may_share_memory(array, other) for other in arrays[:index])
+        np.testing.assert_array_equal(array, np.ones(array.shape))
+
+
+def test_memory_of_leaves_does_not_wait_for_the_garbage_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        with Tape() as tape:
+            x = tape.leaf("x", lambda: np.ones(3))
+            output = multiply(x, x)
+        ended = []
+        weakref.finalize(x.value, ended.append, "x")
+        tape.gradients(output, np.ones(3))
+        del x, output, tape
+        assert ended == ["x"]
+    finally:
+        gc.enable()
+
+
+def test_rows_of_a_leaf_are_added_to_what_it_has():
+    table, dense = np.zeros((5, 2)), np.arange(10.0).reshape(5, 2)
+    for late in (True, False):  # whether the rows come after the whole table, in the backward
+        with Tape() as tape:
+            whole, rows = tape.leaf("x", lambda: table, "whole"), tape.leaf("x", lambda: table)
+            taken = functional.take_rows(rows, rows=np.array([3, 1, 3]), padding_row=1)
+            parts = [taken, functional.scale(whole, factor=1.0)]
+            output = functional.concatenate(*(parts if late else parts[::-1]))
+        seed = np.concatenate([np.full((3, 2), 10.0), dense][:: 1 if late else -1])
+        expected = dense + [[0], [0], [0], [20], [0]]
+        np.testing.assert_array_equal(tape.gradients(output, seed)["x"], expected)
 
 
 def test_arithmetic_outside_the_operations_fails_loudly():

@@ -6,7 +6,7 @@ To write a kernel start from the docstring of simd.py.
 """
 
 from ..threads import set_num_threads, thread_count
-from .arena import empty
+from .arena import empty, zeros
 from .arrays import address_of, aligned_empty, as_addressed_array, as_kernel_array
 from .cache import cache_folder
 from .isa import LEVEL, host_features
@@ -31,4 +31,5 @@ __all__ = [
     "region",
     "set_num_threads",
     "thread_count",
+    "zeros",
 ]

@@ -1,9 +1,10 @@
 """One arena for activations: memory that a result no longer needs serves the next one.
 
 `empty` is numpy.empty for results. The memory of a large array goes back to the arena when the array and all views of
-it are gone, so that a model's forward pass runs in the memory that the first one took, whatever the C library's
-allocator does with large blocks (glibc's unmaps those above 32 MB: 8 % of a forward of BERT-base at 8x512 were page
-faults). Any thread may take and give back: every step is one atomic operation on a dict.
+it are gone, so that a model's pass runs in the memory that the first one took, whatever the C library's allocator does
+with large blocks (glibc's unmaps those above 32 MB, and gives the end of its heap back whenever 128 KB of it are free:
+on a virtual machine page faults were a quarter of a training step of a small model, a third of BERT-base's). Any thread
+may take and give back: every step is one atomic operation on a list or a dict.
 """
 
 import math
@@ -12,11 +13,14 @@ from contextlib import suppress
 
 import numpy as np
 
-LEAST = 1 << 22  # bytes: what NumPy gets in huge pages; smaller arrays come from the C library's own lists, quicker
-MOST_IDLE = 1 << 28  # bytes kept for later; beyond it the blocks that have waited longest are let go
+LEAST = 1 << 17  # bytes: the pages of smaller arrays come from the C library's own lists, quicker
+MOST_IDLE = 1 << 30  # bytes kept for later, a training step of BERT-base; beyond it large blocks are let go first
 _SLACK = 2  # a block serves an array of at least half its size
+_STEPS = 8  # sizes of blocks between a power of two and the next: a block is at most an eighth too large
 
-_idle: dict[int, mmap.mmap] = {}  # by the identity of the objects
+_LARGE, _SOME = 1 << 22, 16
+
+_idle: dict[int, list[mmap.mmap]] = {}  # by size; the last one was used last, and may still be in a cache
 
 
 class _Block(np.ndarray):
@@ -24,8 +28,10 @@ class _Block(np.ndarray):
 
     def __del__(self):
         if _idle is not None and type(self.base) is mmap.mmap:  # None when the interpreter shuts down
-            _idle[id(self.base)] = self.base
-            _let_go_beyond(MOST_IDLE)
+            blocks = _idle.setdefault(len(self.base), [])
+            blocks.append(self.base)
+            if len(self.base) > _LARGE or len(blocks) % _SOME == 0:  # counting takes 3 us
+                _let_go_beyond(MOST_IDLE)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -34,8 +40,20 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST:
         return np.empty(shape, dtype)
-    memory = _take(size) or _new_memory(size)
+    memory = _take(size) or _new_memory(_rounded(size))
     return np.ndarray(shape, dtype, buffer=_Block(len(memory), np.uint8, memory))
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """numpy.zeros in the memory of the arena."""
+    array = empty(shape, dtype)
+    array[...] = 0
+    return array
+
+
+def _rounded(size: int) -> int:
+    step = 1 << (size.bit_length() - _STEPS.bit_length())
+    return -(-size // step) * step
 
 
 def _new_memory(size: int) -> mmap.mmap:
@@ -59,23 +77,26 @@ def release() -> None:
 
 def idle_bytes() -> int:
     """How much memory waits for its next use."""
-    return sum(len(memory) for memory in list(_idle.values()))
+    return sum(size * len(blocks) for size, blocks in list(_idle.items()))
 
 
 def _take(size: int) -> mmap.mmap | None:
     """The smallest idle block that suits `size` bytes."""
-    fitting = [(len(memory), key) for key, memory in list(_idle.items()) if size <= len(memory) <= _SLACK * size]
-    for _, key in sorted(fitting):
-        memory = _idle.pop(key, None)
-        if memory is not None:  # else another thread was quicker
-            return memory
+    wanted = _rounded(size)
+    while wanted <= _SLACK * size:
+        blocks = _idle.get(wanted)
+        if blocks:
+            with suppress(IndexError):  # another thread was quicker
+                return blocks.pop()
+        wanted = _rounded(wanted + 1)
     return None
 
 
 def _let_go_beyond(most: int) -> None:
     excess = idle_bytes() - most
-    for key in list(_idle):
-        if excess <= 0:
-            return
-        memory = _idle.pop(key, None)
-        excess -= 0 if memory is None else len(memory)
+    for size in sorted(_idle, reverse=True) if excess > 0 else ():
+        blocks = _idle[size]
+        while blocks and excess > 0:
+            with suppress(IndexError):
+                blocks.pop(0)
+            excess -= size

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .. import deferred
-from .._numba import as_kernel_array, num_threads
+from .._numba import as_kernel_array, empty, num_threads, zeros
 from .._numba.arrays import address_of
 from .._numba.rows import task_count
 from .._numba.steps import ADDRESS, record
@@ -66,7 +66,7 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     if scoring.relative is not None:
         scoring = scoring._replace(relative=computed(scoring.relative))
     query, key, value = addressed(query), addressed(key), addressed(value)
-    output, lse, dtype = empty_like(query, scoring.cu_seqlens), lse_like(query), query.dtype
+    output, lse, dtype = empty_like(query, scoring.cu_seqlens, empty), lse_like(query), query.dtype
     probs = None
     if return_probs:
         probs = np.zeros(scores_shape(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k), dtype)
@@ -158,7 +158,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring):
     arrays = {"query": query, "key": key, "value": value, "lse": as_kernel_array(lse), "grad_output": grad_output}
     arrays |= {"mask": added_mask(scoring.attn_mask, dtype), "bias": added_mask(bias, dtype)}
     arrays |= {name: addressed(array) for name, array in term_arrays(relative, query).items()}
-    grads = {name: empty_like(arrays[name], scoring.cu_seqlens) for name in ("query", "key", "value")}
+    grads = {name: empty_like(arrays[name], scoring.cu_seqlens, empty) for name in ("query", "key", "value")}
     grads["bias"] = grad_bias
     grads |= _relative_gradients(relative, parts, scoring.cu_seqlens)
     if query.size or key.size:
@@ -199,10 +199,10 @@ def _relative_gradients(relative, parts, cu_seqlens):
     grads = {}
     for name in TABLES:
         table = getattr(relative, name, None)
-        grads[name] = None if table is None else np.zeros((max(parts, 1), *table.shape), table.dtype)
+        grads[name] = None if table is None else zeros((max(parts, 1), *table.shape), table.dtype)
     for name in ("query_for_position", "segment_scores"):
         array = getattr(relative, name, None)
-        grads[name] = None if array is None else empty_like(array, cu_seqlens)
+        grads[name] = None if array is None else empty_like(array, cu_seqlens, empty)
     return grads
 
 

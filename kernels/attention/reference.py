@@ -348,12 +348,12 @@ def unbroadcast(array):
     return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
-def empty_like(array, cu_seqlens):
+def empty_like(array, cu_seqlens, empty=np.empty):
     """A new array of this shape; when packed, its memory is C-contiguous as (tokens, heads, head_dim)."""
     if cu_seqlens is None:
-        return np.empty(array.shape, dtype=array.dtype)
+        return empty(array.shape, array.dtype)
     _, heads, tokens, size = array.shape
-    return np.empty((tokens, heads, size), dtype=array.dtype).transpose(1, 0, 2)[None]
+    return empty((tokens, heads, size), array.dtype).transpose(1, 0, 2)[None]
 
 
 def transpose(matrices):

@@ -32,13 +32,17 @@ def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
     return call.run("embedding", input, weight)
 
 
-def embedding_backward(grad_output: Any, input: Any, num_embeddings: int, *, backend: str | None = None) -> Any:
+def embedding_backward(
+    grad_output: Any, input: Any, num_embeddings: int, *, add_to: Any = None, backend: str | None = None
+) -> Any:
     """The gradient of the table: each row is the sum of the gradients where its id stands, or zeros.
 
     Args:
         grad_output: the gradient with respect to the output, (*shape of input, dim).
         input: the ids, as for `embedding`.
         num_embeddings: the number of rows of the table.
+        add_to: an array of the result's shape and dtype, C-contiguous and writable, or None. The gradient is added to
+            it in place, in the rows that occur alone, and it is returned.
         backend: as for `embedding`.
 
     Returns:
@@ -47,11 +51,15 @@ def embedding_backward(grad_output: Any, input: Any, num_embeddings: int, *, bac
     Raises:
         As `embedding`.
     """
-    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input)
-    grad_output, input = call.arrays
-    checks.floating(call.backend, grad_output=grad_output)
+    arrays = {"grad_output": grad_output, "input": input, "add_to": add_to}
+    call = dispatch.open_call(__package__, backend, optional=("add_to",), **arrays)
+    grad_output, input, add_to = call.arrays
+    checks.floating(call.backend, grad_output=grad_output, add_to=add_to)
     checks.integer(input=input)
     checks.shape((*input.shape, None), grad_output=grad_output)
     num_embeddings = checks.integer_number("num_embeddings", num_embeddings, minimum=0)
     checks.in_range("input", input, num_embeddings)
-    return call.run("embedding_backward", grad_output, input, num_embeddings)
+    if add_to is not None:
+        checks.shape((num_embeddings, grad_output.shape[-1]), add_to=add_to)
+        checks.updatable("add_to", add_to)
+    return call.run("embedding_backward", grad_output, input, num_embeddings, add_to)

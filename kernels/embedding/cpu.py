@@ -6,7 +6,7 @@ array, is not copied. The gradient adds the occurrences of an id in their order,
 
 import numpy as np
 
-from .._numba import address_of, as_addressed_array, helper, kernel, parallel_kernel, region
+from .._numba import address_of, as_addressed_array, empty, helper, kernel, parallel_kernel, region, zeros
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import lanes, pointer, pointer_at
 
@@ -20,7 +20,7 @@ def embedding(input, weight):
     from_dtype, to_dtype = np.uint8, np.uint8
     if weight.dtype.name == "bfloat16":
         weight, from_dtype, to_dtype = weight.view(np.uint16), np.uint16, np.uint32
-    output = np.empty((*input.shape, weight.shape[1]), np.float32 if to_dtype == np.uint32 else weight.dtype)
+    output = empty((*input.shape, weight.shape[1]), np.float32 if to_dtype == np.uint32 else weight.dtype)
     if output.size:
         if from_dtype == np.uint8 and weight.strides[1] == weight.itemsize:
             weight = weight.view(np.uint8)  # bytes have no alignment: a file mapped at an odd address is not copied
@@ -30,10 +30,10 @@ def embedding(input, weight):
     return output
 
 
-def embedding_backward(grad_output, input, num_embeddings):
-    """Gradient of the (num_embeddings, dim) weight."""
+def embedding_backward(grad_output, input, num_embeddings, add_to):
+    """Gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None."""
     dim = grad_output.shape[-1]
-    grad_weight = np.zeros((num_embeddings, dim), grad_output.dtype)
+    grad_weight = zeros((num_embeddings, dim), grad_output.dtype) if add_to is None else add_to
     if grad_output.size:
         ids, first = _ids(input), np.full(num_embeddings, -1)
         tasks = min(task_count(grad_output.nbytes, GRAIN_BYTES), -(-dim // STRIPE))
@@ -66,7 +66,7 @@ def _link_occurrences(ids, first, following):
 
 @region
 def _sum_columns(grad, ids, dim, first, following, exact, out, task, tasks):
-    """A stripe of columns of every id's gradient; `exact`: (dim,) of float64, to sum in."""
+    """Add a stripe of columns of every id's gradient to `out`; `exact`: (dim,) of float64, to sum in."""
     stripes = (dim + STRIPE - 1) // STRIPE
     start, stop = share(stripes, task, tasks) * STRIPE, min(share(stripes, task + 1, tasks) * STRIPE, dim)
     for i in range(ids.size):
@@ -82,7 +82,7 @@ def _sum_columns(grad, ids, dim, first, following, exact, out, task, tasks):
             occurrence = following[occurrence]
         target = pointer(out, ids[i] * dim)
         for c in range(start, stop):
-            target[c] = exact[c]
+            target[c] += exact[c]
 
 
 @kernel(regions=True)

@@ -20,14 +20,16 @@ def embedding(input, weight):
 
 
 @ieee_arithmetic
-def embedding_backward(grad_output, input, num_embeddings):
-    """Gradient of the (num_embeddings, dim) weight."""
-    grad_weight = np.zeros((num_embeddings, grad_output.shape[-1]), dtype=grad_output.dtype)
+def embedding_backward(grad_output, input, num_embeddings, add_to):
+    """Gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None."""
+    grad_weight = add_to
+    if add_to is None:
+        grad_weight = np.zeros((num_embeddings, grad_output.shape[-1]), dtype=grad_output.dtype)
     ids = input.reshape(-1)
     if ids.size == 0:
         return grad_weight
     order = np.argsort(ids, kind="stable")
     occurring, first = np.unique(ids[order], return_index=True)
     rows = grad_output.reshape(ids.size, -1)[order].astype(np.float64)
-    grad_weight[occurring] = np.add.reduceat(rows, first, axis=0).astype(grad_weight.dtype)
+    grad_weight[occurring] += np.add.reduceat(rows, first, axis=0).astype(grad_weight.dtype)
     return grad_weight

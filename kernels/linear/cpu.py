@@ -63,10 +63,10 @@ class PackedWeight(PreparedWeight):
             self.column_scales[: len(scale)] = scale
             self.column_sums[: len(scale)] = weight.sum(axis=1, dtype=np.int32)
 
-    def transposed(self):
-        """The packed transpose, made at the first backward."""
+    def transposed_panels(self):
+        """The panels of the transpose, made at the first backward."""
         if self._transpose is None:
-            self._transpose = PackedWeight(self.to_array().T)
+            self._transpose = _transpose(self.panels, self.out_features, self.in_features)
         return self._transpose
 
     def _stored(self):
@@ -85,16 +85,14 @@ def linear(input, weight, bias, activation, residual):
     packed = weight if isinstance(weight, PackedWeight) else PackedWeight(weight)
     if packed.dtype.itemsize < 4:
         return _multiply_rounded(as_kernel_array(input), packed, bias, activation, residual)
-    rows = as_kernel_array(input if packed.in_features else np.zeros((len(input), 1), input.dtype))
-    depth = rows.shape[1]
-    strides = depth, 1, depth * _group_rows(rows.dtype)
-    return _multiply(rows, strides, input.shape[0], packed.panels, packed.out_features, bias, activation, residual)
+    return _multiply_rows(input, packed.panels, packed.out_features, bias, activation, residual)
 
 
 def linear_backward(grad_output, input, weight, bias, needs_weight):
     """(grad_input, grad_weight or None, grad_bias or None)."""
-    transpose = weight.transposed() if isinstance(weight, PackedWeight) else weight.T
-    grad_input = linear(grad_output, transpose, None, None, None)
+    is_packed = isinstance(weight, PackedWeight)
+    panels = weight.transposed_panels() if is_packed else PackedWeight(weight.T).panels
+    grad_input = _multiply_rows(grad_output, panels, weight.shape[1], None, None, None)
     grad_weight = _product_of_columns(grad_output, input) if needs_weight else None
     return grad_input, grad_weight, None if bias is None else _sum_rows(grad_output)
 
@@ -142,6 +140,25 @@ def _pack(matrix, width):
     if panels.size:
         _pack_panels(matrix.ctypes.data, column_stride, depth_stride, columns, panels, num_threads())
     return panels
+
+
+def _transpose(panels, out_features, in_features):
+    """The panels of the transpose of a weight that has these panels."""
+    width = panels.shape[2]
+    transpose = aligned_empty((-(-in_features // width), max(out_features, 1), width), panels.dtype)
+    if out_features:
+        _transpose_panels(panels, out_features, in_features, transpose, num_threads())
+    else:
+        transpose[...] = 0  # the sums over no feature at all
+    return transpose
+
+
+def _multiply_rows(a, panels, columns, bias, activation, residual):
+    """activation(a @ panels + bias) + residual of floats."""
+    rows = as_kernel_array(a if a.shape[1] else np.zeros((len(a), 1), a.dtype))
+    depth = rows.shape[1]
+    strides = depth, 1, depth * _group_rows(rows.dtype)
+    return _multiply(rows, strides, len(a), panels, columns, bias, activation, residual)
 
 
 def _multiply(a, strides, rows, panels, columns, bias, activation, residual):
@@ -193,6 +210,17 @@ def _pack_panels(address, column_stride, depth_stride, columns, panels, task, ta
         source = pointer(pointer_at(address, panels), p * width * column_stride)
         target = pointer(panels, p * depth * width)
         pack_panel(source, column_stride, depth_stride, columns - p * width, depth, target, width)
+
+
+@parallel_kernel
+def _transpose_panels(panels, out_features, in_features, transpose, task, tasks):
+    count, _, width = transpose.shape
+    for q in range(share(count, task, tasks), share(count, task + 1, tasks)):
+        for first in range(0, out_features, width):
+            source = pointer(panels, first * panels.shape[1] + q * width * width)
+            target = pointer(transpose, (q * out_features + first) * width)
+            columns, depth = in_features - q * width, min(width, out_features - first)
+            pack_panel(source, width, 1, columns, depth, target, width)
 
 
 @parallel_kernel

@@ -87,6 +87,23 @@ def test_results_of_kernels_use_it():
     assert address(kernels.softmax(x, backend="numba")) == first
 
 
+def test_blocks_are_hardly_larger_than_what_they_were_made_for():
+    for size in (arena.LEAST, arena.LEAST + 1, 1000 * 1000, (1 << 22) + 1, 99_999_999):
+        array = arena.empty((size,), np.uint8)
+        del array
+        assert size <= arena.idle_bytes() <= size * 9 / 8
+        arena.release()
+
+
+def test_zeros():
+    array = arena.empty(LARGE, np.float32)
+    array[...] = 1
+    first = address(array)
+    del array
+    array = arena.zeros(LARGE, np.float32)
+    assert address(array) == first and not array.any()
+
+
 def test_several_threads():
     problems = []
 

@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.nn.operation import operation
+from bertcore.tape import Addend
 
 
 @operation()
@@ -38,12 +40,24 @@ def take_rows(table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
     """
 
     def pullback(grad):
-        grad_table = kernels.embedding_backward(grad, rows, table.shape[0])
-        if padding_row is not None:
-            grad_table[padding_row] = 0
-        return (grad_table,)
+        if padding_row is None or not (rows == padding_row).any():
+            return (_RowsGradient(grad, rows, table.shape[0]),)
+        learns = rows != padding_row
+        return (_RowsGradient(grad[learns], rows[learns], table.shape[0]),)
 
     return kernels.embedding(rows, table), pullback
+
+
+@dataclass(frozen=True)
+class _RowsGradient(Addend):
+    """The gradient of a table by the rows that were taken: a vocabulary is much larger than a batch."""
+
+    grad: Any
+    rows: Any
+    table_rows: int
+
+    def added_to(self, array: Any | None) -> Any:
+        return kernels.embedding_backward(self.grad, self.rows, self.table_rows, add_to=array)
 
 
 @operation(has_step=True)
