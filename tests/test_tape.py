@@ -106,7 +106,7 @@ def test_rows_of_a_leaf_are_added_to_what_it_has():
             parts = [taken, functional.scale(whole, factor=1.0)]
             output = functional.concatenate(*(parts if late else parts[::-1]))
         seed = np.concatenate([np.full((3, 2), 10.0), dense][:: 1 if late else -1])
-        expected = dense + [[0], [0], [0], [20], [0]]
+        expected = dense + np.array([[0], [0], [0], [20], [0]])
         np.testing.assert_array_equal(tape.gradients(output, seed)["x"], expected)
 
 

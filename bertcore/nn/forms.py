@@ -4,6 +4,9 @@ Low precision on the CPU (bfloat16, int8) is a form of the weights of linear map
 one after another, so that the whole model is never in memory in float32; tables are bfloat16 arrays, vectors float32.
 """
 
+from __future__ import annotations
+
+import copy
 import importlib
 import os
 import threading
@@ -104,6 +107,13 @@ class Forms:
         """The values in an array that may be written to: in host memory, or on the GPU if they are there."""
         array = self.device_array if self.is_on_device else self.on_host()
         return array if self.is_own else array.astype(self.dtype, order="C")
+
+    def next_version(self, own_array: Any) -> Forms:
+        """Those of other values, which `own_array`, in the same memory and dtype, has by now."""
+        forms = copy.copy(self)
+        forms.weights, forms.is_own = {}, True
+        forms.array, forms.device_array = (None, own_array) if self.is_on_device else (own_array, None)
+        return forms
 
     def any_weight(self) -> kernels.PreparedWeight:
         """One of the prepared weights."""

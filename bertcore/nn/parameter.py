@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -96,13 +96,7 @@ class Parameter(JoinedTensors):
 
         Raises ValueError for a model in bfloat16 or int8 on the CPU, which is for inference alone.
         """
-        forms = self._trainable()
-        array = forms.own_array()
-        try:
-            change(array)
-        finally:  # what it changed before an error is changed
-            self._take(array, None, self.dtype)
-            self._filled.is_own = True
+        change_together([self], lambda arrays: change(*arrays))
 
     def initialise(self, rng: np.random.Generator, spread: float, dtype: np.dtype) -> None:
         """Take the values that a new model has; `spread` is the standard deviation of random ones."""
@@ -125,9 +119,11 @@ class Parameter(JoinedTensors):
         return tensors
 
     def _take(self, array: Any, scale: np.ndarray | None, dtype: np.dtype) -> None:
+        self._renew(Forms(", ".join(self.names), self.uses, dtype, array, scale))
+
+    def _renew(self, forms: Forms) -> None:
         global _moment
-        forms = Forms(", ".join(self.names), self.uses, dtype, array, scale)
-        self.dtype, self._filled = dtype, forms
+        self.dtype, self._filled = forms.dtype, forms
         self._changes += 1
         _moment = object()
 
@@ -205,6 +201,17 @@ class Parameter(JoinedTensors):
                 'load it with dtype="float32" to compute gradients'
             )
         return forms
+
+
+def change_together(parameters: Sequence[Parameter], change: Callable[[list[Any]], None]) -> None:
+    """`Parameter.change` of several at once: `change` gets the list of their arrays."""
+    before = [parameter._trainable() for parameter in parameters]
+    arrays = [forms.own_array() for forms in before]
+    try:
+        change(arrays)
+    finally:  # what it changed before an error is changed
+        for parameter, forms, array in zip(parameters, before, arrays, strict=True):
+            parameter._renew(forms.next_version(array))
 
 
 class Block:

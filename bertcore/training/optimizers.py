@@ -11,7 +11,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.gradients import gradient_of
-from bertcore.nn.parameter import Parameter
+from bertcore.nn.parameter import Parameter, change_together
 from bertcore.training.checks import check_count
 
 NORM_BLOCK = 1 << 16  # elements whose squares are summed at once, in float32
@@ -89,23 +89,24 @@ class Optimizer:
         Raises:
             ValueError: which name is missing, or which shape or dtype is wrong; nothing is changed then.
         """
-        found = [
-            (group, parameter, gradient_of(parameter, grads))
-            for group in self.groups
-            for parameter in group.parameters
-            if not parameter.is_frozen
-        ]
+        found = []
+        for group in self.groups:
+            parameters = [parameter for parameter in group.parameters if not parameter.is_frozen]
+            found.append((group, parameters, [gradient_of(parameter, grads) for parameter in parameters]))
         self.step_count += 1
-        for group, parameter, gradient in found:
-            parameter.change(self._updater(group, parameter, gradient))
+        for group, parameters, gradients in found:
+            change_together(parameters, self._updater(group, parameters, gradients))
 
-    def _updater(self, group: Group, parameter: Parameter, gradient: Any) -> Callable[[Any], None]:
+    def _updater(self, group: Group, parameters: list[Parameter], grads: list[Any]) -> Callable[[list[Any]], None]:
         options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": self.step_count, "rule": self.rule}
 
-        def update(array: Any) -> None:
-            arrays = array, gradient, *self._moments_of(parameter, array)
-            for tensors in zip(*map(parameter.pieces, arrays), strict=True):  # whose norms the rules measure
-                kernels.adam_update(*tensors, betas=self.betas, eps=self.eps, **options)
+        def update(arrays: list[Any]) -> None:
+            sets: list[tuple[Any, ...]] = []
+            for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
+                whole = array, grad, *self._moments_of(parameter, array)
+                sets += zip(*map(parameter.pieces, whole), strict=True)  # the tensors, whose norms the rules measure
+            if sets:
+                kernels.adam_update(*map(list, zip(*sets, strict=True)), betas=self.betas, eps=self.eps, **options)
 
         return update
 

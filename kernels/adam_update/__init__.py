@@ -36,7 +36,8 @@ def adam_update(
     Args:
         parameter, first_moment, second_moment: of one shape, C-contiguous and writable; float32 or float64 on Numba and
             NumPy, float32 on CUDA. Moments are zeros before the first step.
-        grad: of the same shape and dtype; it is read only.
+        grad: of the same shape and dtype; it is read only. All four may be lists, as long as each other, of the arrays
+            of several parameters of one dtype, which are updated one by one: the result is that of as many calls.
         lr: the learning rate, not negative.
         betas: how much of each moment is kept, each at least 0 and below 1.
         eps: added to the root of the second moment, not negative.
@@ -49,14 +50,21 @@ def adam_update(
         TypeError, ValueError: for a wrong kind of array, dtype, shape or number; nothing is changed then.
         BackendUnavailable: if the backend cannot run here.
     """
-    arrays = {"parameter": parameter, "grad": grad, "first_moment": first_moment, "second_moment": second_moment}
+    given = {"parameter": parameter, "grad": grad, "first_moment": first_moment, "second_moment": second_moment}
+    arrays = _numbered(given) if isinstance(parameter, list) else given
+    if not arrays:
+        return
     call = dispatch.open_call(__package__, backend, **arrays)
-    checks.floating(call.backend, **dict(zip(arrays, call.arrays, strict=True)))
-    checks.shape(call.arrays[0].shape, **dict(zip(arrays, call.arrays, strict=True)))
-    for name, array in zip(arrays, call.arrays, strict=True):
-        if name != "grad":
+    named = dict(zip(arrays, call.arrays, strict=True))
+    checks.floating(call.backend, **named)
+    items, count = list(named.items()), len(arrays) // len(given)
+    for index in range(count):
+        of_one = dict(items[index::count])
+        checks.shape(call.arrays[index].shape, **of_one)
+        checks.separate(**of_one)
+    for name, array in named.items():
+        if not name.startswith("grad"):
             checks.updatable(name, array)
-    checks.separate(**dict(zip(arrays, call.arrays, strict=True)))
     checks.choice("rule", rule, RULES)
     dtype = call.arrays[0].dtype
     lr = checks.number_of(dtype, "lr", lr, minimum=0, may_vanish=True)  # schedules end there
@@ -68,4 +76,15 @@ def adam_update(
     step = checks.integer_number("step", step, minimum=1)
     if step >= 1 << 64:
         raise ValueError(f"step is an integer of {step.bit_length()} bits, expected one of at most 64")
-    call.compute("adam_update", *call.arrays, lr, betas, eps, weight_decay, step, rule)
+    sets = [call.arrays[index::count] for index in range(count)]
+    call.compute("adam_update", sets, lr, betas, eps, weight_decay, step, rule)
+
+
+def _numbered(lists: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of all lists by name: those of the first list, then those of the second ..."""
+    count = len(lists["parameter"])
+    for name, arrays in lists.items():
+        if not isinstance(arrays, list) or len(arrays) != count:
+            found = f"{len(arrays)} arrays" if isinstance(arrays, list) else type(arrays).__qualname__
+            raise ValueError(f"{name} is {found}, expected a list of {count} arrays as parameter has")
+    return {f"{name}[{index}]": array for name, arrays in lists.items() for index, array in enumerate(arrays)}

@@ -11,8 +11,13 @@ KERNELS = _cuda.Module(__file__, "adam_update.cu", ("adamw", "move_and_sum", "mo
 NUMBERS = np.dtype([(name, np.float32) for name in Numbers._fields])
 
 
-def adam_update(parameter, grad, first_moment, second_moment, lr, betas, eps, weight_decay, step, rule):
-    """Update `parameter` and its moments in place."""
+def adam_update(sets, lr, betas, eps, weight_decay, step, rule):
+    """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each."""
+    for arrays in sets:
+        _update(*arrays, lr, betas, eps, weight_decay, step, rule)
+
+
+def _update(parameter, grad, first_moment, second_moment, lr, betas, eps, weight_decay, step, rule):
     if parameter.dtype != np.float32:
         raise TypeError(f"parameter has dtype {parameter.dtype}, expected float32: what is trained on CUDA is")
     if not parameter.size:

@@ -5,9 +5,14 @@ import numpy as np
 from ..precision import ieee_arithmetic
 
 
+def adam_update(sets, lr, betas, eps, weight_decay, step, rule):
+    """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each."""
+    for arrays in sets:
+        _update(*arrays, lr, betas, eps, weight_decay, step, rule)
+
+
 @ieee_arithmetic
-def adam_update(parameter, grad, first_moment, second_moment, lr, betas, eps, weight_decay, step, rule):
-    """Update `parameter` and its moments in place."""
+def _update(parameter, grad, first_moment, second_moment, lr, betas, eps, weight_decay, step, rule):
     first_moment[...] = betas[0] * first_moment + (1 - betas[0]) * grad
     second_moment[...] = betas[1] * second_moment + (1 - betas[1]) * (grad * grad)  # inf stays inf: no inf - inf
     first, second = first_moment / (1 - betas[0] ** step), second_moment / (1 - betas[1] ** step)

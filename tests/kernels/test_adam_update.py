@@ -61,6 +61,34 @@ def test_threads_do_not_change_bits(rule):
     np.testing.assert_array_equal(found[0][0], found[1][0])
 
 
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("rule", RULES)
+def test_several_at_once_have_the_bits_of_one_by_one(rule, backend):
+    shapes = [(131, 97), (0,), (1,), (7, 160), (39,), (3, 4096)]
+    alone, together = ([arrays(shape, np.float32) for shape in shapes] for _ in range(2))
+    for step in (1, 2):
+        grads = [normal(step, shape[::-1]).astype(np.float32).T for shape in shapes]
+        for state, grad in zip(alone, grads, strict=True):
+            adam_update(state[0], grad, *state[1:], **OPTIONS, step=step, rule=rule, backend=backend)
+        parameters, *moments = map(list, zip(*together, strict=True))
+        adam_update(parameters, grads, *moments, **OPTIONS, step=step, rule=rule, backend=backend)
+    for one, other in zip(alone, together, strict=True):
+        for expected, found in zip(one, other, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    adam_update([], [], [], [], **OPTIONS, step=1, rule=rule, backend=backend)
+
+
+def test_lists_that_do_not_fit():
+    one, two = [np.ones(3)], [np.ones(3), np.ones(3)]
+    with pytest.raises(ValueError, match="grad is 2 arrays, expected a list of 1 arrays as parameter has"):
+        adam_update(one, two, one, one, **OPTIONS, step=1)
+    with pytest.raises(ValueError, match="first_moment is ndarray, expected a list of 1"):
+        adam_update(one, [np.ones(3)], np.ones((1, 3)), one, **OPTIONS, step=1)
+    with pytest.raises(ValueError, match=r"second_moment\[1\] has shape \(2,\), expected \(3,\)"):
+        adam_update(two, two, two, [np.ones(3), np.ones(2)], **OPTIONS, step=1)
+    assert all((array == 1).all() for array in (*one, *two))
+
+
 def test_stable_adamw_makes_the_step_of_a_sudden_gradient_small():
     """With v' after one step equal to g^2 the rate is lr; a gradient 100 times as large divides it."""
     options = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 0.0}

@@ -326,7 +326,9 @@ def test_tables_in_odd_memory():
 def test_embedding_of_nothing():
     assert embedding.embedding(np.zeros((2, 0), int), np.ones((3, 4))).shape == (2, 0, 4)
     assert embedding.embedding(np.zeros(0, int), np.ones((0, 4))).shape == (0, 4)
-    assert embedding.embedding_backward(np.zeros((0, 4)), np.zeros(0, int), 3, None).tolist() == np.zeros((3, 4)).tolist()
+    assert (
+        embedding.embedding_backward(np.zeros((0, 4)), np.zeros(0, int), 3, None).tolist() == np.zeros((3, 4)).tolist()
+    )
 
 
 # --- small inputs run serially; other CPUs --------------------------------------------------------
