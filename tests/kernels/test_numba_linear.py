@@ -155,9 +155,10 @@ def test_backward(rows, in_features, out_features, dtype, layout, seed):
 def test_a_prepared_weight_is_packed_once_for_each_direction(monkeypatch):
     x, weight, bias, grad = arguments(8, 5, 39, 17)
     prepared, packed = prepare_weight(weight, None), []
-    pack = linear_cpu._pack
+    pack, transpose = linear_cpu._pack, linear_cpu._transpose
     monkeypatch.setattr(linear_cpu, "_pack", lambda matrix, width: packed.append(matrix.shape) or pack(matrix, width))
-    for expected in ([(39, 17), (17, 5), (39, 5)], [(17, 5), (39, 5)]):  # the transpose, then grad and x
+    monkeypatch.setattr(linear_cpu, "_transpose", lambda *args: packed.append(args[1:]) or transpose(*args))
+    for expected in ([(17, 39), (17, 5), (39, 5)], [(17, 5), (39, 5)]):  # the transpose, then grad and x
         linear(x, prepared, bias, None, None)
         linear_backward(grad, x, prepared, bias, True)
         assert packed == expected
