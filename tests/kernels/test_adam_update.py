@@ -84,8 +84,11 @@ def test_lists_that_do_not_fit():
         adam_update(one, two, one, one, **OPTIONS, step=1)
     with pytest.raises(ValueError, match="first_moment is ndarray, expected a list of 1"):
         adam_update(one, [np.ones(3)], np.ones((1, 3)), one, **OPTIONS, step=1)
+    others = [[np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)]]
     with pytest.raises(ValueError, match=r"second_moment\[1\] has shape \(2,\), expected \(3,\)"):
-        adam_update(two, two, two, [np.ones(3), np.ones(2)], **OPTIONS, step=1)
+        adam_update(two, *others, [np.ones(3), np.ones(2)], **OPTIONS, step=1)
+    with pytest.raises(ValueError, match=r"parameter\[1\] and second_moment\[1\] share memory"):
+        adam_update(two, *others, [np.ones(3), two[1]], **OPTIONS, step=1)
     assert all((array == 1).all() for array in (*one, *two))
 
 
