@@ -24,6 +24,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         num_layers=len(shared),
         shared_layers=shared,
         inner_layers=read.size("inner_group_num", 1),
+        layer={"dropout": 0.0, "attention_output_dropout": read.rate("hidden_dropout_prob", 0.0)},
         defaults={
             "vocab_size": 30000,
             "hidden_size": 4096,

@@ -20,7 +20,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     )
     return pooled_heads() | {
         "masked_lm": language_model,
-        "next_sentence": ClassifierSpec("cls.seq_relationship", "pooler"),
+        "next_sentence": ClassifierSpec("cls.seq_relationship", "pooler", dropout=0.0),
     }
 
 

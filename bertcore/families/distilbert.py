@@ -12,7 +12,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register
+from bertcore.models.registry import HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
 KEYS = {
@@ -29,14 +29,18 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DistilBERT config; where its own keys are absent BERT's are read, as in transformers."""
     read = ConfigReader(config)
     own = {"intermediate_size": read.size("hidden_dim", 3072), "activation": read.activation("activation", "gelu")}
-    layer = own | {"norm_eps": 1e-12}
+    layer = own | {"norm_eps": 1e-12, "attention_output_dropout": 0.0}
     return standard_spec(config, keys=KEYS, defaults={"num_hidden_layers": 6}, layer=layer, type_vocab_size=0)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a DistilBERT config; sequences are classified by their first token, with ReLU."""
-    classifier = ClassifierSpec("classifier", "first", dense="pre_classifier", activation="relu")
-    return TOKEN_HEADS | {
+    classifier = ClassifierSpec("classifier", "first", "pre_classifier", "relu", dense_dropout=0.0)
+    tokens = {
+        "token_classification": ClassifierSpec("classifier", "tokens", dropout=read.rate("dropout", 0.1)),
+        "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=read.rate("qa_dropout", 0.1)),
+    }
+    return tokens | {
         "masked_lm": LanguageModelSpec(
             decoder="vocab_projector",
             tied_bias="vocab_projector.bias",

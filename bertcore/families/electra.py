@@ -30,6 +30,8 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
             "tokens",
             dense=f"{discriminator}.dense",
             activation=read.activation("hidden_act", "gelu"),
+            dropout=0.0,
+            dense_dropout=0.0,
         ),
         "masked_lm": LanguageModelSpec(
             decoder="generator_lm_head",

@@ -67,8 +67,16 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a GPT-2 config; a sequence is classified by its last word."""
     return TOKEN_HEADS | {
         "causal_lm": LanguageModelSpec("lm_head", tied_bias=None, predicts_next=True),
-        "sequence_classification": ClassifierSpec("score", "last_word", without_bias=frozenset({"output"})),
+        "sequence_classification": ClassifierSpec(
+            "score", "last_word", without_bias=frozenset({"output"}), dropout=0.0
+        ),
+        "token_classification": ClassifierSpec("classifier", "tokens", dropout=_token_dropout(read)),
     }
+
+
+def _token_dropout(read: ConfigReader) -> float:
+    """Keys of its config's class it is not, but what transformers reads."""
+    return read.rate("classifier_dropout", read.rate("hidden_dropout", 0.1))
 
 
 GPT2 = register(

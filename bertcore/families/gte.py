@@ -37,7 +37,11 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         config,
         position_embedding_type="rope",
         defaults=defaults,
-        layer={"gate": "second", "without_bias": frozenset({"expand"})},
+        layer={
+            "gate": "second",
+            "without_bias": frozenset({"expand"}),
+            "inner_dropout": read.rate("hidden_dropout_prob", 0.1),
+        },
         each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(read, layer.head_size, theta)),
         max_positions=0,
         longest_text=read.size("max_position_embeddings"),
@@ -58,7 +62,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
         "masked_lm": LanguageModelSpec(
             "lm_head.decoder", "lm_head.decoder.bias", "lm_head.dense", "lm_head.norm", activation="gelu"
         ),
-        "sequence_classification": ClassifierSpec("classifier", "first", dense="gte.pooler.dense", activation="tanh"),
+        "sequence_classification": ClassifierSpec("classifier", "first", "gte.pooler.dense", "tanh", dense_dropout=0.0),
         "token_classification": ClassifierSpec("classifier", "tokens"),
     }
 

@@ -55,7 +55,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     without_bias |= _without(read.flag("attention_bias", False), "qkv", "attention_output")
     without_bias |= _without(read.flag("mlp_bias", False), "expand", "contract")
     layer = {"norm_first": True, "gate": "first", "without_bias": without_bias}
-    layer |= {"dropout": read.rate("mlp_dropout", 0.0), "attention_dropout": read.rate("attention_dropout", 0.0)}
+    rate = read.rate("attention_dropout", 0.0)
+    layer |= {"dropout": 0.0, "inner_dropout": read.rate("mlp_dropout", 0.0)}
+    layer |= {"attention_dropout": rate, "attention_output_dropout": rate}
     fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest, "is_relative": True}
     fixed["without_bias"] = _without(norm_bias, "embeddings_norm", "final_norm")
     fixed["embedding_dropout"] = read.rate("embedding_dropout", 0.0)
@@ -67,7 +69,9 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     activation = read.activation("classifier_activation", "gelu")
     has_bias, norm_bias = read.flag("classifier_bias", False), read.flag("norm_bias", False)
     without_bias = _without(has_bias, "dense") | _without(norm_bias, "norm")
-    tokens = ClassifierSpec("classifier", "tokens", "head.dense", activation, "head.norm", without_bias)
+    tokens = ClassifierSpec(
+        "classifier", "tokens", "head.dense", activation, "head.norm", without_bias, dense_dropout=0.0
+    )
     pooling = {"cls": "first", "mean": "mean"}
     sequences = replace(tokens, source=pooling[read.choice("classifier_pooling", "cls", *pooling)])
     bias = "decoder.bias" if read.flag("decoder_bias", True) else None

@@ -114,7 +114,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
             activation=_activation(read),
         ),
         "sequence_classification": ClassifierSpec(
-            "classifier", "first", dense="nomic_bert.pooler.dense", activation="tanh"
+            "classifier", "first", dense="nomic_bert.pooler.dense", activation="tanh", dense_dropout=0.0
         ),
         "token_classification": ClassifierSpec("classifier", "tokens"),
     }

@@ -21,6 +21,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
             "lm_head.decoder", "lm_head.bias", "lm_head.dense", "lm_head.layer_norm", activation="gelu"
         ),
         "sequence_classification": ClassifierSpec("classifier.out_proj", "first", **dense),
+        "multiple_choice": ClassifierSpec("classifier", "pooler", dropout=read.rate("hidden_dropout_prob", 0.1)),
     }
 
 

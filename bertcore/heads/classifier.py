@@ -25,8 +25,8 @@ class ClassifierSpec:
         activation: after `dense`, or on the source itself where there is none.
         norm: the name of a layer norm after the activation; None where there is none.
         without_bias: which of "dense", "norm" and "output" have no bias.
-        drops: whether, in training, what it classifies is dropped at the config's rate, before `dense` and before the
-            last map.
+        dropout, dense_dropout: the rates at which, in training, what the last map and `dense` are given is dropped;
+            None for that of the config's classifiers.
     """
 
     output: str
@@ -35,7 +35,8 @@ class ClassifierSpec:
     activation: str | None = None
     norm: str | None = None
     without_bias: frozenset[str] = frozenset()
-    drops: bool = True
+    dropout: float | None = None
+    dense_dropout: float | None = None
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -49,7 +50,9 @@ class Classifier(Block):
         width, biased = spec.hidden_size, {"dense", "norm", "output"} - head_spec.without_bias
         self.source, self.padding = head_spec.source, spec.pad_token_id
         self.activation = head_spec.activation if head_spec.dense is None else None
-        self.dropout = spec.classifier_dropout if head_spec.drops else 0.0
+        self.dropout, self.dense_dropout = (
+            spec.classifier_dropout if rate is None else rate for rate in (head_spec.dropout, head_spec.dense_dropout)
+        )
         self.dense = self.norm = None
         if head_spec.dense is not None:
             sizes = {"in_features": width, "out_features": width}
@@ -62,7 +65,7 @@ class Classifier(Block):
         """An `Encoded` batch -> logits, (tokens, num_labels), or (sequences that have tokens, num_labels)."""
         features = self._features(encoded)
         if self.dense is not None:
-            features = self.dense(drop(features, self.dropout))
+            features = self.dense(drop(features, self.dense_dropout))
         if self.activation is not None:
             features = functional.activation(features, name=self.activation)
         if self.norm is not None:

@@ -22,7 +22,7 @@ HeadSpec = ClassifierSpec | LanguageModelSpec
 # What the tasks' heads are called in nearly every family.
 TOKEN_HEADS = {
     "token_classification": ClassifierSpec("classifier", "tokens"),
-    "question_answering": ClassifierSpec("qa_outputs", "tokens", drops=False),
+    "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=0.0),
 }
 
 
@@ -46,6 +46,8 @@ def summary_head(read: ConfigReader, output: str, *, source: str, activation: st
         source=sources[read.choice("summary_type", source, *sources)],
         dense="sequence_summary.summary" if read.flag("summary_use_proj", True) else None,
         activation=read.activation("summary_activation", activation),
+        dropout=read.rate("summary_last_dropout", 0.1),
+        dense_dropout=read.rate("summary_first_dropout", 0.0),
     )
 
 

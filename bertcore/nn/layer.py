@@ -12,7 +12,7 @@ from bertcore.kernels import checks
 from bertcore.kernels.activation import ACTIVATIONS
 from bertcore.nn import functional
 from bertcore.nn.key_value_cache import KeyValueCache
-from bertcore.nn.layers import LayerNorm, Linear
+from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
 
@@ -53,6 +53,8 @@ class LayerSpec:
         scale: of the scores; None for 1 / sqrt(head_dim).
         dropout, attention_dropout: the rates at which, in training, what attention and feed-forward give is dropped
             before their residuals, and attention's probabilities.
+        attention_output_dropout: that of what attention gives, where it is another; None for `dropout`.
+        inner_dropout: that of what the feed-forward's last map is given.
 
     Raises:
         ValueError: which attribute is wrong, and what was expected.
@@ -77,6 +79,8 @@ class LayerSpec:
     scale: float | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    attention_output_dropout: float | None = None
+    inner_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         checks.choice("activation", self.activation, ACTIVATIONS)
@@ -214,6 +218,8 @@ class SelfAttention(Sublayer):
     def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
         layer = self.spec = spec.layers[index]
         self.index, self.norm_first, self.dropout = index, layer.norm_first, layer.dropout
+        if layer.attention_output_dropout is not None:
+            self.dropout = layer.attention_output_dropout
         self.projections = self._make_projections(names, layer)
         self.output = self._make_output(names, layer)
         self.norm = make_norm(names, "attention_norm", layer)
@@ -305,7 +311,7 @@ class FeedForward(Sublayer):
 
     def __init__(self, names: Mapping[str, str], layer: LayerSpec):
         self.norm_first, self.activation, self.gate = layer.norm_first, layer.activation, layer.gate
-        self.dropout = layer.dropout
+        self.dropout, self.inner_dropout = layer.dropout, layer.inner_dropout
         self.expand = self._make_expand(names, layer)
         self.output = Linear(
             names["contract"],
@@ -336,9 +342,9 @@ class FeedForward(Sublayer):
     def mix(self, source: Any, context: LayerContext | None = None) -> Any:
         """(tokens, hidden) -> (tokens, intermediate)."""
         expanded = self.expand(source)
-        if self.gate is None:
-            return expanded
-        return functional.gated_activation(expanded, name=self.activation, gate=self.gate)
+        if self.gate is not None:
+            expanded = functional.gated_activation(expanded, name=self.activation, gate=self.gate)
+        return drop(expanded, self.inner_dropout)
 
 
 class EncoderLayer(Block):

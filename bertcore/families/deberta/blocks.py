@@ -10,6 +10,7 @@ from bertcore import kernels
 from bertcore.families.deberta.operations import mean_value_for_padding
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
+from bertcore.nn.dropout import is_dropping
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, attention_dtype
 from bertcore.nn.layers import LayerNorm, Linear, drop
@@ -228,7 +229,7 @@ class DisentangledAttention(SelfAttention):
     def _bias_and_tables(self, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, heads,
         head_dim) or None."""
-        if current_tape() is not None:
+        if current_tape() is not None or is_dropping():
             return self._bias(), *self._by_head(positions)
         kept, backend = self._constants.at((self.version, positions.block.version)), kernels.get_backend()
         if backend not in kept:
@@ -247,6 +248,8 @@ class DisentangledAttention(SelfAttention):
     def _tables(self, positions: PositionsOfPass) -> tuple[Any, Any]:
         """The mapped positions that queries and keys are compared with."""
         details, embeddings = self.details, None if positions.block.table is None else positions.embeddings
+        if embeddings is not None and self.position_terms:
+            embeddings = drop(embeddings, self.dropout)
         if embeddings is None or not details.shares_maps:
             return tuple(None if chosen is None else chosen(embeddings) for chosen in (self.map_key, self.map_query))
         if not (details.content_to_position or details.position_to_content):

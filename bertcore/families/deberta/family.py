@@ -82,6 +82,8 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
             activation=language_model.activation,
         )
     pooled = {"dense": "pooler.dense", "activation": read.activation("pooler_hidden_act", "gelu")}
+    pooled["dense_dropout"] = read.rate("pooler_dropout", 0.0)
+    pooled["dropout"] = read.rate("cls_dropout", read.rate("hidden_dropout_prob", 0.1))
     return TOKEN_HEADS | {
         "masked_lm": language_model,
         "sequence_classification": ClassifierSpec("classifier", "first", **pooled),

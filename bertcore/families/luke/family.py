@@ -42,7 +42,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
         activation=read.activation("hidden_act", "gelu"),
         untied_bias=bias,
     )
-    classifier = ClassifierSpec("classifier", "entities")
+    classifier = ClassifierSpec("classifier", "entities", dropout=read.rate("hidden_dropout_prob", 0.1))
     return pooled_heads() | {
         "masked_lm": roberta.heads(read)["masked_lm"],
         "masked_entities": entities,

@@ -5,7 +5,7 @@ from typing import Any
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
-from bertcore.nn.layers import Linear
+from bertcore.nn.layers import Linear, drop
 from bertcore.nn.parameter import Block
 
 
@@ -21,8 +21,10 @@ class EntityClassifier(Block):
 
     def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int, parts: int):
         sizes = {"in_features": parts * spec.hidden_size, "out_features": num_labels}
+        self.dropout = head_spec.dropout
         self.output = Linear(head_spec.output, **sizes, bias="output" not in head_spec.without_bias)
 
     def __call__(self, *parts: Any) -> Any:
         """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""
-        return self.output(parts[0] if len(parts) == 1 else functional.concatenate(*parts, axis=1))
+        features = parts[0] if len(parts) == 1 else functional.concatenate(*parts, axis=1)
+        return self.output(drop(features, self.dropout))

@@ -12,7 +12,7 @@ from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.layer import FeedForward, LayerContext, LayerSpec, SelfAttention
-from bertcore.nn.layers import Embedding, Linear
+from bertcore.nn.layers import Embedding, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 
 # Of layer norms for which the published code takes PyTorch's epsilon, not the config's.
@@ -80,25 +80,27 @@ class TrigramEmbeddings(Embeddings):
         self.projection = Linear(names["embeddings_projection"], in_features=inputs, out_features=width)
         self.is_projected = inputs != width or self.is_trigram
         self.norm = spec.layers[0].norm(names["embeddings_norm"], features=width, eps=DEFAULT_EPS)
+        self.dropout = spec.embedding_dropout
 
     def __call__(self, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(inputs.input_ids), self.marks(inputs)
         if self.is_trigram:
             words = functional.take_neighbours(words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
-        return self.norm(self.projection(words) if self.is_projected else words, marks)
+        return drop(self.norm(self.projection(words) if self.is_projected else words, marks), self.dropout)
 
 
 class Projection(Block):
     """A linear map, a residual if there is one, and a norm: into a bottleneck, or out of it."""
 
-    def __init__(self, name: str, layer: LayerSpec, in_features: int, out_features: int):
+    def __init__(self, name: str, layer: LayerSpec, in_features: int, out_features: int, dropout: float = 0.0):
+        self.dropout = dropout
         self.map = Linear(f"{name}.dense", in_features=in_features, out_features=out_features)
         self.norm = layer.norm(f"{name}.LayerNorm", features=out_features, eps=layer.norm_eps)
 
     def __call__(self, input: Any, residual: Any = None) -> Any:
         """(tokens, in_features) -> (tokens, out_features)."""
-        return self.norm(self.map(input), residual)
+        return self.norm(drop(self.map(input), self.dropout), residual)
 
 
 class BottleneckAttention(SelfAttention):
@@ -130,18 +132,20 @@ class BottleneckLayer(Block):
         details, layer = spec.details, spec.layers[index]
         self.details, width, narrow = details, spec.hidden_size, layer.hidden_size
         self.attention = attention(names, spec, index)
+        dropped_within = 0.0 if details.has_bottleneck else layer.dropout
         stacked = [names["stacked"].format(index=place) for place in range(details.num_feed_forwards - 1)]
         parts = {"expand": "intermediate.dense", "contract": "output.dense", "feed_forward_norm": "output.LayerNorm"}
         self.feed_forwards = [
-            FeedForward({part: f"{name}.{end}" for part, end in parts.items()}, layer) for name in stacked
+            FeedForward({part: f"{name}.{end}" for part, end in parts.items()}, replace(layer, dropout=0.0))
+            for name in stacked
         ]
-        self.feed_forwards.append(FeedForward(names, replace(layer, norm_eps=DEFAULT_EPS)))
+        self.feed_forwards.append(FeedForward(names, replace(layer, norm_eps=DEFAULT_EPS, dropout=dropped_within)))
         self.into = self.into_attention = self.out = None
         if details.has_bottleneck:
             self.into = Projection(names["into"], layer, width, narrow)
             if details.shares_query_key:
                 self.into_attention = Projection(names["into_attention"], layer, width, narrow)
-            self.out = Projection(names["out"], layer, narrow, width)
+            self.out = Projection(names["out"], layer, narrow, width, layer.dropout)
 
     def __call__(self, hidden: Any, context: LayerContext) -> Any:
         """(tokens, hidden) -> (tokens, hidden)."""

@@ -61,7 +61,11 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         num_layers=layers,
         type_vocab_size=read.size("type_vocab_size", 2),
         embedding_size=embedding_size,
-        layer={"hidden_size": narrow, "norm": NoNorm if norm == "no_norm" else LayerNorm},
+        layer={
+            "hidden_size": narrow,
+            "norm": NoNorm if norm == "no_norm" else LayerNorm,
+            "attention_output_dropout": 0.0 if details.has_bottleneck else None,
+        },
         is_relative=details.has_trigrams,
         details=details,
         defaults=DEFAULTS,

@@ -13,6 +13,8 @@ from bertcore.families.transfo_xl.relative_attention import Relations, sinusoids
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.spec import EncoderSpec
+from bertcore.nn.dropout import is_dropping
+from bertcore.nn.layers import drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.tape import current_tape, value_of
@@ -107,8 +109,9 @@ class RecurrentAdapter(Adapter):
         first, last, distance_rows = self._distances(longest, before)
         dtype = str(value_of(hidden).dtype)
         table = kernels.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
+        table = drop(table, self.spec.embedding_dropout)
         relations = Relations(table, kernels.to_backend(distance_rows), inputs.cu_seqlens)
-        if current_tape() is None:
+        if current_tape() is None and not is_dropping():
             width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize
             relations.position_keys = self._kept_position_keys((first, last, dtype, kernels.get_backend(), nbytes))
@@ -180,6 +183,7 @@ class RecurrentAdapter(Adapter):
 
     def restore(self, inputs: RecurrentInput, state: Any, trace: Trace) -> Encoded:
         """Beside hidden states and attentions, the memory for the next segment."""
+        state = drop(state, self.spec.embedding_dropout)
         packed, states, attentions = inputs.packed, trace.states, trace.attentions
         mems, memory = None, 0
         if inputs.mems is not None and packed.shape[0]:

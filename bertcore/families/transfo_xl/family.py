@@ -69,6 +69,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read = ConfigReader(config)
     read.require(attn_type=0, adaptive=True, sample_softmax=-1)
     layer = {
+        "inner_dropout": read.rate("dropout", 0.1),
         "head_dim": read.size("d_head", 64),
         "activation": "relu",
         "norm_first": read.flag("pre_lnorm", False),

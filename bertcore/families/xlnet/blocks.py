@@ -31,7 +31,7 @@ class TwoStreamEmbeddings(Block):
 
     def queries(self, places: Any) -> Any:
         """The query stream at as many tokens as there are `places`, zeros each, (predictions,)."""
-        return functional.take_rows(self.mask.value, rows=places)
+        return drop(functional.take_rows(self.mask.value, rows=places), self.dropout)
 
 
 @dataclass

@@ -43,6 +43,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         keys = numbers.name("hidden_size"), numbers.name("num_attention_heads")
         raise ValueError(f"config: {keys[0]} is {hidden}, expected a multiple of {keys[1]} {heads}")
     layer = {
+        "inner_dropout": read.rate("dropout", 0.1),
         "head_dim": None if config.get("d_head") is None else read.size("d_head"),
         "is_causal": read.choice("attn_type", "bi", "bi", "uni") == "uni",
     }

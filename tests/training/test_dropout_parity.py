@@ -1,0 +1,82 @@
+"""Where dropout stands, and at which rate: in every family and head as in transformers, in the same order."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import bertcore
+from bertcore import kernels
+from tests.models.family_parity import random_batch, random_targets, with_choices
+from tests.models.family_table import FAMILIES
+
+pytestmark = pytest.mark.parity
+SIZES = {"model_type": "xlnet", "vocab_size": 61, "d_model": 78, "n_head": 2, "d_inner": 53, "n_layer": 2}
+CONFIGS = {name: case.config for name, case in FAMILIES.items() if case.has_peer} | {"xlnet": SIZES}
+TASKS = {name: case.tasks for name, case in FAMILIES.items()} | {"xlnet": ("CausalLM", "SequenceClassification")}
+HEADS = [(name, task) for name in CONFIGS for task in TASKS[name]]
+
+
+def config_with_rates(name, task):
+    """The family's config, with another rate for each of its keys."""
+    import transformers
+
+    given = dict(CONFIGS[name])
+    if name in FAMILIES:
+        given |= FAMILIES[name].in_task.get(task, {})
+    known = transformers.AutoConfig.for_model(**given).to_dict()
+    keys = sorted(key for key in known if "drop" in key and not isinstance(known[key], bool | list | dict | str))
+    return transformers.AutoConfig.for_model(**given | {key: 0.1 + 0.01 * i for i, key in enumerate(keys)})
+
+
+def places_in_torch(model, batch):
+    """(rate, width) of each use of dropout; the width of attention's is "keys"."""
+    import torch
+
+    places, plain = [], torch.nn.functional.dropout
+
+    def note(input, p=0.5, training=True, inplace=False):
+        if training and p:
+            places.append((round(p, 6), "keys" if input.ndim == 4 else input.shape[-1]))
+        return plain(input, p, training, inplace)
+
+    with mock.patch("torch.nn.functional.dropout", note):
+        model.train()(**{name: torch.from_numpy(np.array(array)) for name, array in batch.items()})
+    return places
+
+
+def our_places(model, batch):
+    """The same of ours."""
+    places, plain, attention = [], kernels.dropout, kernels.attention
+
+    def note(input, p, *args, **options):
+        places.append((round(p, 6), input.shape[-1]))
+        return plain(input, p, *args, **options)
+
+    def note_attention(*args, **options):
+        if options.get("dropout_p"):
+            places.append((round(options["dropout_p"], 6), "keys"))
+        return attention(*args, **options)
+
+    with mock.patch.object(kernels, "dropout", note), mock.patch.object(kernels, "attention", note_attention):
+        model.train()(**batch)
+    return places
+
+
+@pytest.mark.parametrize(("name", "task"), HEADS)
+def test_dropout_stands_where_it_stands_in_transformers(name, task, tmp_path):
+    import transformers
+
+    config, rng = config_with_rates(name, task), np.random.default_rng(0)
+    if task == "QuestionAnswering":
+        config.num_labels = 2
+    peer = getattr(transformers, f"AutoModelFor{task}").from_config(config, attn_implementation="eager")
+    peer.save_pretrained(tmp_path)
+    batch = random_batch(config, [7, 7], rng)
+    batch |= random_targets(config, task, batch, rng)
+    if task == "MultipleChoice":
+        labels = batch.pop("labels")
+        batch = with_choices(batch) | {"labels": labels}
+    with kernels.use_backend("numpy"):
+        ours = our_places(getattr(bertcore, f"AutoModelFor{task}").from_pretrained(tmp_path), batch)
+    assert ours == places_in_torch(peer, batch)
