@@ -27,7 +27,7 @@ HELD_OUT, MAX_LENGTH = 2000, 64
 def found_first(folder: Path, pairs: list[dict]) -> tuple[float, float]:
     """(share of short descriptions whose own long one is nearest, mean reciprocal rank)."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
-    short, long = (encoder.encode([pair[name] for pair in pairs], normalize_embeddings=True) for name in pairs[0])
+    short, long = (encoder.encode([pair[name] for pair in pairs], normalize=True) for name in pairs[0])
     scores = short @ long.T
     ranks = 1 + (scores > np.diag(scores)[:, None]).sum(1)
     return float((ranks == 1).mean()), float((1 / ranks).mean())
