@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -21,6 +22,14 @@ def cpu_backend(request):
     """Runs the test once on each CPU backend, chosen explicitly."""
     with use_backend(request.param):
         yield request.param
+
+
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises KeyboardInterrupt, as in a terminal; a shell's background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_collection_modifyitems(items):

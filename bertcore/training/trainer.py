@@ -110,13 +110,10 @@ class Trainer:
         if start is not None:
             run.resume(start)
         self.state, before = run.state, (run.state.global_step, time.monotonic())
-        recomputes = self.model.encoder.recomputes_layers
-        self.model.encoder.recomputes_layers = recomputes or self.args.gradient_checkpointing
-        try:
-            with held_back() as ending:
-                run.go(ending)
-        finally:
-            self.model.encoder.recomputes_layers = recomputes
+        if self.args.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        with held_back() as ending:
+            run.go(ending)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self.model.load_weights(self.state.best_model_checkpoint)
         return self._outcome(*before)

@@ -112,6 +112,7 @@ def test_texts_from_stdin(inputs, masked_lm_folder, tmp_path, stdin, capsys):
     assert main(["pretrain", "-", *options, "--tokenizer", str(masked_lm_folder)]) == 0
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, monkeypatch):
     assert pretrain(inputs, tmp_path / "whole") == 0
     step = training_run.Run._step

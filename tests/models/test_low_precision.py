@@ -274,7 +274,7 @@ def test_resident_memory(tmp_path):
     size = {"float32": 54, "bfloat16": 27, "int8": 17}
     for dtype, (loaded, called) in found.items():
         assert loaded < size[dtype] + 6 and called < size[dtype] + 8, (dtype, found)
-    assert found["float32"][1] > 38  # what is measured is there
+    assert found["float32"][1] > 30  # what is measured is there
 
 
 @pytest.mark.parametrize("backend", ["numba", "auto"])

@@ -183,6 +183,7 @@ def test_accumulated_batches_count_by_their_labels(tmp_path):
         np.testing.assert_allclose(second.state_dict()[name], array, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_once_it_is_saved(tmp_path, number):
     whole = language_trainer(tmp_path / "whole", save_strategy="no")
@@ -200,6 +201,7 @@ def test_a_signal_ends_a_run_once_it_is_saved(tmp_path, number):
     assert_same_weights(whole.model, resumed.model)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_second_signal_acts_at_once(tmp_path):
     def twice(event):
         signal.raise_signal(signal.SIGINT)
