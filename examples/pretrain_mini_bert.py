@@ -51,7 +51,7 @@ def main() -> None:
         max_seconds=given.seconds,
         per_device_train_batch_size=32,
         per_device_eval_batch_size=64,
-        learning_rate=2e-3,
+        learning_rate=1.5e-3,
         weight_decay=0.01,
         warmup_steps=0.05,
         logging_steps=50,
