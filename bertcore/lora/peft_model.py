@@ -99,6 +99,24 @@ class PeftModel(Block):
         self._model.eval()
         return self
 
+    @property
+    def training(self) -> bool:
+        """`Model.training`."""
+        return self._model.training
+
+    @training.setter
+    def training(self, is_training: bool) -> None:
+        self._model.training = is_training
+
+    @property
+    def passes(self) -> int:
+        """`Model.passes`."""
+        return self._model.passes
+
+    @passes.setter
+    def passes(self, number: int) -> None:
+        self._model.passes = number
+
     def get_base_model(self) -> Model:
         """The model itself, whose maps have the adapters as long as they are not merged."""
         return self._model

@@ -9,6 +9,7 @@ from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassi
 from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.lora import LoraConfig, PeftModel, get_peft_model
 from bertcore.training import AdamW, Trainer, TrainingArguments
+from bertcore.training.objectives import MultipleNegativesRanking
 from tests.checkpoint.files import write_tensors
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, runnable, tiny_config
@@ -177,6 +178,16 @@ def test_dropout_of_adapters():
     for name, array in grads.items():
         np.testing.assert_array_equal(same[name], array)
     np.testing.assert_array_equal(adapted.eval()(IDS).logits, still)
+
+
+def test_the_dropout_of_an_adapted_model_is_that_of_its_base():
+    """Chunks drop in their second pass what they dropped in the first; what an evaluation switches is switched back."""
+    adapted = get_peft_model(new_model(AutoModel), query_and_value())
+    MultipleNegativesRanking(chunk=2).value_and_grad(adapted.train(seed=3), {"input_ids": IDS[:, :10].reshape(3, 2, 5)})
+    assert adapted.passes == adapted.get_base_model().passes == 3
+    adapted.training = False
+    assert not adapted.get_base_model().training
+    assert adapted.train().training
 
 
 def test_counts(capsys):
