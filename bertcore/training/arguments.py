@@ -51,7 +51,7 @@ class TrainingArguments:
         gradient_checkpointing: layers are computed again in the backward, which takes less memory and more time.
         group_by_length: batches have examples of similar lengths.
         dataloader_drop_last: leave out an epoch's last batch if it is not full.
-        remove_unused_columns: whether columns of a dataset that the model does not take are left out.
+        remove_unused_columns: whether columns of a dataset that neither model nor objective takes are left out.
 
     Raises:
         TypeError, ValueError: which setting is wrong, and what was expected.

@@ -223,9 +223,9 @@ class Trainer:
         return max(1, math.ceil(self.args.num_train_epochs * steps))
 
     def _numbered_collator(self) -> NumberedCollator:
-        """The collator; one of ours does not see the columns that the model does not take."""
+        """The collator; one of ours does not see the columns that neither model nor objective takes."""
         is_ours = self.args.remove_unused_columns and isinstance(self.data_collator, DataCollatorWithPadding)
-        columns = {*self.model.arguments, *LABELS, *LEFT_OUT} if is_ours else None
+        columns = {*self.model.arguments, *self.objective.targets, *LABELS, *LEFT_OUT} if is_ours else None
         return NumberedCollator(self.data_collator, self.args.seed, columns)
 
     # --- results ----------------------------------------------------------------------------------------

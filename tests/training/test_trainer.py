@@ -13,10 +13,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, value_and_grad
+from bertcore import (
+    AutoModelForMaskedLM,
+    AutoModelForNextSentencePrediction,
+    AutoModelForSequenceClassification,
+    value_and_grad,
+)
 from bertcore.nn.dropout import mixed_seed
 from bertcore.training import (
     AdamW,
+    DataCollatorWithPadding,
     EarlyStoppingCallback,
     EvalPrediction,
     NotSaved,
@@ -31,6 +37,7 @@ from bertcore.training import (
 )
 from bertcore.training.data import Batches
 from bertcore.training.numbered_collator import NumberedCollator
+from bertcore.training.objectives import CustomLoss, NextSentence
 from tests.tiny_bert import CONFIG
 
 RNG = np.random.default_rng(5)
@@ -362,9 +369,13 @@ def test_a_budget_of_seconds_ends_the_run_and_its_schedule(tmp_path, monkeypatch
     assert len(rates) > 10 and 3.5 <= rates[-1][0] <= 4.25
 
 
-def test_columns_that_the_model_does_not_take(tmp_path):
-    from bertcore.training import DataCollatorWithPadding
+def from_next_sentence(out, next_sentence_label):
+    difference = out.logits[:, 0] - next_sentence_label
+    grad = np.stack([2 * difference, np.zeros_like(difference)], axis=1)
+    return (difference**2).sum(), {"logits": grad}
 
+
+def test_columns_that_the_model_does_not_take(tmp_path):
     tokenizer = mock.Mock(pad_token_id=0, pad_token_type_id=0, padding_side="right")
     rows = [{**row, "sentence": "a text", "idx": 3} for row in LABELLED]
     args = {"max_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
@@ -373,6 +384,16 @@ def test_columns_that_the_model_does_not_take(tmp_path):
     kept = TrainingArguments(tmp_path, remove_unused_columns=False, **args)
     with pytest.raises(ValueError, match="sentence"):
         Trainer(classifier(), kept, DataCollatorWithPadding(tokenizer), rows).train()
+
+
+@pytest.mark.parametrize("objective", [NextSentence(), CustomLoss(from_next_sentence, targets=["next_sentence_label"])])
+def test_columns_that_only_the_objective_takes(tmp_path, objective):
+    tokenizer = mock.Mock(pad_token_id=0, pad_token_type_id=0, padding_side="right")
+    rows = [{**text, "next_sentence_label": index % 2, "sentence": "a text"} for index, text in enumerate(TEXTS)]
+    args = TrainingArguments(tmp_path, max_steps=1, save_strategy="no", report_to="none", disable_tqdm=True)
+    model = AutoModelForNextSentencePrediction.from_config(CONFIG)
+    trainer = Trainer(model, args, DataCollatorWithPadding(tokenizer), rows, objective=objective)
+    assert np.isfinite(trainer.train().training_loss)
 
 
 def test_what_is_there_is_not_overwritten(tmp_path):

@@ -20,9 +20,11 @@ class Objective:
 
     Attributes:
         model_class: the name in `bertcore` of the class with the head it needs; None for any that has a loss.
+        targets: the names of what a batch has for the loss and the model does not take.
     """
 
     model_class: str | None = None
+    targets: Sequence[str] = ()
 
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
@@ -78,6 +80,7 @@ class Sum(Objective):
             needs = " and ".join(f"{type(each).__name__} needs {each.model_class}" for each in (first, second))
             raise ValueError(f"{needs}: there is no model for their sum")
         self.first, self.second, self.model_class = first, second, first.model_class
+        self.targets = (*first.targets, *second.targets)
 
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
@@ -108,11 +111,11 @@ class CustomLoss(Objective):
     """
 
     def __init__(self, loss: Callable[..., Any], targets: Sequence[str] = (), **outputs: Any):
-        self._loss, self._targets, self._outputs = loss, tuple(targets), outputs
+        self._loss, self.targets, self._outputs = loss, tuple(targets), outputs
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        targets = {name: batch[name] for name in self._targets}
-        rest = {name: value for name, value in batch.items() if name not in self._targets}
+        targets = {name: batch[name] for name in self.targets}
+        rest = {name: value for name, value in batch.items() if name not in self.targets}
         return with_loss(model(**rest, **self._outputs), lambda out: self._loss(out, **targets))
 
     def weight(self, batch: Batch) -> float:

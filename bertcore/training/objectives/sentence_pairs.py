@@ -44,6 +44,11 @@ class SentencePairs(Objective):
                     yield special.around(first, second) | {self.label: label}
             before = sentences
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The labels."""
+        return (self.label,)
+
     def pairs(
         self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], int]]:
