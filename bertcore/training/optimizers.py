@@ -182,11 +182,16 @@ def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
     _check_number("max_norm", max_norm)
     if max_norm == 0:
         raise ValueError("max_norm is 0, expected a positive number")
-    norm = float(np.sqrt(sum(_sum_of_squares(array) for array in grads.values())))
+    norm = grad_norm(grads)
     if max_norm < norm < np.inf:
         for array in grads.values():
             array *= array.dtype.type(max_norm / norm)
     return norm
+
+
+def grad_norm(grads: Mapping[str, Any]) -> float:
+    """The joint norm of all gradients; its bits do not depend on the number of threads."""
+    return float(np.sqrt(sum(_sum_of_squares(array) for array in grads.values())))
 
 
 def _sum_of_squares(array: Any) -> float:

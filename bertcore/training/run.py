@@ -18,7 +18,7 @@ from bertcore.training.checkpoints import checkpoint_folder, remove_beyond, writ
 from bertcore.training.data import Batches
 from bertcore.training.failures import TrainingDiverged, keep_for_post_mortem, non_finite
 from bertcore.training.numbered_collator import NumberedCollator
-from bertcore.training.optimizers import Optimizer, clip_grad_norm
+from bertcore.training.optimizers import Optimizer, clip_grad_norm, grad_norm
 from bertcore.training.run_files import load_run, save_run
 from bertcore.training.schedules import Schedule
 from bertcore.training.state import TrainerControl, TrainerState
@@ -143,9 +143,9 @@ class Run:
     # --- steps ----------------------------------------------------------------------------------------
 
     def _step(self, batches: list[Batch]) -> None:
-        state = self.state
+        state, most = self.state, self.args.max_grad_norm
         loss, grads = self._gradients(batches)
-        self._norm = clip_grad_norm(grads, self.args.max_grad_norm) if self.args.max_grad_norm else 0.0
+        self._norm = clip_grad_norm(grads, most) if most else grad_norm(grads)
         if not math.isfinite(loss + self._norm):
             self._fail(batches, loss, grads)
         self.optimizer.step(grads)

@@ -257,8 +257,9 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_kept(tmp_path):
     assert np.isnan(out.loss)
 
 
-def test_gradients_that_are_no_numbers_end_the_run_before_the_step(tmp_path):
-    trainer = language_trainer(tmp_path)
+@pytest.mark.parametrize("most", [1.0, 0.0])
+def test_gradients_that_are_no_numbers_end_the_run_before_the_step(tmp_path, most):
+    trainer = language_trainer(tmp_path, max_grad_norm=most)
     before = {name: array.copy() for name, array in trainer.model.state_dict().items()}
     spoiled = trainer.objective.value_and_grad
 
