@@ -62,14 +62,16 @@ class Run:
         self.optimizer, self.schedule = optimizer, schedule
         self.batches, self.collate, self.callbacks = batches, collate, callbacks
         self._evaluate_model, self.tokenizer = evaluate, tokenizer
-        self.state, self.control = TrainerState(max_steps=length), TrainerControl()
+        self.state = TrainerState(max_steps=length, num_examples=batches.num_examples)
+        self.control = TrainerControl()
         self._saved_at = -1
         self._norm = 0.0
 
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint."""
         length = self.state.max_steps
-        self.state = load_run(folder, self.model, self.optimizer, self.schedule, self.args)
+        parts = self.model, self.optimizer, self.schedule
+        self.state = load_run(folder, *parts, self.args, num_examples=self.batches.num_examples)
         self.state.max_steps = length
         self.callbacks.load_state_dict(self.state.callbacks)
         self._saved_at = self.state.global_step

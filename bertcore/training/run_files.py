@@ -55,24 +55,32 @@ def save_run(
 
 
 def load_run(
-    folder: Path, model: Any, optimizer: Optimizer, schedule: Schedule, args: TrainingArguments
+    folder: Path,
+    model: Any,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    args: TrainingArguments,
+    *,
+    num_examples: int | None,
 ) -> TrainerState:
     """Take all of it from a checkpoint, and return the state.
 
     Raises:
-        ValueError: which file is missing or damaged, or which setting is another one than it was.
+        ValueError: which file is missing or damaged; which setting, or that the number of examples, is another one
+            than it was.
     """
     for name in (OPTIMIZER, SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} is no checkpoint of a run: it has no {name}")
-    before = _read_json(folder / ARGUMENTS)
-    for name in _OF_THE_DATA:
-        if before.get(name) != getattr(args, name):
+    before, state = _read_json(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
+    known = {name: (before.get(name), getattr(args, name)) for name in _OF_THE_DATA}
+    known["the number of examples"] = state.num_examples, num_examples
+    for name, (was, is_now) in known.items():
+        if was != is_now:
             raise ValueError(
-                f"{name} is {getattr(args, name)!r}, in {folder} it was {before.get(name)!r}: to go on where that run "
-                "was, its data has to come in the same order"
+                f"{name} is {is_now!r}, in {folder} it was {was!r}: to go on where that run was, its data has to come "
+                "in the same order"
             )
-    state = TrainerState.load_from_json(folder / STATE)
     model.load_weights(folder)
     optimizer.load_state_dict(open_checkpoint(folder / OPTIMIZER))
     schedule.load_state_dict(_read_json(folder / SCHEDULE))

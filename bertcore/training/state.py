@@ -15,6 +15,7 @@ class TrainerState:
     Attributes:
         global_step: the steps made.
         max_steps: all steps of the run; None where only seconds end it.
+        num_examples: of the dataset; None for a stream.
         epoch: the epochs gone through, with the share of the present one where the number of its batches is known.
         epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches taken from the next one.
         batches_done: all batches taken, which randomness is numbered by.
@@ -29,6 +30,7 @@ class TrainerState:
 
     global_step: int = 0
     max_steps: int | None = None
+    num_examples: int | None = None
     epoch: float = 0.0
     epochs_done: int = 0
     batches_of_epoch: int = 0

@@ -64,6 +64,11 @@ class Batches:
         count = len(self.dataset)
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
+    @property
+    def num_examples(self) -> int | None:
+        """The examples of the dataset; None for a stream."""
+        return len(self.dataset) if _is_sized(self.dataset) else None
+
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[list[Example]]:
         """The batches of one epoch, but for the first `skip`.
 
