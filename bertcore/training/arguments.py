@@ -177,6 +177,21 @@ class TrainingArguments:
         """`greater_is_better`, or what the metric's name tells."""
         return not self.best_metric.endswith("loss") if self.greater_is_better is None else self.greater_is_better
 
+    def deciding_value(self, metrics: Mapping[str, float]) -> float:
+        """The metric of an evaluation that decides which is the best; ValueError where it lacks."""
+        if self.best_metric not in metrics:
+            found = ", ".join(metrics)
+            raise ValueError(f"metric_for_best_model is {self.best_metric}, which the evaluation lacks: it has {found}")
+        return metrics[self.best_metric]
+
+    def gain(self, value: float, best: float | None) -> float:
+        """By how much `value` is better than the best so far: inf where there is none, and -inf if it is NaN."""
+        if math.isnan(value):
+            return -math.inf
+        if best is None:
+            return math.inf
+        return value - best if self.more_is_better else best - value
+
     def to_dict(self) -> dict[str, Any]:
         """All settings, as JSON can hold them."""
         return {**asdict(self), "output_dir": os.fspath(self.output_dir)}

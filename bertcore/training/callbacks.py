@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.state import TrainerControl, TrainerState
 
@@ -63,12 +61,8 @@ class EarlyStoppingCallback(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Compare with the best."""
-        value = event["metrics"].get(args.best_metric)
-        if value is None:
-            found = ", ".join(event["metrics"])
-            raise ValueError(f"metric_for_best_model is {args.best_metric}, which the evaluation lacks: it has {found}")
-        gain = np.inf if self.best is None else (value - self.best) * (1 if args.more_is_better else -1)
-        if gain > self.threshold:
+        value = args.deciding_value(event["metrics"])
+        if args.gain(value, self.best) > self.threshold:
             self.best, self.failures = value, 0
         else:
             self.failures += 1

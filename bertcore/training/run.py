@@ -258,16 +258,11 @@ class Run:
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:
         args, state = self.args, self.state
-        value = metrics.get(args.best_metric)
-        if value is None:
-            if args.load_best_model_at_end or args.metric_for_best_model:
-                raise ValueError(
-                    f"metric_for_best_model is {args.best_metric}, which the evaluation lacks: it has "
-                    + ", ".join(metrics)
-                )
+        is_asked = args.load_best_model_at_end or args.metric_for_best_model
+        if not is_asked and args.best_metric not in metrics:
             return
-        known = state.best_metric
-        if known is None or (value > known if args.more_is_better else value < known):
+        value = args.deciding_value(metrics)
+        if args.gain(value, state.best_metric) > 0:
             state.best_metric, state.best_global_step = value, state.global_step
             if self.control.should_save:
                 state.best_model_checkpoint = str(checkpoint_folder(args.output_dir, state.global_step))

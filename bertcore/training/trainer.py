@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback
@@ -242,7 +244,8 @@ class Trainer:
             self.model.training = was_training
         metrics = {} if found.loss is None else {"loss": found.loss}
         if self.compute_metrics is not None and found.predictions and found.predictions.label_ids is not None:
-            metrics |= self.compute_metrics(found.predictions)
+            computed = self.compute_metrics(found.predictions)
+            metrics |= {name: _plain(value) for name, value in computed.items()}
         seconds = time.monotonic() - started
         metrics |= {"runtime": seconds, "samples_per_second": found.examples / seconds}
         return {_prefixed(name, prefix): value for name, value in metrics.items()}, found.predictions
@@ -257,6 +260,11 @@ class Trainer:
             "epoch": state.epoch,
         }
         return TrainOutput(state.global_step, metrics["train_loss"], metrics)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's as one of Python's, which the log and checkpoints can hold."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _prefixed(name: str, prefix: str) -> str:

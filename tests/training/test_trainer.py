@@ -338,7 +338,26 @@ def test_the_best_model_is_kept_and_loaded(tmp_path):
     assert not np.array_equal(weights[8], weights[4])
 
 
-@pytest.mark.parametrize("greater, values, steps", [(True, [1, 3, 2, 2, 9], 4), (False, [5, 4, 4.5, 4.2, 1], 4)])
+def test_a_metric_that_is_no_number_is_no_best_one(tmp_path):
+    """Numbers of NumPy's that are no floats of Python's are logged, too."""
+    values = iter([np.nan, 0.5, np.nan])
+    trainer = class_trainer(
+        tmp_path,
+        compute_metrics=lambda prediction: {"score": np.float32(next(values))},
+        max_steps=3,
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="score",
+    )
+    trainer.train()
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
+
+
+NAN = float("nan")
+STOPS = [(True, [1, 3, 2, 2, 9], 4), (False, [5, 4, 4.5, 4.2, 1], 4), (True, [NAN, 1, NAN, NAN, 2], 4)]
+
+
+@pytest.mark.parametrize("greater, values, steps", STOPS)
 def test_early_stopping(tmp_path, greater, values, steps):
     values = iter(values)
     trainer = class_trainer(
