@@ -88,9 +88,20 @@ class Run:
                 if self.control.should_training_stop or ending:
                     break
             self._finish(is_interrupted=bool(ending))
-        finally:
-            self.model.eval()
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """What follows the last step; if it fails, too, that does not hide the `error` that ended the run."""
+        self.model.eval()
+        try:
             self._call("on_train_end")
+        except Exception as other:
+            if error is None:
+                raise
+            error.add_note(f"on_train_end failed, too: {other!r}")
 
     # --- data -----------------------------------------------------------------------------------------
 

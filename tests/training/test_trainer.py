@@ -276,6 +276,21 @@ def test_gradients_that_are_no_numbers_end_the_run_before_the_step(tmp_path, mos
     assert len(json.loads((caught.value.folder / "failure.json").read_text())["non_finite_gradients"]) == 1
 
 
+def test_a_failure_at_the_end_does_not_hide_the_first(tmp_path):
+    class Full(TrainerCallback):
+        def on_train_end(self, args, state, control, **event):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fails(event):
+        raise ArithmeticError("the first")
+
+    with pytest.raises(ArithmeticError, match="the first") as caught:
+        language_trainer(tmp_path / "fails", [At(1, fails), Full]).train()
+    assert "No space left" in caught.value.__notes__[0]
+    with pytest.raises(OSError, match="No space left"):
+        language_trainer(tmp_path / "ends", [Full], max_steps=1).train()
+
+
 def accuracy(prediction):
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
