@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bertcore.checkpoint.replacing import sweep, sync, temporary_beside
@@ -71,14 +71,14 @@ def remove_checkpoint(folder: Path) -> None:
         os.replace(folder, gone)
 
 
-def remove_beyond(output_dir: str | os.PathLike, limit: int | None, best: str | None) -> None:
-    """Remove the oldest checkpoints so that `limit` are left, of which one is the best, if it is known."""
+def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterable[str | os.PathLike]) -> None:
+    """Remove the checkpoints of the first steps so that `limit` are left, but none of `kept`: the best, and the one
+    just written, which after a return to an earlier step is not that of the last."""
     if limit is None:
         return
-    found = checkpoints_in(output_dir)
-    others = [path for path in found if best is None or path.name != Path(best).name]
-    kept = max(1, limit - (len(found) - len(others)))  # the latest stays, whatever the limit
-    for folder in others[:-kept]:
+    found, names = checkpoints_in(output_dir), {Path(folder).name for folder in kept}
+    others = [folder for folder in found if folder.name not in names]
+    for folder in others[: max(0, len(found) - limit)]:
         remove_checkpoint(folder)
 
 

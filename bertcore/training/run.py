@@ -287,7 +287,7 @@ class Run:
         parts = self.model, self.tokenizer, self.optimizer, self.schedule, state, args
         write_checkpoint(folder, lambda new: save_run(new, *parts))
         self._saved_at = state.global_step
-        remove_beyond(args.output_dir, args.save_total_limit, state.best_model_checkpoint)
+        remove_beyond(args.output_dir, args.save_total_limit, filter(None, (folder, state.best_model_checkpoint)))
         self._call("on_save", folder=folder)
 
     def _call(self, event: str, **details: Any) -> None:

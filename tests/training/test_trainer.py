@@ -190,6 +190,21 @@ def test_accumulated_batches_count_by_their_labels(tmp_path):
         np.testing.assert_allclose(second.state_dict()[name], array, atol=1e-9, err_msg=name)
 
 
+def test_what_was_just_saved_stays_beside_later_checkpoints(tmp_path):
+    """After a return to an earlier step, those of the run that went further are there."""
+    seen = []
+
+    class Note(TrainerCallback):
+        def on_save(self, args, state, control, **event):
+            seen.append((event["folder"].name, event["folder"].is_dir()))
+
+    language_trainer(tmp_path, save_steps=2).train()
+    again = language_trainer(tmp_path, [Note], save_steps=2, save_total_limit=1)
+    again.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert seen == [("checkpoint-4", True), ("checkpoint-6", True), ("checkpoint-7", True)]
+    assert [name for name in names_in(tmp_path) if "check" in name] == ["checkpoint-7"]
+
+
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_once_it_is_saved(tmp_path, number):
