@@ -136,10 +136,11 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     import bertcore
     from bertcore.checkpoint.config import read_json_object
     from bertcore.presets import preset_config
+    from bertcore.training.checkpoints import checkpoints_in
 
     kind = getattr(bertcore, objective.model_class)
     if args.resume:
-        saved = max(Path(args.out).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        saved = checkpoints_in(args.out)[-1]
         return kind.from_pretrained(saved), bertcore.AutoTokenizer.from_pretrained(saved), _kind_of(args.model)
     if _kind_of(args.model) == "known":
         if args.tokenizer or args.vocab_size:

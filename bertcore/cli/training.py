@@ -78,10 +78,12 @@ def whole(text: str) -> int:
 
 def out_folder(args: argparse.Namespace) -> Path:
     """The folder of --out; CommandError if it holds something that is not to be gone on with, or nothing that is."""
+    from bertcore.training.checkpoints import checkpoints_in
+
     folder = Path(args.out)
     if folder.exists() and not folder.is_dir():
         raise CommandError(f"{folder} is not a folder")
-    has_run = folder.is_dir() and any(folder.glob("checkpoint-*"))
+    has_run = bool(checkpoints_in(folder))
     if args.resume and not has_run:
         raise CommandError(f"{folder} has no checkpoint to go on from")
     if not args.resume and folder.is_dir() and any(path.name != STORED for path in folder.iterdir()):
@@ -157,11 +159,13 @@ def train_and_tell(
 
     `measure` gives further figures of the model in a folder.
     """
+    from bertcore.training.checkpoints import checkpoints_in
+
     folder = Path(args.out)
     try:
         outcome = trainer.train(resume_from_checkpoint=args.resume)
     except KeyboardInterrupt:
-        if any(folder.glob("checkpoint-*")):
+        if checkpoints_in(folder):
             print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
         raise
     trainer.save_model(folder)
