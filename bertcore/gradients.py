@@ -30,6 +30,11 @@ class Gradients(dict[str, Any]):
             self._whole[parameter] = gradient, parts
         self.update(parts)
 
+    def accumulate(self, more: Mapping[str, Any]) -> None:
+        """Add those of another pass, in place; each parameter's array is its own (`tape.Tape.gradients`)."""
+        for name, gradient in more.items():
+            self[name] += gradient
+
     def whole(self, parameter: Parameter) -> Any:
         """The array that was added; None if an entry under the parameter's names has been replaced since."""
         gradient, parts = self._whole.get(parameter, (None, {}))

@@ -190,8 +190,7 @@ class Run:
             if grads is None:
                 grads = some
             else:
-                for name, array in some.items():
-                    grads[name] += array
+                grads.accumulate(some)
         return loss, grads
 
     def _fail(self, batches: list[Batch], loss: float, grads: Gradients) -> None:

@@ -90,7 +90,10 @@ class EmbeddingObjective(Objective):
             again, pullback = vjp(model)(**chunk)
             _, spread = pooled(again.last_hidden_state, mask, self.pooling)
             grads = pullback({"last_hidden_state": spread(grad[start : start + self.chunk])})
-            total = grads if total is None else _sum(total, grads)
+            if total is None:
+                total = grads
+            else:
+                total.accumulate(grads)
         return out, total
 
     def _checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
@@ -297,9 +300,3 @@ def _labels(labels: Any, shape: tuple[int, ...]) -> Any:
     if not np.isfinite(array).all():
         raise ValueError("labels holds inf or NaN, expected finite numbers")
     return array if array.ndim == 1 or array.shape[1] > 1 else array[:, 0]
-
-
-def _sum(left: Gradients, right: Gradients) -> Gradients:
-    for name, gradient in right.items():
-        left[name] = left[name] + gradient  # not in place: two parameters may have one array
-    return left
