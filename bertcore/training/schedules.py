@@ -10,7 +10,7 @@ from bertcore.training.optimizers import Optimizer
 
 
 def _progress(position: float, total: float) -> float:
-    return min(1.0, position / (total or 1))
+    return min(1.0, position / total) if total > 0 else float(position > 0)
 
 
 def _constant(position: float, total: float) -> float:
@@ -95,7 +95,7 @@ def get_scheduler(
     Args:
         name: "constant"; "linear", down to 0; "cosine" (`num_cycles`, 0.5 by default: down to 0); "polynomial"
             (`power`, 1 by default, and `end`, the last factor); "warmup_stable_decay", full until the last part
-            (`decay`, 0.1 by default) of the steps, and then down to `end`.
+            (`decay`, 0.1 by default) of the steps after the warm-up, and then down to `end`.
         optimizer: whose rates are set.
         num_warmup_steps: the steps of the warm-up.
         num_training_steps: all steps, those of the warm-up too; "constant" needs none.

@@ -242,6 +242,8 @@ class Trainer:
             found = run_through(self.objective, self.model, collated, keep=keep, reduce=self.reduce)
         finally:
             self.model.training = was_training
+        if not found.examples:
+            raise ValueError(f"the dataset for {prefix} gave no examples; an iterator can be read once")
         metrics = {} if found.loss is None else {"loss": found.loss}
         if self.compute_metrics is not None and found.predictions and found.predictions.label_ids is not None:
             computed = self.compute_metrics(found.predictions)

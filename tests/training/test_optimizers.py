@@ -291,6 +291,16 @@ def test_schedules_that_are_none(options, error):
         get_scheduler(optimizer=AdamW(new_model()), **options)
 
 
+def test_a_schedule_that_is_shorter_than_its_warm_up_ends_at_0():
+    optimizer = AdamW(new_model(), lr=0.5)
+    schedule = get_scheduler("linear", optimizer, num_warmup_steps=4, num_training_steps=2)
+    rates = []
+    for _ in range(7):
+        rates.append(optimizer.lr)
+        schedule.step()
+    assert rates == [0, 0.125, 0.25, 0.375, 0.5, 0, 0]
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("name", ["constant_with_warmup", "linear", "cosine", "polynomial"])
 def test_schedules_of_transformers(name):

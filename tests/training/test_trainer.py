@@ -327,6 +327,14 @@ def test_evaluate_and_predict(tmp_path):
     assert {"eval_one_loss", "eval_two_accuracy"} <= set(several)
 
 
+def test_a_dataset_that_gives_nothing_is_not_evaluated(tmp_path):
+    trainer, rows = class_trainer(tmp_path), iter(LABELLED)
+    assert "eval_loss" in trainer.evaluate(rows)
+    for nothing in (rows, []):
+        with pytest.raises(ValueError, match="the dataset for eval gave no examples"):
+            trainer.evaluate(nothing)
+
+
 def test_predictions_of_texts_of_different_lengths(tmp_path):
     trainer = language_trainer(tmp_path, per_device_eval_batch_size=5)
     found = trainer.predict(TEXTS)
