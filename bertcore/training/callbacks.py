@@ -42,6 +42,9 @@ class TrainerCallback:
         """After the last step, also where a run is interrupted."""
 
 
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+
+
 class EarlyStoppingCallback(TrainerCallback):
     """Ends a run whose evaluations have stopped to improve; needs `metric_for_best_model`, or takes eval_loss.
 
@@ -85,6 +88,10 @@ class Callbacks:
         for callback in self.all:
             if not isinstance(callback, TrainerCallback):
                 raise TypeError(f"callbacks must be TrainerCallbacks, got {type(callback).__name__}")
+            for name in dir(callback):
+                if name.startswith("on_") and name not in EVENTS:
+                    known = ", ".join(EVENTS)
+                    raise TypeError(f"{type(callback).__name__} has {name}, which is never called; {known} are")
 
     def call(self, event: str, *now: Any, **details: Any) -> None:
         """Call the method `event` of each."""

@@ -306,6 +306,14 @@ def test_a_failure_at_the_end_does_not_hide_the_first(tmp_path):
         language_trainer(tmp_path / "ends", [Full], max_steps=1).train()
 
 
+def test_a_callback_that_would_never_be_called_is_refused(tmp_path):
+    class Substep(TrainerCallback):
+        def on_substep_end(self, args, state, control, **event): ...
+
+    with pytest.raises(TypeError, match="Substep has on_substep_end, which is never called"):
+        language_trainer(tmp_path, [Substep])
+
+
 def accuracy(prediction):
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
