@@ -59,7 +59,9 @@ class LoraConfig:
             raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate of at least 0 and below 1")
         if self.task_type not in TASKS:
             raise ValueError(f"task_type is {self.task_type!r}, expected one of {', '.join(map(str, TASKS))}")
-        if not isinstance(self.target_modules, str):
+        if isinstance(self.target_modules, str):
+            _check_pattern("target_modules", self.target_modules)
+        else:
             self.target_modules = _names("target_modules", self.target_modules)
         self.modules_to_save = _names("modules_to_save", self.modules_to_save or [])
 
@@ -107,6 +109,13 @@ class LoraConfig:
             return cls(**given | {"modules_to_save": saved})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{source}: {error}") from error
+
+
+def _check_pattern(label: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{label} is {pattern!r}, which is no regular expression: {error}") from error
 
 
 def _names(label: str, given: Any) -> list[str]:

@@ -213,6 +213,7 @@ def test_counts(capsys):
         ({"modules_to_save": ["attention"]}, "fits no linear map"),  # but what is trained as it is
         ({"target_modules": "query"}, "fits no linear map"),  # a regular expression for the whole name
         ({"target_modules": [1]}, "target_modules must be a list"),
+        ({"target_modules": "(query"}, "which is no regular expression"),
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": 0}, "lora_alpha is 0"),
         ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
