@@ -1,0 +1,88 @@
+"""What a run tells of itself: the progress bar, the log, the plot, TensorBoard's files."""
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from bertcore.training import Trainer, TrainingArguments, reports
+from tests.training.test_trainer import LABELLED, classifier, collate
+
+
+def run_of_4_steps(folder, report_to, **settings):
+    settings |= {"max_steps": 4, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no"}
+    args = TrainingArguments(folder, per_device_train_batch_size=4, report_to=report_to, **settings)
+    trainer = Trainer(classifier(), args, collate, LABELLED, LABELLED[:9])
+    trainer.train()
+    return trainer
+
+
+def test_the_bar_and_the_log(tmp_path, capsys):
+    trainer = run_of_4_steps(tmp_path, "none", disable_tqdm=False)
+    shown = capsys.readouterr().err
+    assert "4/4" in shown and "loss " in shown and "tokens/s" in shown
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines == trainer.state.log_history
+    assert [line["step"] for line in lines] == [1, 2, 2, 3, 4, 4]
+    assert [("loss" in line, "eval_loss" in line) for line in lines[:3]] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_the_plot(tmp_path, monkeypatch):
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn, save = [], figures.Figure.savefig
+
+    def savefig(figure, *where, **options):
+        drawn.append(figure)
+        save(figure, *where, **options)
+
+    monkeypatch.setattr(figures.Figure, "savefig", savefig)
+    history = run_of_4_steps(tmp_path, ["plot"], disable_tqdm=True).state.log_history
+    ((axes,),) = [figure.axes for figure in drawn]
+    for line, name in zip(axes.lines, ("loss", "eval_loss"), strict=True):
+        assert [tuple(point) for point in line.get_xydata()] == [
+            (logs["step"], logs[name]) for logs in history if name in logs
+        ]
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "loss.png"]
+
+
+class Writer:
+    """What TensorBoard's writer is called with."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, folder):
+        self.folder, self.scalars, self.is_closed = folder, [], False
+        self.made.append(self)
+
+    def add_scalar(self, tag, data, step):
+        self.scalars.append((tag, data, step))
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_scalars_of_tensorboard(tmp_path, monkeypatch):
+    for name in ("tensorboard", "tensorboard.summary"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(Writer=Writer))
+    monkeypatch.setattr(reports, "find_spec", lambda name: name == "tensorboard" or None)
+    history = run_of_4_steps(tmp_path, "tensorboard", disable_tqdm=True).state.log_history
+    (writer,) = Writer.made
+    assert writer.folder == str(tmp_path / "runs") and writer.is_closed
+    assert writer.scalars == [
+        (name, value, logs["step"]) for logs in history for name, value in logs.items() if name != "step"
+    ]
+
+
+def test_a_report_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="report_to has 'plot', which needs matplotlib"):
+        reports.reports_of(TrainingArguments(tmp_path, report_to="plot"))
+    assert len(reports.reports_of(TrainingArguments(tmp_path, report_to="all"))) == 2
