@@ -47,7 +47,8 @@ class Batches:
         drop_last: bool = False,
         seed: int = 0,
     ):
-        if not (_is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)) or isinstance(dataset, str):
+        is_any = _is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)
+        if not is_any or isinstance(dataset, str | Mapping):
             raise TypeError(f"dataset must be a sequence or an iterable of examples, got {type(dataset).__name__}")
         batch_size = check_count("batch_size", batch_size)
         max_tokens = None if max_tokens is None else check_count("max_tokens", max_tokens)

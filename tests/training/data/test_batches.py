@@ -150,6 +150,7 @@ def test_datasets_of_hugging_face():
         ({"group_by_length": 1}, "group_by_length is 1"),
         ({"dataset": "text"}, "dataset must"),
         ({"dataset": 3}, "dataset must"),
+        ({"dataset": {"train": EXAMPLES}}, "dataset must be a sequence or an iterable of examples, got dict"),
     ],
 )
 def test_settings_that_are_none(options, error):
