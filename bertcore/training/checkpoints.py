@@ -1,7 +1,8 @@
 """The checkpoints of a run: folders that appear whole or not at all.
 
 A folder is written under a temporary name, brought to the disk, and renamed. A process that is killed at any moment
-leaves the checkpoints that were there; an error (a full disk) likewise, and what was begun is removed.
+leaves the checkpoints that were there, but perhaps one of the same step, which a run that returned to an earlier one is
+replacing; an error (a full disk) leaves them all, and what was begun is removed.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.nn.functional.losses import IGNORED
 from bertcore.training.checks import check_flag
 
-IGNORED = -100
 UNITS = ("token", "word", "span")
 SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # of a span's end after each word; in words
 
