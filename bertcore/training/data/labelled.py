@@ -12,6 +12,7 @@ import numpy as np
 
 from bertcore.training.data.files import Record, wrong_record
 from bertcore.training.masking import IGNORED
+from bertcore.training.truncation import is_cut
 
 AT_ONCE = 256  # records that are tokenised together
 DOCUMENT = "-DOCSTART-"  # what begins a document among CoNLL's lines
@@ -89,7 +90,7 @@ class LabelledTexts:
         columns = [self.text] if self.text_pair is None else [self.text, self.text_pair]
         for some in _in_parts(records):
             texts = [[_text(record, number, column) for number, record in some] for column in columns]
-            batch = tokenizer(*texts, truncation=_truncation(tokenizer, max_length), max_length=max_length)
+            batch = tokenizer(*texts, truncation=is_cut(tokenizer, max_length), max_length=max_length)
             for index, (number, record) in enumerate(some):
                 label = self._label(_value(record, number, self.label), record, number)
                 yield {name: rows[index] for name, rows in batch.items()} | {"label": label}
@@ -151,7 +152,7 @@ class LabelledWords:
         numbers = {name: index for index, name in enumerate(self.labels)}
         rows = self._rows(records)
         while some := list(islice(rows, AT_ONCE)):
-            options = {"truncation": _truncation(tokenizer, max_length), "max_length": max_length}
+            options = {"truncation": is_cut(tokenizer, max_length), "max_length": max_length}
             batch = tokenizer([words for _, _, words, _ in some], is_split_into_words=True, **options)
             for index, (number, record, _, tags) in enumerate(some):
                 _check_known(set(tags), self.labels, record, number)
@@ -232,11 +233,6 @@ def _in_parts(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Numbered]]:
     numbered = enumerate(records)
     while some := list(islice(numbered, AT_ONCE)):
         yield some
-
-
-def _truncation(tokenizer: Any, max_length: int | None) -> bool:
-    """Whether there is a length to cut to."""
-    return max_length is not None or tokenizer.model_max_length < 10**9
 
 
 def _value(record: Mapping[str, Any], number: int, column: str) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-NO_LIMIT = 10**9  # a tokenizer's model_max_length from which on its files state none
+from bertcore.training.truncation import is_cut
+
 LABELS = ("label", "labels", "score", "scores")
 
 
@@ -25,7 +26,6 @@ class ColumnCollator:
 
     def __init__(self, tokenizer: Any, max_length: int | None = None):
         self.tokenizer, self.max_length = tokenizer, max_length
-        self._has_limit = max_length is not None or tokenizer.model_max_length < NO_LIMIT
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The batch: input_ids and what else the model takes, (examples, columns, length), and labels.
@@ -46,7 +46,7 @@ class ColumnCollator:
                 kind = type(example[wrong[0]]).__name__
                 raise TypeError(f"examples[{index}][{wrong[0]!r}] is {kind}, expected a text")
         texts = [example[name] for example in examples for name in columns]
-        cuts = {"truncation": self._has_limit, "max_length": self.max_length}
+        cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
         rows = self.tokenizer(texts, padding=True, return_tensors="np", **cuts)
         batch = {name: array.reshape(len(examples), len(columns), -1) for name, array in rows.items()}
         for name in set(names) - set(columns):
