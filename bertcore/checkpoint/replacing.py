@@ -36,7 +36,7 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
         note = _temporary(guard, cleanup)
         note.write_bytes(NOTE)
         for target, write in zip(targets, writers.values(), strict=True):
-            with _naming(target):
+            with naming(target):
                 write(new[target])
                 shutil.copymode(note, new[target])  # safetensors makes files that only their owner may read
                 sync(new[target])
@@ -51,16 +51,16 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
 
 
 def _switch(guard: Path, others: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path], note: Path) -> None:
-    with _naming(guard):
+    with naming(guard):
         os.replace(note, guard)
     sync(guard.parent)
     for target in others:
-        with _naming(target):
+        with naming(target):
             if os.path.lexists(target):
                 os.replace(target, old[target])
             os.replace(new[target], target)
     sync(guard.parent)
-    with _naming(guard):
+    with naming(guard):
         os.replace(new[guard], guard)
 
 
@@ -140,7 +140,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _naming(target: Path) -> Iterator[None]:
+def naming(target: Path) -> Iterator[None]:
     """A block in which an error of the system names `target` and not the temporary file, which no user knows."""
     try:
         yield

@@ -158,7 +158,7 @@ def _add_common_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in UNWRITABLE and error.filename is None:
+    if type(error) is OSError and error.errno in UNWRITABLE and error.filename is None:
         return f"stdout cannot be written: {error.strerror}"
     message = _plain(error)
     if isinstance(error, EXPECTED_ERRORS) and message:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.checkpoint.replacing import naming
 from bertcore.training.checkpoints import write_folder
 
 
-class TrainingDiverged(ArithmeticError):
+class TrainingDiverged(RuntimeError):
     """The loss or a gradient is inf or NaN; `folder` has the batches and the model of the step."""
 
     def __init__(self, message: str, folder: Path):
@@ -37,4 +38,5 @@ def keep_for_post_mortem(
             np.savez(new / f"batch-{number}.npz", **{name: np.asarray(value) for name, value in batch.items()})
         (new / "failure.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
-    write_folder(folder, fill)
+    with naming(folder):
+        write_folder(folder, fill)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bertcore.checkpoint.replacing import temporary_beside
+from bertcore.checkpoint.replacing import naming, temporary_beside
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import TrainerCallback
 from bertcore.training.state import TrainerControl, TrainerState
@@ -24,13 +24,14 @@ class JsonLog(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Write the lines that there are."""
         file = Path(args.output_dir) / LOG_NAME
-        with temporary_beside(file) as new:
+        with temporary_beside(file) as new, naming(file):
             new.write_text("".join(json.dumps(logs) + "\n" for logs in state.log_history), encoding="utf-8")
             os.replace(new, file)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Append a line."""
-        with open(Path(args.output_dir) / LOG_NAME, "a", encoding="utf-8") as file:
+        path = Path(args.output_dir) / LOG_NAME
+        with naming(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(event["logs"]) + "\n")
 
 
@@ -92,7 +93,7 @@ class LossPlot(TrainerCallback):
         if axes.lines:
             axes.legend()
         file = Path(args.output_dir) / PLOT_NAME
-        with temporary_beside(file) as new:
+        with temporary_beside(file) as new, naming(file):
             figure.savefig(new, format="png", dpi=120)
             os.replace(new, file)
 

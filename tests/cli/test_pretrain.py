@@ -1,5 +1,6 @@
 """`bertcore pretrain`: a model and its tokenizer from texts, interrupted runs, and what is refused."""
 
+import errno
 import json
 import re
 import signal
@@ -10,6 +11,7 @@ from bertcore import AutoModelForMaskedLM, AutoTokenizer, load_model
 from bertcore.checkpoint import open_checkpoint
 from bertcore.cli import main
 from bertcore.training import run as training_run
+from bertcore.training import run_files
 from bertcore.training.data import StoredExamples
 from tests.tiny_bert import CONFIG, random_texts
 
@@ -135,6 +137,22 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
     monkeypatch.setattr("bertcore.training.data.store_examples", None)  # they are there
     assert pretrain(inputs, tmp_path / "parts", "--resume") == 0
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+def test_what_ends_a_run_is_told_in_a_line(inputs, tmp_path, capsys, monkeypatch):
+    def full(file, arrays):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_files, "write_safetensors", full)
+        assert pretrain(inputs, tmp_path / "full") == 1
+    shown = capsys.readouterr().err
+    assert re.search("bertcore pretrain: .*No space left on device while writing .*checkpoint-3; there is no", shown)
+    monkeypatch.setattr(training_run, "grad_norm", lambda grads: float("inf"))
+    monkeypatch.setattr(training_run, "clip_grad_norm", lambda grads, most: float("inf"))
+    assert pretrain(inputs, tmp_path / "diverged") == 1
+    shown = capsys.readouterr().err
+    assert re.search("bertcore pretrain: step 1: the loss is .*diverged-1\n", shown)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -32,6 +33,13 @@ def test_the_bar_and_the_log(tmp_path, capsys):
         (False, True),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_log_on_a_full_disk_is_told_by_its_name(tmp_path):
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*log.jsonl'"):
+        reports.JsonLog().on_log(TrainingArguments(tmp_path), None, None, logs={"loss": 1.0})
 
 
 def test_the_plot(tmp_path, monkeypatch):

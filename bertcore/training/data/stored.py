@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -93,12 +93,13 @@ def store_examples(
     Raises:
         FileExistsError: if there is something.
         TypeError, ValueError: which example has other keys or kinds than the first, or is none.
+        OSError: naming the folder, if it cannot be written.
     """
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} is there already, expected a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_beside(folder) as beside:
+    with temporary_beside(folder) as beside, _named(folder):
         beside.mkdir()
         count, columns = _write(beside, examples)
         known = {name: {"dtype": DTYPES[kind.code], "scalar": kind.is_scalar} for name, kind in columns.items()}
@@ -175,6 +176,17 @@ class _Column:
             return self._values[index].item()
         start = int(self._ends[index - 1]) if index else 0
         return np.array(self._values[start : int(self._ends[index])])
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """A block in which an error of the system without a file's name, that of a write, gets the folder's."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:

@@ -2,6 +2,7 @@
 
 import pickle
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,17 @@ def test_what_was_stored_comes_back(tmp_path, monkeypatch, buffered):
         check_same(read[-1], EXAMPLES[-1])
     with pytest.raises(IndexError):
         stored[len(EXAMPLES)]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_told_by_the_folder(tmp_path, monkeypatch):
+    def full(path, stack):
+        return stack.enter_context(Path("/dev/full").open("wb"))
+
+    monkeypatch.setattr(module, "_opened", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*new'"):
+        store_examples(tmp_path / "new", EXAMPLES)
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_examples(tmp_path):
