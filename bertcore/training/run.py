@@ -72,7 +72,9 @@ class Run:
         length = self.state.max_steps
         parts = self.model, self.optimizer, self.schedule
         self.state = load_run(folder, *parts, self.args, num_examples=self.batches.num_examples)
-        self.state.max_steps = length
+        self.state.max_steps, best = length, self.state.best_model_checkpoint
+        if best is not None:  # it stands beside the one to go on from, wherever they were moved to
+            self.state.best_model_checkpoint = str(folder.parent / Path(best).name)
         self.callbacks.load_state_dict(self.state.callbacks)
         self._saved_at = self.state.global_step
 

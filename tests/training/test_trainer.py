@@ -399,6 +399,18 @@ def test_a_metric_that_is_no_number_is_no_best_one(tmp_path):
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
 
 
+def test_the_best_model_is_found_where_the_folder_was_moved_to(tmp_path):
+    values = iter([0.9, 0.1, 0.2])
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    settings |= {"metric_for_best_model": "score", "load_best_model_at_end": True}
+    settings |= {"compute_metrics": lambda prediction: {"score": next(values)}}
+    class_trainer(tmp_path / "here", max_steps=4, **settings).train()
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = class_trainer(tmp_path / "there", max_steps=6, **settings)
+    moved.train(resume_from_checkpoint=True)
+    assert moved.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-2")
+
+
 NAN = float("nan")
 STOPS = [(True, [1, 3, 2, 2, 9], 4), (False, [5, 4, 4.5, 4.2, 1], 4), (True, [NAN, 1, NAN, NAN, 2], 4)]
 
