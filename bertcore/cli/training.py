@@ -12,7 +12,7 @@ from typing import Any
 from bertcore.cli.common import CommandError, positive
 from bertcore.cli.tables import printable
 
-STORED = "examples"  # in the --out folder: the corpus as tokens, which may be there from a run that had no step yet
+STORED = "examples"  # in the --out folder: the corpus as tokens; with the log, what a run without checkpoints left
 
 
 def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: int, batch: int, length: str) -> None:
@@ -78,15 +78,18 @@ def whole(text: str) -> int:
 
 def out_folder(args: argparse.Namespace) -> Path:
     """The folder of --out; CommandError if it holds something that is not to be gone on with, or nothing that is."""
+    from bertcore.checkpoint.replacing import sweep
     from bertcore.training.checkpoints import checkpoints_in
+    from bertcore.training.reports import LOG_NAME
 
     folder = Path(args.out)
     if folder.exists() and not folder.is_dir():
         raise CommandError(f"{folder} is not a folder")
+    sweep(folder / STORED)
     has_run = bool(checkpoints_in(folder))
     if args.resume and not has_run:
         raise CommandError(f"{folder} has no checkpoint to go on from")
-    if not args.resume and folder.is_dir() and any(path.name != STORED for path in folder.iterdir()):
+    if not args.resume and folder.is_dir() and any(path.name not in (STORED, LOG_NAME) for path in folder.iterdir()):
         hint = "go on with --resume, or give" if has_run else "give"
         raise CommandError(f"{folder} holds files: {hint} a new or empty folder")
     return folder

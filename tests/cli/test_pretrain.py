@@ -80,6 +80,16 @@ def test_pairs_of_sentences(inputs, tmp_path, capsys, objective, config):
     assert example["next_sentence_label" if objective == "mlm+nsp" else "sentence_order_label"] in (0, 1)
 
 
+def test_what_a_run_without_checkpoints_left_is_no_hindrance(inputs, tmp_path):
+    (tmp_path / "out" / ".examples.999999999.0123abcd.tmp").mkdir(parents=True)  # no such process
+    (tmp_path / "out" / "examples").mkdir()
+    (tmp_path / "out" / "examples" / "examples.json").write_text("{}")
+    (tmp_path / "out" / "log.jsonl").write_text("{}\n")
+    assert pretrain(inputs, tmp_path / "out") == 0
+    assert len(StoredExamples(tmp_path / "out" / "examples")) > 0
+    assert not list((tmp_path / "out").glob(".*"))
+
+
 def test_a_causal_model(inputs, tmp_path, capsys):
     assert pretrain(inputs, tmp_path / "out", "--objective", "clm", "--max-length", "16", model="gpt2.json") == 0
     assert "next_word_accuracy" in capsys.readouterr().out
