@@ -2,7 +2,7 @@
 
     python examples/finetune_films.py [--epochs 2] [--out films]
 
-Sentences with a mean score beyond 0.5 in either direction; the last 2,000 are held out.
+Sentences with a mean score beyond 0.5 in either direction, shuffled (the file has good ones first); 2,000 are held out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 
+import numpy as np
 from corpora import film_snippets
 
 from bertcore import AutoModelForSequenceClassification, AutoTokenizer
@@ -38,6 +39,7 @@ def main() -> None:
     given = parser.parse_args()
 
     labelled = [(text, int(score > 0)) for text, score in film_snippets() if abs(score) > 0.5]
+    labelled = [labelled[index] for index in np.random.default_rng(0).permutation(len(labelled))]
     train, held_out = labelled[:-HELD_OUT], labelled[-HELD_OUT:]
     folder = demo_model_folder()
     tokenizer = AutoTokenizer.from_pretrained(folder)
