@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from bertcore.training import Trainer, TrainingArguments, reports
-from tests.training.test_trainer import LABELLED, classifier, collate
+from tests.training.tiny_runs import LABELLED, classifier, collate
 
 
 def run_of_4_steps(folder, report_to, **settings):

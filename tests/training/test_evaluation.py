@@ -1,0 +1,134 @@
+"""Evaluations of the Trainer, and the best model by them."""
+
+import numpy as np
+import pytest
+
+from bertcore.training import (
+    EarlyStoppingCallback,
+    EvalPrediction,
+    TrainerCallback,
+)
+from tests.tiny_bert import CONFIG
+from tests.training.tiny_runs import (
+    LABELLED,
+    LENGTHS,
+    TEXTS,
+    accuracy,
+    class_trainer,
+    collate,
+    language_trainer,
+    names_in,
+)
+
+
+def test_evaluate_and_predict(tmp_path):
+    trainer = class_trainer(tmp_path, compute_metrics=accuracy, per_device_eval_batch_size=4)
+    batch = collate(LABELLED[:9])
+    out = trainer.model(**batch)
+    metrics = trainer.evaluate()
+    assert metrics["eval_loss"] == pytest.approx(float(out.loss), rel=1e-5)  # 4 + 4 + 1, each by its labels
+    expected = accuracy(EvalPrediction(out.logits, batch["labels"]))
+    assert metrics["eval_accuracy"] == expected["accuracy"]
+    assert set(metrics) == {"eval_loss", "eval_accuracy", "eval_runtime", "eval_samples_per_second"}
+    predicted = trainer.predict(LABELLED[:9])
+    np.testing.assert_allclose(predicted.predictions, out.logits, atol=1e-6)
+    np.testing.assert_array_equal(predicted.label_ids, batch["labels"])
+    assert predicted.metrics["test_accuracy"] == metrics["eval_accuracy"]
+    several = trainer.evaluate({"one": LABELLED[:2], "two": LABELLED[2:5]})
+    assert {"eval_one_loss", "eval_two_accuracy"} <= set(several)
+
+
+def test_a_dataset_that_gives_nothing_is_not_evaluated(tmp_path):
+    trainer, rows = class_trainer(tmp_path), iter(LABELLED)
+    assert "eval_loss" in trainer.evaluate(rows)
+    for nothing in (rows, []):
+        with pytest.raises(ValueError, match="the dataset for eval gave no examples"):
+            trainer.evaluate(nothing)
+
+
+def test_predictions_of_texts_of_different_lengths(tmp_path):
+    trainer = language_trainer(tmp_path, per_device_eval_batch_size=5)
+    found = trainer.predict(TEXTS)
+    assert found.predictions.shape == (len(TEXTS), max(LENGTHS), CONFIG["vocab_size"])
+    assert found.label_ids.shape == (len(TEXTS), max(LENGTHS))
+    assert (found.label_ids[0, LENGTHS[0] :] == -100).all()
+    reduced = language_trainer(tmp_path, per_device_eval_batch_size=5)
+    reduced.reduce = lambda logits, labels: logits.argmax(-1)
+    best = reduced.predict(TEXTS).predictions
+    assert best.shape == found.label_ids.shape
+    np.testing.assert_array_equal(best[0, : LENGTHS[0]], found.predictions[0, : LENGTHS[0]].argmax(-1))
+
+
+def test_the_best_model_is_kept_and_loaded(tmp_path):
+    values = iter([0.2, 0.9, 0.1, 0.3])
+    weights = {}
+
+    class Note(TrainerCallback):
+        def on_evaluate(self, args, state, control, **event):
+            weights[state.global_step] = event["model"].state_dict()["classifier.weight"].copy()
+
+    trainer = class_trainer(
+        tmp_path,
+        [Note],
+        compute_metrics=lambda prediction: {"score": next(values)},
+        max_steps=8,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+    )
+    trainer.train()
+    assert trainer.state.best_metric == 0.9 and trainer.state.best_global_step == 4
+    assert [name for name in names_in(tmp_path) if "check" in name] == ["checkpoint-4", "checkpoint-8"]
+    np.testing.assert_array_equal(trainer.model.state_dict()["classifier.weight"], weights[4])
+    assert not np.array_equal(weights[8], weights[4])
+
+
+def test_a_metric_that_is_no_number_is_no_best_one(tmp_path):
+    """Numbers of NumPy's that are no floats of Python's are logged, too."""
+    values = iter([np.nan, 0.5, np.nan])
+    trainer = class_trainer(
+        tmp_path,
+        compute_metrics=lambda prediction: {"score": np.float32(next(values))},
+        max_steps=3,
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="score",
+    )
+    trainer.train()
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
+
+
+def test_the_best_model_is_found_where_the_folder_was_moved_to(tmp_path):
+    values = iter([0.9, 0.1, 0.2])
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    settings |= {"metric_for_best_model": "score", "load_best_model_at_end": True}
+    settings |= {"compute_metrics": lambda prediction: {"score": next(values)}}
+    class_trainer(tmp_path / "here", max_steps=4, **settings).train()
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = class_trainer(tmp_path / "there", max_steps=6, **settings)
+    moved.train(resume_from_checkpoint=True)
+    assert moved.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-2")
+
+
+NAN = float("nan")
+STOPS = [(True, [1, 3, 2, 2, 9], 4), (False, [5, 4, 4.5, 4.2, 1], 4), (True, [NAN, 1, NAN, NAN, 2], 4)]
+
+
+@pytest.mark.parametrize("greater, values, steps", STOPS)
+def test_early_stopping(tmp_path, greater, values, steps):
+    values = iter(values)
+    trainer = class_trainer(
+        tmp_path,
+        [EarlyStoppingCallback(early_stopping_patience=2)],
+        compute_metrics=lambda prediction: {"score": float(next(values))},
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="score",
+        greater_is_better=greater,
+    )
+    trainer.train()
+    assert trainer.state.global_step == steps

@@ -1,0 +1,205 @@
+"""What a run keeps: resumed runs end with the bits of uninterrupted ones, and nothing that was saved is lost."""
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from bertcore import (
+    AutoModelForMaskedLM,
+    value_and_grad,
+)
+from bertcore.training import (
+    NotSaved,
+    TrainerCallback,
+    TrainingDiverged,
+    run_files,
+)
+from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, without_times
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "group_by_length": True, "optim": "lamb"},
+        {"max_tokens_per_batch": 25, "warmup_steps": 0.3, "lr_scheduler_type": "cosine"},
+        {"max_steps": -1, "num_train_epochs": 1.5, "save_strategy": "epoch", "gradient_checkpointing": True},
+    ],
+)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, settings):
+    whole = language_trainer(tmp_path / "whole", **settings)
+    done = whole.train()
+    first, *_ = sorted((tmp_path / "whole").glob("checkpoint-*"))
+    (tmp_path / "resumed").mkdir()
+    first.rename(tmp_path / "resumed" / first.name)
+    resumed = language_trainer(tmp_path / "resumed", **settings)
+    assert resumed.train(resume_from_checkpoint=True)[:2] == done[:2]
+    assert resumed.state.global_step > int(first.name.split("-")[1])
+    assert_same_weights(whole.model, resumed.model)
+    assert without_times(resumed.state.log_history) == without_times(whole.state.log_history)
+    lines = (tmp_path / "resumed" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == resumed.state.log_history
+
+
+def test_what_was_just_saved_stays_beside_later_checkpoints(tmp_path):
+    """After a return to an earlier step, those of the run that went further are there."""
+    seen = []
+
+    class Note(TrainerCallback):
+        def on_save(self, args, state, control, **event):
+            seen.append((event["folder"].name, event["folder"].is_dir()))
+
+    language_trainer(tmp_path, save_steps=2).train()
+    again = language_trainer(tmp_path, [Note], save_steps=2, save_total_limit=1)
+    again.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert seen == [("checkpoint-4", True), ("checkpoint-6", True), ("checkpoint-7", True)]
+    assert [name for name in names_in(tmp_path) if "check" in name] == ["checkpoint-7"]
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_once_it_is_saved(tmp_path, number):
+    whole = language_trainer(tmp_path / "whole", save_strategy="no")
+    whole.train()
+    stopped = language_trainer(tmp_path / "stopped", [At(4, lambda event: signal.raise_signal(number))], save_steps=100)
+    before = signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stopped.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [name for name in names_in(tmp_path / "stopped") if "check" in name] == ["checkpoint-4"]
+    resumed = language_trainer(tmp_path / "stopped", save_steps=100)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(whole.model, resumed.model)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_second_signal_acts_at_once(tmp_path):
+    def twice(event):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        language_trainer(tmp_path, [At(2, twice)], save_steps=100).train()
+    assert not [name for name in names_in(tmp_path) if "checkpoint" in name]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    write = run_files.write_safetensors
+
+    def fails(event):
+        def full(file, arrays):
+            write(file, {name: arrays[name] for name in list(arrays)[:1]})
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        run_files.write_safetensors = full
+
+    message = r"No space left.*checkpoint-6; the last whole checkpoint is .*checkpoint-3"
+    with mock.patch.object(run_files, "write_safetensors", write), pytest.raises(NotSaved, match=message):
+        language_trainer(tmp_path, [At(5, fails)]).train()
+    assert [name for name in names_in(tmp_path) if "checkpoint" in name] == ["checkpoint-3"]
+    resumed = language_trainer(tmp_path)
+    resumed.train(resume_from_checkpoint=True)
+    whole = language_trainer(tmp_path / "whole")
+    whole.train()
+    assert_same_weights(whole.model, resumed.model)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_is_kept(tmp_path):
+    def spoil(event):
+        parameter = next(iter(event["model"].parameters()))
+        parameter.change(lambda array: array.fill(np.nan))
+
+    with pytest.raises(TrainingDiverged, match="step 3: the loss is nan") as caught:
+        language_trainer(tmp_path, [At(2, spoil)], gradient_accumulation_steps=2).train()
+    folder = caught.value.folder
+    assert names_in(folder) == ["batch-0.npz", "batch-1.npz", "config.json", "failure.json", "model.safetensors"]
+    assert json.loads((folder / "failure.json").read_text())["step"] == 3
+    batch = np.load(folder / "batch-0.npz")
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    out, _ = value_and_grad(model)(**batch)
+    assert np.isnan(out.loss)
+
+
+@pytest.mark.parametrize("most", [1.0, 0.0])
+def test_gradients_that_are_no_numbers_end_the_run_before_the_step(tmp_path, most):
+    trainer = language_trainer(tmp_path, max_grad_norm=most)
+    before = {name: array.copy() for name, array in trainer.model.state_dict().items()}
+    spoiled = trainer.objective.value_and_grad
+
+    def value_and_grad_with_inf(model, batch):
+        out, grads = spoiled(model, batch)
+        next(iter(grads.values())).flat[0] = np.inf
+        return out, grads
+
+    trainer.objective.value_and_grad = value_and_grad_with_inf
+    with pytest.raises(TrainingDiverged, match="norm of the gradients inf") as caught:
+        trainer.train()
+    for name, array in trainer.model.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+    assert len(json.loads((caught.value.folder / "failure.json").read_text())["non_finite_gradients"]) == 1
+
+
+def test_a_failure_at_the_end_does_not_hide_the_first(tmp_path):
+    class Full(TrainerCallback):
+        def on_train_end(self, args, state, control, **event):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fails(event):
+        raise ArithmeticError("the first")
+
+    with pytest.raises(ArithmeticError, match="the first") as caught:
+        language_trainer(tmp_path / "fails", [At(1, fails), Full]).train()
+    assert "No space left" in caught.value.__notes__[0]
+    with pytest.raises(OSError, match="No space left"):
+        language_trainer(tmp_path / "ends", [Full], max_steps=1).train()
+
+
+def test_what_is_there_is_not_overwritten(tmp_path):
+    language_trainer(tmp_path).train()
+    with pytest.raises(ValueError, match="checkpoint-7 already"):
+        language_trainer(tmp_path).train()
+    with pytest.raises(ValueError, match=r"seed is 1, in .* it was 42"):
+        language_trainer(tmp_path, seed=1).train(resume_from_checkpoint=True)
+    fewer = language_trainer(tmp_path)
+    fewer.train_dataset = TEXTS[1:]
+    with pytest.raises(ValueError, match=r"the number of examples is 22, in .* it was 23"):
+        fewer.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="no checkpoint of a run"):
+        language_trainer(tmp_path).train(resume_from_checkpoint=tmp_path)
+
+
+KILLED = """
+import sys
+from tests.training.tiny_runs import language_trainer
+language_trainer(sys.argv[1], max_steps=60, save_steps=1).train(resume_from_checkpoint=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path):
+    """kill -9 at moments that differ, most of them while a checkpoint is being written: each time it goes on."""
+    whole = language_trainer(tmp_path / "whole", max_steps=60, save_strategy="no")
+    whole.train()
+    folder = tmp_path / "killed"
+    for extra in (0.0, 0.003, 0.011, 0.027):
+        reached = max((int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*")), default=0)
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(folder)]) as process:
+            while not (folder / f"checkpoint-{reached + 5}").exists() and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(extra)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+    resumed = language_trainer(folder, max_steps=60, save_steps=1)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(whole.model, resumed.model)
+    assert not list(folder.glob(".*"))

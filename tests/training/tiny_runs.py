@@ -1,0 +1,93 @@
+"""Small runs that the tests of the Trainer share."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bertcore import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
+from bertcore.training import (
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from tests.tiny_bert import CONFIG
+
+RNG = np.random.default_rng(5)
+LENGTHS = RNG.integers(2, 14, 23).tolist()
+TEXTS = [{"input_ids": RNG.integers(5, CONFIG["vocab_size"], length).tolist()} for length in LENGTHS]
+LABELLED = [{**text, "label": int(index % 3 == 0)} for index, text in enumerate(TEXTS)]
+
+
+class MaskingCollator:
+    """Masks at random, as a collator of the caller's own may."""
+
+    rng = None
+
+    def __call__(self, examples):
+        width = max(len(example["input_ids"]) for example in examples)
+        ids, mask = np.zeros((2, len(examples), width), np.int64)
+        for row, example in enumerate(examples):
+            ids[row, : len(example["input_ids"])] = example["input_ids"]
+            mask[row, : len(example["input_ids"])] = 1
+        is_chosen = (self.rng.random(ids.shape) < 0.3) & (mask == 1)
+        labels = np.where(is_chosen, ids, -100)
+        return {"input_ids": np.where(is_chosen, 3, ids), "attention_mask": mask, "labels": labels}
+
+
+def collate(examples):
+    made = MaskingCollator.__call__(type("NoMask", (), {"rng": np.random.default_rng(0)}), examples)
+    ids = np.zeros_like(made["input_ids"])
+    for row, example in enumerate(examples):
+        ids[row, : len(example["input_ids"])] = example["input_ids"]
+    return {**made, "input_ids": ids, "labels": np.array([example["label"] for example in examples])}
+
+
+def language_trainer(folder, callbacks=(), **settings):
+    model = AutoModelForMaskedLM.from_config({**CONFIG, "hidden_dropout_prob": 0.1}, seed=2)
+    given = {"max_steps": 7, "learning_rate": 1e-2, "logging_steps": 2, "save_steps": 3}
+    given |= {"per_device_train_batch_size": 4}
+    args = TrainingArguments(output_dir=folder, report_to="none", disable_tqdm=True, **(given | settings))
+    return Trainer(model, args, MaskingCollator(), TEXTS, callbacks=callbacks)
+
+
+def classifier(**config):
+    return AutoModelForSequenceClassification.from_config({**CONFIG, **config}, num_labels=2, seed=2)
+
+
+def class_trainer(folder, callbacks=(), model=None, compute_metrics=None, **settings):
+    given = {"max_steps": 6, "learning_rate": 1e-2, "per_device_train_batch_size": 4, "save_strategy": "no"}
+    args = TrainingArguments(output_dir=folder, report_to="none", disable_tqdm=True, **(given | settings))
+    options = {"eval_dataset": LABELLED[:9], "compute_metrics": compute_metrics, "callbacks": callbacks}
+    return Trainer(model or classifier(), args, collate, LABELLED, **options)
+
+
+def assert_same_weights(first, second):
+    assert first.state_dict().keys() == second.state_dict().keys()
+    for name, array in first.state_dict().items():
+        np.testing.assert_array_equal(array, second.state_dict()[name], err_msg=name)
+
+
+def without_times(history):
+    return [{name: value for name, value in logs.items() if name != "seconds"} for logs in history]
+
+
+class At(TrainerCallback):
+    """Does something at the end of one step."""
+
+    def __init__(self, step, action):
+        self.step, self.action = step, action
+
+    def on_step_end(self, args, state, control, **event):
+        if state.global_step == self.step:
+            self.action(event)
+
+
+def names_in(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def accuracy(prediction):
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
