@@ -67,7 +67,7 @@ class Encoded:
     packed: PackedBatch
     inputs: EncoderInput
     hidden: Any
-    traced: Mapping[str, tuple | None] = field(default_factory=dict)
+    traced: dict[str, tuple | None] = field(default_factory=dict)
     pooler: Block | None = None
 
     @lock_free_property

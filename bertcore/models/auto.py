@@ -38,7 +38,7 @@ class AutoModel(Model):
     def _output(self, encoded: Encoded) -> EncoderOutput:
         pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(encoded.pooled)
         hidden = encoded.packed.pad(encoded.hidden)
-        return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, **encoded.traced)
+        return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, traced=encoded.traced)
 
 
 class AutoModelForMaskedLM(ModelWithHeads):
@@ -58,7 +58,7 @@ class AutoModelForMaskedLM(ModelWithHeads):
         if labels is not None:
             labels = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
         loss, logits = self._words(self.heads[0], encoded, labels)
-        return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
+        return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
 
 class _SequenceModel(ModelWithHeads):
@@ -79,7 +79,7 @@ class _SequenceModel(ModelWithHeads):
             _check_tokens(encoded)
             ((name, labels),) = given.items()
             loss = self._loss(logits, labels, name)
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(logits), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(logits), traced=encoded.traced)
 
     def _loss(self, logits: Any, labels: Any, name: str) -> Any:
         return losses.sequence_loss(logits, labels, self._num_classes(), name=name)
@@ -150,7 +150,7 @@ class AutoModelForMultipleChoice(_SequenceModel):
             scores = functional.reshape(logits, shape=(-1, num_choices))
             loss = losses.sequence_loss(scores, labels, num_choices)
         logits = functional.reshape(encoded.packed.pad_sequences(logits), shape=(-1, num_choices))
-        return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
+        return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
 
 class AutoModelForTokenClassification(ModelWithHeads):
@@ -176,7 +176,7 @@ class AutoModelForTokenClassification(ModelWithHeads):
         logits, loss = self.heads[0](encoded), None
         if labels is not None:
             loss = losses.token_loss(logits, labels, encoded.packed, self._num_labels())
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(logits), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(logits), traced=encoded.traced)
 
 
 class AutoModelForQuestionAnswering(ModelWithHeads):
@@ -208,7 +208,7 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
             loss = functional.scale(functional.add(start, end), factor=0.5)
         columns = (functional.slice_columns(logits, first=column, last=column + 1) for column in (0, 1))
         start, end = (encoded.packed.pad(functional.reshape(column, shape=(-1,))) for column in columns)
-        return QuestionAnsweringOutput(loss=loss, start_logits=start, end_logits=end, **encoded.traced)
+        return QuestionAnsweringOutput(loss=loss, start_logits=start, end_logits=end, traced=encoded.traced)
 
 
 class AutoModelForCausalLM(ModelWithHeads):
@@ -232,7 +232,7 @@ class AutoModelForCausalLM(ModelWithHeads):
             of_tokens = losses.next_words if predicts_next else losses.packed_labels
             labels = kernels.to_backend(of_tokens(encoded.packed, labels, self.spec.vocab_size))
         loss, logits = self._words(self.heads[0], encoded, labels)
-        return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
+        return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
 
 def _check_tokens(encoded: Encoded) -> None:

@@ -1,20 +1,8 @@
 """What models return: the fields have the names, and the order, that they have in transformers."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
-
-
-class AttentionComponents(NamedTuple):
-    """The terms that a layer's attention scores are the sum of (He et al. 2021, arXiv:2006.03654, equation 2).
-
-    Each is (sequences, heads, length, length), scaled as the scores are, with zeros where either token is padding; None
-    where the model has no such term.
-    """
-
-    content_to_content: Any
-    content_to_position: Any
-    position_to_content: Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass, fields
+from typing import Any, ClassVar
 
 
 class Later:
@@ -30,29 +18,23 @@ class ModelOutput:
 
     A field that is given as `Later` is computed when it is first read.
 
+    Args:
+        traced: the fields that follow a class's own: hidden_states, attentions, and those of the family alone, which
+            its adapter documents (`Encoded.traced`).
+
     Attributes:
         loss: a scalar, where there is one: of a model with a head, given labels.
-        mems: XLNet's and Transformer-XL's memory for the next segment, for each layer (memory, sequences, hidden).
         hidden_states: on request, the embeddings' and each layer's output, (sequences, length, hidden) each.
-        entity_hidden_states: the same of LUKE's entities, (sequences, entities, hidden) each.
-        attentions: on request, each layer's probabilities, (sequences, heads, length, length) each; with entities these
-            follow the words, (sequences, heads, length + entities, length + entities).
-        attention_components: on request (output_attention_components, DeBERTa), the AttentionComponents of each layer.
+        attentions: on request, each layer's probabilities, (sequences, heads, length, length) each.
     """
 
-    _last: ClassVar[tuple[str, ...]] = (
-        "mems",
-        "hidden_states",
-        "entity_hidden_states",
-        "attentions",
-        "attention_components",
-    )
+    hidden_states: ClassVar[tuple[Any, ...] | None] = None
+    attentions: ClassVar[tuple[Any, ...] | None] = None
     loss: Any = None
-    mems: tuple[Any, ...] | None = None
-    hidden_states: tuple[Any, ...] | None = None
-    entity_hidden_states: tuple[Any, ...] | None = None
-    attentions: tuple[Any, ...] | None = None
-    attention_components: tuple[AttentionComponents, ...] | None = None
+    traced: InitVar[Mapping[str, Any] | None] = None
+
+    def __post_init__(self, traced: Mapping[str, Any] | None) -> None:
+        vars(self).update(traced or {})
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -79,8 +61,7 @@ class ModelOutput:
 
     def items(self) -> list[tuple[str, Any]]:
         """(name, value) of the fields that are there."""
-        names = [field.name for field in fields(self) if field.name not in self._last]  # a class's own come first
-        return [(name, getattr(self, name)) for name in (*names, *self._last) if getattr(self, name) is not None]
+        return [(name, getattr(self, name)) for name in list(vars(self)) if getattr(self, name) is not None]
 
     def values(self) -> tuple[Any, ...]:
         """As to_tuple: with keys and items this makes dict(out) work."""
@@ -89,7 +70,8 @@ class ModelOutput:
     def predictions(self) -> tuple[Any, ...]:
         """The scores of the heads (all fields that are logits), or of a model without a head its fields."""
         logits = tuple(getattr(self, name) for name in self.keys() if name.endswith("logits"))
-        return logits or tuple(value for name, value in self.items() if name not in ("loss", *self._last))
+        own = {field.name for field in fields(self)} - {"loss"}
+        return logits or tuple(value for name, value in self.items() if name in own)
 
     def to_tuple(self) -> tuple[Any, ...]:
         """The values of the fields that are there."""
@@ -108,16 +90,6 @@ class EncoderOutput(ModelOutput):
 
 
 @dataclass(eq=False, kw_only=True)
-class EntityEncoderOutput(EncoderOutput):
-    """Attributes:
-    entity_last_hidden_state: (sequences, entities, hidden); pads are zero.
-    """
-
-    _last = ("hidden_states", "attentions", "entity_last_hidden_state", "entity_hidden_states")
-    entity_last_hidden_state: Any = None
-
-
-@dataclass(eq=False, kw_only=True)
 class LogitsOutput(ModelOutput):
     """Attributes:
     logits: of the head, zero where there is padding: (sequences, length, classes or words), (sequences, classes),
@@ -125,20 +97,6 @@ class LogitsOutput(ModelOutput):
     """
 
     logits: Any = None
-
-
-@dataclass(eq=False, kw_only=True)
-class EntityMaskedLMOutput(ModelOutput):
-    """Attributes:
-    mlm_loss, mep_loss: of the words and of the entities, scalars.
-    logits: (sequences, length, vocabulary); pads are zero.
-    entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
-    """
-
-    mlm_loss: Any = None
-    mep_loss: Any = None
-    logits: Any = None
-    entity_logits: Any = None
 
 
 @dataclass(eq=False, kw_only=True)

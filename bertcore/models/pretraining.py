@@ -90,7 +90,7 @@ class _PairPreTraining(AutoModelForPreTraining):
             pairs_loss = losses.sequence_loss(pairs, pair_label, self._pair_labels(), name=self._label)
             loss = functional.add(words_loss, pairs_loss)
         logits = {self._logits: encoded.packed.pad_sequences(pairs)}
-        return PreTrainingOutput(loss=loss, prediction_logits=predictions, **logits, **encoded.traced)
+        return PreTrainingOutput(loss=loss, prediction_logits=predictions, **logits, traced=encoded.traced)
 
 
 class _NextSentencePreTraining(_PairPreTraining):
@@ -123,4 +123,4 @@ class _ReplacedTokens(AutoModelForPreTraining):
             if flags.shape != encoded.packed.shape:
                 raise ValueError(f"labels has shape {flags.shape}, expected {encoded.packed.shape} as input_ids has")
             loss = losses.binary_loss(logits, encoded.packed.strip(flags))
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(logits), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(logits), traced=encoded.traced)

@@ -2,16 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertcore.families.deberta.blocks import DisentangledContext, PositionsOfPass, RelativeEmbeddings, real_tokens
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput
-from bertcore.models.outputs import AttentionComponents
 from bertcore.models.spec import EncoderSpec
 from bertcore.nn.parameter import Block
 
 COMPONENTS = "output_attention_components"
+
+
+class AttentionComponents(NamedTuple):
+    """The terms that a layer's attention scores are the sum of (He et al. 2021, arXiv:2006.03654, equation 2).
+
+    Each is (sequences, heads, length, length), scaled as the scores are, with zeros where either token is padding; None
+    where the model has no such term.
+    """
+
+    content_to_content: Any
+    content_to_position: Any
+    position_to_content: Any
 
 
 @dataclass(kw_only=True)
@@ -43,14 +54,16 @@ class DisentangledAdapter(Adapter):
         return embeddings(inputs), DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
-        encoded = super().restore(inputs, state, trace)
+        """Outputs have attention_components: on request the AttentionComponents of each layer, else None."""
+        encoded, components = super().restore(inputs, state, trace), None
         if isinstance(inputs, ComponentsInput):
             seen = 1 if inputs.key_mask is None else _pair_mask(inputs.key_mask)
             pad = inputs.packed.pad_attention
-            encoded.traced["attention_components"] = tuple(
+            components = tuple(
                 AttentionComponents(*(None if term is None else pad(term * seen) for term in layer))
                 for layer in inputs.components
             )
+        encoded.traced["attention_components"] = components
         return encoded
 
 

@@ -77,12 +77,15 @@ class WordAndEntityAdapter(Adapter):
         return joined, EntityContext(entities.cu_seqlens, entities.key_mask, trace.attentions, rows=rows)
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
-        """Attentions are of the words and then the entities."""
+        """hidden_states are those of the words; entity_hidden_states the same of the entities, (sequences, entities,
+        hidden) each. In attentions the entities follow the words, (sequences, heads, length + entities, the same)."""
         if not isinstance(inputs, WordAndEntityInput):
-            return super().restore(inputs, state, trace)
+            encoded = super().restore(inputs, state, trace)
+            encoded.traced["entity_hidden_states"] = None
+            return encoded
         entities, length = inputs.entities, inputs.packed.shape[1]
         entities.hidden = functional.take_rows(state, rows=entities.rows.entities)
-        traced: dict[str, tuple | None] = {}
+        traced: dict[str, tuple | None] = dict.fromkeys(("hidden_states", "entity_hidden_states", "attentions"))
         if trace.states is not None:
             states, end = list(map(entities.all_tokens.pad, trace.states)), entities.all_tokens.shape[1]
             for name, first, last in (("hidden_states", 0, length), ("entity_hidden_states", length, end)):

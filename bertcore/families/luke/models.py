@@ -16,12 +16,13 @@ from bertcore import kernels
 from bertcore.families.luke.adapter import WordAndEntityInput
 from bertcore.families.luke.blocks import Entities
 from bertcore.families.luke.heads import EntityClassifier
+from bertcore.families.luke.outputs import EntityMaskedLMOutput
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.models.inputs import like
-from bertcore.models.outputs import EntityEncoderOutput, EntityMaskedLMOutput, LogitsOutput
+from bertcore.models.outputs import EncoderOutput, LogitsOutput
 from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, with_labels
 from bertcore.nn import functional
@@ -29,14 +30,19 @@ from bertcore.nn.parameter import Block
 
 
 class WordAndEntityModel(AutoModel):
-    """AutoModel of a family with entities; calls return an EntityEncoderOutput."""
+    """AutoModel of a family with entities.
 
-    def _output(self, encoded: Encoded) -> EntityEncoderOutput:
-        out, states = super()._output(encoded), None
+    The EncoderOutput of a call has entity_last_hidden_state, too: (sequences, entities, hidden), zero at pads; None for
+    a call without entities.
+    """
+
+    def _output(self, encoded: Encoded) -> EncoderOutput:
+        traced, states = dict(encoded.traced), None
         if isinstance(encoded.inputs, WordAndEntityInput):
             entities = encoded.inputs.entities
             states = entities.batch.pad(entities.hidden)
-        return EntityEncoderOutput(**vars(out), entity_last_hidden_state=states)
+        of_entities = {"entity_last_hidden_state": states, "entity_hidden_states": traced.pop("entity_hidden_states")}
+        return super()._output(replace(encoded, traced=traced | of_entities))
 
 
 class WordAndEntityMaskedLM(AutoModelForMaskedLM):
@@ -74,7 +80,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
             mep_loss=mep_loss,
             logits=vars(of_words)["logits"],  # unread, if they are to be computed later
             entity_logits=logits,
-            **encoded.traced,
+            traced=encoded.traced,
         )
 
 
@@ -98,7 +104,7 @@ class _EntityModel(ModelWithHeads):
         if labels is not None:
             kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]
             loss = losses.classification_loss(logits, labels, self._num_labels(), kind)
-        return LogitsOutput(loss=loss, logits=logits, **encoded.traced)
+        return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
     def _first(self, entities: Entities) -> list[Any]:
         """The packed indices of the first, second, ... entity of each sequence."""
@@ -170,7 +176,7 @@ class AutoModelForEntitySpanClassification(_EntityModel):
         logits, loss = self.heads[0](*parts, entities.hidden), None
         if labels is not None:
             loss = self._loss(logits, labels, entities)
-        return LogitsOutput(loss=loss, logits=entities.batch.pad(logits), **encoded.traced)
+        return LogitsOutput(loss=loss, logits=entities.batch.pad(logits), traced=encoded.traced)
 
     def _loss(self, logits: Any, labels: Any, entities: Entities) -> Any:
         flags, batch = losses.label_array("labels", labels), entities.batch

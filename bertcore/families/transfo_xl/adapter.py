@@ -182,7 +182,8 @@ class RecurrentAdapter(Adapter):
             trace.states = []
 
     def restore(self, inputs: RecurrentInput, state: Any, trace: Trace) -> Encoded:
-        """Beside hidden states and attentions, the memory for the next segment."""
+        """Beside hidden states and attentions mems, the memory for the next segment: (memory, sequences, hidden) of
+        each layer."""
         state = drop(state, self.spec.embedding_dropout)
         packed, states, attentions = inputs.packed, trace.states, trace.attentions
         mems, memory = None, 0
