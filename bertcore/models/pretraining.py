@@ -90,7 +90,7 @@ class _PairPreTraining(AutoModelForPreTraining):
             pairs_loss = losses.sequence_loss(pairs, pair_label, self._pair_labels(), name=self._label)
             loss = functional.add(words_loss, pairs_loss)
         logits = {self._logits: encoded.packed.pad_sequences(pairs)}
-        return PreTrainingOutput(loss=loss, prediction_logits=predictions, **logits, traced=encoded.traced)
+        return PreTrainingOutput(loss=loss, prediction_logits=predictions, traced=encoded.traced, **logits)
 
 
 class _NextSentencePreTraining(_PairPreTraining):
