@@ -44,7 +44,7 @@ MOST_HELD_OUT = 1000
 
 
 # The objectives by name, and the class of what is learnt of pairs of segments beside words.
-OBJECTIVES = {"mlm": None, "clm": None, "mlm+nsp": "NextSentence", "mlm+sop": "SentenceOrder"}
+OBJECTIVES = {"mlm": None, "mlm+sbo": None, "clm": None, "mlm+nsp": "NextSentence", "mlm+sop": "SentenceOrder"}
 UNITS = ("token", "word", "span")
 
 
@@ -56,10 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=OBJECTIVES,
         default="mlm",
-        help="mlm: masked words (the default); clm: the next word; mlm+nsp: and whether one segment follows another "
-        "(BERT); mlm+sop: and their order (ALBERT)",
+        help="mlm: masked words (the default); mlm+sbo: and masked spans from the tokens beside them (SpanBERT); "
+        "mlm+nsp: and whether one segment follows another (BERT); mlm+sop: and their order (ALBERT); "
+        "clm: the next word",
     )
-    parser.add_argument("--mask", choices=UNITS, default="token", help="what is masked as one (default: token)")
+    parser.add_argument("--mask", choices=UNITS, help="what is masked as one (default: token; span for mlm+sbo)")
     parser.add_argument("--mask-share", type=share, default=0.15, metavar="SHARE", help="of tokens (default: 0.15)")
     add_training_arguments(
         parser, lr="5e-4; 5e-5 for a checkpoint", epochs=1, batch=32, length=f"the model's, at most {LONGEST}"
@@ -113,7 +114,9 @@ def objective_of(args: argparse.Namespace) -> Any:
 
     if args.objective == "clm":
         return objectives.CausalLM()
-    words = objectives.MaskedLM(Masking(args.mask_share, unit=args.mask))
+    if args.objective == "mlm+sbo":
+        return objectives.SpanBoundary(Masking(args.mask_share, unit=args.mask or "span"))
+    words = objectives.MaskedLM(Masking(args.mask_share, unit=args.mask or "token"))
     pairs = OBJECTIVES[args.objective]
     return words if pairs is None else words + getattr(objectives, pairs)()
 

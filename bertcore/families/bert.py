@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads.span_boundary import SpanBoundarySpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, pooled_heads, register
 from bertcore.models.spec import ConfigReader, standard_spec
 
@@ -21,6 +22,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     return pooled_heads() | {
         "masked_lm": language_model,
         "next_sentence": ClassifierSpec("cls.seq_relationship", "pooler", dropout=0.0),
+        "span_boundary": SpanBoundarySpec(),
     }
 
 
@@ -32,7 +34,14 @@ BERT = register(
         heads=heads,
         name_rules=NameRules(
             prefix="bert.",
-            heads=("pooler.", "cls.predictions.", "cls.seq_relationship.", "classifier.", "qa_outputs."),
+            heads=(
+                "pooler.",
+                "cls.predictions.",
+                "cls.seq_relationship.",
+                "span_boundary.",
+                "classifier.",
+                "qa_outputs.",
+            ),
             tied=(
                 ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
                 ("cls.predictions.decoder.bias", "cls.predictions.bias"),

@@ -9,6 +9,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads.span_boundary import SpanBoundarySpec
 from bertcore.models.registry import HeadSpec, pooled_heads, register
 from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
 
@@ -20,6 +21,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
         "masked_lm": LanguageModelSpec(
             "lm_head.decoder", "lm_head.bias", "lm_head.dense", "lm_head.layer_norm", activation="gelu"
         ),
+        "span_boundary": SpanBoundarySpec(),
         "sequence_classification": ClassifierSpec("classifier.out_proj", "first", **dense),
         "multiple_choice": ClassifierSpec("classifier", "pooler", dropout=read.rate("hidden_dropout_prob", 0.1)),
     }
@@ -40,7 +42,7 @@ ROBERTA = register(
         heads=heads,
         name_rules=NameRules(
             prefix="roberta.",
-            heads=("pooler.", "lm_head.", "classifier.", "qa_outputs."),
+            heads=("pooler.", "lm_head.", "span_boundary.", "classifier.", "qa_outputs."),
             tied=(
                 ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
                 ("lm_head.decoder.bias", "lm_head.bias"),

@@ -9,9 +9,11 @@ from bertcore.models import auto
 from bertcore.models.model import Model
 from bertcore.models.pretraining import AutoModelForPreTraining
 from bertcore.models.registry import family_of
+from bertcore.models.span_boundary import AutoModelForSpanBoundary
 from bertcore.models.with_heads import head_specs
 
 TASKS = (
+    AutoModelForSpanBoundary,  # before AutoModelForMaskedLM, whose name in `architectures` it has
     *(auto.AutoModelForMaskedLM, AutoModelForPreTraining, auto.AutoModelForNextSentencePrediction),
     *(auto.AutoModelForSequenceClassification, auto.AutoModelForTokenClassification),
     *(auto.AutoModelForQuestionAnswering, auto.AutoModelForMultipleChoice, auto.AutoModelForCausalLM),

@@ -100,6 +100,18 @@ class LogitsOutput(ModelOutput):
 
 
 @dataclass(eq=False, kw_only=True)
+class SpanBoundaryOutput(ModelOutput):
+    """Attributes:
+    mlm_loss, sbo_loss: of the language model and of the words from their spans' boundaries, scalars.
+    logits: of the language model, (sequences, length, vocabulary); pads are zero.
+    """
+
+    mlm_loss: Any = None
+    sbo_loss: Any = None
+    logits: Any = None
+
+
+@dataclass(eq=False, kw_only=True)
 class PreTrainingOutput(ModelOutput):
     """Attributes:
     prediction_logits: of the language model, (sequences, length, vocabulary); pads are zero.

@@ -10,6 +10,7 @@ import bertcore.families
 from bertcore.checkpoint import Adapters, NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads.span_boundary import SpanBoundarySpec
 from bertcore.models.adapter import Adapter
 from bertcore.models.spec import ConfigReader, EncoderSpec
 from bertcore.nn.embeddings import Embeddings
@@ -17,7 +18,7 @@ from bertcore.nn.layer import EncoderLayer, SelfAttention
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import Pooler
 
-HeadSpec = ClassifierSpec | LanguageModelSpec
+HeadSpec = ClassifierSpec | LanguageModelSpec | SpanBoundarySpec
 
 # What the tasks' heads are called in nearly every family.
 TOKEN_HEADS = {

@@ -96,6 +96,12 @@ def test_a_causal_model(inputs, tmp_path, capsys):
     assert len(StoredExamples(tmp_path / "out" / "examples")[0]["input_ids"]) == 16
 
 
+def test_span_boundaries(inputs, tmp_path, capsys):
+    assert pretrain(inputs, tmp_path / "out", "--objective", "mlm+sbo") == 0
+    assert "masked_accuracy" in capsys.readouterr().out
+    assert any(name.startswith("span_boundary.") for name in weights(tmp_path / "out"))
+
+
 def test_a_checkpoint_is_trained_on(inputs, masked_lm_folder, tmp_path):
     assert (
         main(

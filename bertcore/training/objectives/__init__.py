@@ -1,7 +1,7 @@
 """Objectives: what a model learns from, each in a class with its loss, its examples and its weight.
 
-objective.py has what all share, sums and losses of the caller's own; supervised.py labels; language_modeling.py and
-sentence_pairs.py what is learned from raw texts; embeddings.py vectors of sentences.
+objective.py has what all share, sums and losses of the caller's own; supervised.py labels; language_modeling.py,
+span_boundary.py and sentence_pairs.py what is learned from raw texts; embeddings.py vectors of sentences.
 """
 
 from bertcore.training.objectives.columns import ColumnCollator
@@ -17,6 +17,7 @@ from bertcore.training.objectives.embeddings import (
 from bertcore.training.objectives.language_modeling import CausalLM, MaskedLM
 from bertcore.training.objectives.objective import CustomLoss, Objective
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder
+from bertcore.training.objectives.span_boundary import SpanBoundary
 from bertcore.training.objectives.supervised import Supervised
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "NextSentence",
     "Objective",
     "SentenceOrder",
+    "SpanBoundary",
     "Supervised",
     "Triplet",
 ]
