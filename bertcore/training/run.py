@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.gradients import Gradients
+from bertcore.gradients import Gradients, zero_gradients
 from bertcore.nn.dropout import mixed_seed
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import Callbacks
@@ -19,15 +21,20 @@ from bertcore.training.data import Batches
 from bertcore.training.failures import TrainingDiverged, keep_for_post_mortem, non_finite
 from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.optimizers import Optimizer, clip_grad_norm, grad_norm
+from bertcore.training.processes import Processes
 from bertcore.training.run_files import load_run, save_run
 from bertcore.training.schedules import Schedule
 from bertcore.training.state import TrainerControl, TrainerState
 
 Batch = Mapping[str, Any]
+Part = list[tuple[int, Batch]]  # the batches of a step that are this process's, each with its number
 
 
 class Run:
     """The steps of a run, from its beginning or from a checkpoint.
+
+    A step takes `gradient_accumulation_steps` batches for each process, in turns. Those without a label add nothing,
+    and if none has one there is no step.
 
     What is random (dropout, masking, the order of the examples) is a function of the seed and of the number of the
     batch, so that a run that goes on from a checkpoint ends with the bits of one that was never stopped.
@@ -40,6 +47,7 @@ class Run:
         callbacks: called at every turning point.
         evaluate: gives the metrics of the model as it is.
         tokenizer: saved beside the model, if there is one.
+        processes: that make the steps together; the first writes and evaluates.
         length: the number of steps; None where time alone ends the run.
     """
 
@@ -56,13 +64,15 @@ class Run:
         callbacks: Callbacks,
         evaluate: Callable[[], dict[str, float]],
         tokenizer: Any,
+        processes: Processes,
         length: int | None,
     ):
         self.args, self.model, self.objective = args, model, objective
         self.optimizer, self.schedule = optimizer, schedule
         self.batches, self.collate, self.callbacks = batches, collate, callbacks
         self._evaluate_model, self.tokenizer = evaluate, tokenizer
-        self.state = TrainerState(max_steps=length, num_examples=batches.num_examples)
+        self.processes = processes
+        self.state = TrainerState(max_steps=length, num_examples=batches.num_examples, num_processes=processes.count)
         self.control = TrainerControl()
         self._saved_at = -1
         self._norm = 0.0
@@ -71,7 +81,7 @@ class Run:
         """Go on from a checkpoint."""
         length = self.state.max_steps
         parts = self.model, self.optimizer, self.schedule
-        self.state = load_run(folder, *parts, self.args, num_examples=self.batches.num_examples)
+        self.state = load_run(folder, *parts, self.args, self.state)
         self.state.max_steps, best = length, self.state.best_model_checkpoint
         if best is not None:  # it stands beside the one to go on from, wherever they were moved to
             self.state.best_model_checkpoint = str(folder.parent / Path(best).name)
@@ -80,20 +90,34 @@ class Run:
 
     def go(self, ending: list[int]) -> None:
         """Train until the end, or until a signal is noted in `ending`; then a checkpoint is written first."""
+        self._check_processes()
         self._started = time.monotonic() - self.state.seconds
         self._call("on_train_begin")
         try:
-            for batches in self._steps():
-                if batches is not None:
-                    self._step(batches)
-                self._after(is_epoch_end=batches is None)
-                if self.control.should_training_stop or ending:
+            for part in self._steps():
+                if part is not None:
+                    self._step(part)
+                self._after(is_epoch_end=part is None)
+                if self._is_to_end(ending):
                     break
             self._finish(is_interrupted=bool(ending))
         except BaseException as error:
             self._end(error)
             raise
         self._end()
+
+    def _check_processes(self) -> None:
+        """ValueError if they do not have the same to begin with."""
+        if self.processes.count > 1:
+            self.processes.check_same("the number of examples", self.batches.num_examples)
+            self.processes.check_same("the model", _fingerprint(self.model))
+
+    def _is_to_end(self, ending: list[int]) -> bool:
+        """Whether a callback asked for it, or a signal in any of the processes, which is then noted in all."""
+        noted = list(itertools.chain(*self.processes.gathered(list(ending))))
+        if not ending:
+            ending.extend(noted[:1])
+        return self.control.should_training_stop or bool(ending)
 
     def _end(self, error: BaseException | None = None) -> None:
         """What follows the last step; if it fails, too, that does not hide the `error` that ended the run."""
@@ -107,45 +131,46 @@ class Run:
 
     # --- data -----------------------------------------------------------------------------------------
 
-    def _steps(self) -> Iterator[list[Batch] | None]:
-        """The batches of each step; None where an epoch has ended."""
+    def _steps(self) -> Iterator[Part | None]:
+        """This process's part of each step; None where an epoch has ended."""
         state = self.state
         while not self._is_over():
             if state.batches_of_epoch == 0:
                 self._call("on_epoch_begin")
-            groups = self._groups()
-            coming = next(groups, None)
+            parts = self._parts()
+            coming = next(parts, None)
             if coming is None and state.batches_of_epoch == 0:
                 raise ValueError(
                     f"train_dataset gave no batch with labels in epoch {state.epochs_done + 1}"
                     + ("; an iterator can be read once" if state.epochs_done else "")
                 )
             while coming is not None:
-                batches, taken = coming
+                part, taken = coming
                 state.batches_of_epoch, state.batches_done = state.batches_of_epoch + taken, state.batches_done + taken
-                yield batches
-                coming = next(groups, None)
+                yield part
+                coming = next(parts, None)
                 if coming is not None and self._is_over():
                     return
             state.epochs_done, state.batches_of_epoch = state.epochs_done + 1, 0
             yield None
 
-    def _groups(self) -> Iterator[tuple[list[Batch], int]]:
-        """(the batches of a step, how many were taken for it) for what is left of an epoch.
-
-        Batches without a label are passed over: their loss would be NaN.
-        """
-        state, group, taken = self.state, [], 0
-        left = self.batches.epoch(state.epochs_done, skip=state.batches_of_epoch)
-        for number, examples in enumerate(left, state.batches_done):
-            batch, taken = self.collate(examples, number), taken + 1
-            if self.objective.weight(batch) > 0:
-                group.append(batch)
-            if len(group) == self.args.gradient_accumulation_steps:
-                yield group, taken
-                group, taken = [], 0
-        if group:
-            yield group, taken
+    def _parts(self) -> Iterator[tuple[Part, int]]:
+        """(this process's part of a step, how many batches all took for it) for what is left of an epoch."""
+        state, index, count = self.state, self.processes.index, self.processes.count
+        batches = self.batches.epoch(state.epochs_done, skip=state.batches_of_epoch + index, every=count)
+        numbered = zip(itertools.count(state.batches_done + index, count), batches)
+        taken = 0
+        while True:
+            some = itertools.islice(numbered, self.args.gradient_accumulation_steps)
+            group = [(number, self.collate(examples, number)) for number, examples in some]
+            part = [(number, batch) for number, batch in group if self.objective.weight(batch) > 0]
+            sizes = self.processes.gathered((len(group), len(part)))
+            taken += sum(size for size, _ in sizes)
+            if not any(size for size, _ in sizes):
+                return
+            if any(size for _, size in sizes):
+                yield part, taken
+                taken = 0
 
     def _is_over(self) -> bool:
         args, state = self.args, self.state
@@ -153,16 +178,17 @@ class Run:
         return is_complete or (args.max_seconds is not None and self._seconds() >= args.max_seconds)
 
     def _seconds(self) -> float:
-        return time.monotonic() - self._started
+        """Of training, by the clock of the first process."""
+        return self.processes.from_first(lambda: time.monotonic() - self._started)
 
     # --- steps ----------------------------------------------------------------------------------------
 
-    def _step(self, batches: list[Batch]) -> None:
+    def _step(self, part: Part) -> None:
         state, most = self.state, self.args.max_grad_norm
-        loss, grads = self._gradients(batches)
+        loss, grads = self._gradients(part)
         self._norm = clip_grad_norm(grads, most) if most else grad_norm(grads)
         if not math.isfinite(loss + self._norm):
-            self._fail(batches, loss, grads)
+            self._fail(part, loss, grads)
         self.optimizer.step(grads)
         state.global_step += 1
         state.seconds = self._seconds()
@@ -170,36 +196,41 @@ class Run:
             self.schedule.step()
         else:
             self.schedule.move_to(state.seconds)
-        state.num_input_tokens_seen += sum(_tokens(batch) for batch in batches)
+        state.num_input_tokens_seen += sum(self.processes.gathered(sum(_tokens(batch) for _, batch in part)))
         state.epoch = self._epoch_reached()
         state.total_loss += loss
         state.unlogged_loss += loss
         state.unlogged_steps += 1
 
-    def _gradients(self, batches: list[Batch]) -> tuple[float, Gradients]:
-        """The mean loss over the labels of all batches, and its gradients."""
-        weights = [self.objective.weight(batch) for batch in batches]
-        first = self.state.batches_done - len(batches)
+    def _gradients(self, part: Part) -> tuple[float, Gradients]:
+        """The mean loss over the labels of all batches of the step, and its gradients."""
+        weights = [self.objective.weight(batch) for _, batch in part]
+        of_all = [weight for some in self.processes.gathered(weights) for weight in some]
         loss, grads = 0.0, None
-        for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-            share = weight / sum(weights)
-            self.model.train(mixed_seed(self.args.seed, first + number))
+        for (number, batch), weight in zip(part, weights, strict=True):
+            share = weight / sum(of_all)
+            self.model.train(mixed_seed(self.args.seed, number))
             out, some = self.objective.value_and_grad(self.model, batch)
             loss += share * float(out.loss)
-            if len(batches) > 1:
+            if len(of_all) > 1:
                 for array in some.values():
                     array *= array.dtype.type(share)
             if grads is None:
                 grads = some
             else:
                 grads.accumulate(some)
-        return loss, grads
+        grads = zero_gradients(self.model) if grads is None else grads
+        self.processes.add_up(list(grads.values()))
+        return sum(self.processes.gathered(loss)), grads
 
-    def _fail(self, batches: list[Batch], loss: float, grads: Gradients) -> None:
+    def _fail(self, part: Part, loss: float, grads: Gradients) -> None:
         step = self.state.global_step + 1
         folder = Path(self.args.output_dir) / f"diverged-{step}"
         facts = {"step": step, "loss": str(loss), "grad_norm": str(self._norm), "learning_rate": self.optimizer.lr}
-        keep_for_post_mortem(folder, self.model, batches, facts | {"non_finite_gradients": non_finite(grads)})
+        parts = self.processes.gathered(part)
+        batches = [batch for _, batch in sorted(itertools.chain(*parts), key=lambda numbered: numbered[0])]
+        facts["non_finite_gradients"] = non_finite(grads)
+        self.processes.from_first(lambda: keep_for_post_mortem(folder, self.model, batches, facts))
         raise TrainingDiverged(
             f"step {step}: the loss is {loss}, the norm of the gradients {self._norm}; the model before the step and "
             f"its batches are in {folder}",
@@ -263,7 +294,7 @@ class Run:
 
     def _evaluate(self) -> None:
         self.model.eval()
-        metrics = self._evaluate_model()
+        metrics = self.processes.from_first(self._evaluate_model)
         self.log({**metrics, "epoch": self.state.epoch})
         self._note_best(metrics)
         self._call("on_evaluate", metrics=metrics)
@@ -286,16 +317,26 @@ class Run:
         folder = checkpoint_folder(args.output_dir, state.global_step)
         state.callbacks = self.callbacks.state_dict()
         parts = self.model, self.tokenizer, self.optimizer, self.schedule, state, args
-        write_checkpoint(folder, lambda new: save_run(new, *parts))
+        self.processes.from_first(lambda: write_checkpoint(folder, lambda new: save_run(new, *parts)))
         self._saved_at = state.global_step
-        remove_beyond(args.output_dir, args.save_total_limit, filter(None, (folder, state.best_model_checkpoint)))
+        kept = tuple(filter(None, (folder, state.best_model_checkpoint)))
+        self.processes.from_first(lambda: remove_beyond(args.output_dir, args.save_total_limit, kept))
         self._call("on_save", folder=folder)
 
     def _call(self, event: str, **details: Any) -> None:
         more = {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.schedule}
         self.callbacks.call(event, self.args, self.state, self.control, **more, **details)
+        self.control.join(self.processes.gathered(self.control))
 
 
 def _tokens(batch: Batch) -> int:
     """Without padding, where a mask tells it."""
     return int(np.sum(batch["attention_mask"])) if "attention_mask" in batch else int(np.size(batch["input_ids"]))
+
+
+def _fingerprint(model: Any) -> str:
+    """Of all its parameters."""
+    digest = hashlib.blake2b()
+    for array in model.state_dict().values():
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()[:16]

@@ -60,21 +60,21 @@ def load_run(
     optimizer: Optimizer,
     schedule: Schedule,
     args: TrainingArguments,
-    *,
-    num_examples: int | None,
+    now: TrainerState,
 ) -> TrainerState:
     """Take all of it from a checkpoint, and return the state.
 
     Raises:
-        ValueError: which file is missing or damaged; which setting, or that the number of examples, is another one
-            than it was.
+        ValueError: which file is missing or damaged; which setting, or that the number of examples or of processes
+            (of the state `now`), is another one than it was.
     """
     for name in (OPTIMIZER, SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} is no checkpoint of a run: it has no {name}")
     before, state = _read_json(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
     known = {name: (before.get(name), getattr(args, name)) for name in _OF_THE_DATA}
-    known["the number of examples"] = state.num_examples, num_examples
+    known["the number of examples"] = state.num_examples, now.num_examples
+    known["the number of processes"] = state.num_processes, now.num_processes
     for name, (was, is_now) in known.items():
         if was != is_now:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ class TrainerState:
         global_step: the steps made.
         max_steps: all steps of the run; None where only seconds end it.
         num_examples: of the dataset; None for a stream.
+        num_processes: that make the steps together.
         epoch: the epochs gone through, with the share of the present one where the number of its batches is known.
         epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches taken from the next one.
         batches_done: all batches taken, which randomness is numbered by.
@@ -31,6 +33,7 @@ class TrainerState:
     global_step: int = 0
     max_steps: int | None = None
     num_examples: int | None = None
+    num_processes: int = 1
     epoch: float = 0.0
     epochs_done: int = 0
     batches_of_epoch: int = 0
@@ -74,3 +77,9 @@ class TrainerControl:
     should_log: bool = False
     should_evaluate: bool = False
     should_save: bool = False
+
+    def join(self, others: Iterable[TrainerControl]) -> None:
+        """Ask for what any of `others` asks for."""
+        for other in others:
+            for name, value in vars(other).items():
+                setattr(self, name, getattr(self, name) or value)

@@ -21,6 +21,7 @@ from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduc
 from bertcore.training.interrupts import held_back
 from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.optimizers import Optimizer
+from bertcore.training.processes import started_together
 from bertcore.training.reports import reports_of
 from bertcore.training.run import Run
 from bertcore.training.schedules import Schedule, schedule_factor
@@ -85,7 +86,8 @@ class Trainer:
         self.objective = objective or objectives.Supervised(label_smoothing=args.label_smoothing_factor)
         self.data_collator = data_collator or self._default_collator()
         self.optimizer, self.schedule = optimizers
-        self.callbacks = Callbacks([*reports_of(args), *callbacks])
+        self.processes = started_together()
+        self.callbacks = Callbacks([*(reports_of(args) if self.processes.is_first else ()), *callbacks])
         self.state = TrainerState()
 
     def train(self, resume_from_checkpoint: bool | str | os.PathLike | None = None) -> TrainOutput:
@@ -105,9 +107,7 @@ class Trainer:
         """
         if self.train_dataset is None:
             raise ValueError("train_dataset is missing")
-        start = self._start(resume_from_checkpoint)
-        sweep_checkpoints(self.args.output_dir)
-        Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+        start = self.processes.from_first(lambda: self._start(resume_from_checkpoint))
         run = self._run()
         if start is not None:
             run.resume(start)
@@ -143,11 +143,20 @@ class Trainer:
         return PredictionOutput(*(kept or (None, None)), metrics)
 
     def save_model(self, output_dir: str | os.PathLike | None = None) -> None:
-        """Write the model, and the tokenizer if there is one, to a folder, by default that of the run."""
+        """Write the model, and the tokenizer if there is one, to a folder, by default that of the run.
+
+        Of several processes the first writes, and the others do not wait for it.
+        """
+        if not self.processes.is_first:
+            return
         folder = self.args.output_dir if output_dir is None else output_dir
         self.model.save_pretrained(folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the first process of the run, which writes and tells for all."""
+        return self.processes.is_first
 
     # --- what a run is made of ------------------------------------------------------------------------
 
@@ -158,7 +167,9 @@ class Trainer:
         return made or DataCollatorWithPadding(self.processing_class)
 
     def _start(self, resume: bool | str | os.PathLike | None) -> Path | None:
-        """The checkpoint to start from."""
+        """The checkpoint to start from; the folder of the run is made, or cleaned."""
+        sweep_checkpoints(self.args.output_dir)
+        Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         if resume not in (None, False, True):
             return Path(resume)
         found = checkpoints_in(self.args.output_dir)
@@ -199,6 +210,7 @@ class Trainer:
             callbacks=self.callbacks,
             evaluate=self.evaluate,
             tokenizer=self.processing_class,
+            processes=self.processes,
             length=length,
         )
 
@@ -221,7 +233,7 @@ class Trainer:
                 "max_steps or max_seconds is needed: train_dataset has no length, or max_tokens_per_batch is set, so "
                 "that the number of steps is not known"
             ) from error
-        steps = -(-count // self.args.gradient_accumulation_steps)
+        steps = -(-count // (self.args.gradient_accumulation_steps * self.processes.count))
         return max(1, math.ceil(self.args.num_train_epochs * steps))
 
     def _numbered_collator(self) -> NumberedCollator:

@@ -70,8 +70,8 @@ class Batches:
         """The examples of the dataset; None for a stream."""
         return len(self.dataset) if _is_sized(self.dataset) else None
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[list[Example]]:
-        """The batches of one epoch, but for the first `skip`.
+    def epoch(self, number: int, *, skip: int = 0, every: int = 1) -> Iterator[list[Example]]:
+        """The batches of one epoch, but for the first `skip`; of the others each `every`-th, from the first on.
 
         Of a sequence, what is skipped is not read (with `max_tokens` or `group_by_length` it is, for its length); of an
         iterable it is read and left out.
@@ -79,13 +79,13 @@ class Batches:
         Raises:
             TypeError, ValueError: for what is no number from 0 on; for a second epoch of an iterator.
         """
-        return self._epoch(check_count("number", number, 0), check_count("skip", skip, 0))
+        return self._epoch(check_count("number", number, 0), check_count("skip", skip, 0), check_count("every", every))
 
-    def _epoch(self, number: int, skip: int) -> Iterator[list[Example]]:
+    def _epoch(self, number: int, skip: int, every: int) -> Iterator[list[Example]]:
         rng = np.random.default_rng((self.seed, number))
         examples = self._of_sequence(rng) if _is_sized(self.dataset) else self._of_stream(rng)
         batches = self._grouped(examples, rng) if self.group_by_length else self._cut(examples)
-        for batch in itertools.islice(batches, skip, None):
+        for batch in itertools.islice(batches, skip, None, every):
             yield [example() for example in batch]
 
     def _of_sequence(self, rng: np.random.Generator) -> Iterator[_Lazy]:

@@ -1,0 +1,70 @@
+"""One of the processes of a run that tests start with mpirun."""
+
+import argparse
+import os
+import signal
+import sys
+
+import numpy as np
+
+from bertcore.training import TrainerCallback
+from bertcore.training.processes import started_together
+from tests.training.tiny_runs import class_trainer, classifier, language_trainer
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+class OnlyIn(TrainerCallback):
+    """Does something at the end of one step, in one process."""
+
+    def __init__(self, index, step, action):
+        self.index, self.step, self.action = index, step, action
+
+    def on_step_end(self, args, state, control, **event):
+        if started_together().index == self.index and state.global_step == self.step:
+            self.action(control)
+
+
+def fail(control):
+    raise ZeroDivisionError("a callback failed")
+
+
+def ask_for_the_end(control):
+    control.should_training_stop = True
+
+
+ACTIONS = {
+    "kill": lambda control: os.kill(os.getpid(), signal.SIGKILL),
+    "fail": fail,
+    "stop": ask_for_the_end,
+    "interrupt": lambda control: os.kill(os.getpid(), signal.SIGINT),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("--kind", choices=("language", "class"), default="language")
+    parser.add_argument("--action", choices=ACTIONS)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--differ", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[])
+    args = parser.parse_args()
+    settings = {
+        name: float(value) if "." in value else int(value)
+        for name, value in (setting.split("=") for setting in args.set)
+    }
+    callbacks = [OnlyIn(1, 4, ACTIONS[args.action])] if args.action else []
+    if args.kind == "class":
+        trainer = class_trainer(args.folder, callbacks, classifier(**NO_DROPOUT), **settings)
+    else:
+        trainer = language_trainer(args.folder, callbacks, **settings)
+    if args.differ and not trainer.is_world_process_zero():
+        next(iter(trainer.model.parameters())).change(lambda array: array.__iadd__(1))
+    trainer.train(resume_from_checkpoint=args.resume)
+    index = started_together().index
+    np.savez(f"{args.folder}/process-{index}.npz", steps=trainer.state.global_step, **trainer.model.state_dict())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Several processes train one model: started by a real MPI, beside a run of one process."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertcore.training.processes import Processes, _buckets
+from tests.processes import ROOT, environment
+from tests.training.process_of_a_run import NO_DROPOUT
+from tests.training.tiny_runs import class_trainer, classifier, language_trainer
+
+MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+has_mpi = pytest.mark.skipif(
+    MPIRUN is None or importlib.util.find_spec("mpi4py") is None, reason="needs mpirun and mpi4py"
+)
+
+
+def start(count, *arguments):
+    command = [MPIRUN, "-n", str(count), sys.executable, "-m", "tests.training.process_of_a_run", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=300
+    )
+
+
+def weights(folder, count):
+    """What each process ended with, which is the same."""
+    found = [dict(np.load(folder / f"process-{index}.npz")) for index in range(count)]
+    for other in found[1:]:
+        assert found[0].keys() == other.keys()
+        assert all(np.array_equal(array, other[name]) for name, array in found[0].items())
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory):
+    """The folder of a run of two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    ended = start(2, folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@has_mpi
+def test_two_processes_equal_one_that_accumulates(run_of_two, tmp_path):
+    alone = language_trainer(tmp_path / "one", gradient_accumulation_steps=2)
+    alone.train()
+    found = weights(run_of_two, 2)
+    for name, array in alone.model.state_dict().items():  # dropout and masking, too, go by the number of the batch
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert found["steps"] == 7
+
+
+@has_mpi
+def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
+    epsilon = 0.001  # with Adam's own, rounding decides where the gradient of a key's bias, zero, goes
+    settings = "--set", "per_device_train_batch_size=3", f"adam_epsilon={epsilon}"
+    ended = start(2, tmp_path / "two", "--kind", "class", *settings)
+    assert ended.returncode == 0, ended.stderr
+    model = classifier(**NO_DROPOUT)
+    alone = class_trainer(tmp_path / "one", model=model, per_device_train_batch_size=6, adam_epsilon=epsilon)
+    alone.train()
+    found = weights(tmp_path / "two", 2)
+    for name, array in alone.model.state_dict().items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@has_mpi
+@pytest.mark.slow
+def test_three_processes_of_which_two_have_no_last_batch(tmp_path):
+    settings = ("per_device_train_batch_size=11", "gradient_accumulation_steps=2", "max_steps=3")  # of 23 examples
+    ended = start(3, tmp_path / "three", "--set", *settings)
+    assert ended.returncode == 0, ended.stderr
+    alone = language_trainer(
+        tmp_path / "one", per_device_train_batch_size=11, gradient_accumulation_steps=6, max_steps=3
+    )
+    alone.train()
+    found = weights(tmp_path / "three", 3)
+    for name, array in alone.model.state_dict().items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@has_mpi
+@pytest.mark.parametrize("action", ["kill", pytest.param("fail", marks=pytest.mark.slow)])
+def test_a_process_that_dies_ends_the_run_and_the_checkpoint_resumes(run_of_two, tmp_path, action):
+    broken = tmp_path / "broken"
+    ended = start(2, broken, "--action", action)
+    assert ended.returncode != 0
+    assert (
+        "process 1 of 2 failed" in ended.stderr
+        if action == "fail"
+        else "killed" in (ended.stdout + ended.stderr).lower()
+    )
+    assert not (broken / "process-0.npz").exists()
+    resumed = start(2, broken, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert all(np.array_equal(weights(run_of_two, 2)[name], array) for name, array in weights(broken, 2).items())
+
+
+@has_mpi
+@pytest.mark.slow
+def test_what_one_process_asks_for_all_do(tmp_path):
+    assert start(2, tmp_path, "--action", "stop").returncode == 0
+    assert weights(tmp_path, 2)["steps"] == 4
+    assert (tmp_path / "checkpoint-4").is_dir()
+
+
+@has_mpi
+@pytest.mark.slow
+def test_an_interrupt_of_one_process_is_one_of_all(tmp_path):
+    ended = start(2, tmp_path, "--action", "interrupt")
+    assert ended.returncode != 0
+    assert "KeyboardInterrupt" in ended.stderr
+    assert (tmp_path / "checkpoint-4").is_dir()
+
+
+@has_mpi
+@pytest.mark.slow
+def test_processes_with_other_models_are_refused(tmp_path):
+    ended = start(2, tmp_path, "--differ")
+    assert ended.returncode != 0
+    assert "the model differs between processes" in ended.stderr
+
+
+@has_mpi
+def test_another_number_of_processes_does_not_resume(run_of_two):
+    with pytest.raises(ValueError, match=r"the number of processes is 1, in .* it was 2"):
+        language_trainer(run_of_two).train(resume_from_checkpoint=True)
+
+
+def test_one_process_alone():
+    alone = Processes()
+    array = np.arange(3.0)
+    alone.add_up([array])
+    np.testing.assert_array_equal(array, [0, 1, 2])
+    assert alone.gathered("x") == ["x"]
+    assert alone.from_first(lambda: 5) == 5
+    alone.check_same("anything", 1)
+
+
+@pytest.mark.parametrize("shapes", [[], [()], [(0,)], [(3,), (2, 5)], [(17,)], [(1, 40)], [(7, 3, 2), (13, 1), (1,)]])
+def test_buckets_hold_every_element_once(shapes):
+    arrays = [np.zeros(shape) for shape in shapes]
+    buckets = _buckets(arrays, 8)
+    for bucket in buckets:
+        assert 0 < sum(piece.size for piece in bucket) <= 8
+        for piece in bucket:
+            piece += 1
+    assert all((array == 1).all() for array in arrays)
+
+
+def test_a_launcher_without_mpi4py(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
+    code = "from bertcore.training.processes import started_together; started_together()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment(PMI_SIZE="2", PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+    )
+    assert "2 processes were started by MPI, which needs mpi4py: pip install mpi4py" in ended.stderr
