@@ -24,6 +24,8 @@ from bertcore.cli.training import (
     add_training_arguments,
     check_once,
     example_length,
+    from_first,
+    one_of_processes,
     out_folder,
     records_of,
     share,
@@ -67,9 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    folder = out_folder(args)
-    check_once([*args.data, *(args.eval or [])], "labels are looked up in it first: give files")
-    with chosen_backend(args):
+    with one_of_processes(args), chosen_backend(args):
+        folder = from_first(lambda: out_folder(args))
+        check_once([*args.data, *(args.eval or [])], "labels are looked up in it first: give files")
         finetune(args, folder)
 
 

@@ -9,7 +9,9 @@ MODEL is a preset (`bertcore info` lists them) or a config file (.json), with ra
 or id on the hub, whose weights and tokenizer are trained on. A model with random weights gets the --tokenizer, or one
 learnt from CORPUS.
 
-Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result."""
+Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result.
+
+`mpirun -n 2 bertcore pretrain ...` trains in two processes (needs mpi4py): a step has a batch of each."""
 
 import argparse
 import hashlib
@@ -23,6 +25,8 @@ from bertcore.cli.training import (
     add_training_arguments,
     check_once,
     example_length,
+    from_first,
+    one_of_processes,
     out_folder,
     records_of,
     share,
@@ -79,9 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    folder = out_folder(args)
-    with chosen_backend(args):
-        pretrain(args, folder)
+    with one_of_processes(args), chosen_backend(args):
+        pretrain(args, from_first(lambda: out_folder(args)))
 
 
 def pretrain(args: argparse.Namespace, folder: Path) -> None:
@@ -92,7 +95,8 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     model, tokenizer, kind = model_and_tokenizer(args, objective)
     _prepare_pairs(args, model, tokenizer)
     length = example_length(args, model, LONGEST)
-    train, held_out = _examples(args, folder / STORED, objective, tokenizer, length)
+    examples = from_first(lambda: _examples(args, folder / STORED, objective, tokenizer, length))
+    train, held_out = _parts(examples, args.held_out)
     measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
     measures += [metrics.pair_accuracy] if OBJECTIVES[args.objective] else []
     trainer = Trainer(
@@ -151,7 +155,7 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
         source = model_folder(args.model)
         return kind.from_pretrained(source), bertcore.AutoTokenizer.from_pretrained(source), "known"
     config = read_json_object(Path(args.model)) if args.model.endswith(".json") else preset_config(args.model)
-    tokenizer = _tokenizer(args, config)
+    tokenizer = from_first(lambda: _tokenizer(args, config))
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
     ids |= {"eos_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
     config |= {key: value for key, value in ids.items() if value is not None}
@@ -185,10 +189,8 @@ def _tokenizer(args: argparse.Namespace, config: dict[str, Any]) -> Any:
     )
 
 
-def _examples(
-    args: argparse.Namespace, folder: Path, objective: Any, tokenizer: Any, length: int
-) -> tuple[Any, Any | None]:
-    """The examples to train on and those held out, from the corpus or, in a run that goes on, from `folder`."""
+def _examples(args: argparse.Namespace, folder: Path, objective: Any, tokenizer: Any, length: int) -> Any:
+    """The examples, from the corpus or, in a run that goes on, from `folder`."""
     from bertcore.training.data import Documents, StoredExamples, store_examples
 
     facts = {
@@ -209,7 +211,7 @@ def _examples(
         made = objective.examples(documents, tokenizer, max_length=length, seed=args.seed)
         examples = store_examples(folder, made, facts)
         tell_malformed(records)
-    return _parts(examples, args.held_out)
+    return examples
 
 
 def _parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,13 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: 
     until.add_argument("--max-seconds", type=positive_number, metavar="S", help="end after S seconds of training")
     how = parser.add_argument_group("how")
     how.add_argument("--lr", type=positive_number, metavar="RATE", help=f"learning rate (default: {lr})")
-    how.add_argument("--batch", type=positive, default=batch, metavar="N", help=f"examples a step (default: {batch})")
+    how.add_argument(
+        "--batch",
+        type=positive,
+        default=batch,
+        metavar="N",
+        help=f"examples a step, of each process (default: {batch})",
+    )
     how.add_argument("--max-length", type=positive, metavar="N", help=f"tokens of an example (default: {length})")
     how.add_argument("--warmup", type=share, default=0.06, metavar="SHARE", help="of the run (default: 0.06)")
     how.add_argument("--weight-decay", type=number, default=0.01, metavar="X", help="default: 0.01")
@@ -74,6 +83,35 @@ def whole(text: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 32:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**32 - 1")
     return int(text)
+
+
+@contextmanager
+def one_of_processes(args: argparse.Namespace) -> Iterator[None]:
+    """A block that each process started by MPI runs: the first alone prints, and an error in one ends them all."""
+    from bertcore.training.processes import FirstFailed, started_together
+
+    processes = started_together()
+    if processes.count == 1:
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if processes.is_first else nowhere):
+            yield
+    except FirstFailed:  # the first tells what it was, and ends us
+        raise SystemExit(1) from None
+    except Exception as error:
+        if args.traceback:
+            traceback.print_exc()
+        where = f"bertcore {args.command}: process {processes.index} of {processes.count}"
+        print(f"{where}: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        processes.end_all(1)
+
+
+def from_first(make: Callable[[], Any]) -> Any:
+    """What `make` returns in the first of the processes that MPI started, in all of them."""
+    from bertcore.training.processes import started_together
+
+    return started_together().from_first(make)
 
 
 def out_folder(args: argparse.Namespace) -> Path:
@@ -172,6 +210,8 @@ def train_and_tell(
             print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
         raise
     trainer.save_model(folder)
+    if not trainer.is_world_process_zero():
+        return
     metrics = (trainer.evaluate() if trainer.eval_dataset is not None else {}) | measure(folder)
     seconds, tokens = outcome.metrics["train_runtime"], outcome.metrics["train_tokens"]
     print(f"steps     {outcome.global_step:,} in {seconds:,.1f} s, {tokens:,} tokens")

@@ -1,6 +1,7 @@
 """Several processes train one model: started by a real MPI, beside a run of one process."""
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertcore import AutoModelForMaskedLM, load_model
 from bertcore.training.processes import Processes, _buckets
 from tests.processes import ROOT, environment
+from tests.tiny_bert import CONFIG, random_texts
 from tests.training.process_of_a_run import NO_DROPOUT
 from tests.training.tiny_runs import class_trainer, classifier, language_trainer
 
@@ -21,8 +24,8 @@ has_mpi = pytest.mark.skipif(
 )
 
 
-def start(count, *arguments):
-    command = [MPIRUN, "-n", str(count), sys.executable, "-m", "tests.training.process_of_a_run", *map(str, arguments)]
+def start(count, *arguments, module="tests.training.process_of_a_run"):
+    command = [MPIRUN, "-n", str(count), sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(
         command, cwd=ROOT, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=300
     )
@@ -125,6 +128,21 @@ def test_processes_with_other_models_are_refused(tmp_path):
     ended = start(2, tmp_path, "--differ")
     assert ended.returncode != 0
     assert "the model differs between processes" in ended.stderr
+
+
+@has_mpi
+def test_the_command_pretrains_in_two_processes(tmp_path):
+    texts, config = tmp_path / "texts.txt", tmp_path / "bert.json"
+    texts.write_text("\n\n".join(random_texts(40, longest=20)))
+    config.write_text(json.dumps(CONFIG))
+    options = ["--model", config, "--max-steps", 2, "--batch", 4, "--held-out", 0.2, "--backend", "numpy"]
+    ended = start(2, "pretrain", texts, "--out", tmp_path / "out", *options, module="bertcore")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("steps     2 in") == ended.stdout.count("masked_accuracy") == 1
+    assert type(load_model(tmp_path / "out")) is AutoModelForMaskedLM
+    again = start(2, "pretrain", texts, "--out", tmp_path / "out", *options, module="bertcore")
+    assert again.returncode != 0
+    assert again.stderr.count("go on with --resume") == 1
 
 
 @has_mpi
