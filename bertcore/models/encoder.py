@@ -14,6 +14,7 @@ from bertcore.models.adapter import Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import Family
 from bertcore.models.spec import EncoderSpec
+from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.dropout import is_dropping, within_site
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.layer import LayerContext
@@ -82,7 +83,8 @@ class Encoder(Block):
             def build(state: Any, cu_seqlens: Any) -> Any:
                 return self._run_layers(state, replace(context, cu_seqlens=cu_seqlens), trace)
 
-            return self._recordings.at(self.version).run(kernels.get_num_threads(), build, state, context.cu_seqlens)
+            key = kernels.get_num_threads(), autocast_dtype()
+            return self._recordings.at(self.version).run(key, build, state, context.cu_seqlens)
         return self._run_layers(state, context, trace)
 
     def _run_layers(self, state: Any, context: LayerContext, trace: Trace) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.linear import LOW_PRECISION
+from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.pages import release_pages
 
 QUANTIZED_ROWS = 2048  # of a weight at once
@@ -44,6 +45,7 @@ class Forms:
         array           NumPy: what the CPU backends look tables up in and read vectors from
         device array    the same in the memory of the GPU
         weights         one PreparedWeight for each backend that multiplies by it
+        rounded         likewise, in bfloat16, for `autocast`
 
     Each is made when first needed, low-precision weights at once. A weight-only array is freed once it is prepared;
     `on_host` makes it again from the prepared weight.
@@ -67,6 +69,7 @@ class Forms:
         self.array: np.ndarray | None = None
         self.device_array: Any = None
         self.weights: dict[str, kernels.PreparedWeight] = {}  # by backend
+        self.rounded: dict[str, kernels.PreparedWeight] = {}
         is_low_on_cpu = self.is_low_on_cpu
         if kernels.array_module(array) is not np:
             self.device_array = array.astype(dtype, copy=False)
@@ -111,7 +114,7 @@ class Forms:
     def next_version(self, own_array: Any) -> Forms:
         """Those of other values, which `own_array`, in the same memory and dtype, has by now."""
         forms = copy.copy(self)
-        forms.weights, forms.is_own = {}, True
+        forms.weights, forms.rounded, forms.is_own = {}, {}, True
         forms.array, forms.device_array = (None, own_array) if self.is_on_device else (own_array, None)
         return forms
 
@@ -132,6 +135,8 @@ class Forms:
     def weight_in_force(self) -> Any:
         """The weight of a linear map for the backend in force: prepared, or the array where nothing has to be."""
         backend = self._backend
+        if autocast_dtype() is not None and self.dtype == np.float32:
+            return self._rounded_weight(backend)
         if backend == "numpy" and not self.is_low:
             return self.array_in_force()
         weight = self.weights.get(backend)
@@ -139,6 +144,14 @@ class Forms:
             with _preparing:
                 weight = self.weights.get(backend) or self._prepare(backend)
         return weight
+
+    def _rounded_weight(self, backend: str) -> kernels.PreparedWeight:
+        if backend == "cupy":
+            raise ValueError("autocast is for the CPU: for the GPU load the model with dtype='bfloat16'")
+        with _preparing:
+            if backend not in self.rounded:
+                self.rounded[backend] = kernels.prepare_weight(self.on_host(), dtype=autocast_dtype())
+        return self.rounded[backend]
 
     def _on_device(self) -> Any:
         if self.dtype == np.int8:

@@ -9,6 +9,7 @@ import numpy as np
 
 from bertcore.checkpoint.dtypes import SCALE
 from bertcore.kernels.linear import LOW_PRECISION
+from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.forms import Forms
 from bertcore.nn.layout import JoinedTensors, Layout
 from bertcore.nn.pages import release_pages
@@ -190,7 +191,8 @@ class Parameter(JoinedTensors):
         if tape is None or self.is_frozen:
             weight = (self._filled or self.forms).weight_in_force()
         else:
-            weight = tape.leaf(self, lambda: self._trainable().weight_in_force(), form="weight")
+            form = f"weight for {autocast_dtype() or self.dtype}"
+            weight = tape.leaf(self, lambda: self._trainable().weight_in_force(), form=form)
         return weight if self.adapter is None else self.adapter.weight(weight)
 
     def _trainable(self) -> Forms:

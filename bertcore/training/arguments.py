@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
+from bertcore.nn.autocast import autocast
 from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
 from bertcore.training.schedules import SCHEDULES
 
@@ -48,6 +50,8 @@ class TrainingArguments:
         report_to: "plot" (loss.png, by matplotlib), "tensorboard", a list of both, "all" that are installed, or "none".
         disable_tqdm: whether there is no progress bar; None for one on a terminal.
         seed: of dropout, of masking and, unless `data_seed` is given, of the order of the examples.
+        bf16: products of weights are in bfloat16, forward and backward, and all else in float32; see
+            `bertcore.autocast`, which also says on which CPUs it is faster.
         gradient_checkpointing: layers are computed again in the backward, which takes less memory and more time.
         group_by_length: batches have examples of similar lengths.
         dataloader_drop_last: leave out an epoch's last batch if it is not full.
@@ -91,6 +95,7 @@ class TrainingArguments:
     disable_tqdm: bool | None = None
     seed: int = 42
     data_seed: int | None = None
+    bf16: bool = False
     gradient_checkpointing: bool = False
     group_by_length: bool = False
     dataloader_drop_last: bool = False
@@ -156,6 +161,10 @@ class TrainingArguments:
                 "between evaluations, as load_best_model_at_end is set"
             )
 
+    def precision(self) -> AbstractContextManager[None]:
+        """The block of what `bf16` is about."""
+        return autocast("bfloat16") if self.bf16 else nullcontext()
+
     @property
     def reports(self) -> Sequence[str]:
         """`report_to` as a list, unless it is "all" or "none"."""
@@ -207,6 +216,7 @@ _WHOLE = (
 _SWITCHES = (
     "load_best_model_at_end",
     "logging_first_step",
+    "bf16",
     "gradient_checkpointing",
     "group_by_length",
     "dataloader_drop_last",

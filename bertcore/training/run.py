@@ -210,7 +210,8 @@ class Run:
         for (number, batch), weight in zip(part, weights, strict=True):
             share = weight / sum(of_all)
             self.model.train(mixed_seed(self.args.seed, number))
-            out, some = self.objective.value_and_grad(self.model, batch)
+            with self.args.precision():
+                out, some = self.objective.value_and_grad(self.model, batch)
             loss += share * float(out.loss)
             if len(of_all) > 1:
                 for array in some.values():

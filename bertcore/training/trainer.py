@@ -78,6 +78,8 @@ class Trainer:
             raise TypeError(f"args must be TrainingArguments, got {type(args).__name__}")
         if args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {args.eval_strategy!r}, and there is no eval_dataset")
+        if args.bf16 and model.dtype != "float32":
+            raise ValueError(f"bf16 is for models in float32, model has dtype {model.dtype!r}")
         if args.label_smoothing_factor and objective is not None:
             raise ValueError("label_smoothing_factor and objective are both given: smooth the labels in the objective")
         self.model, self.args, self.processing_class = model, args, processing_class
@@ -251,7 +253,8 @@ class Trainer:
         collated = (collate(examples, number) for number, examples in enumerate(batches.epoch(0)))
         self.model.eval()
         try:
-            found = run_through(self.objective, self.model, collated, keep=keep, reduce=self.reduce)
+            with self.args.precision():
+                found = run_through(self.objective, self.model, collated, keep=keep, reduce=self.reduce)
         finally:
             self.model.training = was_training
         if not found.examples:

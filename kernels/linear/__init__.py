@@ -158,7 +158,8 @@ def linear_backward(
     Args:
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
         input, weight, bias, backend: as for `linear`. A prepared weight is also prepared for this direction at the
-            first call, and keeps that form: it is packed once for any number of forwards and backwards.
+            first call, and keeps that form: it is packed once for any number of forwards and backwards. Beside one in
+            bfloat16 the factors of both products are rounded to it; the gradients are float32. int8 has none.
         needs_weight: whether grad_weight, half of the work, is computed: not for a weight that is not trained.
 
     Returns:
@@ -168,8 +169,8 @@ def linear_backward(
     Raises:
         As `linear`.
     """
-    if isinstance(weight, PreparedWeight) and weight.takes_float32 and getattr(input, "dtype", None) != weight.dtype:
-        raise TypeError(f"weight is prepared as {weight.dtype}, which has no gradients: expected float32 or float64")
+    if isinstance(weight, PreparedWeight) and weight.dtype == np.int8:
+        raise TypeError("weight is prepared as int8, which has no gradients: expected float32, float64 or bfloat16")
     call, weight = _open_call(weight, backend, input=input, grad_output=grad_output, bias=bias)
     input, grad_output, bias = call.arrays[:3]
     out_features = _check(call, input, weight, grad_output=grad_output, bias=bias)

@@ -66,7 +66,11 @@ class PackedWeight(PreparedWeight):
     def transposed_panels(self):
         """The panels of the transpose, made at the first backward."""
         if self._transpose is None:
-            self._transpose = _transpose(self.panels, self.out_features, self.in_features)
+            if self.dtype.itemsize < 4:
+                pairs = _pairs_of_rows(self._stored().view(np.uint16))
+                self._transpose = _pack(pairs.T, _panel_width(pairs.dtype)).view(np.uint16)
+            else:
+                self._transpose = _transpose(self.panels, self.out_features, self.in_features)
         return self._transpose
 
     def _stored(self):
@@ -83,8 +87,10 @@ def prepare_weight(weight, scale):
 def linear(input, weight, bias, activation, residual):
     """activation(input @ weight.T + bias) + residual, (rows, out_features)."""
     packed = weight if isinstance(weight, PackedWeight) else PackedWeight(weight)
+    if packed.dtype == np.int8:
+        return _multiply_quantized(as_kernel_array(input), packed, bias, activation, residual)
     if packed.dtype.itemsize < 4:
-        return _multiply_rounded(as_kernel_array(input), packed, bias, activation, residual)
+        return _multiply_rounded(input, packed.panels, packed.out_features, bias, activation, residual)
     return _multiply_rows(input, packed.panels, packed.out_features, bias, activation, residual)
 
 
@@ -92,16 +98,41 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
     """(grad_input, grad_weight or None, grad_bias or None)."""
     is_packed = isinstance(weight, PackedWeight)
     panels = weight.transposed_panels() if is_packed else PackedWeight(weight.T).panels
-    grad_input = _multiply_rows(grad_output, panels, weight.shape[1], None, None, None)
-    grad_weight = _product_of_columns(grad_output, input) if needs_weight else None
+    is_rounded = panels.itemsize < 4
+    multiply, product = (_multiply_rounded if is_rounded else _multiply_rows), _product_of_columns
+    grad_input = multiply(grad_output, panels, weight.shape[1], None, None, None)
+    grad_weight = product(grad_output, input, is_rounded=is_rounded) if needs_weight else None
     return grad_input, grad_weight, None if bias is None else _sum_rows(grad_output)
 
 
-def _product_of_columns(a, b):
-    """a.T @ b for a (rows, m) and b (rows, n): both are packed, the panels of a serving as rows of the product."""
-    group, depth = _group_rows(a.dtype), max(a.shape[0], 1)
-    rows, columns = _pack(_words(a.T), group), _pack(_words(b.T), _panel_width(b.dtype))
-    return _multiply(rows, (1, group, depth * group), a.shape[1], columns, b.shape[1], None, None, None)
+def _product_of_columns(a, b, *, is_rounded):
+    """a.T @ b for a (rows, m) and b (rows, n), both rounded to bfloat16 or as they are, in their dtype.
+
+    Both are packed, the panels of a serving as rows of the product.
+    """
+    words = [_pairs_of_rows(_rounded_bits(x)).T if is_rounded else _words(x.T) for x in (a, b)]
+    group, depth = _group_rows(a.dtype), words[0].shape[1]
+    rows, columns = _pack(words[0], group), _pack(words[1], _panel_width(b.dtype))
+    if is_rounded:
+        rows, columns = rows.view(np.uint16), columns.view(np.uint16)
+    strides = 1, group, depth * group
+    return _multiply(rows, strides, a.shape[1], columns, b.shape[1], None, None, None, a.dtype)
+
+
+def _rounded_bits(x):
+    """float32 rows as the bits of bfloat16."""
+    x, bits = as_kernel_array(x), empty(x.shape, np.uint16)
+    if x.size:
+        _round_rows(x, bits, num_threads())
+    return bits
+
+
+def _pairs_of_rows(bits):
+    """Words, float32 patterns, of two neighbours in a column of uint16 (rows, n): (pairs, n), one pair at least."""
+    rows, columns = bits.shape
+    pairs = np.zeros((max(-(-rows // 2), 1), columns, 2), np.uint16)
+    pairs[: -(-rows // 2), :, 0], pairs[: rows // 2, :, 1] = bits[::2], bits[1::2]
+    return pairs.reshape(len(pairs), 2 * columns).view(np.float32)
 
 
 def _words(weight):
@@ -158,32 +189,37 @@ def _multiply_rows(a, panels, columns, bias, activation, residual):
     rows = as_kernel_array(a if a.shape[1] else np.zeros((len(a), 1), a.dtype))
     depth = rows.shape[1]
     strides = depth, 1, depth * _group_rows(rows.dtype)
-    return _multiply(rows, strides, len(a), panels, columns, bias, activation, residual)
+    return _multiply(rows, strides, len(a), panels, columns, bias, activation, residual, panels.dtype)
 
 
-def _multiply(a, strides, rows, panels, columns, bias, activation, residual):
-    """activation(a @ panels + bias) + residual of floats; `strides` as `run_product` takes them."""
-    output = empty((rows, columns), panels.dtype)
+def _multiply(a, strides, rows, panels, columns, bias, activation, residual, dtype):
+    """activation(a @ panels + bias) + residual in `dtype`; `strides` as `run_product` takes them."""
+    output = empty((rows, columns), dtype)
     if output.size:
         finish = _finish(bias, residual, activation, output)
         _product(a.reshape(-1), strides, panels, output, finish, *_tasks(output.dtype))
     return output
 
 
-def _multiply_rounded(x, packed, bias, activation, residual):
-    """activation(rounded x @ panels + bias) + residual for float32 x and a weight of bfloat16 or int8."""
-    rows, depth = len(x), packed.panels.shape[1] * (4 // packed.panels.itemsize)
+def _multiply_rounded(x, panels, columns, bias, activation, residual):
+    """activation(rounded x @ panels + bias) + residual for float32 x and panels of bfloat16."""
+    output = empty((len(x), columns), np.float32)
+    if output.size:
+        rounded = empty((len(x), 2 * panels.shape[1]), np.uint16)
+        finish = _finish(bias, residual, activation, output)
+        _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(output.dtype))
+    return output
+
+
+def _multiply_quantized(x, packed, bias, activation, residual):
+    """activation(rounded x @ panels + bias) + residual for float32 x and a weight of int8."""
+    rows, depth = len(x), packed.panels.shape[1] * 4
     output = empty((rows, packed.out_features), np.float32)
-    if not output.size:
-        return output
-    finish = _finish(bias, residual, activation, output)
-    if packed.dtype == np.int8:
+    if output.size:
         rounded = empty((rows, depth), np.uint8), np.empty(rows, np.int32), np.empty(rows, np.float32)
         weight = packed.panels, packed.column_scales, packed.column_sums
+        finish = _finish(bias, residual, activation, output)
         _product_int8(x, rounded, weight, output, finish, *_tasks(np.dtype(np.int32)))
-    else:
-        rounded = empty((rows, depth), np.uint16)
-        _product_bfloat16(x, rounded, packed.panels, output, finish, *_tasks(output.dtype))
     return output
 
 
@@ -237,6 +273,11 @@ def run_floats(a, strides, panels, output, finish, counter, sums):
 def _product_bfloat16(x, rounded, panels, output, finish, counter, scratch, tasks):
     _round(x, rounded, tasks)
     _multiply_bfloat16(rounded, panels, output, finish, counter, scratch, tasks)
+
+
+@parallel_kernel
+def _round_rows(x, rounded, task, tasks):
+    round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
 
 
 @region

@@ -9,7 +9,8 @@ g = grad_output, are
 
 Low precision, for a float32 input and a weight prepared as such:
 
-    bfloat16   the input is rounded to bfloat16, too; products and sums are float32.
+    bfloat16   the input is rounded to bfloat16, too; products and sums are float32. Backward likewise: g and the input
+               are rounded in grad_input and grad_weight, and g is not in grad_bias.
     int8       the weight is values * scale, one scale for each output channel (`quantize_weight`), and the input is
                (levels - zero) * step, one zero and step for each row (`quantize_rows`), so that a row's result does not
                depend on its neighbours. The sums are exact integers; a row that holds inf or NaN becomes NaN.
@@ -82,8 +83,8 @@ def linear(input, weight, bias, activation, residual):
 @ieee_arithmetic
 def linear_backward(grad_output, input, weight, bias, needs_weight):
     """(grad_input, grad_weight or None, grad_bias or None)."""
-    grad, x, w = widen(grad_output), widen(input), _widened(weight)
-    grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
+    grad_bias = None if bias is None else sum_rows(widen(grad_output)).astype(bias.dtype)
+    grad, x, w = widen(_rounded(grad_output, weight)), widen(_rounded(input, weight)), _widened(weight)
     grad_weight = np.asarray(grad.T @ x, input.dtype) if needs_weight else None
     return np.asarray(grad @ w, input.dtype), grad_weight, grad_bias
 
@@ -91,9 +92,12 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
 def _product(input, weight):
     if weight.dtype == np.int8:
         return _product_of_levels(input, weight)
-    if weight.dtype != input.dtype:  # a bfloat16 weight with a float32 input
-        input = input.astype(weight.dtype)
-    return widen(input) @ _widened(weight).T
+    return widen(_rounded(input, weight)) @ _widened(weight).T
+
+
+def _rounded(rows, weight):
+    """float32 rows in bfloat16 where the weight is; others as they are."""
+    return rows if rows.dtype == weight.dtype else rows.astype(weight.dtype)
 
 
 def _product_of_levels(x, weight):

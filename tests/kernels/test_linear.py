@@ -143,6 +143,20 @@ def test_bfloat16_is_the_product_of_what_was_rounded(size):
     )
 
 
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_in_bfloat16_are_those_of_what_was_rounded(size, backend):
+    x, weight, bias, _, grad = arguments(11, *size, dtype=np.float32)
+    rounded = [array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (grad, x, weight)]
+    expected = reference.linear_backward(*rounded, None, True)
+    prepared = kernels.prepare_weight(weight, dtype="bfloat16", backend=backend)
+    found = kernels.linear_backward(grad, x, prepared, bias)
+    for one, other in zip(found, (*expected[:2], grad.sum(axis=0, dtype=np.float64)), strict=True):
+        assert one.dtype == np.float32
+        assert_close(one, other, at_least=1)
+    assert kernels.linear_backward(grad, x, prepared, needs_weight=False)[1:] == (None, None)
+
+
 def test_a_row_that_int8_cannot_stand_for_is_nan_and_no_other():
     x = rows_of_all_kinds()
     x[0, 3], x[2, 1], x[4, :2] = np.nan, np.inf, (3e38, -3e38)

@@ -221,6 +221,18 @@ def test_int8_has_the_bits_of_the_reference(rows, in_features):
     )
 
 
+@QUICK
+@given(rows=sizes(), in_features=sizes(), out_features=sizes(), layout=layouts(), seed=seeds())
+def test_gradients_in_bfloat16_of_any_size_and_layout(rows, in_features, out_features, layout, seed):
+    x, weight, bias, grad = arguments(seed, rows, in_features, out_features, np.float32, layout)
+    low = weight.astype(ml_dtypes.bfloat16)
+    expected = reference.linear_backward(grad, x, reference.prepare_weight(low, None), bias, True)
+    found = linear_backward(grad, x, prepare_weight(low, None), bias, True)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == np.float32 and one.flags.c_contiguous
+        assert_close(one, other, at_least=1)
+
+
 def test_the_greatest_sums_of_int8_are_exact():
     in_features = MOST_INT8_FEATURES
     x, values = np.ones((2, in_features), np.float32), np.full((3, in_features), 127, np.int8)

@@ -138,7 +138,9 @@ def run_torch(
         grads = {
             name: grad.numpy() for name, grad in revert_weight_conversion(model, named).items()
         }  # as files have it
-    return _arrays(out, lambda tensor: tensor.detach().numpy()), grads
+    return _arrays(
+        out, lambda tensor: (tensor if tensor.dtype.itemsize > 2 else tensor.float()).detach().numpy()
+    ), grads
 
 
 def _arrays(out: Any, convert: Any) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import pytest
 from bertcore import (
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
+    AutoModelForSequenceClassification,
     value_and_grad,
 )
 from bertcore.nn.dropout import mixed_seed
@@ -31,6 +32,7 @@ from tests.training.tiny_runs import (
     TEXTS,
     MaskingCollator,
     assert_same_weights,
+    class_trainer,
     classifier,
     collate,
     language_trainer,
@@ -173,3 +175,24 @@ def test_what_gives_nothing_to_train_on(tmp_path):
     with pytest.raises(ValueError, match="max_steps or max_seconds is needed"):
         endless = TrainingArguments(tmp_path, report_to="none")
         Trainer(language_trainer(tmp_path).model, endless, MaskingCollator(), iter(TEXTS)).train()
+
+
+def test_a_run_in_bfloat16_learns_as_one_in_float32(tmp_path):
+    losses = {}
+    for bf16 in (False, True):
+        settings = {"max_steps": 50, "logging_steps": 10, "save_strategy": "no", "lr_scheduler_type": "constant"}
+        trainer = language_trainer(tmp_path / str(bf16), learning_rate=3e-3, bf16=bf16, **settings)
+        trainer.train()
+        assert all(array.dtype == np.float32 for array in trainer.model.state_dict().values())
+        losses[bf16] = [logs["loss"] for logs in trainer.state.log_history]
+    assert losses[True] != losses[False]
+    assert losses[False][-1] < 0.95 * losses[False][0]
+    np.testing.assert_allclose(losses[True], losses[False], rtol=0.01)
+
+
+def test_an_evaluation_is_in_the_precision_of_the_run(tmp_path):
+    plain, rounded = (class_trainer(tmp_path / str(bf16), bf16=bf16).evaluate()["eval_loss"] for bf16 in (False, True))
+    assert plain != rounded and abs(plain - rounded) < 0.02 * plain
+    with pytest.raises(ValueError, match="bf16 is for models in float32, model has dtype 'float64'"):
+        model = AutoModelForSequenceClassification.from_config(CONFIG, dtype="float64", num_labels=2)
+        class_trainer(tmp_path, model=model, bf16=True)
