@@ -11,7 +11,8 @@ of losing its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,16 @@ current_tape: Callable[[], Tape | None] = _current.get
 """The tape that records here, if any."""
 
 Pullback = Callable[..., tuple[Any, ...]]
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """A block that no tape records: parameters yield their arrays, as in inference."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 class Addend:

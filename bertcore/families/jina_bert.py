@@ -56,6 +56,7 @@ def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
         max_positions=0,
         longest_text=read.size("max_position_embeddings", 512),
         is_relative=True,
+        biases_scores=True,
     )
 
 

@@ -46,6 +46,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         positions_after_padding=True,
         type_vocab_size=0,
         is_relative=True,
+        biases_scores=True,
     )
 
 

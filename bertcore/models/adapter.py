@@ -29,22 +29,25 @@ class Trace:
     Attributes:
         states: what went into each layer, and what the last one returned; None where they are not recorded.
         attentions: each layer's probabilities; None where they are not recorded.
+        projections: each layer's (query, key, value); None where they are not recorded.
         shows_states: whether the caller asked for the states (an adapter may need them for itself).
     """
 
     states: list | None = None
     attentions: list | None = None
     shows_states: bool = False
+    projections: list | None = None
 
     @classmethod
-    def asked(cls, hidden_states: bool, attentions: bool) -> Trace:
+    def asked(cls, hidden_states: bool, attentions: bool, projections: bool) -> Trace:
         """The trace of what a caller asked for."""
-        return cls([] if hidden_states else None, [] if attentions else None, hidden_states)
+        states, probabilities, projected = ([] if each else None for each in (hidden_states, attentions, projections))
+        return cls(states, probabilities, hidden_states, projected)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is recorded."""
-        return self.states is None and self.attentions is None
+        return self.states is None and self.attentions is None and self.projections is None
 
     def state(self, state: Any) -> None:
         """Note one state."""
@@ -60,7 +63,7 @@ class Encoded:
         packed: the batch layout of `hidden`.
         inputs: the packed batch that `hidden` is of.
         hidden: the last hidden state, (tokens, hidden).
-        traced: hidden_states, attentions and the family's own outputs, as users see them.
+        traced: hidden_states, attentions, projections and the family's own outputs, as users see them.
         pooler: the encoder's pooler, if it has one.
     """
 
@@ -122,4 +125,6 @@ class Adapter(Block):
             "hidden_states": None if states is None else tuple(map(packed.pad, states)),
             "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
         }
+        if trace.projections is not None:
+            traced["projections"] = tuple(tuple(map(packed.pad, each)) for each in trace.projections)
         return Encoded(packed, inputs, state, traced)

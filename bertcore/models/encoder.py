@@ -32,7 +32,7 @@ class Encoder(Block):
     Attributes:
         recomputes_layers: under a tape each layer keeps only its input and is run again in the backward: a third more
             time, and the memory of one layer (`tape.checkpoint`). The gradients have the same bits. A pass that returns
-            attentions keeps everything.
+            attentions or projections keeps everything.
     """
 
     def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
@@ -75,6 +75,7 @@ class Encoder(Block):
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
         state, context = self.adapter.begin(inputs, self.embeddings, trace)
+        context.projections = trace.projections
         if cache is not None:
             return self._run_layers(state, replace(context, cache=cache), trace)
         is_plain = trace.is_empty and current_tape() is None and not is_dropping()
@@ -88,7 +89,8 @@ class Encoder(Block):
         return self._run_layers(state, context, trace)
 
     def _run_layers(self, state: Any, context: LayerContext, trace: Trace) -> Any:
-        is_run_again = self.recomputes_layers and trace.attentions is None  # which would be noted twice
+        notes_nothing = trace.attentions is None and trace.projections is None  # which would be noted twice
+        is_run_again = self.recomputes_layers and notes_nothing
         for number, layer in enumerate(self.layers):
             trace.state(state)
             run = within_site(number, layer)
@@ -96,6 +98,8 @@ class Encoder(Block):
         if self.final_norm is not None:
             state = self.final_norm(state)
         trace.state(state)
+        if trace.projections is not None and len(trace.projections) != len(self.layers):
+            raise ValueError("output_projections is True, and layers of this family do not give query, key and value")
         return state
 
     def extend(self, inputs: EncoderInput, cache: KeyValueCache) -> Any:

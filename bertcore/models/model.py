@@ -313,6 +313,7 @@ class Model(Block):
         *,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
+        output_projections: bool = False,
         **targets: Any,
     ) -> ModelOutput:
         """Run the model on a batch.
@@ -322,7 +323,7 @@ class Model(Block):
             attention_mask: 1 for real tokens, 0 for padding, (sequences, length); all real by default.
             token_type_ids: (sequences, length), zero by default.
             position_ids: (sequences, length); by default counted from each sequence's first real token.
-            output_hidden_states, output_attentions: whether to return those too.
+            output_hidden_states, output_attentions, output_projections: whether to return those too.
             targets: the head's labels, which each class documents, and the inputs of this family alone
                 (`family.inputs`).
 
@@ -337,7 +338,7 @@ class Model(Block):
         given = input_ids, attention_mask, token_type_ids, position_ids
         adapter, keeps_padding = self.encoder.adapter, self._keeps_padding(targets)
         inputs = adapter.pack(*given, keep_padding=keeps_padding, **own)
-        trace = Trace.asked(output_hidden_states, output_attentions)
+        trace = Trace.asked(output_hidden_states, output_attentions, output_projections)
         with self._dropout():
             encoded = adapter.restore(inputs, self.encoder(inputs, trace), trace)
             encoded.pooler = self.encoder.pooler

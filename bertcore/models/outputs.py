@@ -26,10 +26,14 @@ class ModelOutput:
         loss: a scalar, where there is one: of a model with a head, given labels.
         hidden_states: on request, the embeddings' and each layer's output, (sequences, length, hidden) each.
         attentions: on request, each layer's probabilities, (sequences, heads, length, length) each.
+        projections: on request, each layer's (query, key, value) as attention multiplies them, after rotary,
+            (sequences, length, heads * head_dim) each; not of families whose attention is their own (DeBERTa, XLNet,
+            LUKE with entities, Transformer-XL).
     """
 
     hidden_states: ClassVar[tuple[Any, ...] | None] = None
     attentions: ClassVar[tuple[Any, ...] | None] = None
+    projections: ClassVar[tuple[tuple[Any, ...], ...] | None] = None
     loss: Any = None
     traced: InitVar[Mapping[str, Any] | None] = None
 

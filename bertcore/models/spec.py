@@ -55,6 +55,7 @@ class EncoderSpec:
         embedding_dropout, classifier_dropout: the rates at which, in training, embeddings are dropped, and what heads
             classify.
         is_relative: attention depends on how far apart two columns of a batch are.
+        biases_scores: a bias by that distance is added to the scores of attention.
         details: what one family alone varies, a dataclass of its own.
     """
 
@@ -79,6 +80,7 @@ class EncoderSpec:
     embedding_dropout: float = 0.0
     classifier_dropout: float = 0.0
     is_relative: bool = False
+    biases_scores: bool = False
     details: Any = None
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
+from bertcore.tape import value_of
 
 # What a LayerSpec may say of a part: that it is absent, or has no bias.
 PARTS = frozenset(
@@ -135,6 +136,7 @@ class LayerContext:
         key_mask: which tokens may be seen, booleans that broadcast to (sequences, heads, longest, longest); None where
             all may.
         attentions: a list to which each layer appends its probabilities, or None.
+        projections: a list to which each layer appends (query, key, value), (tokens, heads * head_dim) each, or None.
         relative: `kernels.RelativePositions` that are the same in all layers, or None.
         rotary: the angles of each RotarySpec of the layers.
         cache: keys and values of a generation, or None.
@@ -146,11 +148,13 @@ class LayerContext:
     relative: Any = None
     rotary: dict[RotarySpec, RotaryAngles] = field(default_factory=dict)
     cache: KeyValueCache | None = None
+    projections: list | None = None
 
     @property
     def can_be_recorded(self) -> bool:
         """Whether the layers do the same for all batches with these offsets, so that a program can be kept."""
-        is_plain = self.key_mask is None and self.attentions is None and self.cache is None
+        notes_nothing = self.attentions is None and self.projections is None
+        is_plain = self.key_mask is None and notes_nothing and self.cache is None
         return is_plain and all(angles.can_be_recorded for angles in self.rotary.values())
 
 
@@ -263,6 +267,8 @@ class SelfAttention(Sublayer):
             return context.cache.attend(self.index, *projected, **options)
         if layer.rotary is not None:
             projected = self._turned(projected, context)
+        if context.projections is not None:
+            context.projections.append(self._taken_apart(projected))
         return functional.self_attention(
             *projected,
             **options,
@@ -275,6 +281,18 @@ class SelfAttention(Sublayer):
             relative=context.relative,
             attentions=context.attentions,
         )
+
+    def _taken_apart(self, projected: list[Any]) -> tuple[Any, ...]:
+        """(query, key, value) of the arrays in which they stand side by side."""
+        widths = [self.spec.attention_size, self.spec.key_value_size, self.spec.key_value_size]
+        parts: list[Any] = []
+        for array in projected:
+            left, some = value_of(array).shape[1], []
+            while left:
+                some.append(widths[len(parts) + len(some)])
+                left -= some[-1]
+            parts += functional.split_columns(array, widths=some)
+        return tuple(parts)
 
     def _check_cached(self, context: LayerContext) -> None:
         """The cache has plain causal attention alone."""

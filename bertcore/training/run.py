@@ -80,8 +80,8 @@ class Run:
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint."""
         length = self.state.max_steps
-        parts = self.model, self.optimizer, self.schedule
-        self.state = load_run(folder, *parts, self.args, self.state)
+        parts, beside = (self.model, self.optimizer, self.schedule), self.objective.parameters(self.model)
+        self.state = load_run(folder, *parts, self.args, self.state, beside=beside)
         self.state.max_steps, best = length, self.state.best_model_checkpoint
         if best is not None:  # it stands beside the one to go on from, wherever they were moved to
             self.state.best_model_checkpoint = str(folder.parent / Path(best).name)
@@ -220,7 +220,7 @@ class Run:
                 grads = some
             else:
                 grads.accumulate(some)
-        grads = zero_gradients(self.model) if grads is None else grads
+        grads = zero_gradients(self.objective.trained(self.model)) if grads is None else grads
         self.processes.add_up(list(grads.values()))
         return sum(self.processes.gathered(loss)), grads
 
@@ -318,7 +318,8 @@ class Run:
         folder = checkpoint_folder(args.output_dir, state.global_step)
         state.callbacks = self.callbacks.state_dict()
         parts = self.model, self.tokenizer, self.optimizer, self.schedule, state, args
-        self.processes.from_first(lambda: write_checkpoint(folder, lambda new: save_run(new, *parts)))
+        beside = self.objective.parameters(self.model)
+        self.processes.from_first(lambda: write_checkpoint(folder, lambda new: save_run(new, *parts, beside=beside)))
         self._saved_at = state.global_step
         kept = tuple(filter(None, (folder, state.best_model_checkpoint)))
         self.processes.from_first(lambda: remove_beyond(args.output_dir, args.save_total_limit, kept))

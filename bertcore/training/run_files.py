@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import numpy as np
 
 from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.checkpoint.saving import write_safetensors
+from bertcore.nn.parameter import Parameter
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
 from bertcore.training.state import TrainerState
 
-OPTIMIZER, SCHEDULE, STATE, ARGUMENTS = (
+OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS = (
     "optimizer.safetensors",
+    "objective.safetensors",  # what is trained beside the model, where there is any
     "scheduler.json",
     "trainer_state.json",
     "training_args.json",
@@ -42,13 +45,16 @@ def save_run(
     schedule: Schedule,
     state: TrainerState,
     args: TrainingArguments,
+    *,
+    beside: Sequence[Parameter] = (),
 ) -> None:
-    """Write all of it into `folder`."""
+    """Write all of it into `folder`; `beside` are the parameters that are trained beside the model."""
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    arrays = {name: np.require(array, requirements="C") for name, array in optimizer.state_dict().items()}
-    write_safetensors(folder / OPTIMIZER, arrays)
+    _write_arrays(folder / OPTIMIZER, optimizer.state_dict())
+    if beside:
+        _write_arrays(folder / OBJECTIVE, {name: array for each in beside for name, array in each.tensors()})
     for name, values in ((SCHEDULE, schedule.state_dict()), (ARGUMENTS, args.to_dict())):
         (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     state.save_to_json(folder / STATE)
@@ -61,6 +67,8 @@ def load_run(
     schedule: Schedule,
     args: TrainingArguments,
     now: TrainerState,
+    *,
+    beside: Sequence[Parameter] = (),
 ) -> TrainerState:
     """Take all of it from a checkpoint, and return the state.
 
@@ -68,7 +76,7 @@ def load_run(
         ValueError: which file is missing or damaged; which setting, or that the number of examples or of processes
             (of the state `now`), is another one than it was.
     """
-    for name in (OPTIMIZER, SCHEDULE, STATE, ARGUMENTS):
+    for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} is no checkpoint of a run: it has no {name}")
     before, state = _read_json(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
@@ -81,10 +89,27 @@ def load_run(
                 f"{name} is {is_now!r}, in {folder} it was {was!r}: to go on where that run was, its data has to come "
                 "in the same order"
             )
+    kept = _read_beside(folder / OBJECTIVE, beside) if beside else {}
     model.load_weights(folder)
+    for parameter in beside:
+        parameter.fill({name: kept[name] for name in parameter.names}, parameter.dtype)
     optimizer.load_state_dict(open_checkpoint(folder / OPTIMIZER))
     schedule.load_state_dict(_read_json(folder / SCHEDULE))
     return state
+
+
+def _write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    write_safetensors(file, {name: np.require(array, requirements="C") for name, array in arrays.items()})
+
+
+def _read_beside(file: Path, parameters: Sequence[Parameter]) -> dict[str, np.ndarray]:
+    """Copies of the arrays of these parameters; CheckpointError if the file has others."""
+    opened = open_checkpoint(file)
+    expected = {name: shape for parameter in parameters for name, shape in parameter.expected.items()}
+    found = {name: opened[name].shape for name in opened}
+    if found != expected:
+        raise CheckpointError(f"{file} is of another objective: it has {found}, expected {expected}")
+    return {name: np.array(opened[name]) for name in opened}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -195,7 +195,7 @@ class Trainer:
         )
         length = self._length(batches)
         optimizer = self.optimizer or OPTIMIZERS[args.optim](
-            self.model,
+            self.objective.trained(self.model),
             lr=args.learning_rate,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,

@@ -84,6 +84,22 @@ def slice_columns(array: Any, *, first: int, last: int) -> Any:
     return array[:, first:last], pullback
 
 
+@operation()
+def split_columns(array: Any, *, widths: Sequence[int]) -> Any:
+    """The columns of (rows, columns) in a tuple of arrays of these widths, which are views."""
+    ends = np.cumsum(widths).tolist()
+    places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
+
+    def pullback(*grads):
+        whole = kernels.array_module(array).zeros(array.shape, array.dtype)
+        for place, grad in zip(places, grads, strict=True):
+            if grad is not None:
+                whole[:, place] = grad
+        return (whole,)
+
+    return tuple(array[:, place] for place in places), pullback
+
+
 @operation(has_step=True)
 def reshape(array: Any, *, shape: tuple[int, ...]) -> Any:
     """`array` in another shape."""

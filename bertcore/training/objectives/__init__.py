@@ -1,10 +1,20 @@
 """Objectives: what a model learns from, each in a class with its loss, its examples and its weight.
 
 objective.py has what all share, sums and losses of the caller's own; supervised.py labels; language_modeling.py,
-span_boundary.py and sentence_pairs.py what is learned from raw texts; embeddings.py vectors of sentences.
+span_boundary.py and sentence_pairs.py what is learned from raw texts; embeddings.py vectors of sentences;
+distillation.py what is learned from a teacher, and distillation_terms.py what of its outputs.
 """
 
 from bertcore.training.objectives.columns import ColumnCollator
+from bertcore.training.objectives.distillation import Distillation
+from bertcore.training.objectives.distillation_terms import (
+    AttentionDistributions,
+    AttentionScores,
+    HiddenCosine,
+    HiddenStates,
+    Relations,
+    SoftTargets,
+)
 from bertcore.training.objectives.embeddings import (
     CoSENT,
     CosineSimilarity,
@@ -21,19 +31,26 @@ from bertcore.training.objectives.span_boundary import SpanBoundary
 from bertcore.training.objectives.supervised import Supervised
 
 __all__ = [
+    "AttentionDistributions",
+    "AttentionScores",
     "CausalLM",
     "CoSENT",
     "ColumnCollator",
     "CosineSimilarity",
     "CustomLoss",
+    "Distillation",
     "EmbeddingObjective",
+    "HiddenCosine",
+    "HiddenStates",
     "MarginMSE",
     "MaskedLM",
     "Matryoshka",
     "MultipleNegativesRanking",
     "NextSentence",
     "Objective",
+    "Relations",
     "SentenceOrder",
+    "SoftTargets",
     "SpanBoundary",
     "Supervised",
     "Triplet",

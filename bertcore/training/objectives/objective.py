@@ -7,9 +7,26 @@ from typing import Any
 
 from bertcore.gradients import Gradients, differentiate, with_loss
 from bertcore.nn import functional
+from bertcore.nn.parameter import Parameter
 
 Batch = Mapping[str, Any]
 Collator = Callable[..., dict[str, Any]]
+
+
+class Trained:
+    """A model and the parameters that are trained beside it.
+
+    Attributes:
+        beside: those parameters.
+    """
+
+    def __init__(self, model: Any, beside: Sequence[Parameter]):
+        self._model, self.beside = model, beside
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, the model's first."""
+        yield from self._model.parameters()
+        yield from self.beside
 
 
 class Objective:
@@ -53,7 +70,18 @@ class Objective:
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
         """The model's output with the loss, and the gradients of that; see `bertcore.value_and_grad`."""
-        return differentiate(model, lambda: self.loss(model, batch))
+        return differentiate(self.trained(model), lambda: self.loss(model, batch))
+
+    def parameters(self, model: Any) -> Sequence[Parameter]:
+        """What is trained beside the model's own parameters, and kept in checkpoints of a run alone; none by default.
+
+        The same ones at every call for one model.
+        """
+        return ()
+
+    def trained(self, model: Any) -> Trained:
+        """The model and what is trained beside it: what an optimiser is made for."""
+        return Trained(model, self.parameters(model))
 
     def weight(self, batch: Batch) -> float:
         """How many labels (tokens, sequences, pairs) the loss of a batch is a mean over: its weight among others."""
@@ -89,6 +117,9 @@ class Sum(Objective):
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
         return self.first.collator(tokenizer, seed=seed)
+
+    def parameters(self, model: Any) -> Sequence[Parameter]:
+        return (*self.first.parameters(model), *self.second.parameters(model))
 
     def loss(self, model: Any, batch: Batch) -> Any:
         out, other = self.first.loss(model, batch), self.second.loss(model, batch)

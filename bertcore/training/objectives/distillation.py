@@ -1,0 +1,138 @@
+"""Distillation: a student learns from a teacher's outputs, beside its own objective or from them alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore.nn import functional
+from bertcore.nn.layers import Linear
+from bertcore.nn.parameter import Parameter
+from bertcore.tape import unrecorded
+from bertcore.training.objectives.distillation_terms import Outputs, Term
+from bertcore.training.objectives.language_modeling import MaskedLM
+from bertcore.training.objectives.objective import Batch, Collator, Objective
+from bertcore.training.objectives.supervised import TARGETS, Supervised, host_array
+
+
+class Distillation(Objective):
+    """A student learns to do as its teacher does: the weighted sum of the terms and of the student's own objective.
+
+        teacher = AutoModelForSequenceClassification.from_pretrained(folder)
+        objective = Distillation(teacher, SoftTargets(temperature=2), HiddenCosine(), objective=Supervised())
+
+    The teacher runs in evaluation, without gradients. Both models have one tokenizer. What the papers took:
+
+    - DistilBERT: `SoftTargets(weight=5), HiddenCosine()` beside `MaskedLM()` of weight 2;
+    - TinyBERT: `HiddenStates(), AttentionScores()`, then `SoftTargets(temperature=1)`;
+    - MiniLM: `AttentionDistributions(), Relations(of=("value",))`; MiniLMv2: `Relations()`;
+    - MobileBERT: `HiddenStates(projected=False), AttentionDistributions(layers="even")`, then `SoftTargets()`.
+
+    What terms learn beside the student (the maps of `HiddenStates`) is trained and kept in checkpoints with it, and is
+    no part of the saved student.
+
+    Args:
+        teacher: a model of any family, with a head where the terms need its logits.
+        terms: what is compared; see `distillation_terms`.
+        objective: the student's own, of labels or of masked words; None for the terms alone.
+        objective_weight: what the student's own loss is multiplied by.
+
+    Raises:
+        TypeError: for something else than terms, or an objective of another kind.
+        ValueError: for no terms, a wrong weight; at the first batch, for models that cannot be compared so.
+    """
+
+    def __init__(self, teacher: Any, *terms: Term, objective: Supervised | None = None, objective_weight: float = 1.0):
+        wrong = [term for term in terms if not isinstance(term, Term)]
+        if wrong:
+            raise TypeError(f"terms has {wrong[0]!r}, expected SoftTargets, HiddenCosine or another Term")
+        if not terms:
+            raise ValueError("terms is empty, expected one at least")
+        if objective is not None and not isinstance(objective, Supervised):
+            raise TypeError(f"objective is {type(objective).__name__}, expected Supervised, MaskedLM or None")
+        if not 0 <= objective_weight < math.inf:
+            raise ValueError(f"objective_weight is {objective_weight!r}, expected a finite number from 0 on")
+        self.teacher, self.terms = teacher.eval(), terms
+        self.objective, self.objective_weight = objective, objective_weight
+        if objective is not None:
+            self.model_class, self.targets = objective.model_class, objective.targets
+        self._options = dict.fromkeys((name for term in terms for name in term.needs), True)
+        self._student: Any = None
+        self._maps: list[list[Linear]] = []
+
+    def examples(
+        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Those of the student's own objective; without one, each document's tokens in pieces."""
+        made = self.objective or MaskedLM()
+        return made.examples(documents, tokenizer, max_length=max_length, seed=seed)
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
+        return None if self.objective is None else self.objective.collator(tokenizer, seed=seed)
+
+    def weight(self, batch: Batch) -> float:
+        """That of the student's own objective; without one, the texts."""
+        return float(len(batch["input_ids"])) if self.objective is None else self.objective.weight(batch)
+
+    def parameters(self, model: Any) -> Sequence[Parameter]:
+        """The maps that the terms learn, made for the first model that is asked for."""
+        self._prepare(model)
+        return [parameter for maps in self._maps for each in maps for parameter in each.parameters()]
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        out, losses = self._losses(model, batch)
+        weights = [term.weight for term in self.terms]
+        if self.objective is not None:
+            weights = [self.objective_weight, *weights]
+        total = None
+        for loss, weight in zip(losses, weights, strict=True):
+            part = functional.scale(loss, factor=weight)
+            total = part if total is None else functional.add(total, part)
+        out.loss = total
+        return out
+
+    def losses(self, model: Any, batch: Batch) -> list[float]:
+        """What is added, before the weights: the loss of the student's own objective, if it has one, then the terms'.
+
+        To choose the weights by: terms differ in size by orders.
+        """
+        return [float(loss) for loss in self._losses(model, batch)[1]]
+
+    def _losses(self, model: Any, batch: Batch) -> tuple[Any, list[Any]]:
+        """The student's output, and what its loss is the weighted sum of."""
+        self._prepare(model)
+        inputs = {name: array for name, array in batch.items() if name not in TARGETS}
+        with unrecorded():
+            teacher = self.teacher(**inputs, **self._options)
+        if self.objective is None:
+            out, losses = model(**inputs, **self._options), []
+        else:
+            out = self.objective.loss(model, {**batch, **self._options})
+            if out.loss is None:
+                raise ValueError(f"batch has no labels for the student's own objective; it has {', '.join(batch)}")
+            losses = [out.loss]
+        outputs = Outputs(out, teacher, (model.spec, self.teacher.spec), _is_real(batch))
+        return out, losses + [term.loss(outputs, maps) for term, maps in zip(self.terms, self._maps, strict=True)]
+
+    def _prepare(self, model: Any) -> None:
+        """Check that the models can be compared, and make what the terms learn."""
+        if self._student is model:
+            return
+        rng, made = np.random.default_rng(0), []
+        for number, term in enumerate(self.terms):
+            term.check(model, self.teacher)
+            maps = term.maps(f"distillation.{number}", model.spec, self.teacher.spec)
+            for parameter in (parameter for each in maps for parameter in each.parameters()):
+                parameter.initialise(rng, parameter.shape[1] ** -0.5, np.dtype(model.dtype))
+            made.append(maps)
+        self._student, self._maps = model, made
+
+
+def _is_real(batch: Batch) -> np.ndarray:
+    """Which columns of the texts hold real tokens, (texts, length); choices are texts."""
+    mask = batch.get("attention_mask")
+    real = np.ones(np.shape(batch["input_ids"]), bool) if mask is None else host_array(mask) != 0
+    return real.reshape(-1, real.shape[-1])

@@ -1,0 +1,350 @@
+"""What of a student's outputs is to be like a teacher's: small values, which `Distillation` weighs and adds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.models.spec import EncoderSpec
+from bertcore.nn import functional
+from bertcore.nn.layers import Linear
+from bertcore.tape import value_of
+from bertcore.training.objectives.divergences import (
+    cosine_distance,
+    divergence_of_scores,
+    relation_loss,
+    soft_target_divergence,
+    squared_error_of_scores,
+)
+
+Layers = str | Mapping[int, int]
+PARTS = ("query", "key", "value")
+HIDDEN = -1e9  # added to scores of padding: its probability is 0
+
+
+@dataclass
+class Outputs:
+    """What a student and its teacher made of one batch.
+
+    Attributes:
+        student, teacher: their outputs; the student's have gradients under a tape.
+        specs: of the student's encoder and of the teacher's.
+        is_real: which columns hold real tokens, (sequences, length) booleans.
+    """
+
+    student: Any
+    teacher: Any
+    specs: tuple[EncoderSpec, EncoderSpec]
+    is_real: np.ndarray
+
+    @cached_property
+    def cu_seqlens(self) -> np.ndarray:
+        """Offsets of the sequences among the real tokens, (sequences + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.is_real.sum(axis=1))])
+
+    def tokens(self, name: str, padded: Any) -> Any:
+        """The real tokens, (tokens, features), of an output (sequences, length, features)."""
+        shape = value_of(padded).shape
+        if shape[:2] != self.is_real.shape:
+            raise ValueError(f"{name} has shape {shape}, expected {self.is_real.shape} first, as input_ids has")
+        rows = functional.reshape(padded, shape=(shape[0] * shape[1], *shape[2:]))
+        if self.is_real.all():
+            return rows
+        return functional.take_rows(rows, rows=kernels.to_backend(np.flatnonzero(self.is_real)))
+
+    def states(self, layers: Mapping[int, int]) -> Iterator[tuple[Any, Any]]:
+        """(the student's, the teacher's) hidden states after these layers, (tokens, hidden) each."""
+        for own, other in layers.items():
+            student = self.tokens("hidden_states", self.student.hidden_states[own])
+            yield student, self._target(student, self.tokens("hidden_states", self.teacher.hidden_states[other]))
+
+    def projections(self, layers: Mapping[int, int]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """(the student's, the teacher's) query, key and value of these layers by their names, (tokens, width) each."""
+        for own, other in layers.items():
+            pairs = zip(self.student.projections[own - 1], self.teacher.projections[other - 1], strict=True)
+            student, teacher = {}, {}
+            for part, (of_student, of_teacher) in zip(PARTS, pairs, strict=True):
+                student[part] = self.tokens(part, of_student)
+                teacher[part] = self._target(student[part], self.tokens(part, of_teacher))
+            yield student, teacher
+
+    def logits(self) -> Iterator[tuple[str, Any, Any]]:
+        """(name, the student's, the teacher's) logits, (rows, classes): of tokens, sequences, or of a sequence's
+        columns, of which padding has no probability."""
+        names = [name for name in self.student if name.endswith("logits")]
+        if not names:
+            raise ValueError("SoftTargets needs logits, and the student has no head")
+        for name in names:
+            if name not in self.teacher:
+                raise ValueError(f"SoftTargets needs the teacher's {name}, it has {', '.join(self.teacher.keys())}")
+            found = [self._rows(name, getattr(out, name)) for out in (self.student, self.teacher)]
+            student, teacher = map(value_of, found)
+            if student.shape != teacher.shape or student.shape[1] < 2:
+                raise ValueError(
+                    f"SoftTargets: {name} of student and teacher are {student.shape} and {teacher.shape}, (rows, "
+                    "classes), expected the same shape and two classes at least"
+                )
+            yield name, found[0], self._target(found[0], found[1])
+
+    def _rows(self, name: str, logits: Any) -> Any:
+        if name in ("start_logits", "end_logits"):
+            hidden = np.where(self.is_real, 0, HIDDEN).astype(value_of(logits).dtype)
+            return functional.add(logits, kernels.to_backend(hidden))
+        return self.tokens(name, logits) if value_of(logits).ndim == 3 else logits
+
+    def _target(self, student: Any, teacher: Any) -> Any:
+        return teacher.astype(value_of(student).dtype, copy=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One way in which the student is to be like the teacher.
+
+    Layers are numbered from 1; 0 is the embeddings, among hidden states. What `layers` says of them is "last", each
+    model's last one; "even", all of the student's and as many of the teacher's, the last one included; or a mapping of
+    the student's layers to the teacher's.
+
+    Attributes:
+        weight: what the term is multiplied by before it is added.
+        needs: the options of a model's call whose outputs are compared.
+    """
+
+    weight: float = 1.0
+    needs: ClassVar[tuple[str, ...]] = ()
+    first_layer: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        number = self.weight
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+            raise ValueError(f"weight of {type(self).__name__} is {number!r}, expected a finite number from 0 on")
+
+    def check(self, student: Any, teacher: Any) -> None:
+        """ValueError if these models cannot be compared so."""
+
+    def maps(self, name: str, student: EncoderSpec, teacher: EncoderSpec) -> list[Linear]:
+        """What the term learns beside the student, without values; parameters' names begin with `name`."""
+        return []
+
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+        """The term's loss, before its weight."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def pairs(self, student: EncoderSpec, teacher: EncoderSpec) -> dict[int, int]:
+        """The student's layers that are compared, and with which of the teacher's."""
+        layers, own, other = self.layers, student.num_layers, teacher.num_layers  # type: ignore[attr-defined]
+        if layers == "last":
+            return {own: other}
+        if layers == "even":
+            return {layer: -(-layer * other // own) for layer in range(self.first_layer, own + 1)}
+        if not isinstance(layers, Mapping) or not layers:
+            raise ValueError(f"layers is {layers!r}, expected 'last', 'even' or a mapping of layers")
+        for whose, numbers, most in (("student", layers, own), ("teacher", layers.values(), other)):
+            wrong = [number for number in numbers if number not in range(self.first_layer, most + 1)]
+            if wrong:
+                raise ValueError(f"layers has {wrong[0]!r} of the {whose}, expected {self.first_layer} to {most}")
+        return dict(layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftTargets(Term):
+    """The teacher's probabilities at a temperature: T^2 * KL(teacher || student), the mean over rows of logits (Hinton
+    et al. 2015, arXiv:1503.02531); those of tokens are of all real ones (Sanh et al. 2019, arXiv:1910.01108).
+
+    The rows of a language model are its tokens, those of a classifier of texts the texts. For question answering they
+    are the texts, once for the start and once for the end, and their columns the classes.
+    """
+
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature!r}, expected a finite number above 0")
+
+    def check(self, student: Any, teacher: Any) -> None:
+        for whose, model in (("student", student), ("teacher", teacher)):
+            kind = model.config.get("problem_type")
+            if kind in ("regression", "multi_label_classification"):
+                raise ValueError(f"SoftTargets is for classes that exclude each other, the {whose} is for {kind}")
+
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+        options = {"temperature": self.temperature}
+        return _sum(soft_target_divergence(own, targets=other, **options) for _, own, other in outputs.logits())
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenCosine(Term):
+    """The direction of hidden states: the mean over tokens of 1 - cosine (Sanh et al. 2019, section 2), the sum over
+    the layers."""
+
+    layers: Layers = "last"
+    needs = ("output_hidden_states",)
+    first_layer = 0
+
+    def check(self, student: Any, teacher: Any) -> None:
+        _check_widths(self, student, teacher)
+
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+        pairs = outputs.states(self.pairs(*outputs.specs))
+        return _sum(cosine_distance(own, targets=other) for own, other in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenStates(Term):
+    """Hidden states: the mean squared error over tokens and features, the sum over the layers.
+
+    With `projected` the student's go through a learned map without bias onto the teacher's width, one of the embeddings
+    and one of all layers (TinyBERT: Jiao et al. 2019, arXiv:1909.10351, equations 8 and 9). Without they are compared
+    as they are (the feature maps of MobileBERT: Sun et al. 2020, arXiv:2004.02984, section 3.4).
+    """
+
+    layers: Layers = "even"
+    projected: bool = True
+    needs = ("output_hidden_states",)
+    first_layer = 0
+
+    def check(self, student: Any, teacher: Any) -> None:
+        if not self.projected:
+            _check_widths(self, student, teacher)
+
+    def maps(self, name: str, student: EncoderSpec, teacher: EncoderSpec) -> list[Linear]:
+        if not self.projected:
+            return []
+        sizes = {"in_features": student.hidden_size, "out_features": teacher.hidden_size, "bias": False}
+        kinds = sorted({self._kind(layer) for layer in self.pairs(student, teacher)})
+        return [Linear(f"{name}.{kind}", **sizes) for kind in kinds]
+
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+        layers = self.pairs(*outputs.specs)
+        kinds = sorted({self._kind(layer) for layer in layers})
+        by_kind = dict(zip(kinds, maps, strict=True)) if self.projected else {}
+        errors = []
+        for layer, (own, other) in zip(layers, outputs.states(layers), strict=True):
+            own = by_kind[self._kind(layer)](own) if self.projected else own
+            errors.append(functional.mean_squared_error(own, labels=other))
+        return _sum(errors)
+
+    def _kind(self, layer: int) -> str:
+        return "hidden_states" if layer else "embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionScores(Term):
+    """The scores of attention before the softmax: the mean squared error over heads, tokens and the tokens that they
+    see, the sum over the layers (TinyBERT: Jiao et al. 2019, equation 7)."""
+
+    layers: Layers = "even"
+    needs = ("output_projections",)
+
+    def check(self, student: Any, teacher: Any) -> None:
+        _check_attention(self, student, teacher)
+
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+        return _of_attention(outputs, self.pairs(*outputs.specs), squared_error_of_scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionDistributions(Term):
+    """The probabilities of attention: KL(teacher || student), the mean over heads and tokens, the sum over the layers:
+    of the last ones (MiniLM: Wang et al. 2020, arXiv:2002.10957, equation 4), or "even", of all (MobileBERT)."""
+
+    layers: Layers = "last"
+    needs = ("output_projections",)
+
+    def check(self, student: Any, teacher: Any) -> None:
+        _check_attention(self, student, teacher)
+
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+        return _of_attention(outputs, self.pairs(*outputs.specs), divergence_of_scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relations(Term):
+    """The relations of queries, of keys and of values among themselves: softmax(A A^T / sqrt(width of a head)), the
+    mean over heads and tokens of KL(teacher || student), the sum over `of` and the layers (MiniLMv2: Wang et al. 2020,
+    arXiv:2012.15828, section 3).
+
+    Attributes:
+        of: "query", "key", "value" or some of them; MiniLM has ("value",) beside `AttentionDistributions`.
+        heads: relation heads, in which the width is cut anew, so that models of other heads can be compared; by default
+            the student's heads.
+    """
+
+    of: tuple[str, ...] = PARTS
+    heads: int | None = None
+    layers: Layers = "last"
+    needs = ("output_projections",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.of, tuple) or not self.of or not set(self.of) <= set(PARTS):
+            raise ValueError(f"of is {self.of!r}, expected some of {PARTS}")
+        if self.heads is not None and (not isinstance(self.heads, int) or self.heads < 1):
+            raise ValueError(f"heads is {self.heads!r}, expected a positive integer or None")
+
+    def check(self, student: Any, teacher: Any) -> None:
+        heads = self.heads or student.spec.num_heads
+        for pair in self.pairs(student.spec, teacher.spec).items():
+            for whose, model, layer in zip(("student", "teacher"), (student, teacher), pair, strict=True):
+                spec = model.spec.layers[layer - 1]
+                widths = {"query": spec.attention_size, "key": spec.key_value_size, "value": spec.key_value_size}
+                for part in self.of:
+                    if widths[part] % heads:
+                        raise ValueError(
+                            f"heads is {heads}, expected a divisor of the {whose}'s {widths[part]} ({part})"
+                        )
+
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+        heads, losses = self.heads or outputs.specs[0].num_heads, []
+        options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": divergence_of_scores}
+        for own, other in outputs.projections(self.pairs(*outputs.specs)):
+            for part in self.of:
+                scales = tuple((heads / value_of(array).shape[1]) ** 0.5 for array in (own[part], other[part]))
+                targets = other[part], other[part]
+                losses.append(relation_loss(own[part], own[part], targets=targets, scales=scales, **options))
+        return _sum(losses)
+
+
+def _of_attention(outputs: Outputs, layers: Mapping[int, int], compare: Any) -> Any:
+    losses = []
+    for pair, (own, other) in zip(layers.items(), outputs.projections(layers), strict=True):
+        specs = [spec.layers[layer - 1] for spec, layer in zip(outputs.specs, pair, strict=True)]
+        scales = tuple(spec.scale or spec.head_size**-0.5 for spec in specs)
+        options = {"heads": specs[0].num_heads, "scales": scales, "cu_seqlens": outputs.cu_seqlens}
+        targets = other["query"], other["key"]
+        losses.append(relation_loss(own["query"], own["key"], targets=targets, compare=compare, **options))
+    return _sum(losses)
+
+
+def _check_widths(term: Term, student: Any, teacher: Any) -> None:
+    own, other = student.spec.hidden_size, teacher.spec.hidden_size
+    if own != other:
+        raise ValueError(
+            f"{type(term).__name__}: hidden states of the student have {own} features, the teacher's {other}"
+        )
+
+
+def _check_attention(term: Term, student: Any, teacher: Any) -> None:
+    """ValueError unless attention sees all tokens, by query and key alone, with as many heads in both."""
+    name = type(term).__name__
+    for pair in term.pairs(student.spec, teacher.spec).items():
+        layers = [model.spec.layers[layer - 1] for model, layer in zip((student, teacher), pair, strict=True)]
+        for whose, model, layer in zip(("student", "teacher"), (student, teacher), layers, strict=True):
+            if model.spec.biases_scores or layer.is_causal or layer.window is not None:
+                raise ValueError(f"{name}: attention of the {whose} is not that of all tokens by query and key alone")
+        heads = [(layer.num_heads, layer.num_key_value_heads or layer.num_heads) for layer in layers]
+        if len({*heads[0], *heads[1]}) > 1:
+            raise ValueError(f"{name}: heads of queries and of keys are {heads[0]} and {heads[1]}, expected as many")
+
+
+def _sum(losses: Any) -> Any:
+    total = None
+    for loss in losses:
+        total = loss if total is None else functional.add(total, loss)
+    return total

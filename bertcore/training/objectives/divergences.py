@@ -1,0 +1,136 @@
+"""How far a student's outputs are from a teacher's: means that are arrays without axes, each with its gradient rule.
+
+The teacher's arrays are targets, without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.nn.functional import sequence_spans
+from bertcore.nn.operation import operation
+from bertcore.training.objectives.similarity import cosines
+
+CHUNK = 1 << 18  # logits compared at once: what is made of them stays in the processor's cache
+
+
+@operation()
+def soft_target_divergence(logits: Any, *, targets: Any, temperature: float) -> Any:
+    """T^2 times the mean over rows of KL(softmax(targets / T) || softmax(logits / T)), of (rows, classes) both (Hinton
+    et al. 2015, arXiv:1503.02531, section 2)."""
+    gradient = kernels.array_module(logits).empty_like(logits)
+    loss = _soft_targets(logits, targets, temperature, gradient)
+
+    def pullback(grad):
+        gradient[...] *= gradient.dtype.type(grad * temperature / max(len(logits), 1))
+        return (gradient,)
+
+    return loss, pullback
+
+
+@soft_target_divergence.inference
+def _soft_target_divergence(logits, *, targets, temperature):
+    return _soft_targets(logits, targets, temperature, None)
+
+
+def _soft_targets(logits, targets, temperature, gradient):
+    """The loss; `gradient`, if there is one, is filled with the difference of both softmaxes."""
+    total, count = 0.0, max(1, CHUNK // max(logits.shape[1], 1))
+    for first in range(0, len(logits), count):
+        rows = slice(first, first + count)
+        value, difference = divergence_of_scores(logits[rows] / temperature, targets[rows] / temperature)
+        total += value
+        if gradient is not None:
+            gradient[rows] = difference
+    return kernels.array_module(logits).asarray(total * temperature**2 / max(len(logits), 1), logits.dtype)
+
+
+def divergence_of_scores(scores: Any, targets: Any) -> tuple[Any, Any]:
+    """The sum over rows of KL(softmax(targets) || softmax(scores)), of (..., classes) both, and its gradient."""
+    own, wanted = kernels.softmax(scores), kernels.softmax(targets)
+    normalisers = (_log_sum(scores, own) - _log_sum(targets, wanted)).sum(dtype="float64")
+    targets = targets - scores
+    targets *= wanted
+    own -= wanted
+    return normalisers + targets.sum(dtype="float64"), own
+
+
+def _log_sum(scores, probabilities):
+    """log(sum(exp(scores))) over the last axis: of the largest score and its probability, which is never 0."""
+    return scores.max(axis=-1) - np.log(probabilities.max(axis=-1))
+
+
+def squared_error_of_scores(scores: Any, targets: Any) -> tuple[Any, Any]:
+    """The sum over rows of the mean squared difference, of (..., keys) both, and its gradient."""
+    difference, keys = scores - targets, scores.shape[-1]
+    return (difference * difference).sum(dtype="float64") / keys, difference * (2 / keys)
+
+
+@operation()
+def cosine_distance(rows: Any, *, targets: Any) -> Any:
+    """The mean over rows of 1 - cosine, of (rows, features) both."""
+    scores, pullback = cosines(rows, targets)
+    count = max(len(scores), 1)
+    return 1 - scores.sum() / count, lambda grad: pullback(
+        -grad / count * kernels.array_module(rows).ones_like(scores)
+    )[:1]
+
+
+@operation()
+def relation_loss(
+    left: Any,
+    right: Any,
+    *,
+    targets: tuple[Any, Any],
+    heads: int,
+    scales: tuple[float, float],
+    cu_seqlens: np.ndarray,
+    compare: Callable[[Any, Any], tuple[Any, Any]],
+) -> Any:
+    """How far each token's relations to those of its sequence are from a teacher's: the mean over heads and tokens.
+
+    The relations of a head are scale * left @ right.T, (tokens of a sequence, tokens of a sequence): of query and key
+    the scores of attention; of value and value the relations of MiniLM (Wang et al. 2020, arXiv:2002.10957, section 3).
+
+    Args:
+        left, right: the student's, (tokens, width), heads side by side.
+        targets: the teacher's, (tokens, its width), of as many heads.
+        heads: how many.
+        scales: the student's and the teacher's.
+        cu_seqlens: offsets of the sequences, (sequences + 1,).
+        compare: of the scores of both, (heads, tokens, tokens), the sum over their rows, and its gradient.
+    """
+    total, kept, (scale, target_scale) = 0.0, [], scales
+    for first, end in sequence_spans(cu_seqlens):
+        own = _in_heads(left[first:end], heads), _in_heads(right[first:end], heads)
+        wanted = (_in_heads(array[first:end], heads) for array in targets)
+        value, gradient = compare(_scores(*own, scale), _scores(*wanted, target_scale))
+        total += value
+        kept.append((slice(first, end), *own, gradient))
+    xp, count = kernels.array_module(left), max(heads * len(left), 1)
+
+    def pullback(grad):
+        of_left, of_right = xp.zeros_like(left), xp.zeros_like(right)
+        factor = left.dtype.type(grad * scale / count)
+        for tokens, own_left, own_right, of_scores in kept:
+            of_scores *= factor
+            _in_heads(of_left[tokens], heads)[...] = of_scores @ own_right
+            _in_heads(of_right[tokens], heads)[...] = of_scores.transpose(0, 2, 1) @ own_left
+        return of_left, of_right
+
+    return xp.asarray(total / count, left.dtype), pullback
+
+
+def _in_heads(array, heads):
+    """(tokens, heads * width) as a view (heads, tokens, width)."""
+    return array.reshape(len(array), heads, array.shape[1] // heads).transpose(1, 0, 2)
+
+
+def _scores(left, right, scale):
+    scores = left @ right.transpose(0, 2, 1)
+    scores *= scores.dtype.type(scale)
+    return scores
