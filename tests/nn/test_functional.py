@@ -61,6 +61,11 @@ def with_tables(qkv, position_key, position_query, **more):
     return functional.self_attention(qkv, num_heads=2, relative=relative, **PACKED, **more)
 
 
+def first_and_last_columns(array):
+    first, _, last = functional.split_columns(array, widths=(1, 2, 3))
+    return functional.concatenate(last, first, axis=1)
+
+
 CASES = {  # name: (operation, shapes of its arrays, options)
     "activation": (functional.activation, [(5, 3)], {"name": "tanh"}),
     "add": (functional.add, [(5, 3), (5, 3)], {}),
@@ -154,6 +159,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "self_attention with tables": (with_tables, [(9, 24), (4, 2, 4), (4, 2, 4)], {}),
     "slice_columns": (functional.slice_columns, [(5, 4)], {"first": 1, "last": 3}),
     "slice_rows": (functional.slice_rows, [(5, 4)], {"first": 2, "last": 5}),
+    "split_columns": (first_and_last_columns, [(5, 6)], {}),
     "soft_cross_entropy": (functional.soft_cross_entropy, [(9, 2)], {"labels": FLAGS}),
     "take_neighbours": (functional.take_neighbours, [(9, 2)], {"distances": (1, 0, -2), **PACKED}),
     "take_rows": (functional.take_rows, [(4, 3)], {"rows": np.array([3, 0, 3])}),

@@ -1,0 +1,410 @@
+"""Distillation: each term beside its definition, the gradients of student and learned maps, what is kept of a run."""
+
+import numpy as np
+import pytest
+
+import bertcore
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
+from bertcore.checkpoint import open_checkpoint
+from bertcore.kernels.program import Recordings
+from bertcore.training import Trainer, TrainingArguments
+from bertcore.training.objectives import (
+    AttentionDistributions,
+    AttentionScores,
+    CosineSimilarity,
+    Distillation,
+    HiddenCosine,
+    HiddenStates,
+    MaskedLM,
+    Relations,
+    SoftTargets,
+    Supervised,
+)
+from tests.tiny_bert import CONFIG
+from tests.tiny_families import tiny_config
+from tests.training.tiny_runs import LABELLED, assert_same_weights, collate
+
+LENGTHS = [9, 4, 1, 7]
+RNG = np.random.default_rng(0)
+BATCH = {
+    "input_ids": RNG.integers(5, 40, (4, 9)),
+    "attention_mask": (np.arange(9) < np.array(LENGTHS)[:, None]).astype(int),
+    "labels": np.array([0, 1, 2, 1]),
+}
+DEEP = {**CONFIG, "num_hidden_layers": 4}
+WIDE = {**DEEP, "hidden_size": 48}
+BOTH = {"output_hidden_states": True, "output_projections": True}
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+def classifier(config=CONFIG, seed=2, **options):
+    return AutoModelForSequenceClassification.from_config(config, dtype="float64", num_labels=3, seed=seed, **options)
+
+
+def inputs(batch=BATCH):
+    return {name: array for name, array in batch.items() if name != "labels"}
+
+
+# --- definitions, one sequence and one head at a time ---------------------------------------------------
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def divergence(wanted, found):
+    """KL(softmax(wanted) || softmax(found)) of each row."""
+    wanted, found = softmax(wanted), softmax(found)
+    return (wanted * (np.log(wanted) - np.log(found))).sum(axis=-1)
+
+
+def real(array):
+    return np.concatenate([row[:length] for row, length in zip(array, LENGTHS, strict=True)])
+
+
+def squared(found, wanted):
+    return ((real(found) - real(wanted)) ** 2).mean()
+
+
+def scores(layer, left, right, heads):
+    """For each sequence and head the scores of its tokens."""
+    for one, other, length in zip(layer[left], layer[right], LENGTHS, strict=True):
+        width = one.shape[1] // heads
+        for head in range(heads):
+            columns = slice(head * width, (head + 1) * width)
+            yield one[:length, columns] @ other[:length, columns].T / np.sqrt(width)
+
+
+def of_scores(found, wanted, compare):
+    """The mean over heads and tokens."""
+    return np.concatenate([compare(*pair) for pair in zip(wanted, found, strict=True)]).mean()
+
+
+def of_layers(student, teacher, left, right, layers, heads, compare=divergence):
+    return sum(
+        of_scores(
+            scores(student.projections[own - 1], left, right, heads),
+            scores(teacher.projections[other - 1], left, right, heads),
+            compare,
+        )
+        for own, other in layers
+    )
+
+
+def cosine_distance(one, other):
+    one, other = real(one), real(other)
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return (1 - (one * other).sum(axis=1) / lengths).mean()
+
+
+def mean_square(wanted, found):
+    return ((wanted - found) ** 2).mean(axis=1)
+
+
+QUERY, KEY, VALUE = range(3)
+EVEN = [(1, 2), (2, 4)]
+TERMS = {
+    "soft": (SoftTargets(), lambda s, t: 4 * divergence(t.logits / 2, s.logits / 2).mean()),
+    "cosine": (HiddenCosine(), lambda s, t: cosine_distance(s.hidden_states[2], t.hidden_states[4])),
+    "states": (
+        HiddenStates(projected=False),
+        lambda s, t: sum(squared(s.hidden_states[i], t.hidden_states[2 * i]) for i in range(3)),
+    ),
+    "scores": (AttentionScores(), lambda s, t: of_layers(s, t, QUERY, KEY, EVEN, 3, mean_square)),
+    "attention": (AttentionDistributions(), lambda s, t: of_layers(s, t, QUERY, KEY, [(2, 4)], 3)),
+    "attention of a layer": (
+        AttentionDistributions(layers={1: 3}),
+        lambda s, t: of_layers(s, t, QUERY, KEY, [(1, 3)], 3),
+    ),
+    "relations": (
+        Relations(),
+        lambda s, t: sum(of_layers(s, t, part, part, [(2, 4)], 3) for part in (QUERY, KEY, VALUE)),
+    ),
+    "relations of values, other heads": (
+        Relations(of=("value",), heads=13, layers="even"),
+        lambda s, t: of_layers(s, t, VALUE, VALUE, EVEN, 13),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_a_term_is_its_definition(name, backend):
+    term, definition = TERMS[name]
+    student, teacher = classifier(), classifier(DEEP, seed=1)
+    with use_backend(backend):
+        found = Distillation(teacher, term).losses(student, BATCH)
+        expected = definition(student(**inputs(), **BOTH), teacher(**inputs(), **BOTH))
+    assert expected > 1e-3
+    assert found == [pytest.approx(expected, rel=1e-9)]
+
+
+def test_learned_maps_are_of_the_embeddings_and_of_all_layers():
+    student, teacher = classifier(), classifier(WIDE, seed=1)
+    objective = Distillation(teacher, SoftTargets(), HiddenStates())
+    embeddings, layers = objective.parameters(student)
+    assert embeddings.names == ("distillation.1.embeddings.weight",)
+    assert layers.names == ("distillation.1.hidden_states.weight",)
+    found, wanted = (model(**inputs(), **BOTH).hidden_states for model in (student, teacher))
+    expected = squared(found[0] @ embeddings.array().T, wanted[0])
+    expected += sum(squared(found[i] @ layers.array().T, wanted[2 * i]) for i in (1, 2))
+    assert objective.losses(student, BATCH)[1] == pytest.approx(expected, rel=1e-9)
+    assert objective.parameters(student)[0] is embeddings
+
+
+def test_the_sum_is_weighted_beside_the_students_own_loss():
+    student, teacher = classifier(), classifier(DEEP, seed=1)
+    terms = SoftTargets(weight=5), HiddenCosine(weight=0.5)
+    objective = Distillation(teacher, *terms, objective=Supervised(), objective_weight=2)
+    own, soft, cosine = objective.losses(student, BATCH)
+    assert own == pytest.approx(student(**BATCH).loss, rel=1e-12)
+    assert objective.forward(student, BATCH).loss == pytest.approx(2 * own + 5 * soft + 0.5 * cosine, rel=1e-12)
+    assert objective.weight(BATCH) == 4 == Distillation(teacher, *terms).weight(inputs())
+    assert Distillation(teacher, *terms).losses(student, BATCH) == pytest.approx([soft, cosine], rel=1e-12)
+
+
+@pytest.mark.parametrize("terms", [*([term] for term, _ in TERMS.values()), [HiddenStates(), SoftTargets()]])
+def test_gradients_of_student_and_maps(terms):
+    """Beside differences along a random direction."""
+    student, teacher = classifier(), classifier(WIDE if len(terms) > 1 else DEEP, seed=1)
+    objective = Distillation(teacher, *terms, objective=Supervised())
+    out, grads = objective.value_and_grad(student, BATCH)
+    assert out.loss == pytest.approx(objective.forward(student, BATCH).loss, rel=1e-12)
+    parameters = list(objective.trained(student).parameters())
+    assert set(grads) == {name for parameter in parameters for name in parameter.names}
+    rng = np.random.default_rng(3)
+    for parameter in [*parameters[::9], *parameters[-2:]]:
+        values = parameter.array().copy()
+        direction = rng.normal(size=values.shape)
+        ends = []
+        for step in (1e-6, -1e-6):
+            parameter.update(values + step * direction)
+            ends.append(float(objective.forward(student, BATCH).loss))
+        parameter.update(values)
+        along = sum((grads[name] * part).sum() for name, part in parameter.parts(direction))
+        assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(along, rel=1e-5, abs=1e-7), parameter.names
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(name):
+    term = TERMS[name][0]
+    if getattr(term, "layers", None) == {1: 3}:
+        return
+    out, grads = Distillation(classifier(), term).value_and_grad(classifier(), BATCH)
+    assert out.loss == pytest.approx(0, abs=1e-12)
+    assert all(abs(gradient).max() < 1e-9 for gradient in grads.values())
+
+
+@pytest.mark.parametrize("kind", ["MaskedLM", "TokenClassification", "QuestionAnswering", "MultipleChoice"])
+def test_soft_targets_of_every_head(kind):
+    model_class = getattr(bertcore, f"AutoModelFor{kind}")
+    student, teacher = (model_class.from_config(CONFIG, dtype="float64", seed=seed) for seed in (1, 2))
+    given = inputs()
+    if kind == "MultipleChoice":
+        given = {name: array.reshape(2, 2, 9) for name, array in given.items()}
+    both = [model(**given).predictions() for model in (student, teacher)]
+    expected = 0.0
+    for found, wanted in zip(*both, strict=True):
+        if kind == "QuestionAnswering":
+            rows = [
+                divergence(one[:length], other[:length])
+                for one, other, length in zip(wanted, found, LENGTHS, strict=True)
+            ]
+        elif kind == "MultipleChoice":
+            rows = divergence(wanted, found)
+        else:
+            rows = divergence(real(wanted), real(found))
+        expected += np.mean(rows)
+    assert Distillation(teacher, SoftTargets(temperature=1)).losses(student, given) == [
+        pytest.approx(expected, rel=1e-9)
+    ]
+
+
+def test_soft_targets_of_masked_words_are_of_all_tokens():
+    """Beside labels, whose rows alone the student's own loss needs."""
+    student, teacher = (AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=seed) for seed in (1, 2))
+    labels = np.where(np.random.default_rng(1).random((4, 9)) < 0.3, BATCH["input_ids"], -100)
+    labels[BATCH["attention_mask"] == 0] = -100
+    batch = {**BATCH, "labels": labels}
+    own, soft = Distillation(teacher, SoftTargets(), objective=MaskedLM()).losses(student, batch)
+    assert own == pytest.approx(student(**batch).loss, rel=1e-12)
+    assert [soft] == Distillation(teacher, SoftTargets()).losses(student, inputs())
+    _, grads = Distillation(teacher, SoftTargets(), objective=MaskedLM()).value_and_grad(student, batch)
+    _, parts = zip(
+        *(each.value_and_grad(student, batch) for each in (MaskedLM(), Distillation(teacher, SoftTargets()))),
+        strict=True,
+    )
+    for name, gradient in grads.items():
+        np.testing.assert_allclose(gradient, parts[0][name] + parts[1][name], rtol=1e-9, atol=1e-12)
+
+
+def test_the_teacher_runs_as_in_inference(monkeypatch):
+    student, teacher = (
+        AutoModelForSequenceClassification.from_config({**CONFIG, "hidden_dropout_prob": 0.5}, num_labels=3, seed=seed)
+        for seed in (1, 2)
+    )
+    before, runs, run = teacher.state_dict(), [], Recordings.run
+
+    def noted(self, *args):
+        runs.append(self is teacher.encoder._recordings.at(teacher.encoder.version))
+        return run(self, *args)
+
+    monkeypatch.setattr(Recordings, "run", noted)
+    objective = Distillation(teacher.train(1), SoftTargets(), objective=Supervised())
+    with use_backend("numba"):
+        _, grads = objective.value_and_grad(student.train(1), BATCH)
+    assert runs == [True]  # its recorded program, and the student none
+    assert not teacher.training and student.training
+    assert set(grads) == set(student.expected_tensors())
+    for name, array in before.items():
+        np.testing.assert_array_equal(array, teacher.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    "student",
+    [tiny_config("distilbert-base-uncased"), tiny_config("albert-base-v2"), tiny_config("mobilebert-uncased")],
+)
+def test_students_of_other_families(student):
+    """Of other widths and heads, by relations and learned maps."""
+    student = AutoModel.from_config({**student, "vocab_size": 75}, dtype="float64", seed=3)
+    teacher = AutoModel.from_config({**DEEP, "hidden_size": 96, "num_attention_heads": 4}, dtype="float64")
+    batch = {**inputs(), "token_type_ids": np.zeros((4, 9), int)}
+    out, grads = Distillation(teacher, Relations(), HiddenStates()).value_and_grad(student, batch)
+    assert np.isfinite(out.loss) and any(gradient.any() for gradient in grads.values())
+
+
+# --- runs -----------------------------------------------------------------------------------------------
+
+
+def distilling_trainer(folder, teacher, **settings):
+    student = AutoModelForSequenceClassification.from_config(
+        {**CONFIG, "hidden_dropout_prob": 0.1}, num_labels=2, seed=2
+    )
+    given = {"max_steps": 6, "learning_rate": 1e-2, "save_steps": 3, "per_device_train_batch_size": 4}
+    args = TrainingArguments(output_dir=folder, report_to="none", disable_tqdm=True, **(given | settings))
+    objective = Distillation(teacher, HiddenStates(), SoftTargets(), Relations(heads=1), objective=Supervised())
+    return Trainer(student, args, collate, LABELLED, objective=objective)
+
+
+def test_a_resumed_run_has_the_same_bits_of_student_and_maps(tmp_path):
+    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=1)
+    whole, parts = (distilling_trainer(tmp_path / name, teacher) for name in ("whole", "parts"))
+    first = [parameter.array().copy() for parameter in whole.objective.parameters(whole.model)]
+    whole.train()
+    parts = distilling_trainer(tmp_path / "parts", teacher)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "whole" / "checkpoint-3").rename(tmp_path / "parts" / "checkpoint-3")
+    parts.train(resume_from_checkpoint=True)
+    assert_same_weights(whole.model, parts.model)
+    learned = [[p.array() for p in each.objective.parameters(each.model)] for each in (whole, parts)]
+    for one, other, initial in zip(*learned, first, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert abs(one - initial).max() > 1e-3
+
+
+def test_maps_are_kept_beside_the_student_and_not_in_it(tmp_path):
+    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=1)
+    trainer = distilling_trainer(tmp_path / "run", teacher)
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    folder = tmp_path / "run" / "checkpoint-6"
+    assert not any("distillation" in name for name in open_checkpoint(folder))
+    assert not any("distillation" in name for name in open_checkpoint(tmp_path / "saved"))
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
+    kept = open_checkpoint(folder / "objective.safetensors")
+    for parameter in trainer.objective.parameters(trainer.model):
+        np.testing.assert_array_equal(kept[parameter.names[0]], parameter.array())
+    (folder / "objective.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no objective\.safetensors"):
+        distilling_trainer(tmp_path / "run", teacher).train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_of_other_maps_is_refused(tmp_path):
+    teachers = [
+        AutoModelForSequenceClassification.from_config(config, num_labels=2)
+        for config in (WIDE, {**WIDE, "hidden_size": 51})
+    ]
+    distilling_trainer(tmp_path, teachers[0]).train()
+    again = distilling_trainer(tmp_path, teachers[1])
+    before = again.model.state_dict()
+    with pytest.raises(ValueError, match=r"objective\.safetensors is of another objective"):
+        again.train(resume_from_checkpoint=True)
+    for name, array in before.items():
+        np.testing.assert_array_equal(array, again.model.state_dict()[name])
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: Distillation(classifier()), ValueError, "terms is empty"),
+        (lambda: Distillation(classifier(), Supervised()), TypeError, "expected SoftTargets"),
+        (
+            lambda: Distillation(classifier(), SoftTargets(), objective=CosineSimilarity()),
+            TypeError,
+            "objective is CosineSimilarity, expected Supervised",
+        ),
+        (
+            lambda: Distillation(classifier(), SoftTargets(), objective_weight=-1),
+            ValueError,
+            "objective_weight is -1",
+        ),
+        (lambda: SoftTargets(temperature=0), ValueError, "temperature is 0"),
+        (lambda: HiddenStates(weight=float("nan")), ValueError, "weight of HiddenStates is nan"),
+        (lambda: Relations(of=("hidden",)), ValueError, "of is"),
+        (lambda: Relations(heads=0), ValueError, "heads is 0"),
+    ],
+)
+def test_wrong_settings(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "term, config, message",
+    [
+        (HiddenCosine(), WIDE, "student have 39 features, the teacher's 48"),
+        (HiddenStates(projected=False), WIDE, "student have 39 features, the teacher's 48"),
+        (HiddenStates(layers={1: 5}), DEEP, "layers has 5 of the teacher, expected 0 to 4"),
+        (AttentionScores(layers={0: 1}), DEEP, "layers has 0 of the student, expected 1 to 2"),
+        (AttentionScores(layers="all"), DEEP, "layers is 'all', expected 'last', 'even' or a mapping"),
+        (
+            AttentionScores(),
+            {**WIDE, "num_attention_heads": 4},
+            r"heads of queries and of keys are \(3, 3\) and \(4, 4\)",
+        ),
+        (AttentionDistributions(), {**tiny_config("mpnet-base"), "vocab_size": 75}, "attention of the teacher is not"),
+        (Relations(heads=13), WIDE, "heads is 13, expected a divisor of the teacher's 48"),
+        (
+            Relations(heads=3),
+            {**tiny_config("deberta-base"), "vocab_size": 75},
+            "layers of this family do not give query, key and value",
+        ),
+        (SoftTargets(), {**CONFIG, "problem_type": "regression"}, "the teacher is for regression"),
+    ],
+)
+def test_models_that_cannot_be_compared(term, config, message):
+    with pytest.raises(ValueError, match=message):
+        Distillation(classifier(config), term).losses(classifier(), BATCH)
+
+
+def test_heads_that_cannot_be_compared():
+    head, encoder = classifier(), AutoModel.from_config(CONFIG, dtype="float64")
+    other = AutoModelForSequenceClassification.from_config(CONFIG, dtype="float64", num_labels=4)
+    for student, teacher, message in (
+        (head, encoder, "needs the teacher's logits, it has last_hidden_state, pooler_output"),
+        (encoder, head, "the student has no head"),
+        (head, other, r"are \(4, 3\) and \(4, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Distillation(teacher, SoftTargets()).losses(student, inputs())
+    with pytest.raises(ValueError, match="batch has no labels for the student's own objective"):
+        Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())
