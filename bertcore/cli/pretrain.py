@@ -48,7 +48,14 @@ MOST_HELD_OUT = 1000
 
 
 # The objectives by name, and the class of what is learnt of pairs of segments beside words.
-OBJECTIVES = {"mlm": None, "mlm+sbo": None, "clm": None, "mlm+nsp": "NextSentence", "mlm+sop": "SentenceOrder"}
+OBJECTIVES = {
+    "mlm": None,
+    "mlm+sbo": None,
+    "clm": None,
+    "plm": None,
+    "mlm+nsp": "NextSentence",
+    "mlm+sop": "SentenceOrder",
+}
 UNITS = ("token", "word", "span")
 
 
@@ -62,10 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mlm",
         help="mlm: masked words (the default); mlm+sbo: and masked spans from the tokens beside them (SpanBERT); "
         "mlm+nsp: and whether one segment follows another (BERT); mlm+sop: and their order (ALBERT); "
-        "clm: the next word",
+        "clm: the next word; plm: the last words of a random order (XLNet)",
     )
     parser.add_argument("--mask", choices=UNITS, help="what is masked as one (default: token; span for mlm+sbo)")
-    parser.add_argument("--mask-share", type=share, default=0.15, metavar="SHARE", help="of tokens (default: 0.15)")
+    parser.add_argument(
+        "--mask-share",
+        type=share,
+        metavar="SHARE",
+        help="of tokens (default: 0.15; for plm a sixth, that are predicted)",
+    )
     add_training_arguments(
         parser, lr="5e-4; 5e-5 for a checkpoint", epochs=1, batch=32, length=f"the model's, at most {LONGEST}"
     )
@@ -93,6 +105,8 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
 
     objective, is_causal = objective_of(args), args.objective == "clm"
     model, tokenizer, kind = model_and_tokenizer(args, objective)
+    if args.objective == "plm" and "perm_mask" not in model.arguments:
+        raise CommandError(f"--objective plm needs the two streams of XLNet, which {args.model} has not")
     _prepare_pairs(args, model, tokenizer)
     length = example_length(args, model, LONGEST)
     examples = from_first(lambda: _examples(args, folder / STORED, objective, tokenizer, length))
@@ -116,11 +130,16 @@ def objective_of(args: argparse.Namespace) -> Any:
     """The objective of --objective."""
     from bertcore.training import Masking, objectives
 
+    if args.mask and args.objective in ("clm", "plm"):
+        raise CommandError(f"--mask is about masked words, which --objective {args.objective} does without")
     if args.objective == "clm":
         return objectives.CausalLM()
+    if args.objective == "plm":
+        return objectives.PermutationLM(1 / 6 if args.mask_share is None else args.mask_share)
+    masked = 0.15 if args.mask_share is None else args.mask_share
     if args.objective == "mlm+sbo":
-        return objectives.SpanBoundary(Masking(args.mask_share, unit=args.mask or "span"))
-    words = objectives.MaskedLM(Masking(args.mask_share, unit=args.mask or "token"))
+        return objectives.SpanBoundary(Masking(masked, unit=args.mask or "span"))
+    words = objectives.MaskedLM(Masking(masked, unit=args.mask or "token"))
     pairs = OBJECTIVES[args.objective]
     return words if pairs is None else words + getattr(objectives, pairs)()
 

@@ -54,7 +54,7 @@ class DataCollatorWithPadding:
             ValueError: which example lacks which key, or has another length than its input_ids.
         """
         names = _names(examples)
-        lengths = [len(_ids(example, index)) for index, example in enumerate(examples)]
+        lengths = [len(ids_of(example, index)) for index, example in enumerate(examples)]
         width = self._width(lengths)
         batch = {}
         for name in names:
@@ -139,7 +139,7 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         """The batch, with labels; labels of the examples are ignored."""
         made = []
         for index, example in enumerate(examples):
-            ids = _ids(example, index)
+            ids = ids_of(example, index)
             if self.words is not None:
                 self.words.check(ids, f"examples[{index}]['input_ids']")
             replaced, labels = (ids, ids) if self.words is None else self.masking.apply(ids, self.words, self.rng)
@@ -148,7 +148,7 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         return super().__call__(made)
 
 
-def _ids(example: Mapping[str, Any], index: int) -> np.ndarray:
+def ids_of(example: Mapping[str, Any], index: int) -> np.ndarray:
     """The ids of an example, (tokens,) int64; ValueError for what is none."""
     if not isinstance(example, Mapping) or "input_ids" not in example:
         raise ValueError(f"examples[{index}] has no input_ids, it is {example!r:.60}")

@@ -14,6 +14,7 @@ from bertcore.training import run as training_run
 from bertcore.training import run_files
 from bertcore.training.data import StoredExamples
 from tests.tiny_bert import CONFIG, random_texts
+from tests.tiny_families import tiny_config
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 24, "n_layer": 1, "n_head": 2, "n_positions": 32}
 STEPS = ["--max-steps", "3", "--batch", "4", "--backend", "numpy", "--held-out", "0.1"]
@@ -32,6 +33,7 @@ def inputs(tmp_path_factory):
     (folder / "bert.json").write_text(json.dumps(CONFIG))
     (folder / "albert.json").write_text(json.dumps({**CONFIG, "model_type": "albert"}))
     (folder / "gpt2.json").write_text(json.dumps(GPT2))
+    (folder / "xlnet.json").write_text(json.dumps(tiny_config("xlnet-base-cased")))
     return folder
 
 
@@ -100,6 +102,13 @@ def test_span_boundaries(inputs, tmp_path, capsys):
     assert pretrain(inputs, tmp_path / "out", "--objective", "mlm+sbo") == 0
     assert "masked_accuracy" in capsys.readouterr().out
     assert any(name.startswith("span_boundary.") for name in weights(tmp_path / "out"))
+
+
+def test_permutations(inputs, tmp_path, capsys):
+    options = ["--objective", "plm", "--max-length", "16", "--vocab-size", "90"]
+    assert pretrain(inputs, tmp_path / "out", *options, model="xlnet.json") == 0
+    assert "masked_accuracy" in capsys.readouterr().out
+    assert len(StoredExamples(tmp_path / "out" / "examples")[0]["input_ids"]) == 16
 
 
 def test_a_checkpoint_is_trained_on(inputs, masked_lm_folder, tmp_path):
@@ -182,6 +191,8 @@ def test_what_ends_a_run_is_told_in_a_line(inputs, tmp_path, capsys, monkeypatch
         (["--held-out", "0.999"], "too few to train on"),
         (["--model", "mini-burt"], "no preset is named 'mini-burt'"),
         (["--objective", "clm"], "have no head for causal_lm"),
+        (["--objective", "clm", "--mask", "word"], "--mask is about masked words, which --objective clm does without"),
+        (["--objective", "plm", "--model", "gpt2"], "--objective plm needs the two streams of XLNet"),
         (["--objective", "mlm+sop"], "--objective mlm.sop needs a head that .* was not pretrained with"),
     ],
 )

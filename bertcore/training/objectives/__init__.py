@@ -1,8 +1,8 @@
 """Objectives: what a model learns from, each in a class with its loss, its examples and its weight.
 
-objective.py has what all share, sums and losses of the caller's own; supervised.py labels; language_modeling.py,
-span_boundary.py and sentence_pairs.py what is learned from raw texts; embeddings.py vectors of sentences;
-distillation.py what is learned from a teacher, and distillation_terms.py what of its outputs.
+objective.py has what all share, sums and losses of the caller's own; supervised.py labels. What is learned from raw
+texts: language_modeling.py, span_boundary.py, permutation.py, sentence_pairs.py. Vectors of sentences: embeddings.py.
+From a teacher: distillation.py, and distillation_terms.py what of its outputs.
 """
 
 from bertcore.training.objectives.columns import ColumnCollator
@@ -26,6 +26,7 @@ from bertcore.training.objectives.embeddings import (
 )
 from bertcore.training.objectives.language_modeling import CausalLM, MaskedLM
 from bertcore.training.objectives.objective import CustomLoss, Objective
+from bertcore.training.objectives.permutation import PermutationLM
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder
 from bertcore.training.objectives.span_boundary import SpanBoundary
 from bertcore.training.objectives.supervised import Supervised
@@ -48,6 +49,7 @@ __all__ = [
     "MultipleNegativesRanking",
     "NextSentence",
     "Objective",
+    "PermutationLM",
     "Relations",
     "SentenceOrder",
     "SoftTargets",

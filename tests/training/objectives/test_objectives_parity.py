@@ -7,7 +7,8 @@ import bertcore
 from bertcore.training import objectives
 from bertcore.training.masking import IGNORED
 from tests.models.family_parity import random_model
-from tests.tiny_bert import CONFIG
+from tests.models.test_xlnet import exact_sinusoids  # noqa: F401, a fixture
+from tests.tiny_bert import CONFIG, save_tiny_bert
 
 pytestmark = pytest.mark.parity
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -86,3 +87,24 @@ def test_span_boundary(tmp_path, smoothing):
         found = again(**tensors({"input_ids": ids, "attention_mask": mask})).logits
     kept = mask.astype(bool)
     np.testing.assert_allclose(found.numpy()[kept], theirs.logits.detach().numpy()[kept], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("exact_sinusoids")
+def test_permutation(tmp_path):
+    import transformers
+
+    rng = np.random.default_rng(0)
+    sizes = {"vocab_size": 75, "d_model": 78, "n_head": 2, "d_inner": 53, "n_layer": 2, "dropout": 0}
+    peer = random_model(transformers.XLNetConfig(**sizes), "CausalLM", rng).double()
+    peer.save_pretrained(tmp_path / "peer")
+    model = bertcore.AutoModelForCausalLM.from_pretrained(tmp_path / "peer", dtype="float64")
+    tokenizer = bertcore.AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path / "tokenizer"))
+    objective = objectives.PermutationLM(0.3)
+    examples = [{"input_ids": [2, *rng.integers(5, 69, count).tolist(), 3]} for count in (17, 5, 11)]
+    batch = objective.collator(tokenizer, seed=1)(examples)
+    batch["token_type_ids"] = rng.integers(0, 2, batch["input_ids"].shape)
+    out, grads = objective.value_and_grad(model, batch)
+    floats = {"perm_mask": batch["perm_mask"].astype(float), "target_mapping": batch["target_mapping"].astype(float)}
+    loss = peer(**tensors(batch | floats)).loss
+    np.testing.assert_allclose(out.loss, loss.item(), rtol=1e-10)
+    assert_gradients(grads, peer, loss)
