@@ -25,6 +25,7 @@ with interrupts_end_at_once():
         info,
         precision,
         pretrain,
+        preview,
         quantize,
         warmup,
     )
@@ -42,6 +43,7 @@ COMMANDS = {
     "info": info,
     "precision": precision,
     "pretrain": pretrain,
+    "preview": preview,
     "quantize": quantize,
     "warmup": warmup,
 }

@@ -2,7 +2,7 @@
 
 objective.py has what all share, sums and losses of the caller's own; supervised.py labels. What is learned from raw
 texts: language_modeling.py, span_boundary.py, permutation.py, sentence_pairs.py. Vectors of sentences: embeddings.py.
-From a teacher: distillation.py, and distillation_terms.py what of its outputs.
+From a teacher: distillation.py, and distillation_terms.py what of its outputs. preview.py shows what they ask.
 """
 
 from bertcore.training.objectives.columns import ColumnCollator
@@ -27,6 +27,7 @@ from bertcore.training.objectives.embeddings import (
 from bertcore.training.objectives.language_modeling import CausalLM, MaskedLM
 from bertcore.training.objectives.objective import CustomLoss, Objective
 from bertcore.training.objectives.permutation import PermutationLM
+from bertcore.training.objectives.preview import preview
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder
 from bertcore.training.objectives.span_boundary import SpanBoundary
 from bertcore.training.objectives.supervised import Supervised
@@ -56,4 +57,5 @@ __all__ = [
     "SpanBoundary",
     "Supervised",
     "Triplet",
+    "preview",
 ]

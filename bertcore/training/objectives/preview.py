@@ -1,0 +1,106 @@
+"""What objectives ask of a model, to be read: a text as masked, ordered and replaced, epoch after epoch."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from bertcore.training.checks import check_count
+from bertcore.training.masking import IGNORED, Masking
+from bertcore.training.numbered_collator import NumberedCollator
+from bertcore.training.objectives.language_modeling import MaskedLM
+from bertcore.training.objectives.objective import Objective
+from bertcore.training.objectives.permutation import PermutationLM
+
+WIDTH = 100
+MASKS = {
+    "masked words, static: alike in every epoch": MaskedLM(Masking(is_static=True)),
+    "masked words, dynamic: anew in every epoch": MaskedLM(),
+    "whole words": MaskedLM(Masking(unit="word")),
+    "spans of words": MaskedLM(Masking(unit="span")),
+}
+LEGEND = "GIVEN/WANTED: a token in the model's input, and the one to be predicted there; others are given alone."
+ORDER = "permutation: TOKEN/N is the Nth to be predicted, from tokens without a number and those with a lower one"
+REPLACED = (
+    "replaced tokens: TOKEN/! is not the text's own, which the discriminator is to tell of every token (words drawn at "
+    "random stand here for a generator's)"
+)
+
+
+def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str:
+    """A text as objectives present it to a model, over some epochs, as lines to be printed.
+
+    They show masked words, static beside dynamic, whole words and spans (Devlin et al. 2018; Liu et al. 2019; Joshi et
+    al. 2020), the order of permutation language modelling (Yang et al. 2019), and replaced tokens (Clark et al. 2020).
+
+        print(preview("the cat sat on the mat", tokenizer))
+
+    Args:
+        text: in full; nothing is cut.
+        tokenizer: with a mask token.
+        epochs: how often the text is presented.
+        seed: of the random choices.
+
+    Raises:
+        TypeError: for a text that is no string.
+        ValueError: for a tokenizer without a mask, and fewer than one epoch.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"text is {type(text).__name__}, expected a string")
+    numbers = range(check_count("epochs", epochs))
+    example = tokenizer(text)
+    lines = [LEGEND]
+    for title, objective in MASKS.items():
+        batches = _batches(objective, tokenizer, example, numbers, seed)
+        lines += _section(title, (_masked(batch, tokenizer) for batch in batches))
+    batches = _batches(PermutationLM(), tokenizer, example, numbers, seed)
+    lines += _section(ORDER, (_ordered(batch, tokenizer) for batch in batches))
+    replaced = MaskedLM(Masking(mask_share=0.0, random_share=1.0))
+    batches = _batches(replaced, tokenizer, example, numbers, seed)
+    return "\n".join(lines + _section(REPLACED, (_replaced(batch, tokenizer) for batch in batches)))
+
+
+def _batches(
+    objective: Objective, tokenizer: Any, example: Mapping[str, Any], epochs: range, seed: int
+) -> Iterator[Mapping[str, Any]]:
+    """The batch of the example alone in each epoch, as `Trainer` would number them."""
+    collate = NumberedCollator(objective.collator(tokenizer), seed)
+    return (collate([example], epoch) for epoch in epochs)
+
+
+def _section(title: str, epochs: Iterator[list[str]]) -> list[str]:
+    lines = ["", *textwrap.wrap(title, WIDTH)]
+    for number, tokens in enumerate(epochs, 1):
+        first, indent = f"  {number}  ", " " * 5
+        options = {"break_long_words": False, "break_on_hyphens": False}
+        lines += textwrap.wrap(" ".join(tokens), WIDTH, initial_indent=first, subsequent_indent=indent, **options)
+    return lines
+
+
+def _masked(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
+    """The tokens of a batch for a masked language model: what is given, and what is wanted where something is."""
+    given, labels = batch["input_ids"][0], batch["labels"][0]
+    wanted = tokenizer.convert_ids_to_tokens(np.where(labels == IGNORED, given, labels).tolist())
+    given = tokenizer.convert_ids_to_tokens(given.tolist())
+    return [
+        token if label == IGNORED else f"{token}/{own}" for token, own, label in zip(given, wanted, labels, strict=True)
+    ]
+
+
+def _ordered(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
+    """The tokens of a batch for permutations, those that are predicted with their place in the order."""
+    tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
+    for place, column in np.argwhere(batch["target_mapping"][0]):
+        tokens[column] += f"/{place + 1}"
+    return tokens
+
+
+def _replaced(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
+    """The tokens of a batch with random words, those that are not the text's own marked."""
+    given, labels = batch["input_ids"][0], batch["labels"][0]
+    is_replaced = (labels != IGNORED) & (labels != given)
+    tokens = tokenizer.convert_ids_to_tokens(given.tolist())
+    return [f"{token}/!" if replaced else token for token, replaced in zip(tokens, is_replaced, strict=True)]
