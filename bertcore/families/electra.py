@@ -47,6 +47,15 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+def generator(config: Mapping[str, Any], share: float = 0.25) -> Mapping[str, Any]:
+    """A generator with a share of the heads, and so of the hidden size, and of the feed-forward size (section 3.2)."""
+    layers = spec(config).layers
+    heads, width = layers[0].num_heads, layers[0].intermediate_size
+    some = max(1, round(share * heads))
+    sizes = {"num_attention_heads": some, "hidden_size": some * layers[0].head_size}
+    return {**config, **sizes, "intermediate_size": max(1, round(share * width))}
+
+
 ELECTRA = register(
     replace(
         BERT,
@@ -61,5 +70,6 @@ ELECTRA = register(
         ),
         encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"},
         pooler=None,
+        generator=generator,
     )
 )

@@ -13,7 +13,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.heads.classifier import Classifier
 from bertcore.models import losses
-from bertcore.models.adapter import Encoded
+from bertcore.models.adapter import Encoded, Trace
 from bertcore.models.generation import generate
 from bertcore.models.model import Model
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
@@ -59,6 +59,27 @@ class AutoModelForMaskedLM(ModelWithHeads):
             labels = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
         loss, logits = self._words(self.heads[0], encoded, labels)
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
+
+    def label_scores(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
+        labels: Any,
+    ) -> tuple[Any, Any]:
+        """The scores of the tokens that have a label, (labels, words), and their labels, in the order of the batch:
+        what the loss is made of (under a tape a Variable and an array).
+
+        Arguments and errors are those of a call.
+        """
+
+        def read(encoded: Encoded) -> tuple[Any, Any]:
+            packed = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
+            return self._scores_of_labels(self.heads[0], encoded, packed)
+
+        return self._pass(input_ids, attention_mask, token_type_ids, position_ids, read=read, trace=Trace())
 
 
 class _SequenceModel(ModelWithHeads):

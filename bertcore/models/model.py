@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import warnings
 from collections import ChainMap
@@ -18,12 +17,13 @@ from bertcore.dtypes import DTYPES
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded, Trace
 from bertcore.models.encoder import Encoder
+from bertcore.models.named_parameters import NamedParameters
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.dropout import dropout_seeds, mixed_seed
 from bertcore.nn.forms import bfloat16
-from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.parameter import Parameter
 from bertcore.tape import value_of
 
 
@@ -43,7 +43,7 @@ def _on_one_backend(forward: Callable) -> Callable:
     return call
 
 
-class Model(Block):
+class Model(NamedParameters):
     """What all models share: their parameters, loading and saving, and the pass through the encoder.
 
     Attributes:
@@ -54,11 +54,13 @@ class Model(Block):
         training: whether dropout is applied; see `train`.
         passes: how many passes dropped since the seed was given; a pass that is to drop the same again is given the
             same number.
+        is_part: whether it is a part of another model, by whose names its parameters go, and which saves it.
     """
 
     newly_initialised: Sequence[str] = ()
     training = False
     passes = 0
+    is_part = False
     _dropout_seed = 0
     _architecture = ""  # how transformers' names of the class end
     _has_head = True
@@ -163,14 +165,6 @@ class Model(Block):
         model._fill(lambda parameter, stored: parameter.initialise(rng, spread, stored), dtype)
         return model
 
-    def expected_tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor of a checkpoint of this model, by name."""
-        return {name: shape for parameter in self.parameters() for name, shape in parameter.expected.items()}
-
-    def expected_scales(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor's scales where a checkpoint stores it in int8, by the tensor's name."""
-        return {name: shape for parameter in self.parameters() for name, shape in parameter.expected_scales.items()}
-
     def _fill(self, fill: Callable[[Parameter, np.dtype], None], dtype: str) -> None:
         """Give the parameters their values, one after another, by `fill(parameter, NumPy's dtype)`."""
         self.dtype = _known_dtype(dtype)
@@ -228,64 +222,6 @@ class Model(Block):
         self.passes += 1
         return dropout_seeds(mixed_seed(self._dropout_seed, self.passes))
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The parameters in host memory, by their names in a checkpoint; read-only, and where they can be, views.
-
-        They have the model's dtype, except that vectors (biases, layer norms) of a bfloat16 model are float32, in which
-        the CPU computes with them, and all of an int8 model's are float32, the integers times their scales.
-        """
-        arrays = {}
-        for parameter in self.parameters():
-            view = parameter.array().view()
-            if self.dtype == "int8":
-                view = view.astype(np.float32, copy=False)
-            view.flags.writeable = False
-            arrays.update(parameter.parts(view))
-        return arrays
-
-    def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace the parameters' values by `arrays` (name -> array, as `state_dict` gives them), converted to the
-        model's dtype. The model keeps arrays of its own.
-
-        A call of another thread meanwhile may see old and new values.
-
-        Raises:
-            TypeError: which is not a NumPy array of real numbers; nothing is replaced then.
-            ValueError: names that are missing or unknown, which array has the wrong shape, or holds inf or NaN that
-                int8 cannot stand for; nothing is replaced then.
-        """
-        expected = self.expected_tensors()
-        if set(arrays) != set(expected):
-            missing, unknown = sorted(set(expected) - set(arrays)), sorted(set(arrays) - set(expected))
-            raise ValueError(f"arrays: missing are {missing or 'none'}, unknown are {unknown or 'none'}")
-        for name, shape in expected.items():
-            if not isinstance(arrays[name], np.ndarray):
-                raise TypeError(f"arrays[{name!r}] must be a NumPy array, got {type(arrays[name]).__qualname__}")
-            if arrays[name].shape != shape:
-                raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
-            if arrays[name].dtype.kind not in "biufV":
-                raise TypeError(f"arrays[{name!r}] holds {arrays[name].dtype}, expected real numbers")
-            if self.dtype == "int8" and not np.isfinite(arrays[name].astype(np.float32, copy=False)).all():
-                raise ValueError(f"arrays[{name!r}] holds inf or NaN, which int8 cannot stand for")
-        with self._backend_to_fill_for():
-            for parameter in self.parameters():
-                parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.dtype)
-
-    def load_weights(self, folder: str | os.PathLike) -> None:
-        """Replace the parameters' values by those that `save_pretrained` wrote into `folder`.
-
-        Raises CheckpointError, a ValueError, for a folder of another model; nothing is replaced then.
-        """
-        opened = checkpoint.open_checkpoint(folder)
-        missing = [name for name in self.expected_tensors() if name not in opened]
-        if missing:
-            raise checkpoint.CheckpointError(f"{folder} is of another model: it has no {missing[0]}")
-        self.load_state_dict({name: opened[name] for name in self.expected_tensors()})
-
-    def num_parameters(self) -> int:
-        """How many numbers the parameters hold; shared ones count once."""
-        return sum(math.prod(shape) for shape in self.expected_tensors().values())
-
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs.
 
@@ -294,16 +230,21 @@ class Model(Block):
         The files of a bfloat16 or int8 model are as small as the model, and load without `dtype`; their format is in
         `bertcore.checkpoint.dtypes`.
         """
+        if self.is_part:
+            raise ValueError("this model is a part of another one: call save_pretrained of that")
         tensors = self.state_dict()
         if self.dtype == "int8":
             tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
+        checkpoint.save_checkpoint(folder, self.config_to_save(), tensors)
+
+    def config_to_save(self) -> dict[str, Any]:
+        """The config that stands beside its weights, with the dtype and the name of transformers' class."""
         ending = self.family.endings.get(self._architecture, self._architecture)
         config = {**self.family.config_to_save(self.config, self.spec)}
         config["architectures"] = [self.family.architecture + ending]
         tied = [copy.removesuffix(".weight") for copy, _ in self.family.name_rules.tied if copy.endswith(".weight")]
-        checkpoint.save_checkpoint(folder, checkpoint.with_dtype(config, self.dtype, unquantized=tied), tensors)
+        return checkpoint.with_dtype(config, self.dtype, unquantized=tied)
 
-    @_on_one_backend
     def __call__(
         self,
         input_ids: Any,
@@ -336,13 +277,19 @@ class Model(Block):
         own = {name: targets.pop(name) for name in self.family.inputs if name in targets}
         self._check_targets(targets)
         given = input_ids, attention_mask, token_type_ids, position_ids
-        adapter, keeps_padding = self.encoder.adapter, self._keeps_padding(targets)
-        inputs = adapter.pack(*given, keep_padding=keeps_padding, **own)
+        own["keep_padding"] = self._keeps_padding(targets)
         trace = Trace.asked(output_hidden_states, output_attentions, output_projections)
+        return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
+
+    @_on_one_backend
+    def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:
+        """What `read` makes of the encoded batch; `given` and `options` are for the adapter to pack."""
+        adapter = self.encoder.adapter
+        inputs = adapter.pack(*given, **options)
         with self._dropout():
             encoded = adapter.restore(inputs, self.encoder(inputs, trace), trace)
             encoded.pooler = self.encoder.pooler
-            return self._output(encoded, **targets)
+            return read(encoded)
 
     @property
     def arguments(self) -> tuple[str, ...]:

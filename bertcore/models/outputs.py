@@ -128,6 +128,28 @@ class PreTrainingOutput(ModelOutput):
 
 
 @dataclass(eq=False, kw_only=True)
+class ReplacedTokensOutput(ModelOutput):
+    """Attributes:
+    generator_loss, discriminator_loss: the parts of the loss, without weights; scalars.
+    generator_logits: of the generator, (sequences, length, vocabulary), where they were asked for.
+    logits: of the discriminator, (sequences, length); pads are zero.
+    given_ids: the words that the discriminator was given, (sequences, length).
+    replaced: 1 for those that are not the text's own, else 0, (sequences, length).
+    """
+
+    generator_loss: Any = None
+    discriminator_loss: Any = None
+    generator_logits: Any = None
+    logits: Any = None
+    given_ids: Any = None
+    replaced: Any = None
+
+    def predictions(self) -> tuple[Any, ...]:
+        """The scores of both, and what the discriminator was to tell."""
+        return self.generator_logits, self.logits, self.replaced
+
+
+@dataclass(eq=False, kw_only=True)
 class QuestionAnsweringOutput(ModelOutput):
     """Attributes:
     start_logits, end_logits: (sequences, length); pads are zero.

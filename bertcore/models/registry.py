@@ -102,6 +102,8 @@ class Family:
             is ever run.
         end_of_text: the word that ends a generated text where the config has no eos_token_id; None for no such word.
         adapters: what the config says of adapters of low rank in its checkpoint.
+        generator: the config of a discriminator -> that of the generator trained beside it, whose size is a share that
+            may follow; None for a family that does not tell replaced tokens.
         config_to_save: (config, spec) -> the config as transformers spells it today, where published ones are spelled
             in other ways.
     """
@@ -127,6 +129,7 @@ class Family:
     code: tuple[str, ...] = ()
     end_of_text: int | None = None
     adapters: Callable[[ConfigReader], Adapters] = _no_adapters
+    generator: Callable[..., Mapping[str, Any]] | None = None
     config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = _as_it_is
 
 

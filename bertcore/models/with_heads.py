@@ -65,8 +65,7 @@ class ModelWithHeads(Model):
         """
         if labels is None:
             return None, encoded.packed.pad(head(encoded.hidden))
-        rows = kernels.array_module(labels).flatnonzero(labels != losses.IGNORED)
-        scores = head(functional.take_rows(encoded.hidden, rows=rows))
+        scores, known = self._scores_of_labels(head, encoded, labels)
         version, backend, tape = self.version, kernels.get_backend(), current_tape()
 
         def all_logits() -> Any:
@@ -77,7 +76,12 @@ class ModelWithHeads(Model):
 
         # In a context of its own: whoever reads them may stand within another tape.
         later = Later(lambda: all_logits() if current_tape() is tape else Context().run(all_logits))
-        return losses.cross_entropy(scores, labels[rows]), later
+        return losses.cross_entropy(scores, known), later
+
+    def _scores_of_labels(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
+        """The scores of the tokens that have a label, (labels, words), and their labels; `labels` are packed."""
+        rows = kernels.array_module(labels).flatnonzero(labels != losses.IGNORED)
+        return head(functional.take_rows(encoded.hidden, rows=rows)), labels[rows]
 
     def _num_labels(self) -> int:
         return ConfigReader(self.config).num_labels()

@@ -28,6 +28,7 @@ from bertcore.training.objectives.language_modeling import CausalLM, MaskedLM
 from bertcore.training.objectives.objective import CustomLoss, Objective
 from bertcore.training.objectives.permutation import PermutationLM
 from bertcore.training.objectives.preview import preview
+from bertcore.training.objectives.replaced_tokens import ReplacedToken
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder
 from bertcore.training.objectives.span_boundary import SpanBoundary
 from bertcore.training.objectives.supervised import Supervised
@@ -52,6 +53,7 @@ __all__ = [
     "Objective",
     "PermutationLM",
     "Relations",
+    "ReplacedToken",
     "SentenceOrder",
     "SoftTargets",
     "SpanBoundary",

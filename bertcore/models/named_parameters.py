@@ -1,0 +1,97 @@
+"""Parameters by name: the values of a model out, and in again."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from bertcore import checkpoint
+from bertcore.nn.parameter import Block
+
+
+class NamedParameters(Block):
+    """A block whose parameters are read and replaced by their names in a checkpoint.
+
+    Attributes:
+        dtype: of the parameters, one of DTYPES.
+    """
+
+    dtype = "float32"
+
+    def expected_tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor of a checkpoint of this model, by name."""
+        return {name: shape for parameter in self.parameters() for name, shape in parameter.expected.items()}
+
+    def expected_scales(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor's scales where a checkpoint stores it in int8, by the tensor's name."""
+        return {name: shape for parameter in self.parameters() for name, shape in parameter.expected_scales.items()}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The parameters in host memory, by their names in a checkpoint; read-only, and where they can be, views.
+
+        They have the model's dtype, except that vectors (biases, layer norms) of a bfloat16 model are float32, in which
+        the CPU computes with them, and all of an int8 model's are float32, the integers times their scales.
+        """
+        arrays = {}
+        for parameter in self.parameters():
+            view = parameter.array().view()
+            if self.dtype == "int8":
+                view = view.astype(np.float32, copy=False)
+            view.flags.writeable = False
+            arrays.update(parameter.parts(view))
+        return arrays
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replace the parameters' values by `arrays` (name -> array, as `state_dict` gives them), converted to the
+        model's dtype. The model keeps arrays of its own.
+
+        A call of another thread meanwhile may see old and new values.
+
+        Raises:
+            TypeError: which is not a NumPy array of real numbers; nothing is replaced then.
+            ValueError: names that are missing or unknown, which array has the wrong shape, or holds inf or NaN that
+                int8 cannot stand for; nothing is replaced then.
+        """
+        expected = self.expected_tensors()
+        if set(arrays) != set(expected):
+            missing, unknown = sorted(set(expected) - set(arrays)), sorted(set(arrays) - set(expected))
+            raise ValueError(f"arrays: missing are {missing or 'none'}, unknown are {unknown or 'none'}")
+        for name, shape in expected.items():
+            if not isinstance(arrays[name], np.ndarray):
+                raise TypeError(f"arrays[{name!r}] must be a NumPy array, got {type(arrays[name]).__qualname__}")
+            if arrays[name].shape != shape:
+                raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
+            if arrays[name].dtype.kind not in "biufV":
+                raise TypeError(f"arrays[{name!r}] holds {arrays[name].dtype}, expected real numbers")
+            if self.dtype == "int8" and not np.isfinite(arrays[name].astype(np.float32, copy=False)).all():
+                raise ValueError(f"arrays[{name!r}] holds inf or NaN, which int8 cannot stand for")
+        with self._backend_to_fill_for():
+            for parameter in self.parameters():
+                parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.dtype)
+
+    def load_weights(self, folder: str | os.PathLike) -> None:
+        """Replace the parameters' values by those that `save_pretrained` wrote into `folder`.
+
+        Raises CheckpointError, a ValueError, for a folder of another model; nothing is replaced then.
+        """
+        stored = self._stored(folder)
+        missing = [name for name in self.expected_tensors() if name not in stored]
+        if missing:
+            raise checkpoint.CheckpointError(f"{folder} is of another model: it has no {missing[0]}")
+        self.load_state_dict({name: stored[name] for name in self.expected_tensors()})
+
+    def _stored(self, folder: str | os.PathLike) -> Mapping[str, np.ndarray]:
+        """The tensors that `save_pretrained` wrote, by the names of the parameters."""
+        return checkpoint.open_checkpoint(folder)
+
+    def num_parameters(self) -> int:
+        """How many numbers the parameters hold; shared ones count once."""
+        return sum(math.prod(shape) for shape in self.expected_tensors().values())
+
+    def _backend_to_fill_for(self) -> AbstractContextManager[None]:
+        """A context in which parameters are filled."""
+        return nullcontext()

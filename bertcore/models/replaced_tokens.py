@@ -1,0 +1,323 @@
+"""A generator and a discriminator trained together: ELECTRA (Clark et al. 2020, arXiv:2003.10555)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from bertcore import checkpoint
+from bertcore.checkpoint.saving import write_safetensors
+from bertcore.models import losses
+from bertcore.models.auto import AutoModelForMaskedLM
+from bertcore.models.inputs import integer_batch
+from bertcore.models.model import Model
+from bertcore.models.named_parameters import NamedParameters
+from bertcore.models.outputs import ReplacedTokensOutput
+from bertcore.models.pretraining import AutoModelForPreTraining
+from bertcore.models.registry import family_of
+from bertcore.models.sampling import sample_words
+from bertcore.models.spec import ConfigReader
+from bertcore.nn import functional
+from bertcore.nn.dropout import mixed_seed
+from bertcore.nn.layers import Embedding
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.presets import preset_config
+from bertcore.tape import value_of
+
+PARTS = ("generator", "discriminator")
+EMBEDDINGS = ("tied", "separate", "gradient_disentangled")
+TABLES = ("words", "positions", "types")
+SETTINGS, DELTA = "replaced_tokens.json", "word_embeddings_delta.safetensors"
+DELTA_ENDING = "_delta"
+
+
+def generator_config(config: Mapping[str, Any] | str, share: float | None = None) -> dict[str, Any]:
+    """The config of the generator beside a discriminator of `config` (a mapping, or a preset's name).
+
+    Args:
+        config: of the discriminator.
+        share: of its size: in ELECTRA of the layers' widths, a quarter by default (Clark et al. 2020, section 3.2); in
+            DeBERTa and RoBERTa, whose embeddings are as wide as the layers, of their number, a half by default (He et
+            al. 2023, arXiv:2111.09543, section 4.1).
+
+    Raises:
+        ValueError: for a family without a head for replaced tokens, or a share that is not above 0 and at most 1.
+    """
+    config = preset_config(config) if isinstance(config, str) else config
+    family = family_of(config)
+    if family.generator is None:
+        heads = ", ".join(family.heads(ConfigReader(config)))
+        raise ValueError(f"config: models of type {family.model_type!r} have no head for replaced_tokens, only {heads}")
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"share is {share!r}, expected a number above 0 and at most 1")
+    made = family.generator(config) if share is None else family.generator(config, share)
+    return {key: value for key, value in made.items() if key != "architectures"}
+
+
+class DisentangledWords(Block):
+    """Word embeddings that are another model's, which learns nothing from here, plus a table of their own (He et al.
+    2023, arXiv:2111.09543, section 3.3: gradient-disentangled embedding sharing)."""
+
+    def __init__(self, shared: Parameter, own: Embedding):
+        self.shared, (name,) = shared, own.table.names
+        rows, features = own.table.shape
+        sizes = {"rows": rows, "features": features, "padding_row": own.padding_row}
+        self.delta = Embedding(name.removesuffix(".weight"), **sizes)
+        self.delta.table.names = (name + DELTA_ENDING,)
+        difference = own.table.array() - shared.array()
+        self.delta.table.fill({name + DELTA_ENDING: difference}, own.table.dtype)
+
+    def __call__(self, ids: Any) -> Any:
+        """(tokens,) integers -> (tokens, features)."""
+        return functional.add(functional.take_rows(value_of(self.shared.value), rows=ids), self.delta(ids))
+
+
+class ReplacedTokenModel(NamedParameters):
+    """A generator, which puts words in the place of masks, and a discriminator, which tells the words that were
+    replaced: trained together, and saved as two models.
+
+    Args:
+        generator: an AutoModelForMaskedLM.
+        discriminator: an AutoModelForPreTraining with a head for replaced tokens, of the same vocabulary and dtype.
+        embeddings: "tied": both have the generator's tables of words, positions and token types (ELECTRA);
+            "separate"; or "gradient_disentangled": the discriminator's table of words is the generator's, through which
+            no gradient flows, plus one of its own (DeBERTa-v3).
+
+    The models belong to this one from then on: their parameters' names begin with "generator." or "discriminator.", a
+    tied table's with "generator.".
+
+    Raises:
+        TypeError, ValueError: for models that do not go together.
+    """
+
+    def __init__(self, generator: Model, discriminator: Model, *, embeddings: str = "tied"):
+        if embeddings not in EMBEDDINGS:
+            raise ValueError(f"embeddings is {embeddings!r}, expected one of {', '.join(EMBEDDINGS)}")
+        _check_pair(generator, discriminator)
+        self.generator, self.discriminator, self.embeddings = generator, discriminator, embeddings
+        self.dtype = generator.dtype
+        self._share_tables()
+        named: set[Parameter] = set()
+        for part in PARTS:
+            model = getattr(self, part)
+            for parameter in set(model.parameters()) - named:
+                parameter.names = tuple(f"{part}.{name}" for name in parameter.names)
+            named |= set(model.parameters())
+            model.is_part = True
+
+    def _share_tables(self) -> None:
+        first, second = (model.encoder.embeddings for model in (self.generator, self.discriminator))
+        shared = {"tied": TABLES, "separate": (), "gradient_disentangled": TABLES[:1]}[self.embeddings]
+        pairs = [(getattr(first, name), getattr(second, name)) for name in shared]
+        pairs = [(one, other) for one, other in pairs if one is not None and other is not None]
+        for one, other in pairs:
+            if one.table.shape != other.table.shape:
+                raise ValueError(
+                    f"{other.table.names[0]} is {other.table.shape} in the discriminator and {one.table.shape} in the "
+                    f"generator, expected the same for {self.embeddings} embeddings"
+                )
+        for one, other in pairs:
+            if self.embeddings == "tied":
+                other.table = one.table
+            else:
+                second.words = DisentangledWords(one.table, other)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any] | str,
+        generator: Mapping[str, Any] | None = None,
+        *,
+        embeddings: str = "tied",
+        dtype: str = "float32",
+        seed: int = 0,
+    ) -> Self:
+        """New models with random weights, of the discriminator's config, or a preset's name, and of the generator's, by
+        default that of `generator_config`. Errors are those of `generator_config` and `AutoModel.from_config`."""
+        config = preset_config(config) if isinstance(config, str) else config
+        beside = generator_config(config) if generator is None else generator
+        first = AutoModelForMaskedLM.from_config(beside, dtype=dtype, seed=seed)
+        second = _discriminator_class(config).from_config(config, dtype=dtype, seed=mixed_seed(seed, 1))
+        tables = [model.encoder.embeddings.words.table for model in (first, second)]
+        if embeddings != "separate" and tables[0].shape == tables[1].shape:
+            tables[1].update(tables[0].array().copy())  # what is added to it begins at 0
+        return cls(first, second, embeddings=embeddings)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike, *, dtype: str = "float32") -> Self:
+        """Load what `save_pretrained` wrote.
+
+        Raises CheckpointError (a ValueError) for what is missing or wrong in the folder.
+        """
+        folder = Path(folder)
+        settings = checkpoint.read_config(folder, SETTINGS)
+        generator = AutoModelForMaskedLM.from_pretrained(folder / "generator", dtype=dtype)
+        kind = _discriminator_class(checkpoint.read_config(folder / "discriminator"))
+        discriminator = kind.from_pretrained(folder / "discriminator", dtype=dtype)
+        model = cls(generator, discriminator, embeddings=settings.get("embeddings"))
+        model.load_weights(folder)  # what a rounded difference has lost
+        return model
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write generator/ and discriminator/, which bertcore and transformers load as models of their own, and what it
+        takes to train on from here."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in PARTS:
+            model = getattr(self, part)
+            arrays = {_own_name(name): array for name, array in model.state_dict().items()}
+            for name in [name for name in arrays if name.endswith(DELTA_ENDING)]:
+                table, delta = name.removesuffix(DELTA_ENDING), arrays.pop(name)
+                write_safetensors(folder / DELTA, {table: np.require(delta, requirements="C")})
+                arrays[table] = arrays[table] + delta
+            checkpoint.save_checkpoint(folder / part, model.config_to_save(), arrays)
+        (folder / SETTINGS).write_text(json.dumps({"embeddings": self.embeddings}) + "\n", encoding="utf-8")
+
+    def _stored(self, folder: str | os.PathLike) -> dict[str, Any]:
+        folder = Path(folder)
+        opened = {part: checkpoint.open_checkpoint(folder / part) for part in PARTS}
+        if self.embeddings == "gradient_disentangled":
+            opened[DELTA_ENDING] = checkpoint.open_checkpoint(folder / DELTA)
+        found = {}
+        for name in self.expected_tensors():
+            own, source = _own_name(name), opened[name.partition(".")[0]]
+            if own.endswith(DELTA_ENDING):
+                own, source = own.removesuffix(DELTA_ENDING), opened[DELTA_ENDING]
+            if own in source:
+                found[name] = source[own]
+        return found
+
+    # --- as a model in training -------------------------------------------------------------------------
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The discriminator's."""
+        return self.discriminator.config
+
+    @property
+    def spec(self) -> Any:
+        """The discriminator's."""
+        return self.discriminator.spec
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arrays that a call takes."""
+        return ("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels", "draws")
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Those of them that the loss compares the output with."""
+        return ("labels",)
+
+    @property
+    def training(self) -> bool:
+        """Whether dropout is applied; see `train`."""
+        return self.discriminator.training
+
+    @training.setter
+    def training(self, is_training: bool) -> None:
+        self.generator.training = self.discriminator.training = is_training
+
+    def train(self, seed: int | None = None) -> Self:
+        """From now on dropout is applied; see `Model.train`."""
+        self.generator.train(seed)
+        self.discriminator.train(None if seed is None else mixed_seed(seed, 1))
+        return self
+
+    def eval(self) -> Self:
+        """From now on nothing is dropped."""
+        self.training = False
+        return self
+
+    def gradient_checkpointing_enable(self) -> None:
+        """See `Model.gradient_checkpointing_enable`."""
+        for part in PARTS:
+            getattr(self, part).gradient_checkpointing_enable()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """See `Model.gradient_checkpointing_disable`."""
+        for part in PARTS:
+            getattr(self, part).gradient_checkpointing_disable()
+
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
+        labels: Any,
+        draws: Any,
+        discriminator_weight: float = 50.0,
+    ) -> ReplacedTokensOutput:
+        """Put words that the generator draws in the place of those that have labels, and tell which are others.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids: of the text with masks, as for any model.
+            labels: the right words, (sequences, length), -100 where the text stays as it is.
+            draws: numbers from 0 to below 1, (sequences, length), that choose the generator's words: each word has its
+                probability's share of that range, in their order. Read where there are labels.
+            discriminator_weight: of the discriminator's loss.
+
+        A word that is drawn and is the right one counts as not replaced. No gradient flows through the draw. The loss
+        is the generator's mean over labels plus, weighted, the discriminator's mean over all real tokens.
+        """
+        rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
+        scores, words = self.generator.label_scores(input_ids, **rest, labels=labels)
+        generator_loss = functional.cross_entropy(scores, labels=words)
+        ids, labels = integer_batch("input_ids", input_ids), integer_batch("labels", labels)
+        has_label = labels != losses.IGNORED
+        given = ids.copy()
+        given[has_label] = sample_words(value_of(scores), _checked_draws(draws, ids.shape)[has_label])
+        replaced = (given != np.where(has_label, labels, ids)).astype(np.int64)
+        found = self.discriminator(given, **rest, labels=replaced)
+        loss = functional.add(generator_loss, functional.scale(found.loss, factor=discriminator_weight))
+        return ReplacedTokensOutput(
+            loss=loss,
+            generator_loss=generator_loss,
+            discriminator_loss=found.loss,
+            logits=found.logits,
+            given_ids=given,
+            replaced=replaced,
+        )
+
+
+def _discriminator_class(config: Mapping[str, Any]) -> type[Model]:
+    return AutoModelForPreTraining.class_for_config(config)
+
+
+def _own_name(name: str) -> str:
+    """The name that a parameter has in its own model."""
+    return name.partition(".")[2]
+
+
+def _check_pair(generator: Model, discriminator: Model) -> None:
+    if not isinstance(generator, AutoModelForMaskedLM):
+        raise TypeError(f"generator must be an AutoModelForMaskedLM, got {type(generator).__name__}")
+    if getattr(discriminator, "_tasks", ()) != ("replaced_tokens",):
+        expected = "an AutoModelForPreTraining with a head for replaced tokens"
+        raise TypeError(f"discriminator must be {expected}, got {type(discriminator).__name__}")
+    if any(model.is_part for model in (generator, discriminator)):
+        raise ValueError("generator or discriminator belongs to another ReplacedTokenModel")
+    first, second = generator.spec.vocab_size, discriminator.spec.vocab_size
+    if first != second:
+        raise ValueError(f"the generator has {first} words and the discriminator {second}, expected the same")
+    if generator.family is not discriminator.family:
+        kinds = generator.family.model_type, discriminator.family.model_type
+        raise ValueError("the generator is of type {!r} and the discriminator {!r}, expected one family".format(*kinds))
+    if generator.dtype != discriminator.dtype:
+        raise ValueError(f"the generator is in {generator.dtype}, the discriminator in {discriminator.dtype}")
+
+
+def _checked_draws(draws: Any, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.asarray(draws)
+    if array.shape != shape or array.dtype.kind != "f":
+        raise ValueError(f"draws is {array.dtype} of shape {array.shape}, expected floating-point numbers, {shape}")
+    if array.size and not (array.min() >= 0 and array.max() < 1):
+        raise ValueError("draws holds numbers outside of 0 to below 1, or NaN")
+    return array
