@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from . import _cuda
-from .deferred import Deferred
+from .deferred import Deferred, Recorder
 from .own_name import PACKAGE, PROJECT, setting, variable
 
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
@@ -167,11 +167,12 @@ class Call:
     def __init__(self, package: str, backend: str | None, arrays: dict[str, Any], optional: Collection[str]):
         self.package = package
         self._tensor_module = self._recorder = None
-        if _are_plain(arrays, optional):  # by far the most calls: nothing to convert, one home
+        are_plain, recorder = _plain(arrays, optional)
+        if are_plain:  # by far the most calls: nothing to convert, one home
             self.arrays = tuple(arrays.values())
             self.backend = resolve_backend(backend, on_gpu=False)
             if self.backend == "numba":
-                self._recorder = next((array.recorder for array in self.arrays if type(array) is Deferred), None)
+                self._recorder = recorder
             if self.backend != "cupy":
                 return
         natives, homes = {}, {}
@@ -279,11 +280,16 @@ def _unreadable(torch: ModuleType, tensor: Any) -> str | None:
     return next((kind for kind, is_it in kinds.items() if is_it), None)
 
 
-def _are_plain(arrays: dict[str, Any], optional: Collection[str]) -> bool:
+def _plain(arrays: dict[str, Any], optional: Collection[str]) -> tuple[bool, Recorder | None]:
+    """Whether all arrays are NumPy's own, Deferreds or absent; and the recorder of the first Deferred."""
+    recorder = None
     for name, array in arrays.items():
-        if type(array) not in (np.ndarray, Deferred) and not (array is None and name in optional):
-            return False
-    return True
+        kind = type(array)
+        if kind is Deferred:
+            recorder = recorder or array.recorder
+        elif kind is not np.ndarray and not (array is None and name in optional):
+            return False, None
+    return True, recorder
 
 
 def open_call(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:

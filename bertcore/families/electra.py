@@ -9,7 +9,8 @@ from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, summary_head
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:

@@ -12,8 +12,9 @@ from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, published_code, register
 from bertcore.models.rotary import rotary_of_all_layers
-from bertcore.models.spec import MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import MOST_POSITIONS, ConfigReader, standard_spec
 from bertcore.nn.layers import RMSNorm
+from bertcore.nn.spec import EncoderSpec
 
 KEYS = {"layer_norm_eps": "rms_norm_eps", "attention_probs_dropout_prob": "attention_dropout"}
 DEFAULTS = {

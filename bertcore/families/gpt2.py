@@ -8,8 +8,8 @@ from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
-from bertcore.nn.layer import LayerSpec
+from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 KEYS = {
     "hidden_size": "n_embd",

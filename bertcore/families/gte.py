@@ -15,7 +15,8 @@ from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
 from bertcore.models.rotary import rotary_of_all_layers, without_older_keys
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec
 
 DEFAULTS = {"vocab_size": 250048, "max_position_embeddings": 8192, "type_vocab_size": 1, "pad_token_id": 1}
 NEW_DEFAULTS = {"vocab_size": 30528, "max_position_embeddings": 2048, "type_vocab_size": 1, "pad_token_id": None}

@@ -7,9 +7,9 @@ from typing import Any
 
 from bertcore.families.jina_bert import JINA_BERT, spec
 from bertcore.models.registry import register
-from bertcore.models.spec import EncoderSpec
-from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, make_norm
+from bertcore.nn.layer import LayerContext, SelfAttention, make_norm
 from bertcore.nn.layers import Linear
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 
 class NormedAttention(SelfAttention):

@@ -12,7 +12,8 @@ from bertcore.checkpoint.names import INDEX_BUFFERS
 from bertcore.families.xlm_roberta import XLM_ROBERTA
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
 from bertcore.models.rotary import rotary_of_all_layers, without_older_keys
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec
 
 # Keys that only published configs have, those of adapters among them.
 OLDER = frozenset(

@@ -12,9 +12,10 @@ from bertcore.families.roberta import ROBERTA
 from bertcore.models.adapter import Adapter, Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import in_each_layer, register
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.layer import LayerContext
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 
 BUCKETS = 32
 # transformers' MPNet takes this word for padding whatever pad_token_id says.

@@ -16,8 +16,8 @@ from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
 from bertcore.models.rotary import rotary_spec, without_older_keys
-from bertcore.models.spec import ACTIVATIONS, MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
-from bertcore.nn.layer import LayerSpec
+from bertcore.models.spec import ACTIVATIONS, MOST_POSITIONS, ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 KEYS = {
     "hidden_size": "n_embd",

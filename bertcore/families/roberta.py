@@ -11,7 +11,8 @@ from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.heads.span_boundary import SpanBoundarySpec
 from bertcore.models.registry import HeadSpec, pooled_heads, register
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

@@ -8,6 +8,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
 
 SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tokens", "entities")
 
@@ -46,7 +47,7 @@ class ClassifierSpec:
 class Classifier(Block):
     """output(norm(activation(dense(source)))) with `num_labels` scores, of what the spec has of it."""
 
-    def __init__(self, head_spec: ClassifierSpec, spec: Any, num_labels: int):
+    def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int):
         width, biased = spec.hidden_size, {"dense", "norm", "output"} - head_spec.without_bias
         self.source, self.padding = head_spec.source, spec.pad_token_id
         self.activation = head_spec.activation if head_spec.dense is None else None

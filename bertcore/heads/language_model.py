@@ -6,6 +6,7 @@ from typing import Any
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
 
 
@@ -44,7 +45,7 @@ class LanguageModelHead(Block):
     and a bias, of its own, as in transformers.
     """
 
-    def __init__(self, head_spec: LanguageModelSpec, spec: Any, word_embeddings: Parameter):
+    def __init__(self, head_spec: LanguageModelSpec, spec: EncoderSpec, word_embeddings: Parameter):
         width, vocabulary = spec.hidden_size, spec.vocab_size
         self.transform = self.norm = None
         if head_spec.transform is not None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from bertcore.models.inputs import EncoderInput, pack, pack_sequences
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn.layer import LayerContext
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import RotaryTables
+from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
 
 

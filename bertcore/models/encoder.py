@@ -13,12 +13,12 @@ from bertcore.kernels.program import Recordings
 from bertcore.models.adapter import Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import Family
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.dropout import is_dropping, within_site
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.layer import LayerContext
 from bertcore.nn.parameter import Block, PerVersion
+from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import checkpoint, current_tape
 
 GROUP_TOKENS = 1024
@@ -54,7 +54,7 @@ class Encoder(Block):
             self.final_norm = spec.layers[-1].norm(names["final_norm"], **sizes, bias=bias)
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
         self.recomputes_layers = False
-        self._recordings = PerVersion(Recordings)
+        self._recordings: PerVersion[Recordings] = PerVersion()
 
     def __call__(self, inputs: EncoderInput, trace: Trace) -> Any:
         """Run a batch: the last hidden state, (tokens, hidden), or the state that the family's own layers pass on.
@@ -85,7 +85,8 @@ class Encoder(Block):
                 return self._run_layers(state, replace(context, cu_seqlens=cu_seqlens), trace)
 
             key = kernels.get_num_threads(), autocast_dtype()
-            return self._recordings.at(self.version).run(key, build, state, context.cu_seqlens)
+            recordings = self._recordings.get(self.version, Recordings)
+            return recordings.run(key, build, state, context.cu_seqlens)
         return self._run_layers(state, context, trace)
 
     def _run_layers(self, state: Any, context: LayerContext, trace: Trace) -> Any:

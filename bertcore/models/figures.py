@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.nn.layer import LayerSpec
+from bertcore.models.model import Model
+from bertcore.nn.parameter import Parameter
+from bertcore.nn.spec import LayerSpec
 
 LENGTH = 128  # tokens of a sequence, by default
 
@@ -94,13 +96,13 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
     )
 
 
-def weights_passed(model: Any) -> int:
+def weights_passed(model: Model) -> int:
     """How many numbers there are in the weights of the linear maps that each token passes on its way up."""
     blocks = [model.encoder.embeddings, *model.encoder.layers]
     return sum(_size(parameter) for block in blocks for parameter in block.token_weights())
 
 
-def flops_per_token(model: Any, length: int) -> int:
+def flops_per_token(model: Model, length: int) -> int:
     """The FLOPs of the encoder's products for one token of a sequence of `length`; see the top."""
     attention = sum(
         2 * _keys(layer, length) * layer.attention_size * (2 + block.attention.position_terms)
@@ -118,18 +120,18 @@ def _keys(layer: LayerSpec, length: int) -> float:
     return float((np.minimum(places, before) + np.minimum(length - 1 - places, after) + 1).mean())
 
 
-def _size(parameter: Any) -> int:
+def _size(parameter: Parameter) -> int:
     return sum(math.prod(shape) for shape in parameter.expected.values())
 
 
-def _bytes(model: Any, dtype: str) -> int:
+def _bytes(model: Model, dtype: str) -> int:
     """The memory of the parameters of a model of that dtype."""
     if dtype in ("float32", "float16"):
         return model.num_parameters() * (4 if dtype == "float32" else 2)
     return sum(_low_bytes(parameter, dtype) for parameter in model.parameters())
 
 
-def _low_bytes(parameter: Any, dtype: str) -> int:
+def _low_bytes(parameter: Parameter, dtype: str) -> int:
     """In low precision on a CPU: weights in it, tables in bfloat16, vectors in float32."""
     size, found = _size(parameter), 0
     if "weight" in parameter.uses:

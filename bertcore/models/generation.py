@@ -8,12 +8,13 @@ import numpy as np
 from bertcore import kernels
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
+from bertcore.models.with_heads import ModelWithHeads
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.packing import PackedBatch
 
 
 def generate(
-    model: Any,
+    model: ModelWithHeads,
     input_ids: Any,
     attention_mask: Any = None,
     *,
@@ -62,7 +63,7 @@ def generate(
         return kernels.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
 
 
-def _check_family(model: Any) -> None:
+def _check_family(model: ModelWithHeads) -> None:
     start = f"models of type {model.family.model_type!r} cannot generate"
     if not all(layer.is_causal for layer in model.spec.layers):
         raise TypeError(f"{start}: their tokens see later ones")
@@ -70,7 +71,7 @@ def _check_family(model: Any) -> None:
         raise TypeError(f"{start}: their layers keep no keys and values of single tokens")
 
 
-def _ends(model: Any, eos_token_id: Any) -> list[int]:
+def _ends(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
     if eos_token_id is None:
         eos_token_id = model.config.get("eos_token_id", model.family.end_of_text)
     ends = [] if eos_token_id is None else eos_token_id
@@ -84,7 +85,7 @@ def _ends(model: Any, eos_token_id: Any) -> list[int]:
     return ends
 
 
-def _padding(model: Any, pad_token_id: Any) -> int | None:
+def _padding(model: ModelWithHeads, pad_token_id: Any) -> int | None:
     if pad_token_id is None:
         return model.spec.pad_token_id
     if not isinstance(pad_token_id, int | np.integer) or isinstance(pad_token_id, bool):
@@ -101,7 +102,9 @@ def _count(max_new_tokens: Any) -> int:
 class _Greedy:
     """One run of generation."""
 
-    def __init__(self, model: Any, ids: np.ndarray, attention_mask: Any, steps: int, ends: list[int], padding: int):
+    def __init__(
+        self, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, steps: int, ends: list[int], padding: int
+    ):
         self._model, self._steps = model, steps
         self._ends, self._padding = np.array(ends, np.int64), padding
         self._packed, self._inputs = _prompts(model, ids, attention_mask, steps)
@@ -136,7 +139,9 @@ class _Greedy:
         return EncoderInput(ids, None, positions, *others)
 
 
-def _prompts(model: Any, ids: np.ndarray, attention_mask: Any, steps: int) -> tuple[PackedBatch, EncoderInput]:
+def _prompts(
+    model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, steps: int
+) -> tuple[PackedBatch, EncoderInput]:
     """The given tokens, packed; positions count real tokens alone, as transformers' do here."""
     inputs = pack(model.spec, ids, attention_mask, position_ids=np.zeros_like(ids))
     packed = inputs.packed

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.models.spec import MOST_POSITIONS, EncoderSpec
+from bertcore.models.spec import MOST_POSITIONS
 from bertcore.nn.packing import PackedBatch
+from bertcore.nn.spec import EncoderSpec
 
 
 @dataclass

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertcore.models.spec import MOST_POSITIONS, ConfigReader, EncoderSpec
+from bertcore.models.spec import MOST_POSITIONS, ConfigReader
 from bertcore.nn.rotary import RotarySpec
+from bertcore.nn.spec import EncoderSpec
 
 # rope_type of a published config -> the name that `kernels.rotary_tables` knows the scaling by.
 SCALINGS = {"default": None, "linear": "linear", "ntk": "ntk", "dynamic": "dynamic"}

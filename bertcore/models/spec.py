@@ -1,12 +1,11 @@
-"""What a family may vary: the numbers and choices that turn the shared blocks into one of its models."""
+"""From a published config to the spec of its encoder, with checks."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from bertcore.nn.layer import LayerSpec, check_parts
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 # hidden_act of a published config -> the name bertcore.kernels knows it by.
 ACTIVATIONS = {
@@ -24,96 +23,6 @@ ACTIVATIONS = {
 MOST_LAYERS = 10_000
 MOST_POSITIONS = MOST_LABELS = 2**20
 MOST = 2**24  # of anything else: words, widths
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """One encoder, whatever its family: sizes and choices, read from the family's config.
-
-    Attributes:
-        vocab_size, type_vocab_size, max_positions: rows of the word, token type and position tables; 0 where a family
-            has no such table.
-        hidden_size: width of the activations.
-        embedding_size: width of the embeddings; where it is not hidden_size, they are projected.
-        layers: what each layer is made of.
-        layer_norm_eps: added to the variance in the norms outside of layers.
-        initializer_range: standard deviation of the weights of a new model.
-        pad_token_id: the word that stands for padding; its embedding learns nothing from being looked up, unless
-            `padding_learns` (GPT-2).
-        tied_decoder: whether a language model's decoder shares the word embeddings.
-        positions_after_padding: RoBERTa's position ids: words that are not padding count from pad_token_id + 1 on,
-            words that are have position pad_token_id.
-        longest_text: how many tokens a text may have in a family without a position table; None for any number.
-        shared_layers: for each layer the index of the parameters it has (ALBERT's layers share them); by default its
-            own.
-        inner_layers: how many layers stand under one number in the checkpoint's names, with a number of their own
-            within it (ALBERT's inner groups).
-        projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
-        words_as_types: token types are looked up in the table of words, and none are added where a call gives none
-            (GPT-2).
-        without_bias: norms outside of layers that have no bias ("embeddings_norm", "final_norm").
-        embedding_dropout, classifier_dropout: the rates at which, in training, embeddings are dropped, and what heads
-            classify.
-        is_relative: attention depends on how far apart two columns of a batch are.
-        biases_scores: a bias by that distance is added to the scores of attention.
-        details: what one family alone varies, a dataclass of its own.
-    """
-
-    vocab_size: int
-    type_vocab_size: int
-    max_positions: int
-    hidden_size: int
-    embedding_size: int
-    layers: tuple[LayerSpec, ...]
-    layer_norm_eps: float
-    initializer_range: float
-    pad_token_id: int | None
-    tied_decoder: bool
-    positions_after_padding: bool = False
-    longest_text: int | None = None
-    shared_layers: tuple[int, ...] = ()
-    inner_layers: int = 1
-    projects_embeddings: bool = False
-    words_as_types: bool = False
-    padding_learns: bool = False
-    without_bias: frozenset[str] = frozenset()
-    embedding_dropout: float = 0.0
-    classifier_dropout: float = 0.0
-    is_relative: bool = False
-    biases_scores: bool = False
-    details: Any = None
-
-    def __post_init__(self) -> None:
-        check_parts("without_bias", self.without_bias, frozenset({"embeddings_norm", "final_norm"}))
-        if self.shared_layers and len(self.shared_layers) != len(self.layers):
-            raise ValueError(f"shared_layers has {len(self.shared_layers)} entries for {len(self.layers)} layers")
-        if self.positions_after_padding and self.pad_token_id is None:
-            raise ValueError("config: pad_token_id is null, expected an integer: positions start after it")
-        if self.positions_after_padding and self.position_offset >= self.max_positions:
-            raise ValueError(
-                f"config: max_position_embeddings is {self.max_positions}, expected more than "
-                f"{self.position_offset}: positions start after pad_token_id {self.pad_token_id}"
-            )
-
-    @property
-    def num_layers(self) -> int:
-        """How many layers a token passes."""
-        return len(self.layers)
-
-    @property
-    def num_heads(self) -> int:
-        """The heads of a layer's queries."""
-        return self.layers[0].num_heads
-
-    @property
-    def position_offset(self) -> int:
-        """The position of a sequence's first token."""
-        return self.pad_token_id + 1 if self.positions_after_padding else 0
-
-    @property
-    def longest_sequence(self) -> int | None:
-        """How many tokens a sequence may have; None if there is no limit."""
-        return self.max_positions - self.position_offset if self.max_positions else self.longest_text
 
 
 # What a config's key means where it is absent: BERT-base, as in transformers.

@@ -6,6 +6,7 @@ from typing import Any
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
 
 
 class Embeddings(Block):
@@ -14,7 +15,7 @@ class Embeddings(Block):
     Embeddings narrower than the hidden size are then projected (Lan et al. 2019, arXiv:1909.11942, section 3.1).
     """
 
-    def __init__(self, names: Mapping[str, str], spec: Any):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, self.dropout = spec.embedding_size, spec.embedding_dropout
         padding = None if spec.padding_learns else spec.pad_token_id
         self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width, padding_row=padding)

@@ -4,127 +4,18 @@ A family says what its layers are by a LayerSpec; the blocks here read it. Norms
 al. 2017, section 3.1) or before attention and feed-forward (Xiong et al. 2020, arXiv:2002.04745).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertcore.kernels import checks
-from bertcore.kernels.activation import ACTIVATIONS
+from bertcore.kernels import RelativePositions
 from bertcore.nn import functional
 from bertcore.nn.key_value_cache import KeyValueCache
-from bertcore.nn.layers import LayerNorm, Linear, drop
+from bertcore.nn.layers import Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.tape import value_of
-
-# What a LayerSpec may say of a part: that it is absent, or has no bias.
-PARTS = frozenset(
-    (
-        *("qkv", "query", "key", "value", "attention_output", "attention_norm"),
-        *("expand", "gate", "contract", "feed_forward_norm"),
-    )
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerSpec:
-    """What one layer is made of.
-
-    Its parts are called "query", "key" and "value" (or "qkv", where a checkpoint stores the three as one map),
-    "attention_output", "attention_norm", "expand" (and "gate", where a gated feed-forward stores two maps), "contract"
-    and "feed_forward_norm"; a family's `layer_names` say what checkpoints call them.
-
-    Attributes:
-        hidden_size, intermediate_size: widths of the layer and of its feed-forward.
-        num_heads: of the queries.
-        num_key_value_heads: of keys and values, each for an equal share of the queries' heads; num_heads by default.
-        head_dim: width of a head; hidden_size / num_heads by default.
-        activation: of the feed-forward, as `kernels.activation` names it.
-        gate: of a gated feed-forward (Shazeer 2020, arXiv:2002.05202) the half of `expand` that passes the activation
-            before it multiplies the other, "first" or "second"; None for a plain one.
-        norm: the block of the norms, called with a name, features, eps and bias.
-        norm_eps: what norms add to the variance.
-        norm_first: norms stand before attention and feed-forward, instead of after their residuals.
-        absent: parts that the layer lacks ("attention_norm" of ModernBERT's first).
-        without_bias: parts that have no bias.
-        is_transposed: maps are stored as (inputs, outputs).
-        rotary: how queries and keys are turned by their position; None where they are not.
-        window: how many tokens before and after itself a token sees; None for all.
-        is_causal: a token sees no later token.
-        scale: of the scores; None for 1 / sqrt(head_dim).
-        dropout, attention_dropout: the rates at which, in training, what attention and feed-forward give is dropped
-            before their residuals, and attention's probabilities.
-        attention_output_dropout: that of what attention gives, where it is another; None for `dropout`.
-        inner_dropout: that of what the feed-forward's last map is given.
-
-    Raises:
-        ValueError: which attribute is wrong, and what was expected.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    activation: str = "gelu"
-    gate: str | None = None
-    norm: Callable[..., Block] = LayerNorm
-    norm_eps: float = 1e-12
-    norm_first: bool = False
-    absent: frozenset[str] = frozenset()
-    without_bias: frozenset[str] = frozenset()
-    is_transposed: bool = False
-    rotary: RotarySpec | None = None
-    window: tuple[int, int] | None = None
-    is_causal: bool = False
-    scale: float | None = None
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    attention_output_dropout: float | None = None
-    inner_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.choice("activation", self.activation, ACTIVATIONS)
-        checks.choice("gate", self.gate, (None, "first", "second"))
-        check_parts("absent", self.absent, PARTS)
-        check_parts("without_bias", self.without_bias, PARTS)
-        self._check_heads()
-        window = self.window
-        if window is not None:
-            if not isinstance(window, tuple) or len(window) != 2:
-                raise ValueError(f"window is {window!r}, expected two numbers of tokens, or None")
-            for tokens in window:
-                checks.integer_number("window", tokens, minimum=0)
-
-    def _check_heads(self) -> None:
-        if self.head_dim is None and self.hidden_size % self.num_heads:
-            raise ValueError(f"hidden_size is {self.hidden_size}, expected a multiple of num_heads {self.num_heads}")
-        if self.num_heads % (self.num_key_value_heads or self.num_heads):
-            raise ValueError(
-                f"num_heads is {self.num_heads}, expected a multiple of num_key_value_heads {self.num_key_value_heads}"
-            )
-
-    @property
-    def head_size(self) -> int:
-        """The width of a head."""
-        return self.head_dim or self.hidden_size // self.num_heads
-
-    @property
-    def attention_size(self) -> int:
-        """The width of all heads' queries."""
-        return self.num_heads * self.head_size
-
-    @property
-    def key_value_size(self) -> int:
-        """The width of all heads' keys."""
-        return (self.num_key_value_heads or self.num_heads) * self.head_size
-
-
-def check_parts(name: str, parts: frozenset[str], known: frozenset[str]) -> None:
-    """Refuse parts that are not `known` in the attribute `name` of a spec."""
-    unknown = parts - known
-    if unknown:
-        raise ValueError(f"{name} has {', '.join(sorted(unknown))}, known parts are {', '.join(sorted(known))}")
 
 
 @dataclass
@@ -145,7 +36,7 @@ class LayerContext:
     cu_seqlens: Any
     key_mask: Any = None
     attentions: list | None = None
-    relative: Any = None
+    relative: RelativePositions | None = None
     rotary: dict[RotarySpec, RotaryAngles] = field(default_factory=dict)
     cache: KeyValueCache | None = None
     projections: list | None = None
@@ -219,7 +110,7 @@ class SelfAttention(Sublayer):
 
     position_terms = 0
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int = 0):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int = 0):
         layer = self.spec = spec.layers[index]
         self.index, self.norm_first, self.dropout = index, layer.norm_first, layer.dropout
         if layer.attention_output_dropout is not None:
@@ -371,7 +262,7 @@ class EncoderLayer(Block):
     `attention` is the class of the attention block; a family's own is constructed and called as SelfAttention is.
     """
 
-    def __init__(self, names: Mapping[str, str], spec: Any, index: int, attention: type[Block] = SelfAttention):
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block] = SelfAttention):
         self.attention = attention(names, spec, index)
         self.feed_forward = FeedForward(names, spec.layers[index])
 

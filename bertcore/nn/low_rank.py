@@ -55,7 +55,8 @@ class LowRank(Block):
         self.scale, self.dropout, self.names = scale, dropout, tuple(names)
         self._adapted = (weight,)  # in a tuple, for it is not this block's parameter
         self.first_rows = [rows * weight.names.index(name) for name in names]
-        layout, self._places = weight.layout, PerVersion(dict)
+        layout = weight.layout
+        self._scaled_up: PerVersion[kernels.PreparedWeight] = PerVersion()
         if layout is not None and layout.split is not None:  # rows in another order than the file's
             layout = replace(layout, shape=(rows, rank), split=(*layout.split[:-1], rank))
         else:
@@ -100,7 +101,6 @@ class LowRank(Block):
         """scale * up, each tensor's rows where the map has them: prepared once for each version in inference."""
         if current_tape() is not None and not self.up.is_frozen:
             return blocks_in_place(self.up.value, **self._placement)
-        kept, backend = self._places.at(self.up.version), kernels.get_backend()
-        if backend not in kept:
-            kept[backend] = kernels.prepare_weight(blocks_in_place(self.up.value, **self._placement))
-        return kept[backend]
+        return self._scaled_up.get(
+            self.up.version, lambda: kernels.prepare_weight(blocks_in_place(self.up.value, **self._placement))
+        )

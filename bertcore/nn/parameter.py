@@ -7,6 +7,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.checkpoint.dtypes import SCALE
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.autocast import autocast_dtype
@@ -263,23 +264,21 @@ Made = TypeVar("Made")
 
 
 class PerVersion(Generic[Made]):
-    """A cache of what was computed from parameters, dropped when their version changes.
+    """What is made of parameters: one for each backend, made when it is first needed and again for another version."""
 
-    Args:
-        make: gives an empty one: a dictionary, `Recordings`.
-    """
-
-    def __init__(self, make: Callable[[], Made]):
-        self._make = make
-        self._made: tuple[Any, Made] = None, make()
+    def __init__(self) -> None:
+        self._kept: tuple[Any, dict[str, Made]] = None, {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PerVersion, (self._make,)  # a copy of a block makes its own
+        return PerVersion, ()  # a copy of a block makes its own
 
-    def at(self, version: Any) -> Made:
-        """The cache of this version: the present one, or an empty one in place of an older version's."""
-        known, made = self._made
+    def get(self, version: Any, make: Callable[[], Made]) -> Made:
+        """What is kept for this version and the backend in force, by now made by `make`."""
+        known, made = self._kept
         if known != version:
-            made = self._make()
-            self._made = version, made
-        return made
+            made = {}
+            self._kept = version, made
+        backend = kernels.get_backend()
+        if backend not in made:
+            made[backend] = make()
+        return made[backend]

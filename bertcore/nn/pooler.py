@@ -5,6 +5,7 @@ from typing import Any
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
 
 
 class FirstToken(Block):
@@ -18,7 +19,7 @@ class FirstToken(Block):
 class Pooler(Block):
     """activation(linear(hidden state of the first token)); tanh in BERT (Devlin et al. 2018, section 3)."""
 
-    def __init__(self, name: str, spec: Any, activation: str = "tanh"):
+    def __init__(self, name: str, spec: EncoderSpec, activation: str = "tanh"):
         width = spec.hidden_size
         self.dense = Linear(name, in_features=width, out_features=width, activation=activation)
 

@@ -46,7 +46,7 @@ class SentenceEncoder:
         dtype: of the weights and the computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
             of a checkpoint of low precision, and float32 of any other); embeddings are float32.
         task: whose adapter is in the weights, as for AutoModel; an encoder has one, or none. What a model's authors put
-            before the texts of a task is the caller's `prompt`.
+            before the texts of a task is the caller's `prompt`. For queries and passages make two encoders.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published. At least the
             number of special tokens, at most the model's positions.
         revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
@@ -55,6 +55,7 @@ class SentenceEncoder:
         settings: what the folder says (pooling, normalize, prompts, ...).
         max_seq_length: where texts are cut, in tokens.
         embedding_dimension: the length of an embedding.
+        task: as given.
         model, tokenizer: the parts.
 
     Raises:
@@ -79,6 +80,7 @@ class SentenceEncoder:
         local_files_only: bool = False,
     ):
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        self.task = task
         self.settings = read_settings(resolve(folder, "sentence_encoder", **hub))
         options = {"dtype": dtype, "task": task, "add_pooling_layer": False}
         self.model = AutoModel.from_pretrained(self.settings.model_folder, **options)
@@ -116,6 +118,7 @@ class SentenceEncoder:
         prompt: str | None = None,
         prompt_name: str | None = None,
         normalize: bool | None = None,
+        task: str | None = None,
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> np.ndarray:
@@ -127,6 +130,7 @@ class SentenceEncoder:
             prompt_name: the name of one of the model's own prompts (`settings.prompts`); by default the model's
                 default prompt, if it has one.
             normalize: whether to scale embeddings to length 1; by default as published.
+            task: the task that the texts are for, which has to be the encoder's own.
             batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
             show_progress: True or False; by default on a terminal, when the work takes long.
 
@@ -135,12 +139,13 @@ class SentenceEncoder:
 
         Raises:
             TypeError: which of `texts` is not a string; a prompt, prompt name or `normalize` of another type.
-            ValueError: a text with a lone surrogate, an unknown prompt name, a `batch_tokens` that is not positive.
+            ValueError: a text with a lone surrogate, an unknown prompt name, a `batch_tokens` that is not positive, a
+                task whose adapter is not in the weights.
         """
         many = [texts] if isinstance(texts, str) else list(_checked(texts))
         embeddings = np.empty((len(many), self.embedding_dimension), np.float32)
         done = 0
-        options = self._options(prompt, prompt_name, normalize, batch_tokens)
+        options = self._options(prompt, prompt_name, normalize, task, batch_tokens)
         with progress_bar(len(many), show_progress) as advance:
             for rows in self._windows_of_rows(many, advance, options):
                 embeddings[done : done + len(rows)] = rows
@@ -154,6 +159,7 @@ class SentenceEncoder:
         prompt: str | None = None,
         prompt_name: str | None = None,
         normalize: bool | None = None,
+        task: str | None = None,
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> Iterator[np.ndarray]:
@@ -164,7 +170,7 @@ class SentenceEncoder:
         arguments are those of `encode`.
         """
         checked = _checked(texts)
-        options = self._options(prompt, prompt_name, normalize, batch_tokens)
+        options = self._options(prompt, prompt_name, normalize, task, batch_tokens)
         return self._rows(checked, show_progress, options)
 
     def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -175,8 +181,14 @@ class SentenceEncoder:
         return cosine_similarity(left, right)
 
     def _options(
-        self, prompt: str | None, prompt_name: str | None, normalize: bool | None, batch_tokens: int
+        self, prompt: str | None, prompt_name: str | None, normalize: bool | None, task: str | None, batch_tokens: int
     ) -> _Options:
+        if task is not None and task != self.task:
+            has = "no task's adapter" if self.task is None else f"the adapter for {self.task!r}"
+            raise ValueError(
+                f"task is {task!r}, but this encoder has {has} in its weights: make another one, "
+                f"SentenceEncoder(folder, task={task!r})"
+            )
         if isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int | np.integer) or batch_tokens < 1:
             raise ValueError(f"batch_tokens is {batch_tokens!r}, expected a positive integer")
         if normalize is not None and not isinstance(normalize, bool | np.bool_):

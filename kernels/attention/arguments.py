@@ -42,8 +42,9 @@ def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
             f"query has shape {query.shape}, expected (batch, heads, length, head_dim); "
             "packed (tokens, heads, head_dim) arrays need cu_seqlens"
         )
-    checks.shape((None,) * 4, query=query)
-    checks.shape((query.shape[0], None, None, query.shape[3]), key=key)
+    if not (query.ndim == key.ndim == 4 and query.shape[::3] == key.shape[::3]):
+        checks.shape((None,) * 4, query=query)
+        checks.shape((query.shape[0], None, None, query.shape[3]), key=key)
     _check_heads(query, key, value)
 
 
@@ -67,7 +68,8 @@ def check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k
 
 
 def _check_heads(query: Any, key: Any, value: Any) -> None:
-    checks.shape(key.shape, value=value)
+    if value.shape != key.shape:
+        checks.shape(key.shape, value=value)
     heads, shared = query.shape[1], key.shape[1]
     if heads != shared and (heads == 0 or shared == 0 or heads % shared):
         raise ValueError(f"key has {shared} heads and query has {heads}, expected a number that divides that")

@@ -95,8 +95,9 @@ def check_recorded(model: Model, *, is_recorded: bool = True) -> None:
     ids = np.random.default_rng(0).integers(7, 40, (2, 5))
     with use_backend("numba"):
         found = [model(ids).last_hidden_state for _ in range(3)]
-    kept = model.encoder._recordings.at(model.encoder.version)._kept
-    assert [len(recordings) for recordings in kept.values()] == [1] * is_recorded
+    _, by_backend = model.encoder._recordings._kept
+    kept = [len(programs) for recordings in by_backend.values() for programs in recordings._kept.values()]
+    assert kept == [1] * is_recorded
     with use_backend("numpy"):
         truth = model(ids).last_hidden_state
     for hidden in found:

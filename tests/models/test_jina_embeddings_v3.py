@@ -71,6 +71,13 @@ def test_a_sentence_encoder_of_a_task(tmp_path):
         expected = AutoModel.from_pretrained(tmp_path, task=TASKS[0])(ids).last_hidden_state[0].mean(axis=0)
         np.testing.assert_allclose(query.encode("the value"), expected, rtol=0, atol=1e-5)
         assert np.abs(plain.encode("the value") - expected).max() > 0.1
+        np.testing.assert_array_equal(query.encode("the value", task=TASKS[0]), query.encode("the value"))
+        with pytest.raises(
+            ValueError, match=rf"task is '{TASKS[1]}', but .* the adapter for '{TASKS[0]}' in its weights"
+        ):
+            query.encode("the value", task=TASKS[1])
+        with pytest.raises(ValueError, match=rf"has no task's adapter .*SentenceEncoder\(folder, task='{TASKS[0]}'\)"):
+            plain.encode_stream(["the value"], task=TASKS[0])
 
 
 def test_an_adapted_model_is_saved_without_its_adapters(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 
 from bertcore import AutoModel
 from bertcore.families.mobilebert.blocks import NoNorm
-from bertcore.nn.layer import LayerSpec
 from bertcore.nn.layers import RMSNorm
+from bertcore.nn.spec import LayerSpec
 
 LAYER = LayerSpec(hidden_size=12, intermediate_size=20, num_heads=4)
 

@@ -134,13 +134,16 @@ def test_what_cannot_be_taken_replaces_nothing(cpu_backend):
 
 def test_a_block_knows_when_its_parameters_change():
     block, other = (Linear("map", in_features=5, out_features=7) for _ in range(2))
-    kept, seen = PerVersion(dict), []
+    kept, seen = PerVersion(), []
     for change in (None, other.weight, block.weight, None, block.bias):
         if change is not None:
             change.fill({name: np.zeros(shape, np.float32) for name, shape in change.expected.items()}, np.float32)
-        made = kept.at(block.version)
+        made = kept.get(block.version, dict)
         seen.append(any(made is one for one in seen) or made)
     assert [one is True for one in seen] == [False, True, False, True, False]
+    with kernels.use_backend("numpy"):
+        assert kept.get(block.version, lambda: "another backend's") == "another backend's"
+    assert kept.get(block.version, dict) is made
     copied = copy.deepcopy(block)
     copied.weight.update(np.ones((7, 5), np.float32))
     assert copied.version == block.version + 1

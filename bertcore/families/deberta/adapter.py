@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from bertcore.families.deberta.blocks import DisentangledContext, PositionsOfPass, RelativeEmbeddings, real_tokens
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
 
 COMPONENTS = "output_attention_components"
 

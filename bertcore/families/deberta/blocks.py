@@ -8,15 +8,15 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.families.deberta.operations import mean_value_for_padding
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
 from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.layer import LayerContext, LayerSpec, SelfAttention, attention_dtype
+from bertcore.nn.layer import LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.parameter import Block, Parameter, PerVersion
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.tape import current_tape, value_of
 
 
@@ -191,7 +191,7 @@ class DisentangledAttention(SelfAttention):
                 self.map_key = Linear(names["position_key"], **sizes, bias=self.position_key_has_bias)
             if details.position_to_content:
                 self.map_query = Linear(names["position_query"], **sizes)
-        self._constants = PerVersion(dict)
+        self._constants: PerVersion[tuple[Any, Any, Any]] = PerVersion()
 
     @property
     def position_terms(self) -> int:
@@ -231,11 +231,12 @@ class DisentangledAttention(SelfAttention):
         head_dim) or None."""
         if current_tape() is not None or is_dropping():
             return self._bias(), *self._by_head(positions)
-        kept, backend = self._constants.at((self.version, positions.block.version)), kernels.get_backend()
-        if backend not in kept:
+
+        def contiguous() -> tuple[Any, ...]:
             arrays = self._bias(), *self._by_head(positions)
-            kept[backend] = tuple(None if array is None else _contiguous(array) for array in arrays)
-        return kept[backend]
+            return tuple(None if array is None else _contiguous(array) for array in arrays)
+
+        return self._constants.get((self.version, positions.block.version), contiguous)
 
     def _bias(self) -> Any:
         return self.projections[0].bias.value

@@ -12,7 +12,8 @@ from bertcore.families.deberta.blocks import DisentangledAttentionByHead, Disent
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register
-from bertcore.models.spec import MOST_POSITIONS, ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import MOST_POSITIONS, ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec
 
 _TYPES = ("c2p", "p2c")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from bertcore import kernels
 from bertcore.families.deberta.blocks import DisentangledContext, Disentanglement
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layer import EncoderLayer
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from bertcore.families.deberta import family as deberta
 from bertcore.families.deberta.blocks import DisentangledAttention
 from bertcore.families.deberta_v2.convolution import BucketedDisentanglement, ConvolutedLayer, ConvolutionSpec
 from bertcore.models.registry import HeadSpec, register
-from bertcore.models.spec import ConfigReader, EncoderSpec
+from bertcore.models.spec import ConfigReader
+from bertcore.nn.spec import EncoderSpec
 
 _DEFAULTS = {
     "vocab_size": 128100,

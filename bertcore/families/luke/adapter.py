@@ -11,11 +11,11 @@ from bertcore.families.luke.blocks import Entities, EntityContext, EntityEmbeddi
 from bertcore.families.luke.operations import merge_rows
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layer import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
 
 INPUTS = ("entity_ids", "entity_attention_mask", "entity_token_type_ids", "entity_position_ids")
 

@@ -13,7 +13,8 @@ from bertcore.families.luke.blocks import EntityAwareAttention, EntitySpec
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import HeadSpec, pooled_heads, register
-from bertcore.models.spec import ConfigReader, EncoderSpec
+from bertcore.models.spec import ConfigReader
+from bertcore.nn.spec import EncoderSpec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:

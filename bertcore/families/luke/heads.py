@@ -3,10 +3,10 @@
 from typing import Any
 
 from bertcore.heads.classifier import ClassifierSpec
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear, drop
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
 
 
 class EntityClassifier(Block):

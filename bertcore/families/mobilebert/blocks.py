@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.layer import FeedForward, LayerContext, LayerSpec, SelfAttention
+from bertcore.nn.layer import FeedForward, LayerContext, SelfAttention
 from bertcore.nn.layers import Embedding, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 # Of layer norms for which the published code takes PyTorch's epsilon, not the config's.
 DEFAULT_EPS = 1e-5

@@ -13,10 +13,11 @@ from bertcore.families.mobilebert.blocks import (
     TrigramEmbeddings,
 )
 from bertcore.models.registry import HeadSpec, register
-from bertcore.models.spec import MOST_LAYERS, ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block
 from bertcore.nn.pooler import FirstToken, Pooler
+from bertcore.nn.spec import EncoderSpec
 
 DEFAULTS = {
     "hidden_size": 512,

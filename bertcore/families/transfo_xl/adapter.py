@@ -12,11 +12,11 @@ from bertcore.families.transfo_xl.blocks import PositionBiases, SharedBiasesCont
 from bertcore.families.transfo_xl.relative_attention import Relations, sinusoids
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn.dropout import is_dropping
 from bertcore.nn.layers import drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import current_tape, value_of
 
 RANGE_STEP = 32  # distances come in multiples of it

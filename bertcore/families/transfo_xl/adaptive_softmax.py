@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layer import make_norm
 from bertcore.nn.layers import Linear
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 
 
 class PositionBiases(Block):

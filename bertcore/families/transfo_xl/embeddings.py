@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bertcore import kernels
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, drop
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 
 
 class AdaptiveEmbeddings(Block):

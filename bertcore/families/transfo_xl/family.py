@@ -16,7 +16,8 @@ from bertcore.families.transfo_xl.embeddings import AdaptiveEmbeddings
 from bertcore.families.transfo_xl.models import AdaptiveCausalLM
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec
 
 KEYS = {
     "hidden_size": "d_model",

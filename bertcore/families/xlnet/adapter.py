@@ -13,9 +13,9 @@ from bertcore.families.transfo_xl.relative_attention import Half, RecurrentConte
 from bertcore.families.xlnet.blocks import Predictions, TwoStreamContext
 from bertcore.models.adapter import Encoded, Trace
 from bertcore.models.inputs import EncoderInput, integer_batch
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
 
 

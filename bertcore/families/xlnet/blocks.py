@@ -6,13 +6,13 @@ from typing import Any
 
 from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
 from bertcore.families.xlnet.operations import mix_rows, segment_scores
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
 from bertcore.nn.layer import FeedForward, make_norm
 from bertcore.nn.layers import Embedding, drop, dropped_linear
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
 
 

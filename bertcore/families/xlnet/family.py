@@ -9,7 +9,8 @@ from bertcore.families.xlnet.adapter import TwoStreamAdapter, TwoStreamDetails
 from bertcore.families.xlnet.blocks import TwoStreamAttention, TwoStreamEmbeddings, TwoStreamLayer
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
-from bertcore.models.spec import ConfigReader, EncoderSpec, standard_spec
+from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.nn.spec import EncoderSpec
 
 KEYS = {
     "hidden_size": "d_model",

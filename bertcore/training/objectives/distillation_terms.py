@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertcore import kernels
-from bertcore.models.spec import EncoderSpec
+from bertcore.nn.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.tape import value_of

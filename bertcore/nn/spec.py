@@ -1,0 +1,210 @@
+"""What a family may vary: the numbers and choices that turn the shared blocks into one of its models."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bertcore.kernels import checks
+from bertcore.kernels.activation import ACTIVATIONS
+from bertcore.nn.layers import LayerNorm
+from bertcore.nn.parameter import Block
+from bertcore.nn.rotary import RotarySpec
+
+# What a LayerSpec may say of a part: that it is absent, or has no bias.
+PARTS = frozenset(
+    (
+        *("qkv", "query", "key", "value", "attention_output", "attention_norm"),
+        *("expand", "gate", "contract", "feed_forward_norm"),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """What one layer is made of.
+
+    Its parts are called "query", "key" and "value" (or "qkv", where a checkpoint stores the three as one map),
+    "attention_output", "attention_norm", "expand" (and "gate", where a gated feed-forward stores two maps), "contract"
+    and "feed_forward_norm"; a family's `layer_names` say what checkpoints call them.
+
+    Attributes:
+        hidden_size, intermediate_size: widths of the layer and of its feed-forward.
+        num_heads: of the queries.
+        num_key_value_heads: of keys and values, each for an equal share of the queries' heads; num_heads by default.
+        head_dim: width of a head; hidden_size / num_heads by default.
+        activation: of the feed-forward, as `kernels.activation` names it.
+        gate: of a gated feed-forward (Shazeer 2020, arXiv:2002.05202) the half of `expand` that passes the activation
+            before it multiplies the other, "first" or "second"; None for a plain one.
+        norm: the block of the norms, called with a name, features, eps and bias.
+        norm_eps: what norms add to the variance.
+        norm_first: norms stand before attention and feed-forward, instead of after their residuals.
+        absent: parts that the layer lacks ("attention_norm" of ModernBERT's first).
+        without_bias: parts that have no bias.
+        is_transposed: maps are stored as (inputs, outputs).
+        rotary: how queries and keys are turned by their position; None where they are not.
+        window: how many tokens before and after itself a token sees; None for all.
+        is_causal: a token sees no later token.
+        scale: of the scores; None for 1 / sqrt(head_dim).
+        dropout, attention_dropout: the rates at which, in training, what attention and feed-forward give is dropped
+            before their residuals, and attention's probabilities.
+        attention_output_dropout: that of what attention gives, where it is another; None for `dropout`.
+        inner_dropout: that of what the feed-forward's last map is given.
+
+    Raises:
+        ValueError: which attribute is wrong, and what was expected.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    activation: str = "gelu"
+    gate: str | None = None
+    norm: Callable[..., Block] = LayerNorm
+    norm_eps: float = 1e-12
+    norm_first: bool = False
+    absent: frozenset[str] = frozenset()
+    without_bias: frozenset[str] = frozenset()
+    is_transposed: bool = False
+    rotary: RotarySpec | None = None
+    window: tuple[int, int] | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    attention_output_dropout: float | None = None
+    inner_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.choice("activation", self.activation, ACTIVATIONS)
+        checks.choice("gate", self.gate, (None, "first", "second"))
+        check_parts("absent", self.absent, PARTS)
+        check_parts("without_bias", self.without_bias, PARTS)
+        self._check_heads()
+        window = self.window
+        if window is not None:
+            if not isinstance(window, tuple) or len(window) != 2:
+                raise ValueError(f"window is {window!r}, expected two numbers of tokens, or None")
+            for tokens in window:
+                checks.integer_number("window", tokens, minimum=0)
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size is {self.hidden_size}, expected a multiple of num_heads {self.num_heads}")
+        if self.num_heads % (self.num_key_value_heads or self.num_heads):
+            raise ValueError(
+                f"num_heads is {self.num_heads}, expected a multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """The width of a head."""
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def attention_size(self) -> int:
+        """The width of all heads' queries."""
+        return self.num_heads * self.head_size
+
+    @property
+    def key_value_size(self) -> int:
+        """The width of all heads' keys."""
+        return (self.num_key_value_heads or self.num_heads) * self.head_size
+
+
+def check_parts(name: str, parts: frozenset[str], known: frozenset[str]) -> None:
+    """Refuse parts that are not `known` in the attribute `name` of a spec."""
+    unknown = parts - known
+    if unknown:
+        raise ValueError(f"{name} has {', '.join(sorted(unknown))}, known parts are {', '.join(sorted(known))}")
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """One encoder, whatever its family: sizes and choices, read from the family's config.
+
+    Attributes:
+        vocab_size, type_vocab_size, max_positions: rows of the word, token type and position tables; 0 where a family
+            has no such table.
+        hidden_size: width of the activations.
+        embedding_size: width of the embeddings; where it is not hidden_size, they are projected.
+        layers: what each layer is made of.
+        layer_norm_eps: added to the variance in the norms outside of layers.
+        initializer_range: standard deviation of the weights of a new model.
+        pad_token_id: the word that stands for padding; its embedding learns nothing from being looked up, unless
+            `padding_learns` (GPT-2).
+        tied_decoder: whether a language model's decoder shares the word embeddings.
+        positions_after_padding: RoBERTa's position ids: words that are not padding count from pad_token_id + 1 on,
+            words that are have position pad_token_id.
+        longest_text: how many tokens a text may have in a family without a position table; None for any number.
+        shared_layers: for each layer the index of the parameters it has (ALBERT's layers share them); by default its
+            own.
+        inner_layers: how many layers stand under one number in the checkpoint's names, with a number of their own
+            within it (ALBERT's inner groups).
+        projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
+        words_as_types: token types are looked up in the table of words, and none are added where a call gives none
+            (GPT-2).
+        without_bias: norms outside of layers that have no bias ("embeddings_norm", "final_norm").
+        embedding_dropout, classifier_dropout: the rates at which, in training, embeddings are dropped, and what heads
+            classify.
+        is_relative: attention depends on how far apart two columns of a batch are.
+        biases_scores: a bias by that distance is added to the scores of attention.
+        details: what one family alone varies, a dataclass of its own.
+    """
+
+    vocab_size: int
+    type_vocab_size: int
+    max_positions: int
+    hidden_size: int
+    embedding_size: int
+    layers: tuple[LayerSpec, ...]
+    layer_norm_eps: float
+    initializer_range: float
+    pad_token_id: int | None
+    tied_decoder: bool
+    positions_after_padding: bool = False
+    longest_text: int | None = None
+    shared_layers: tuple[int, ...] = ()
+    inner_layers: int = 1
+    projects_embeddings: bool = False
+    words_as_types: bool = False
+    padding_learns: bool = False
+    without_bias: frozenset[str] = frozenset()
+    embedding_dropout: float = 0.0
+    classifier_dropout: float = 0.0
+    is_relative: bool = False
+    biases_scores: bool = False
+    details: Any = None
+
+    def __post_init__(self) -> None:
+        check_parts("without_bias", self.without_bias, frozenset({"embeddings_norm", "final_norm"}))
+        if self.shared_layers and len(self.shared_layers) != len(self.layers):
+            raise ValueError(f"shared_layers has {len(self.shared_layers)} entries for {len(self.layers)} layers")
+        if self.positions_after_padding and self.pad_token_id is None:
+            raise ValueError("config: pad_token_id is null, expected an integer: positions start after it")
+        if self.positions_after_padding and self.position_offset >= self.max_positions:
+            raise ValueError(
+                f"config: max_position_embeddings is {self.max_positions}, expected more than "
+                f"{self.position_offset}: positions start after pad_token_id {self.pad_token_id}"
+            )
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers a token passes."""
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """The heads of a layer's queries."""
+        return self.layers[0].num_heads
+
+    @property
+    def position_offset(self) -> int:
+        """The position of a sequence's first token."""
+        return self.pad_token_id + 1 if self.positions_after_padding else 0
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """How many tokens a sequence may have; None if there is no limit."""
+        return self.max_positions - self.position_offset if self.max_positions else self.longest_text
