@@ -72,9 +72,7 @@ def test_a_sentence_encoder_of_a_task(tmp_path):
         np.testing.assert_allclose(query.encode("the value"), expected, rtol=0, atol=1e-5)
         assert np.abs(plain.encode("the value") - expected).max() > 0.1
         np.testing.assert_array_equal(query.encode("the value", task=TASKS[0]), query.encode("the value"))
-        with pytest.raises(
-            ValueError, match=rf"task is '{TASKS[1]}', but .* the adapter for '{TASKS[0]}' in its weights"
-        ):
+        with pytest.raises(ValueError, match=rf"task is .{TASKS[1]}., but .* adapter for .{TASKS[0]}. in"):
             query.encode("the value", task=TASKS[1])
         with pytest.raises(ValueError, match=rf"has no task's adapter .*SentenceEncoder\(folder, task='{TASKS[0]}'\)"):
             plain.encode_stream(["the value"], task=TASKS[0])
