@@ -56,8 +56,8 @@ _ETTIN = _MODERNBERT.but(
 _MMBERT = _MODERNBERT.but(
     "mmbert-base",
     "jhu-clsp/mmBERT-base",
-    # As the authors trained it (github.com/JHU-CLSP/mmBERT, configs/mmBERT-base.yaml), with Gemma 2's vocabulary. Not in
-    # there, and not verified: cls_token_id and how classes are pooled.
+    # As its authors trained it last (github.com/JHU-CLSP/mmBERT, configs/mmBERT-base-decay.yaml), with Gemma 2's
+    # vocabulary. Not in there, and not verified: cls_token_id and how classes are pooled.
     {
         "vocab_size": 256000,
         "pad_token_id": 0,
