@@ -13,7 +13,7 @@ import numpy as np
 from bertcore import checkpoint
 from bertcore.lora.config import LoraConfig
 from bertcore.models.model import Model
-from bertcore.nn.low_rank import LowRank
+from bertcore.nn.low_rank_adapter import LowRankAdapter
 from bertcore.nn.parameter import Block, Parameter
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -203,7 +203,7 @@ class PeftModel(Block):
             parameter.fill({name: np.array(arrays[name], dtype) for name in parameter.names}, dtype)
 
 
-def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) -> Iterator[LowRank]:
+def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) -> Iterator[LowRankAdapter]:
     """Those of all targets; what is trained as it is has none."""
     options = {"rank": config.r, "scale": config.scale, "dropout": config.lora_dropout}
     found = False
@@ -214,7 +214,7 @@ def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) ->
         if not _is_linear(parameter):
             raise ValueError(f"target_modules: {names[0]} is no weight of a linear map alone, which an adapter needs")
         found = True
-        yield LowRank(parameter, names, **options)
+        yield LowRankAdapter(parameter, names, **options)
     if not found:
         raise ValueError(f"target_modules is {config.target_modules!r}, which fits no linear map of the model")
 

@@ -43,7 +43,7 @@ class Encoder(Block):
         self.adapter = family.adapter(names, spec)
         shared, inner = spec.shared_layers or range(spec.num_layers), spec.inner_layers
         own = {
-            index: family.layer(_numbered(layer_names, index, inner), spec, index, family.attention)
+            index: family.layer(_names_of_layer(layer_names, index, inner), spec, index, family.attention)
             for index in sorted(set(shared))
         }
         self.layers = [own[index] for index in shared]
@@ -118,6 +118,6 @@ def _with_prefix(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
     return {part: prefix + name for part, name in names.items()}
 
 
-def _numbered(names: Mapping[str, str], index: int, inner_layers: int) -> dict[str, str]:
+def _names_of_layer(names: Mapping[str, str], index: int, inner_layers: int) -> dict[str, str]:
     layer, inner = divmod(index, inner_layers)
     return {part: name.format(layer=layer, inner=inner) for part, name in names.items()}

@@ -173,7 +173,7 @@ class ConfigReader:
 
     def index(self, key: str, default: int | None, size: int) -> int | None:
         """An integer in [0, size), or null."""
-        value = self._config.get(self._own(key), self._defaults.get(key, default))
+        value = self._config.get(self._key_in_config(key), self._defaults.get(key, default))
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
             raise ValueError(
                 f"config: {self.name(key)} is {value!r}, expected an integer from 0 to {size - 1}, or null"
@@ -228,14 +228,14 @@ class ConfigReader:
             self.choice(key, value, value)
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self._config.get(self._own(key))
+        value = self._config.get(self._key_in_config(key))
         return self._defaults.get(key, default) if value is None else value
 
     def name(self, key: str) -> str:
         """What errors call `key`."""
-        return self._within + self._own(key)
+        return self._within + self._key_in_config(key)
 
-    def _own(self, key: str) -> str:
+    def _key_in_config(self, key: str) -> str:
         """What `key` is called in the config."""
         own = self._keys.get(key, key)
         return key if own not in self._config and key in self._config else own

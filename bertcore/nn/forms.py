@@ -18,7 +18,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.autocast import autocast_dtype
-from bertcore.nn.pages import release_pages
+from bertcore.nn.mapped_memory import release_pages
 
 QUANTIZED_ROWS = 2048  # of a weight at once
 

@@ -13,7 +13,7 @@ from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.forms import Forms
 from bertcore.nn.layout import JoinedTensors, Layout
-from bertcore.nn.pages import release_pages
+from bertcore.nn.mapped_memory import release_pages
 from bertcore.tape import current_tape
 
 INITIAL_NUMBERS = 1 << 17  # drawn at once: 1 MB
@@ -34,7 +34,7 @@ class Parameter(JoinedTensors):
 
     Attributes:
         uses: all its uses; see `used_as`.
-        adapter: the `LowRank` that is added to the map whose weight this is, or None; see `adapt`.
+        adapter: the `LowRankAdapter` that is added to the map whose weight this is, or None; see `adapt`.
         is_frozen: whether it gets no gradient: under a tape, too, it is a plain array then.
     """
 
@@ -130,7 +130,7 @@ class Parameter(JoinedTensors):
         _moment = object()
 
     def adapt(self, adapter: Any) -> None:
-        """From now on `weight` is this one with the `LowRank` `adapter`; None: this one alone."""
+        """From now on `weight` is this one with the `LowRankAdapter` `adapter`; None: this one alone."""
         global _moment
         self._changes, self.adapter = self.version + 1, adapter
         _moment = object()

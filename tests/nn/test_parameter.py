@@ -15,7 +15,7 @@ import pytest
 from bertcore import kernels
 from bertcore.nn import forms, functional
 from bertcore.nn.layers import Linear
-from bertcore.nn.pages import release_pages
+from bertcore.nn.mapped_memory import release_pages
 from bertcore.nn.parameter import Parameter, PerVersion
 from bertcore.tape import Tape
 

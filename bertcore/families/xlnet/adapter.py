@@ -75,10 +75,10 @@ class TwoStreamAdapter(RecurrentAdapter):
         inputs = TwoStreamInput(**vars(super().pack(input_ids, mask, *given, keep_padding=keeps, **memory)))
         sequences, length = inputs.packed.shape
         if perm_mask is not None:
-            visible = ~(_numbers("perm_mask", perm_mask, (sequences, length, length)) > 0)
+            visible = ~(_numeric_array("perm_mask", perm_mask, (sequences, length, length)) > 0)
             inputs.visible = visible if inputs.visible is None else visible & inputs.visible
         if target_mapping is not None:
-            inputs.target_mapping = _numbers("target_mapping", target_mapping, (sequences, None, length))
+            inputs.target_mapping = _numeric_array("target_mapping", target_mapping, (sequences, None, length))
         return inputs
 
     def _attention_mask(self, input_ids: Any, attention_mask: Any, input_mask: Any) -> Any:
@@ -87,7 +87,7 @@ class TwoStreamAdapter(RecurrentAdapter):
             return attention_mask
         if attention_mask is not None:
             raise ValueError("input_mask and attention_mask are both given, expected one: they say the same")
-        array = _numbers("input_mask", input_mask, integer_batch("input_ids", input_ids).shape)
+        array = _numeric_array("input_mask", input_mask, integer_batch("input_ids", input_ids).shape)
         if not np.isin(array, (0, 1)).all():
             raise ValueError("input_mask holds other numbers than 0 (a real token) and 1 (padding)")
         return array == 0
@@ -198,7 +198,7 @@ def _mask(visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
     return None if mask.all() else kernels.to_backend(mask[:, None])
 
 
-def _numbers(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:
+def _numeric_array(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:
     """`values` as an array of numbers of this shape, in host memory; None in the shape is any size."""
     array = np.asarray(values) if kernels.array_module(values) is np else values.get()
     if array.dtype.kind not in "buif":

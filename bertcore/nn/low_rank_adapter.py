@@ -32,7 +32,7 @@ def blocks_in_place(stack: Any, *, rows: int, first_rows: Sequence[int], factor:
     return matrix, lambda grad: (xp.concatenate([grad[place] for place in places]) * xp.asarray(factor, grad.dtype),)
 
 
-class LowRank(Block):
+class LowRankAdapter(Block):
     """The adapter of one map: scale * up @ down is added to the rows of some of the tensors that its weight joins.
 
     Args:
