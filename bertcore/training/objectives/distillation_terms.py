@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertcore import kernels
-from bertcore.nn.spec import EncoderSpec
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
+from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
 from bertcore.training.objectives.divergences import (
     cosine_distance,
