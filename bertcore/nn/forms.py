@@ -138,7 +138,8 @@ class Forms:
         if autocast_dtype() is not None and self.dtype == np.float32:
             return self._rounded_weight(backend)
         if backend == "numpy" and not self.is_low:
-            return self.array_in_force()
+            array = self.array  # read once: another thread may free it
+            return self.array_in_force() if array is None else array
         weight = self.weights.get(backend)
         if weight is None:
             with _preparing:
