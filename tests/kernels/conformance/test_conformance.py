@@ -1,47 +1,58 @@
-"""Every implementation that is on disk against the reference in float64, over the cases of cases.py."""
+"""Every implementation that is on disk against the reference in float64, over the cases of cases.py.
 
-from itertools import product
+Each case is computed in one memory layout, which differs from dtype to dtype.
+"""
+
+from itertools import cycle, islice, product
 
 import numpy as np
 import pytest
 
 from bench.ops.operations import folder
-from tests.kernels.arrays import DTYPES
+from tests.kernels.arrays import DTYPES, LAYOUTS
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.conformance.checks import DTYPES_OF, KERNELS, assert_conforms, on_disk, results
 
+TABLES = {"position_key", "position_query", "segment_scores"}
+WITH_TABLES = [case for case in CASES["attention"].values() if case.arguments.keys() & TABLES]
+SLOW = [pytest.mark.slow]  # half a minute of compiling for each direction
 
-def marks(backend, dtype, case):
-    """Half a minute of compiling for each direction is slow."""
-    has_tables = bool(case.arguments.keys() & {"position_key", "position_query", "segment_scores"})
-    return [pytest.mark.slow] if has_tables and (backend, dtype) == ("numba", "float64") else []
+
+def check(subtests, operation, backend, dtype, cases):
+    layouts = islice(cycle(LAYOUTS), list(DTYPES).index(dtype), None)
+    for case, layout in zip(cases, layouts, strict=False):
+        with subtests.test(f"{case.name}, {layout}"):
+            assert_conforms(case, operation, backend, DTYPES[dtype], [layout])
 
 
 @pytest.mark.parametrize(
-    "operation, backend, dtype, case",
+    "operation, backend, dtype",
     [
-        pytest.param(
-            operation,
-            backend,
-            dtype,
-            case,
-            id=f"{operation}-{backend}-{dtype}-{case.name}",
-            marks=marks(backend, dtype, case),
-        )
+        pytest.param(operation, backend, dtype, id=f"{operation}-{backend}-{dtype}")
         for backend in ("numpy", "numba")
         for operation, dtype in product(on_disk(backend), DTYPES_OF[backend])
-        for case in CASES[operation].values()
     ],
 )
-def test_on_cpu(operation, backend, dtype, case):
-    assert_conforms(case, operation, backend, DTYPES[dtype])
+def test_on_cpu(subtests, operation, backend, dtype):
+    check(subtests, operation, backend, dtype, [case for case in CASES[operation].values() if not case.arguments.keys() & TABLES])
+
+
+@pytest.mark.parametrize(
+    "backend, dtype",
+    [
+        pytest.param(backend, dtype, marks=SLOW if (backend, dtype) == ("numba", "float64") else [])
+        for backend in ("numpy", "numba")
+        for dtype in DTYPES_OF[backend]
+    ],
+)
+def test_attention_with_tables(subtests, backend, dtype):
+    check(subtests, "attention", backend, dtype, WITH_TABLES)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("operation, dtype", list(product(on_disk("cupy"), DTYPES_OF["cupy"])))
-def test_on_gpu(operation, dtype):
-    for case in CASES[operation].values():
-        assert_conforms(case, operation, "cupy", DTYPES[dtype])
+def test_on_gpu(subtests, operation, dtype):
+    check(subtests, operation, "cupy", dtype, CASES[operation].values())
 
 
 def test_every_operation_is_complete():

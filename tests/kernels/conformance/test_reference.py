@@ -22,17 +22,12 @@ def floats(case):
     return {name: array for name, array in arrays.items() if array.dtype == np.float64}
 
 
-def selected(without, wanted):
-    return pytest.mark.parametrize(
-        "operation, case",
-        [
-            pytest.param(operation, case, id=f"{operation}-{case.name}")
-            for operation in CASES
-            if operation not in ("attention", "dropout", *without)
-            for case in CASES[operation].values()
-            if not case.forward_only and wanted(case)
-        ],
-    )
+def cases(operation, wanted):
+    return [case for case in CASES[operation].values() if not case.forward_only and wanted(case)]
+
+
+OPERATIONS = [name for name in CASES if name not in ("attention", "dropout")]
+every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
 
 def has_oracle(case):
@@ -54,39 +49,54 @@ def run(operation, arguments, grad):
     return dict(operations.training(operation, arguments, grad, "numpy"))
 
 
-@selected([], has_oracle)
-def test_oracle(operation, case):
-    output = operations.forward(operation, case.arguments, "numpy")
-    arguments = {name: it for name, it in case.arguments.items() if name != "reduction"}
-    assert_close(output, getattr(oracles, operation)(**arguments), at_least=1)
+@every_operation
+def test_oracle(subtests, operation):
+    for case in cases(operation, has_oracle):
+        with subtests.test(case.name):
+            output = operations.forward(operation, case.arguments, "numpy")
+            arguments = {name: it for name, it in case.arguments.items() if name != "reduction"}
+            assert_close(output, getattr(oracles, operation)(**arguments), at_least=1)
 
 
-@selected([], is_small)
-def test_finite_differences(operation, case):
-    found = run(operation, case.arguments, lambda output: normal(98, output.shape))
-    for name, gradient in found.items():
+@every_operation
+def test_finite_differences(subtests, operation):
+    for case in cases(operation, is_small):
+        with subtests.test(case.name):
+            check_gradients(operation, case.arguments)
+
+
+def check_gradients(operation, arguments):
+    for name, gradient in run(operation, arguments, lambda output: normal(98, output.shape)).items():
         argument = name.removeprefix("grad_")
         if argument == "output":
             continue
-        if case.arguments.get(argument) is None:
+        if arguments.get(argument) is None:
             assert gradient is None, name
             continue
 
         def output(changed, argument=argument):
-            return operations.forward(operation, case.arguments | {argument: np.asarray(changed)}, "numpy")
+            return operations.forward(operation, arguments | {argument: np.asarray(changed)}, "numpy")
 
-        array = case.arguments[argument]
+        array = arguments[argument]
         if np.isnan(output(array)).any():
             continue  # the mean over no row (tests/kernels/test_contracts.py)
-        if case.arguments.get("activation") == "relu":
+        if arguments.get("activation") == "relu":
             assert (np.abs(array) > 3 * STEP).all(), "relu has a corner at 0"
         assert_gradient(output, array, normal(98, output(array).shape), gradient, name)
 
 
 @pytest.mark.parity
-@selected(["rotary"], has_gradient)
-def test_torch(operation, case):
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "rotary"])
+def test_torch(subtests, operation):
+    pytest.importorskip("torch")
+    for case in cases(operation, has_gradient):
+        with subtests.test(case.name):
+            check_torch(operation, case)
+
+
+def check_torch(operation, case):
+    import torch
+
     arrays = floats(case)
     others = {
         name: torch.tensor(it) if isinstance(it, np.ndarray) else it
