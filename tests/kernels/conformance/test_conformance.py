@@ -14,8 +14,11 @@ from tests.kernels.conformance.cases import CASES
 from tests.kernels.conformance.checks import DTYPES_OF, KERNELS, assert_conforms, on_disk, results
 
 TABLES = {"position_key", "position_query", "segment_scores"}
-WITH_TABLES = [case for case in CASES["attention"].values() if case.arguments.keys() & TABLES]
 SLOW = [pytest.mark.slow]  # half a minute of compiling for each direction
+
+
+def has_tables(case):
+    return bool(case.arguments.keys() & TABLES)
 
 
 def check(subtests, operation, backend, dtype, cases):
@@ -34,7 +37,8 @@ def check(subtests, operation, backend, dtype, cases):
     ],
 )
 def test_on_cpu(subtests, operation, backend, dtype):
-    check(subtests, operation, backend, dtype, [case for case in CASES[operation].values() if not case.arguments.keys() & TABLES])
+    cases = [case for case in CASES[operation].values() if not has_tables(case)]
+    check(subtests, operation, backend, dtype, cases)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_on_cpu(subtests, operation, backend, dtype):
     ],
 )
 def test_attention_with_tables(subtests, backend, dtype):
-    check(subtests, "attention", backend, dtype, WITH_TABLES)
+    check(subtests, "attention", backend, dtype, filter(has_tables, CASES["attention"].values()))
 
 
 @pytest.mark.gpu
