@@ -105,6 +105,7 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
         "vocabulary": f"{found.vocabulary:,}{kind}{types}",
         "positions": "no limit" if found.positions is None else f"{found.positions:,}",
         "parameters": f"{found.parameters:,}, of them {found.embeddings:,} in embeddings",
+        **_savings(found),
         "FLOPs": f"{found.flops_per_token / 1e6:,.1f} million per token at {found.length} tokens, "
         f"{2 * found.weights_passed / 1e6:,.1f} of them in linear maps",
         "memory": ", ".join(f"{dtype} {size:,.1f} MB" for dtype, size in found.megabytes.items()),
@@ -123,6 +124,16 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
             if (figure := facts[key]) is not None
         }
     return rows
+
+
+def _savings(found: Figures) -> dict[str, str]:
+    """What sharing layers, and tables narrower than the layers, leave of the parameters."""
+    layers = found.unshared_layer_parameters / found.layer_parameters
+    told = [f"layers 1/{layers:.4g} of {found.unshared_layer_parameters:,}, if none were shared"] if layers > 1 else []
+    if found.embedding_size < found.hidden_size:
+        tables = found.wide_embeddings / found.embeddings
+        told.append(f"embeddings 1/{tables:.4g} of {found.wide_embeddings:,}, if as wide as the layers")
+    return {"savings": "; ".join(told)} if told else {}
 
 
 def _listed() -> list[dict[str, Any]]:

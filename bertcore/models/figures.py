@@ -11,14 +11,13 @@ DeBERTa, one in XLNet).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from bertcore.models.model import Model
-from bertcore.nn.parameter import Parameter
+from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import LayerSpec
 
 LENGTH = 128  # tokens of a sequence, by default
@@ -37,6 +36,9 @@ class Figures:
         positions: how many tokens a sequence may have; None where there is no limit.
         parameters: of the base model, with its pooler where the family has one.
         embeddings: those of them in tables that are looked up.
+        wide_embeddings: what the tables would have if they were as wide as the layers.
+        layer_parameters: those of the layers.
+        unshared_layer_parameters: what the layers would have if none shared another's.
         length: of the sequences that the FLOPs are of.
         weights_passed: W above.
         flops_per_token: see above.
@@ -57,6 +59,9 @@ class Figures:
     positions: int | None
     parameters: int
     embeddings: int
+    wide_embeddings: int
+    layer_parameters: int
+    unshared_layer_parameters: int
     length: int
     weights_passed: int
     flops_per_token: int
@@ -75,6 +80,8 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
     model = models["AutoModel"]
     spec = model.spec
     length = min(length, spec.longest_sequence or length)
+    embeddings = sum(_size(parameter) for parameter in model.parameters() if parameter.uses == {"table"})
+    layers = model.encoder.layers
     return Figures(
         family=config["model_type"],
         layers=spec.num_layers,
@@ -87,7 +94,10 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
         token_types=spec.type_vocab_size,
         positions=spec.longest_sequence,
         parameters=model.num_parameters(),
-        embeddings=sum(_size(parameter) for parameter in model.parameters() if parameter.uses == {"table"}),
+        embeddings=embeddings,
+        wide_embeddings=embeddings * spec.hidden_size // spec.embedding_size,
+        layer_parameters=_sizes(dict.fromkeys(layers)),
+        unshared_layer_parameters=_sizes(layers),
         length=length,
         weights_passed=weights_passed(model),
         flops_per_token=flops_per_token(model, length),
@@ -122,6 +132,11 @@ def _keys(layer: LayerSpec, length: int) -> float:
 
 def _size(parameter: Parameter) -> int:
     return sum(math.prod(shape) for shape in parameter.expected.values())
+
+
+def _sizes(blocks: Iterable[Block]) -> int:
+    """The parameters of all blocks."""
+    return sum(_size(parameter) for block in blocks for parameter in block.parameters())
 
 
 def _bytes(model: Model, dtype: str) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from bertcore.cli import compare, main
 from bertcore.presets import PRESETS
+from tests.tiny_bert import CONFIG
 
 NAMES = ["bert-base-uncased", "mini-bert"]
 
@@ -78,3 +79,25 @@ def test_a_plot_of_another_kind(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["compare", "mini-bert", "--plot", str(tmp_path / "family.svg")]) == 1
     assert "expected a file named *.png" in capsys.readouterr().err
+
+
+def test_training_costs(capsys, tmp_path):
+    config = {**CONFIG, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    row = json.loads(shown(capsys, str(tmp_path), "--training", "--batch", "2", "--length", "5", "--json"))[0]
+    assert row["weights"] == row["gradients"] == row["moments"] / 2 < row["peak"]
+    assert row["tokens_per_second"] > 0 and row["checkpointed_peak"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--training"], "--training needs NAMES"),
+        (["mini-bert", "--training", "--plot", "a.png"], "--plot does not go with --training"),
+        (["mini-bert", "--batch", "4"], "--batch is for --training"),
+        (["mini-bert", "--training", "--length", "65"], "length is 65, and the model takes 64 tokens"),
+    ],
+)
+def test_training_costs_that_cannot_be_told(capsys, arguments, message):
+    assert main(["compare", *arguments]) == 1
+    assert message in capsys.readouterr().err

@@ -120,3 +120,13 @@ def _beyond(model, config, length):
     if config["model_type"] == "gpt2":
         beyond = 4 * width * length * (length - 1) // 2
     return model.spec.num_layers * beyond
+
+
+def test_what_albert_saves(capsys):
+    """Lan et al. 2019, table 1: one of twelve layers, and tables of 128 instead of 768 columns."""
+    assert main(["info", "albert-base-v2"]) == 0
+    savings = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  savings"))
+    assert "layers 1/12 of 85,054,464, if none were shared" in savings  # as many as BERT-base's
+    assert "embeddings 1/6 of 23,434,752, if as wide as the layers" in savings
+    assert main(["info", "bert-base-uncased"]) == 0
+    assert "savings" not in capsys.readouterr().out

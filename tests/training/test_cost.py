@@ -1,0 +1,44 @@
+"""What training takes, told from a few layers of a model and measured with all of them."""
+
+import pytest
+
+from bertcore.presets import preset_config
+from bertcore.training import cost
+from tests.tiny_bert import CONFIG
+
+SIX_LAYERS = {**CONFIG, "num_hidden_layers": 6, "hidden_size": 96, "num_attention_heads": 2, "intermediate_size": 384}
+
+
+def test_weights_gradients_and_moments():
+    found = cost.training_cost({**CONFIG, "num_hidden_layers": 1}, 2, 7)
+    model = cost._model_of({**CONFIG, "num_hidden_layers": 1})
+    assert found.weights == found.gradients == found.moments / 2 == 4 * model.num_parameters() / 1e6
+    assert found.tokens_per_second == 14 / found.kept.seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config, batch, length",
+    [
+        (SIX_LAYERS, 48, 40),
+        (preset_config("mini-bert"), 16, 64),
+        (preset_config("electra-small-generator"), 2, 39),
+    ],
+)
+def test_the_peak_of_all_layers_is_told_from_a_few(config, batch, length):
+    told, layers = cost.training_cost(config, batch, length), config["num_hidden_layers"]
+    for cost_told, again in ((told.kept, False), (told.checkpointed, True)):
+        measured = cost.measured(config, batch, length, layers, again)
+        assert cost_told.peak == pytest.approx(measured.peak, rel=0.1)
+        assert cost_told.activations == pytest.approx(measured.activations, rel=0.1, abs=2)
+    assert told.checkpointed.activations < told.kept.activations
+
+
+def test_texts_beyond_the_model():
+    with pytest.raises(ValueError, match="length is 4000, and the model takes"):
+        cost.training_cost(CONFIG, 1, 4000)
+
+
+def test_a_step_that_fails_is_told():
+    with pytest.raises(RuntimeError, match=r"a step with 1 layers failed: \w"):
+        cost.measured({**CONFIG, "num_attention_heads": 1000}, 1, 4, 1, False)
