@@ -53,6 +53,11 @@ class LukeTokenizer(Tokenizer):
         self.entity_vocab = _read_entities(folder / ENTITY_VOCABULARY_NAME, names)
         self._entity_ids = {name: self.entity_vocab.get(entity) for name, entity in names.items()}
 
+    @property
+    def special_entity_ids(self) -> dict[str, int]:
+        """The ids of entity_unk_token, entity_pad_token, entity_mask_token and entity_mask2_token, by these names."""
+        return dict(self._entity_ids)
+
     def _file_contents(self) -> dict[str, str]:
         contents = super()._file_contents()
         if self.entity_vocab:

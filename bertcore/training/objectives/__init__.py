@@ -1,8 +1,9 @@
 """Objectives: what a model learns from, each in a class with its loss, its examples and its weight.
 
 objective.py has what all share, sums and losses of the caller's own; supervised.py labels. What is learned from raw
-texts: language_modeling.py, span_boundary.py, permutation.py, sentence_pairs.py. Vectors of sentences: embeddings.py.
-From a teacher: distillation.py, and distillation_terms.py what of its outputs. preview.py shows what they ask.
+texts: language_modeling.py, span_boundary.py, permutation.py, entities.py, sentence_pairs.py. Vectors of sentences:
+embeddings.py. From a teacher: distillation.py, and distillation_terms.py what of its outputs. preview.py shows what is
+asked.
 """
 
 from bertcore.training.objectives.columns import ColumnCollator
@@ -24,6 +25,7 @@ from bertcore.training.objectives.embeddings import (
     MultipleNegativesRanking,
     Triplet,
 )
+from bertcore.training.objectives.entities import EntityMaskedLM
 from bertcore.training.objectives.language_modeling import CausalLM, MaskedLM
 from bertcore.training.objectives.objective import CustomLoss, Objective
 from bertcore.training.objectives.permutation import PermutationLM
@@ -43,6 +45,7 @@ __all__ = [
     "CustomLoss",
     "Distillation",
     "EmbeddingObjective",
+    "EntityMaskedLM",
     "HiddenCosine",
     "HiddenStates",
     "MarginMSE",

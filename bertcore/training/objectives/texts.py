@@ -61,6 +61,11 @@ class SpecialTokens:
     def __len__(self) -> int:
         return sum(source is None for source, _, _ in self._slots)
 
+    @property
+    def before(self) -> int:
+        """How many of them stand before the first text."""
+        return next(place for place, (source, _, _) in enumerate(self._slots) if source is not None)
+
     def around(self, *texts: list[int]) -> dict[str, list[int]]:
         """An example of the ids of the texts: input_ids, and token_type_ids where the model takes them."""
         ids: list[int] = []

@@ -9,6 +9,8 @@ from bertcore.training.masking import IGNORED
 from tests.models.family_parity import random_model
 from tests.models.test_xlnet import exact_sinusoids  # noqa: F401, a fixture
 from tests.tiny_bert import CONFIG, save_tiny_bert
+from tests.tokenization.corpus import write_json
+from tests.tokenization.family_folders import write_family
 
 pytestmark = pytest.mark.parity
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -106,5 +108,33 @@ def test_permutation(tmp_path):
     out, grads = objective.value_and_grad(model, batch)
     floats = {"perm_mask": batch["perm_mask"].astype(float), "target_mapping": batch["target_mapping"].astype(float)}
     loss = peer(**tensors(batch | floats)).loss
+    np.testing.assert_allclose(out.loss, loss.item(), rtol=1e-10)
+    assert_gradients(grads, peer, loss)
+
+
+def test_entities(tmp_path):
+    import transformers
+
+    rng = np.random.default_rng(0)
+    sizes = {"vocab_size": 61, "hidden_size": 39, "num_attention_heads": 3, "intermediate_size": 53}
+    sizes |= {"num_hidden_layers": 2, "max_position_embeddings": 26, "entity_vocab_size": 37, "entity_emb_size": 13}
+    peer = random_model(transformers.LukeConfig(**sizes | NO_DROPOUT), "MaskedLM", rng).double()
+    peer.save_pretrained(tmp_path / "peer")
+    model = bertcore.AutoModelForMaskedLM.from_pretrained(tmp_path / "peer", dtype="float64")
+    write_family(tmp_path, "LukeTokenizer")
+    write_json(tmp_path / "entity_vocab.json", {"[PAD]": 0, "[UNK]": 1, "[MASK]": 2, "[MASK2]": 3})
+    tokenizer = bertcore.AutoTokenizer.from_pretrained(tmp_path)
+    objective = objectives.EntityMaskedLM(entity_share=0.5)
+    examples = [
+        {
+            "input_ids": [0, *rng.integers(6, 20, count).tolist(), 2],
+            "entity_ids": rng.integers(4, 37, entities).tolist(),
+            "entity_position_ids": [list(range(1, rng.integers(2, 4))) for _ in range(entities)],
+        }
+        for count, entities in ((17, 5), (5, 1), (11, 0))
+    ]
+    batch = objective.collator(tokenizer, seed=1)(examples)
+    out, grads = objective.value_and_grad(model, batch)
+    loss = peer(**tensors(batch)).loss
     np.testing.assert_allclose(out.loss, loss.item(), rtol=1e-10)
     assert_gradients(grads, peer, loss)

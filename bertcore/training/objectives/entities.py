@@ -1,0 +1,141 @@
+"""Masked words and masked entities: texts with mentions, for LUKE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore.training.checks import check_count
+from bertcore.training.collators import DataCollatorForLanguageModeling
+from bertcore.training.masking import IGNORED, Masking
+from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
+from bertcore.training.objectives.objective import Batch, Collator
+from bertcore.training.objectives.supervised import host_array
+from bertcore.training.objectives.texts import SpecialTokens, check_room
+
+SPANS, NAMES = "entity_spans", "entities"
+
+
+class EntityMaskedLM(MaskedLM):
+    """The words behind masks, and the entities behind masks (Yamada et al. 2020, arXiv:2010.01057, section 3.3).
+
+    Of each text's entities a share, rounded to a number, at least one, is replaced by the entity [MASK]; the words that
+    mention them are masked as all others. Entities that the vocabulary has not are given as [UNK] and not predicted.
+    The loss is the sum of two means, over masked words and over masked entities; its weight is the number of the masked
+    words.
+
+    Args:
+        masking: of the words, as for `MaskedLM`.
+        entity_share: the share of entities.
+        label_smoothing: of both, as for `Supervised`.
+
+    Raises:
+        ValueError: for a share that is not from 0 to 1.
+    """
+
+    def __init__(self, masking: Masking = DEFAULT, entity_share: float = 0.15, *, label_smoothing: float = 0.0):
+        super().__init__(masking, label_smoothing=label_smoothing)
+        if not isinstance(entity_share, int | float) or isinstance(entity_share, bool) or not 0 <= entity_share <= 1:
+            raise ValueError(f"entity_share is {entity_share!r}, expected a number from 0 to 1")
+        self.entity_share = entity_share
+
+    def examples(
+        self, documents: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int, seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """The tokens of each text in pieces of `max_length`, the last one shorter, each with the entities within it.
+
+        `documents` are mappings of text, a string; entity_spans, the first and the last + 1 character of each mention;
+        and entities, the name of each in the tokenizer's entity_vocab. A mention that a piece cuts is left out.
+        """
+        special = SpecialTokens(tokenizer)
+        room = check_room(max_length, len(special))
+        for index, record in enumerate(documents):
+            if not isinstance(record, Mapping):
+                raise TypeError(f"documents[{index}] is {type(record).__name__}, expected a mapping with text")
+            missing = [name for name in ("text", SPANS, NAMES) if name not in record]
+            if missing:
+                raise ValueError(f"documents[{index}] has no {missing[0]}, it has {', '.join(record)}")
+            mentions = {SPANS: record[SPANS], NAMES: record[NAMES]}
+            row = tokenizer(record["text"], **mentions, add_special_tokens=False)
+            places = [[place for place in places if place >= 0] for places in row["entity_position_ids"]]
+            for start in range(0, len(row["input_ids"]), room):
+                ids = row["input_ids"][start : start + room]
+                yield special.around(ids) | _within(row["entity_ids"], places, start, len(ids), special.before)
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
+        collator = EntityCollator(tokenizer, self.entity_share, seed=seed)
+        collator.masking = self.masking
+        return collator
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        """That of the words alone for a batch without a masked entity."""
+        if not (host_array(batch["entity_labels"]) != IGNORED).any():
+            batch = {name: value for name, value in batch.items() if name != "entity_labels"}
+        return super().loss(model, batch)
+
+
+def _within(entities: Sequence[int], places: Sequence[list[int]], start: int, count: int, before: int) -> dict:
+    """The entities all of whose tokens are among `count` from `start` on, after `before` special ones."""
+    kept = [
+        (entity, [place - start + before for place in some])
+        for entity, some in zip(entities, places, strict=True)
+        if some and start <= some[0] and some[-1] < start + count
+    ]
+    return {"entity_ids": [entity for entity, _ in kept], "entity_position_ids": [some for _, some in kept]}
+
+
+class EntityCollator(DataCollatorForLanguageModeling):
+    """Padded batches with masked words and masked entities.
+
+    Args:
+        tokenizer: of words and entities.
+        share: of the entities of a text.
+        seed: of the random choices.
+
+    Raises:
+        ValueError: for a tokenizer without entities, or one that pads on the left.
+    """
+
+    def __init__(self, tokenizer: Any, share: float, *, seed: int = 0):
+        super().__init__(tokenizer, seed=check_count("seed", seed, 0))
+        if not getattr(tokenizer, "entity_vocab", None):
+            raise ValueError("tokenizer has no entity_vocab, which masked entities need")
+        if tokenizer.padding_side == "left":
+            raise ValueError("padding_side is 'left'; entities' positions count from a row's first column: 'right'")
+        self.share, self.special = share, tokenizer.special_entity_ids
+        self.names = ("entity_ids", "entity_position_ids")
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """The batch: of words as `DataCollatorForLanguageModeling` gives it, and of entities entity_ids,
+        entity_attention_mask and entity_labels, (examples, entities), and entity_position_ids, (examples, entities,
+        most tokens of a mention), -1 where a mention has no more."""
+        words = [{name: value for name, value in row.items() if not name.startswith("entity_")} for row in examples]
+        batch = super().__call__(words)
+        for index, row in enumerate(examples):
+            missing = [name for name in self.names if name not in row]
+            if missing:
+                raise ValueError(f"examples[{index}] has no {missing[0]}")
+        count = max(1, *(len(row["entity_ids"]) for row in examples))
+        tokens = max((len(places) for row in examples for places in row["entity_position_ids"]), default=1)
+        ids = np.full((len(examples), count), self.special["entity_pad_token"])
+        mask, labels = np.zeros((2, *ids.shape), np.int64)
+        positions = np.full((*ids.shape, tokens), -1)
+        for index, row in enumerate(examples):
+            here = slice(len(row["entity_ids"]))
+            ids[index, here], labels[index, here] = self._masked(np.asarray(row["entity_ids"], np.int64))
+            labels[index, here.stop :], mask[index, here] = IGNORED, 1
+            for place, columns in enumerate(row["entity_position_ids"]):
+                positions[index, place, : len(columns)] = columns
+        named = {"entity_ids": ids, "entity_attention_mask": mask, "entity_position_ids": positions}
+        return batch | named | {"entity_labels": labels}
+
+    def _masked(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(entities with some masked, labels) of one text."""
+        known = np.flatnonzero(~np.isin(ids, list(self.special.values())))
+        count = max(1, round(self.share * len(known))) if self.share else 0
+        chosen = self.rng.permutation(known)[:count]
+        labels, masked = np.full(len(ids), IGNORED), ids.copy()
+        labels[chosen], masked[chosen] = ids[chosen], self.special["entity_mask_token"]
+        return masked, labels
