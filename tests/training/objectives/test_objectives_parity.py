@@ -25,7 +25,7 @@ def tensors(batch):
 def assert_gradients(grads, peer, loss, others=()):
     """`grads` are PyTorch's of `loss`, of the peer's parameters and of `others`, by name."""
     loss.backward()
-    named = dict(peer.named_parameters()) | dict(others)
+    named = dict(peer.named_parameters(remove_duplicate=False)) | dict(others)
     expected = {name: parameter.grad for name, parameter in named.items() if name in grads}
     assert len(expected) == len(grads) > 10
     scale = max(float(grad.abs().max()) for grad in expected.values() if grad is not None)
