@@ -13,6 +13,7 @@ DeBERTa, one in XLNet).
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
