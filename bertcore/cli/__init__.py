@@ -18,6 +18,7 @@ with interrupts_end_at_once():
     from bertcore.cli import (
         compare,
         demo,
+        distill,
         doctor,
         embed,
         fill_mask,
@@ -36,6 +37,7 @@ with interrupts_end_at_once():
 COMMANDS = {
     "compare": compare,
     "demo": demo,
+    "distill": distill,
     "doctor": doctor,
     "embed": embed,
     "fill-mask": fill_mask,

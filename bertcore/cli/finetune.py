@@ -57,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", choices=("sequence", "token", "qa", *EMBEDDING_TASKS), required=True, help="see above"
     )
     add_training_arguments(parser, lr="5e-5", epochs=3, batch=16, length=f"the model's, at most {LONGEST}")
+    add_data_arguments(parser)
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> Any:
+    """Declare what is about labelled data; returns the group of the options."""
     data = parser.add_argument_group("data")
     data.add_argument("--eval", metavar="DATA", nargs="+", help="to measure the model with (default: a part of DATA)")
     data.add_argument(
@@ -65,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--text", metavar="NAME", help="column of texts (default: text; of words: tokens)")
     data.add_argument("--text-pair", metavar="NAME", help="column of second texts")
     data.add_argument("--label", metavar="NAME", help="column of labels (default: label; of words: tags)")
+    return data
 
 
 def run(args: argparse.Namespace) -> None:
@@ -77,9 +83,33 @@ def run(args: argparse.Namespace) -> None:
 
 def finetune(args: argparse.Namespace, folder: Path) -> None:
     """Train, and tell what came of it."""
-    import numpy as np
-
     from bertcore.training import Trainer
+
+    rows, held_out = labelled_rows(args)
+    if args.task in EMBEDDING_TASKS:
+        from bertcore.cli.finetune_embeddings import finetune_embeddings
+
+        finetune_embeddings(args, folder, rows, held_out)
+        return
+    columns = columns_of(args, [*rows, *held_out])
+    model, tokenizer = _model_and_tokenizer(args, columns)
+    length = example_length(args, args.model, model, LONGEST, tokenizer)
+    train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
+    print(f"data      {len(train):,} examples, {len(measure):,} held out{told_labels(columns)}")
+    trainer = Trainer(
+        model=model,
+        args=training_arguments(args, folder, RATE),
+        train_dataset=train,
+        eval_dataset=measure or None,
+        processing_class=tokenizer,
+        compute_metrics=metric_of(columns, held_out, measure),
+    )
+    train_and_tell(trainer, args)
+
+
+def labelled_rows(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
+    """The records to learn from, and those held out: of --eval, or a part of DATA."""
+    import numpy as np
 
     rows, held_out = _rows(args.data, args), _rows(args.eval, args) if args.eval else []
     if not args.eval:
@@ -88,25 +118,7 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
         held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
     if not rows:
         raise CommandError(f"{', '.join(args.data)} holds no records to learn from")
-    if args.task in EMBEDDING_TASKS:
-        from bertcore.cli.finetune_embeddings import finetune_embeddings
-
-        finetune_embeddings(args, folder, rows, held_out)
-        return
-    columns = _columns(args, [*rows, *held_out])
-    model, tokenizer = _model_and_tokenizer(args, columns)
-    length = example_length(args, model, LONGEST, tokenizer)
-    train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
-    print(f"data      {len(train):,} examples, {len(measure):,} held out{_told(columns)}")
-    trainer = Trainer(
-        model=model,
-        args=training_arguments(args, folder, RATE),
-        train_dataset=train,
-        eval_dataset=measure or None,
-        processing_class=tokenizer,
-        compute_metrics=_metric(columns, held_out, measure),
-    )
-    train_and_tell(trainer, args)
+    return rows, held_out
 
 
 def _rows(paths: list[str], args: argparse.Namespace) -> list[Any]:
@@ -120,7 +132,7 @@ def _rows(paths: list[str], args: argparse.Namespace) -> list[Any]:
     return rows
 
 
-def _columns(args: argparse.Namespace, rows: list[Any]) -> Any:
+def columns_of(args: argparse.Namespace, rows: list[Any]) -> Any:
     """What the columns of the data are, and which labels there are."""
     from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
@@ -162,7 +174,8 @@ def _model_and_tokenizer(args: argparse.Namespace, columns: Any) -> tuple[Any, A
     return model, tokenizer
 
 
-def _told(columns: Any) -> str:
+def told_labels(columns: Any) -> str:
+    """The labels in words, to be printed."""
     labels = getattr(columns, "labels", None)
     if labels is None:
         return ""
@@ -170,7 +183,7 @@ def _told(columns: Any) -> str:
     return f"; {names if labels else 'numbers to predict'}"
 
 
-def _metric(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
+def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     """The metrics that the task is measured by."""
     import functools
 

@@ -32,7 +32,7 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
     model = AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False)
     tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
     kind = objectives.CoSENT if is_scored else objectives.MultipleNegativesRanking
-    length = example_length(args, model, LONGEST, tokenizer)
+    length = example_length(args, args.model, model, LONGEST, tokenizer)
     trainer = Trainer(
         model=model,
         args=training_arguments(args, folder, RATE),

@@ -14,12 +14,11 @@ Ctrl-C ends a run when its checkpoint is written; the same command with --resume
 `mpirun -n 2 bertcore pretrain ...` trains in two processes (needs mpi4py): a step has a batch of each."""
 
 import argparse
-import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
+from bertcore.cli.corpus import held_out_parts, stored_examples
 from bertcore.cli.training import (
     STORED,
     add_training_arguments,
@@ -30,7 +29,6 @@ from bertcore.cli.training import (
     out_folder,
     records_of,
     share,
-    tell_malformed,
     train_and_tell,
     training_arguments,
 )
@@ -44,7 +42,6 @@ examples:
 
 RATES = {"new": 5e-4, "known": 5e-5}
 LONGEST = 128  # tokens, where the model takes more
-MOST_HELD_OUT = 1000
 
 
 # The objectives by name, and the class of what is learnt of pairs of segments beside words.
@@ -108,9 +105,11 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     if args.objective == "plm" and "perm_mask" not in model.arguments:
         raise CommandError(f"--objective plm needs the two streams of XLNet, which {args.model} has not")
     _prepare_pairs(args, model, tokenizer)
-    length = example_length(args, model, LONGEST)
-    examples = from_first(lambda: _examples(args, folder / STORED, objective, tokenizer, length))
-    train, held_out = _parts(examples, args.held_out)
+    length = example_length(args, args.model, model, LONGEST)
+    given = args, folder / STORED, args.corpus, objective, tokenizer, length, {"objective": args.objective}
+    language = args.language if OBJECTIVES[args.objective] else None
+    examples = from_first(lambda: stored_examples(*given, language=language))
+    train, held_out = held_out_parts(examples, args.held_out)
     measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
     measures += [metrics.pair_accuracy] if OBJECTIVES[args.objective] else []
     trainer = Trainer(
@@ -167,8 +166,8 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     kind = getattr(bertcore, objective.model_class)
     if args.resume:
         saved = checkpoints_in(args.out)[-1]
-        return kind.from_pretrained(saved), bertcore.AutoTokenizer.from_pretrained(saved), _kind_of(args.model)
-    if _kind_of(args.model) == "known":
+        return kind.from_pretrained(saved), bertcore.AutoTokenizer.from_pretrained(saved), kind_of(args.model)
+    if kind_of(args.model) == "known":
         if args.tokenizer or args.vocab_size:
             raise CommandError(f"{args.model} has a tokenizer of its own: leave out --tokenizer and --vocab-size")
         source = model_folder(args.model)
@@ -181,7 +180,8 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     return kind.from_config(config, seed=args.seed), tokenizer, "new"
 
 
-def _kind_of(model: str) -> str:
+def kind_of(model: str) -> str:
+    """Whether a model of this name is "new", a preset or a config file, or "known", a checkpoint."""
     from bertcore.presets import PRESETS
 
     is_checkpoint = Path(model).is_dir() or (model not in PRESETS and "/" in model) or model == "demo"
@@ -206,45 +206,3 @@ def _tokenizer(args: argparse.Namespace, config: dict[str, Any]) -> Any:
         vocab_size=args.vocab_size or config["vocab_size"],
         model_max_length=config.get("max_position_embeddings", LONGEST),
     )
-
-
-def _examples(args: argparse.Namespace, folder: Path, objective: Any, tokenizer: Any, length: int) -> Any:
-    """The examples, from the corpus or, in a run that goes on, from `folder`."""
-    from bertcore.training.data import Documents, StoredExamples, store_examples
-
-    facts = {
-        "objective": args.objective, "max_length": length, "corpus": args.corpus, "column": args.column,
-        "tokenizer": _fingerprint(tokenizer), "seed": args.seed, "language": args.language,
-    }  # fmt: skip
-    if args.resume and folder.exists():
-        examples = StoredExamples(folder)
-        changed = [name for name, value in facts.items() if examples.facts.get(name) != value]
-        if changed:
-            raise CommandError(f"{folder} was made with another {changed[0]}: resume with the options of the first run")
-    else:
-        if (folder / "examples.json").exists():
-            shutil.rmtree(folder)
-        records = records_of(args.corpus, args)
-        language = args.language if OBJECTIVES[args.objective] else None
-        documents = Documents(records, column=args.column, language=language)
-        made = objective.examples(documents, tokenizer, max_length=length, seed=args.seed)
-        examples = store_examples(folder, made, facts)
-        tell_malformed(records)
-    return examples
-
-
-def _parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:
-    """All but the last examples, and these: a share, at most 1,000."""
-    from bertcore.training.data import Part
-
-    count = min(MOST_HELD_OUT, max(1, round(held_out * len(examples)))) if held_out else 0
-    if len(examples) <= count:
-        raise CommandError(f"the corpus has {len(examples)} examples, too few to train on")
-    print(f"corpus    {len(examples):,} examples, {count:,} of them held out")
-    first = Part(examples, range(len(examples) - count))
-    return first, Part(examples, range(len(examples) - count, len(examples))) if count else None
-
-
-def _fingerprint(tokenizer: Any) -> str:
-    tokens = "\n".join(str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
-    return hashlib.sha256(tokens.encode()).hexdigest()[:16]

@@ -133,16 +133,16 @@ def out_folder(args: argparse.Namespace) -> Path:
     return folder
 
 
-def example_length(args: argparse.Namespace, model: Any, most: int, tokenizer: Any = None) -> int:
+def example_length(args: argparse.Namespace, name: str, model: Any, most: int, tokenizer: Any = None) -> int:
     """The tokens of an example: --max-length, by default the model's longest up to `most`.
 
-    CommandError for more than the model, or the tokenizer's files, state.
+    CommandError, with the model's `name`, for more than the model, or the tokenizer's files, state.
     """
     longest = model.spec.longest_sequence or sys.maxsize
     if tokenizer is not None:
         longest = min(longest, tokenizer.model_max_length)
     if args.max_length and args.max_length > longest:
-        raise CommandError(f"--max-length is {args.max_length}, and {args.model} takes {longest} tokens")
+        raise CommandError(f"--max-length is {args.max_length}, and {name} takes {longest} tokens")
     return args.max_length or min(longest, most)
 
 

@@ -40,8 +40,8 @@ def student_from_teacher(
     have is left out (token types and the pooler, in DistilBERT).
 
     Args:
-        config: the student's, as published, or the name of a preset; `with_layers` makes one of the teacher's. Labels
-            are the teacher's where it tells of none.
+        config: the student's, as published, or the name of a preset; `with_layers` makes one of the teacher's. The
+            labels of its classes are the teacher's.
         teacher: of any class.
         layers: the teacher's layer that each of the student's begins with, from 0 on; by default evenly from the first
             to the last (of 12 for 6: 0, 2, 4, 7, 9, 11).
@@ -56,10 +56,9 @@ def student_from_teacher(
     if not isinstance(teacher, Model):
         raise TypeError(f"teacher is {type(teacher).__name__}, expected a model")
     config = preset_config(config) if isinstance(config, str) else config
-    labels = {} if set(LABELS) & set(config) else {key: teacher.config[key] for key in LABELS if key in teacher.config}
     kind = next((each for each in type(teacher).__mro__ if each in (AutoModel, *TASKS)), type(teacher))
     dtype = "float64" if teacher.dtype == "float64" else "float32"
-    student = kind.from_config({**config, **labels}, dtype=dtype, seed=seed, **options)
+    student = kind.from_config(with_labels_of(teacher, config), dtype=dtype, seed=seed, **options)
     chosen = _chosen(layers, student.spec, teacher.spec)
     copied = dict(_pairs_of_layers(student, teacher, chosen))
     missing = [each for layer in student.encoder.layers for each in layer.parameters() if each not in copied]
@@ -70,6 +69,12 @@ def student_from_teacher(
         own.update(_values(own, other, student, teacher))
     student.newly_initialised = [name for each in student.parameters() if each not in copied for name in each.names]
     return student
+
+
+def with_labels_of(teacher: Model, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the teacher's labels."""
+    others = {key: value for key, value in config.items() if key not in LABELS}
+    return others | {key: teacher.config[key] for key in LABELS if key in teacher.config}
 
 
 def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:

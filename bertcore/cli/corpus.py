@@ -1,0 +1,68 @@
+"""Raw texts for the commands that learn from them: examples kept as tokens, a part of them held out."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertcore.cli.common import CommandError
+from bertcore.cli.training import records_of, tell_malformed
+
+MOST_HELD_OUT = 1000
+
+
+def stored_examples(
+    args: argparse.Namespace,
+    folder: Path,
+    corpus: Sequence[str],
+    objective: Any,
+    tokenizer: Any,
+    length: int,
+    facts: Mapping[str, Any],
+    *,
+    language: str | None = None,
+) -> Any:
+    """The examples of a corpus, kept in `folder`, or in a run that goes on those that are there.
+
+    `language` is that of sentences, None for lines; `facts` are what else the examples depend on.
+    """
+    from bertcore.training.data import Documents, StoredExamples, store_examples
+
+    facts = {"corpus": list(corpus), "column": args.column, "language": language, "max_length": length, **facts}
+    facts |= {"tokenizer": fingerprint(tokenizer), "seed": args.seed}
+    if args.resume and folder.exists():
+        examples = StoredExamples(folder)
+        changed = [name for name, value in facts.items() if examples.facts.get(name) != value]
+        if changed:
+            raise CommandError(f"{folder} was made with another {changed[0]}: resume with the options of the first run")
+        return examples
+    if (folder / "examples.json").exists():
+        shutil.rmtree(folder)
+    records = records_of(corpus, args)
+    documents = Documents(records, column=args.column, language=language)
+    made = objective.examples(documents, tokenizer, max_length=length, seed=args.seed)
+    examples = store_examples(folder, made, facts)
+    tell_malformed(records)
+    return examples
+
+
+def held_out_parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:
+    """All but the last examples, and these: a share, at most 1,000."""
+    from bertcore.training.data import Part
+
+    count = min(MOST_HELD_OUT, max(1, round(held_out * len(examples)))) if held_out else 0
+    if len(examples) <= count:
+        raise CommandError(f"the corpus has {len(examples)} examples, too few to train on")
+    print(f"corpus    {len(examples):,} examples, {count:,} of them held out")
+    first = Part(examples, range(len(examples) - count))
+    return first, Part(examples, range(len(examples) - count, len(examples))) if count else None
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """What tells tokenizers of other words apart."""
+    tokens = "\n".join(str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+    return hashlib.sha256(tokens.encode()).hexdigest()[:16]

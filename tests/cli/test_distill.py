@@ -1,0 +1,156 @@
+"""`bertcore distill`: a student of fewer layers, of another family or of a checkpoint; what is measured and refused."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModelForSequenceClassification, AutoTokenizer, load_model, use_backend
+from bertcore.cli import main
+from bertcore.training import run as training_run
+from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert, write_json
+
+STEPS = ["--max-steps", "4", "--save-steps", "2", "--batch", "8", "--lr", "0.003", "--backend", "numpy"]
+DISTILBERT = {
+    "model_type": "distilbert",
+    "dim": 39,
+    "n_layers": 1,
+    "n_heads": 3,
+    "hidden_dim": 53,
+    "max_position_embeddings": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint, its classifier of "paris" and "cat", labelled texts and raw ones."""
+    folder = tmp_path_factory.mktemp("distill")
+    save_tiny_bert(folder / "bert", head=True)
+    rows = [{"text": text, "label": text} for text in ("paris", "cat")] * 30
+    (folder / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (folder / "a.txt").write_text("\n\n".join(random_texts(200)))
+    write_json(folder / "student.json", DISTILBERT)
+    write_json(folder / "narrow.json", {**CONFIG, "hidden_size": 30, "num_hidden_layers": 1})
+    given = ["--model", str(folder / "bert"), "--task", "sequence", "--out", str(folder / "teacher")]
+    options = ["--max-steps", "12", "--batch", "8", "--lr", "0.01", "--backend", "numpy"]
+    assert main(["finetune", str(folder / "a.jsonl"), *given, *options]) == 0
+    return folder
+
+
+def distill(folder, out, *options, data="a.jsonl", task="sequence", teacher="teacher"):
+    given = ["--teacher", str(folder / teacher), "--task", task, "--out", str(out), *STEPS]
+    return main(["distill", str(folder / data), *given, *options])
+
+
+def test_fewer_layers(folder, tmp_path, capsys):
+    assert distill(folder, tmp_path, "--layers", "1", "--terms", "soft=2", "cosine", "relations", "attention") == 0
+    shown = capsys.readouterr().out
+    assert "54 examples, 6 held out; 2 labels (cat, paris)" in shown
+    assert "teacher   accuracy 1.0000" in shown and "held out  accuracy 1.0000" in shown
+    student, teacher = load_model(tmp_path), load_model(folder / "teacher")
+    assert f"{teacher.num_parameters():,} parameters, 2 layers" in shown
+    assert f"{student.num_parameters():,} parameters, 1 layers" in shown
+    assert student.config["id2label"] == {"0": "cat", "1": "paris"} and student.spec.num_layers == 1
+    with use_backend("numpy"):
+        assert student(**AutoTokenizer.from_pretrained(tmp_path)(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
+
+
+def test_another_family_with_chosen_layers(folder, tmp_path):
+    options = ["--student", str(folder / "student.json"), "--take", "1", "--max-steps", "1", "--lr", "1e-9"]
+    assert distill(folder, tmp_path, *options) == 0
+    student, teacher = load_model(tmp_path), load_model(folder / "teacher")
+    assert student.family.model_type == "distilbert"
+    name, other = "distilbert.transformer.layer.0.ffn.lin1.weight", "bert.encoder.layer.1.intermediate.dense.weight"
+    np.testing.assert_allclose(student.state_dict()[name], teacher.state_dict()[other], atol=1e-6)
+
+
+def test_a_narrow_student_learns_maps(folder, tmp_path, capsys):
+    options = ["--student", str(folder / "narrow.json"), "--terms", "states=0.1", "scores=0.1"]
+    assert distill(folder, tmp_path / "a", *options) == 1
+    assert "hidden_size of the student's layer 0 is 30, of the teacher's layer 0 39" in capsys.readouterr().err
+    assert distill(folder, tmp_path / "b", *options, "--take", "none") == 0
+    assert (tmp_path / "b" / "checkpoint-4" / "objective.safetensors").is_file()
+    student = load_model(tmp_path / "b")
+    assert student.spec.hidden_size == 30 and student.config["id2label"] == {"0": "cat", "1": "paris"}
+
+
+def test_a_checkpoint_as_student(folder, tmp_path):
+    assert distill(folder, tmp_path, "--student", str(folder / "bert")) == 0
+    assert load_model(tmp_path).config["id2label"] == {"0": "cat", "1": "paris"}
+
+
+def test_masked_words(folder, tmp_path, capsys):
+    options = ["--layers", "1", "--terms", "soft=5", "cosine", "--label-weight", "2", "--max-length", "16"]
+    assert distill(folder, tmp_path, *options, data="a.txt", task="mlm", teacher="bert") == 0
+    shown = capsys.readouterr().out
+    assert "teacher   masked_accuracy" in shown and "held out  masked_accuracy" in shown
+    assert type(load_model(tmp_path)).__name__ == "AutoModelForMaskedLM"
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, monkeypatch):
+    options = ["--student", str(folder / "narrow.json"), "--take", "none", "--terms", "states=0.1"]
+    assert distill(folder, tmp_path / "whole", *options) == 0
+    step = training_run.Run._step
+
+    def interrupted(self, batches):
+        step(self, batches)
+        if self.state.global_step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run.Run, "_step", interrupted)
+        assert distill(folder, tmp_path / "parts", *options) == 130
+    assert distill(folder, tmp_path / "parts", *options, "--resume") == 0
+    for name in ("model.safetensors", "checkpoint-4/objective.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        (["--layers", "1", "--max-length", "41"], "takes 40 tokens"),
+        (["--layers", "3"], "--layers is 3, the teacher has 2"),
+        (["--layers", "1", "--take", "0,1"], "layers has 2 entries"),
+        (["--student", "STUDENT", "--take", "0"], "--take is for a new student"),
+        (["--layers", "1", "--teacher", "BERT"], "has no head for --task sequence"),
+        (["--layers", "1", "--task", "token"], "has a head for another task than token"),
+    ],
+)
+def test_what_is_refused(folder, tmp_path, capsys, options, error):
+    names = {"STUDENT": str(folder / "bert"), "BERT": str(folder / "bert")}
+    assert distill(folder, tmp_path / "out", *[names.get(option, option) for option in options]) == 1
+    shown = capsys.readouterr()
+    assert error in shown.err and shown.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_that_the_teacher_does_not_know(folder, tmp_path, capsys):
+    (tmp_path / "b.jsonl").write_text('{"text": "cat", "label": "dog"}\n' * 20)
+    assert distill(folder, tmp_path / "out", "--layers", "1", data=tmp_path / "b.jsonl") == 1
+    assert "b.jsonl:" in capsys.readouterr().err
+
+
+def test_classes_without_names_are_numbers(folder, tmp_path):
+    AutoModelForSequenceClassification.from_config(CONFIG, num_labels=2).save_pretrained(tmp_path / "teacher")
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (tmp_path / "teacher" / name).write_bytes((folder / "bert" / name).read_bytes())
+    (tmp_path / "c.jsonl").write_text('{"text": "cat", "label": 1}\n{"text": "paris", "label": 0}\n' * 20)
+    assert (
+        distill(folder, tmp_path / "out", "--layers", "1", data=tmp_path / "c.jsonl", teacher=tmp_path / "teacher") == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "option, value", [("--terms", "hard"), ("--terms", "soft=x"), ("--take", "a"), ("--layers", "0")]
+)
+def test_options_that_are_none(folder, tmp_path, capsys, option, value):
+    others = [] if option == "--layers" else ["--layers", "1"]
+    assert distill(folder, tmp_path, *others, option, value) == 2
+    assert f"argument {option}" in capsys.readouterr().err
+
+
+def test_a_student_is_asked_for(folder, tmp_path, capsys):
+    assert distill(folder, tmp_path) == 2
+    assert "one of the arguments --student --layers is required" in capsys.readouterr().err
