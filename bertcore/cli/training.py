@@ -117,13 +117,14 @@ def from_first(make: Callable[[], Any]) -> Any:
 def out_folder(args: argparse.Namespace) -> Path:
     """The folder of --out; CommandError if it holds something that is not to be gone on with, or nothing that is."""
     from bertcore.checkpoint.replacing import sweep
-    from bertcore.training.checkpoints import checkpoints_in
+    from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
     from bertcore.training.reports import LOG_NAME
 
     folder = Path(args.out)
     if folder.exists() and not folder.is_dir():
         raise CommandError(f"{folder} is not a folder")
     sweep(folder / STORED)
+    sweep_checkpoints(folder)
     has_run = bool(checkpoints_in(folder))
     if args.resume and not has_run:
         raise CommandError(f"{folder} has no checkpoint to go on from")

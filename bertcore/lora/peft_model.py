@@ -14,7 +14,7 @@ from bertcore import checkpoint
 from bertcore.lora.config import LoraConfig
 from bertcore.models.model import Model
 from bertcore.nn.low_rank_adapter import LowRankAdapter
-from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.parameter import Block, Parameter, update_together
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of tensors in the file
@@ -125,11 +125,17 @@ class PeftModel(Block):
         """The model with the products added to its weights, and without adapters; what was frozen before is again.
 
         In a bfloat16 or int8 model the sums are rounded to its precision.
+
+        Raises ValueError for a sum that int8 cannot stand for (inf, NaN); the model stays as it was.
         """
-        for adapter in self.adapters:
-            weight = adapter.adapted
+        weights = [adapter.adapted for adapter in self.adapters]
+        sums = [
+            weight.array().astype(adapter.dtype, copy=False) + adapter.product()
+            for weight, adapter in zip(weights, self.adapters, strict=True)
+        ]
+        update_together(weights, sums)
+        for weight in weights:
             weight.adapt(None)
-            weight.update(weight.array().astype(adapter.dtype, copy=False) + adapter.product())
         for parameter, was_frozen in self._was_frozen.items():
             parameter.is_frozen = was_frozen
         self.adapters = []

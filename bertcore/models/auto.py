@@ -244,13 +244,16 @@ class AutoModelForCausalLM(ModelWithHeads):
     _targets = ("labels",)
     generate = generate
 
+    @property
+    def predicts_next_words(self) -> bool:
+        return head_specs(self.config)["causal_lm"].predicts_next
+
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         if labels is not None:
-            predicts_next = head_specs(self.config)["causal_lm"].predicts_next
-            of_tokens = losses.next_words if predicts_next else losses.packed_labels
+            of_tokens = losses.next_words if self.predicts_next_words else losses.packed_labels
             labels = kernels.to_backend(of_tokens(encoded.packed, labels, self.spec.vocab_size))
         loss, logits = self._words(self.heads[0], encoded, labels)
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)

@@ -55,12 +55,14 @@ class Model(NamedParameters):
         passes: how many passes dropped since the seed was given; a pass that is to drop the same again is given the
             same number.
         is_part: whether it is a part of another model, by whose names its parameters go, and which saves it.
+        predicts_next_words: whether labels of tokens are compared with the scores of the token before.
     """
 
     newly_initialised: Sequence[str] = ()
     training = False
     passes = 0
     is_part = False
+    predicts_next_words = False
     _dropout_seed = 0
     _architecture = ""  # how transformers' names of the class end
     _has_head = True

@@ -217,6 +217,16 @@ def change_together(parameters: Sequence[Parameter], change: Callable[[list[Any]
             parameter._renew(forms.next_version(array))
 
 
+def update_together(parameters: Sequence[Parameter], arrays: Sequence[Any]) -> None:
+    """`Parameter.update` of several at once, of arrays of their shapes: where one cannot be taken, none is."""
+    taken = [
+        Forms(", ".join(parameter.names), parameter.uses, parameter.dtype, array)
+        for parameter, array in zip(parameters, arrays, strict=True)
+    ]
+    for parameter, forms in zip(parameters, taken, strict=True):
+        parameter._renew(forms)
+
+
 class Block:
     """A part of a model: its attributes are parameters, further blocks, or lists of blocks."""
 

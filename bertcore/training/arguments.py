@@ -14,6 +14,10 @@ from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
 from bertcore.training.schedules import SCHEDULES
 
 OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB}
+SPELLINGS = {  # of transformers
+    "optim": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
+    "lr_scheduler_type": {"constant_with_warmup": "constant"},
+}
 STRATEGIES = "no", "steps", "epoch"
 REPORTS = "plot", "tensorboard"
 MOST_SEED = 2**32 - 1
@@ -102,6 +106,8 @@ class TrainingArguments:
     remove_unused_columns: bool = True
 
     def __post_init__(self) -> None:
+        for name, ours in SPELLINGS.items():
+            setattr(self, name, ours.get(getattr(self, name), getattr(self, name)))
         for name in _WHOLE:
             _check_integer(name, getattr(self, name), 1)
         for name in ("max_tokens_per_batch", "eval_steps", "save_total_limit"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bertcore.training.arguments import TrainingArguments
@@ -99,15 +100,19 @@ class Callbacks:
             getattr(callback, event)(*now, **details)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, by class."""
-        return {type(callback).__name__: callback.state_dict() for callback in self.all if _has_state(callback)}
+        """The states of those that have one, by class; the second of a class under "NAME 2"."""
+        return {name: callback.state_dict() for name, callback in self._with_state()}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
         """Take what `state_dict` gave; callbacks that were not there then begin anew."""
+        for name, callback in self._with_state():
+            if name in states:
+                callback.load_state_dict(states[name])
+
+    def _with_state(self) -> Iterator[tuple[str, TrainerCallback]]:
+        counts: Counter[str] = Counter()
         for callback in self.all:
-            if _has_state(callback) and type(callback).__name__ in states:
-                callback.load_state_dict(states[type(callback).__name__])
-
-
-def _has_state(callback: TrainerCallback) -> bool:
-    return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
+            if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict"):
+                kind = type(callback).__name__
+                counts[kind] += 1
+                yield kind if counts[kind] == 1 else f"{kind} {counts[kind]}", callback

@@ -1,8 +1,9 @@
 """The checkpoints of a run: folders that appear whole or not at all.
 
-A folder is written under a temporary name, brought to the disk, and renamed. A process that is killed at any moment
-leaves the checkpoints that were there, but perhaps one of the same step, which a run that returned to an earlier one is
-replacing; an error (a full disk) leaves them all, and what was begun is removed.
+A folder is written under a temporary name, brought to the disk, and renamed. One of the same step, which a run that
+returned to an earlier one is replacing, is set aside first. A process that is killed at any moment leaves the
+checkpoints that were there, one of them perhaps set aside, from where `sweep_checkpoints` puts it back; an error (a
+full disk) leaves them all, and what was begun is removed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bertcore.checkpoint.replacing import sweep, sync, temporary_beside
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _LEFT = re.compile(r"\.(checkpoint-\d+)\.\d+\.[0-9a-f]+\.tmp")
+_ASIDE = re.compile(r"\.(checkpoint-\d+)\.old")
 
 
 class NotSaved(OSError):
@@ -55,15 +57,31 @@ def write_checkpoint(folder: Path, fill: Callable[[Path], None]) -> None:
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Write a folder by `fill(a temporary folder)`, which then takes its place at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_beside(folder) as new, temporary_beside(folder) as old:
+    with temporary_beside(folder) as new:
         new.mkdir()
         fill(new)
         for path in (*new.rglob("*"), new):
             sync(path)
         if folder.exists():
-            os.replace(folder, old)
-        os.replace(new, folder)
+            _replace_folder(folder, new)
+        else:
+            os.replace(new, folder)
     sync(folder.parent)
+
+
+def _replace_folder(folder: Path, new: Path) -> None:
+    aside = folder.with_name(f".{folder.name}.old")
+    with temporary_beside(folder) as gone:
+        if aside.exists():  # of a process that was killed before it removed it
+            os.replace(aside, gone)
+        os.replace(folder, aside)
+        try:
+            os.replace(new, folder)
+        except BaseException:
+            os.replace(aside, folder)
+            raise
+    with temporary_beside(folder) as gone:
+        os.replace(aside, gone)
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -84,8 +102,13 @@ def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterab
 
 
 def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
-    """Remove what processes that were killed while they saved have left."""
+    """Remove what processes that were killed while they saved have left, and put back what they had set aside."""
     folder = Path(output_dir)
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if match := _LEFT.fullmatch(path.name):
+    for path in list(folder.iterdir()) if folder.is_dir() else ():
+        if match := _ASIDE.fullmatch(path.name):
+            if (folder / match[1]).exists():
+                remove_checkpoint(path)
+            else:
+                os.replace(path, folder / match[1])
+        elif match := _LEFT.fullmatch(path.name):
             sweep(folder / match[1])

@@ -58,6 +58,7 @@ def run_through(
             say, which take a vocabulary's part of the memory.
     """
     total, weights, examples = 0.0, 0.0, 0
+    names = dict.fromkeys((*model.label_names, *objective.targets, "labels"))
     predictions: list[Any] = []
     labels: list[Any] = []
     for batch in batches:
@@ -66,7 +67,7 @@ def run_through(
             total, weights = total + float(out.loss) * weight, weights + weight
         examples += len(next(iter(batch.values())))
         if keep:
-            truth = _one_or_all([np.asarray(batch[name]) for name in model.label_names if name in batch])
+            truth = _one_or_all([np.asarray(batch[name]) for name in names if name in batch])
             scores = _one_or_all([_on_host(array) for array in out.predictions()])
             predictions.append(scores if reduce is None else reduce(scores, truth))
             labels.append(truth)

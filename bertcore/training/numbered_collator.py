@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+
+from bertcore.training.masking import Masking
 
 
 class NumberedCollator:
@@ -23,6 +26,12 @@ class NumberedCollator:
 
     def __init__(self, collator: Callable[[Sequence[Any]], Any], seed: int, columns: Collection[str] | None = None):
         self._collator, self._seed, self._columns = collator, seed, columns
+
+    @property
+    def masking(self) -> dict[str, Any] | None:
+        """The settings of the collator's `Masking`; None if it has none."""
+        masking = getattr(self._collator, "masking", None)
+        return asdict(masking) if isinstance(masking, Masking) else None
 
     def __call__(self, examples: Sequence[Any], number: int) -> Mapping[str, Any]:
         """The batch of that number."""

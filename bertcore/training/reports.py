@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,27 @@ LOG_NAME, PLOT_NAME = "log.jsonl", "loss.png"
 
 
 class JsonLog(TrainerCallback):
-    """Each line of the log as a JSON object in log.jsonl; a resumed run keeps those up to its checkpoint."""
+    """Each line of the log as a JSON object in log.jsonl, null for inf and NaN; a resumed run keeps those up to its
+    checkpoint."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Write the lines that there are."""
         file = Path(args.output_dir) / LOG_NAME
         with temporary_beside(file) as new, naming(file):
-            new.write_text("".join(json.dumps(logs) + "\n" for logs in state.log_history), encoding="utf-8")
+            new.write_text("".join(map(_json_line, state.log_history)), encoding="utf-8")
             os.replace(new, file)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Append a line."""
         path = Path(args.output_dir) / LOG_NAME
         with naming(path), open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(event["logs"]) + "\n")
+            file.write(_json_line(event["logs"]))
+
+
+def _json_line(logs: Mapping[str, float]) -> str:
+    """With null for inf and NaN, which JSON has not."""
+    lost = [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]
+    return json.dumps({**logs, **dict.fromkeys(lost)}, allow_nan=False) + "\n"
 
 
 class Progress(TrainerCallback):

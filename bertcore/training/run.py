@@ -72,7 +72,13 @@ class Run:
         self.batches, self.collate, self.callbacks = batches, collate, callbacks
         self._evaluate_model, self.tokenizer = evaluate, tokenizer
         self.processes = processes
-        self.state = TrainerState(max_steps=length, num_examples=batches.num_examples, num_processes=processes.count)
+        self.state = TrainerState(
+            max_steps=length,
+            num_examples=batches.num_examples,
+            num_processes=processes.count,
+            data=batches.fingerprint(),
+            masking=collate.masking,
+        )
         self.control = TrainerControl()
         self._saved_at = -1
         self._norm = 0.0
@@ -175,6 +181,8 @@ class Run:
     def _is_over(self) -> bool:
         args, state = self.args, self.state
         is_complete = state.max_steps is not None and state.global_step >= state.max_steps
+        if args.max_steps == -1 and args.max_seconds is None:  # steps without labels are none: there may be fewer
+            is_complete |= state.epochs_done >= args.num_train_epochs
         return is_complete or (args.max_seconds is not None and self._seconds() >= args.max_seconds)
 
     def _seconds(self) -> float:

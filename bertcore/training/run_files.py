@@ -25,8 +25,8 @@ OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS = (
     "training_args.json",
 )
 
-# Settings that tell which examples a batch has and what is random in it: a position in the data means nothing without.
-_OF_THE_DATA = (
+# Settings without which a position in the data, or what the optimiser keeps, means nothing.
+_KEPT = (
     "per_device_train_batch_size",
     "max_tokens_per_batch",
     "gradient_accumulation_steps",
@@ -34,6 +34,9 @@ _OF_THE_DATA = (
     "data_seed",
     "group_by_length",
     "dataloader_drop_last",
+    "remove_unused_columns",
+    "label_smoothing_factor",
+    "optim",
 )
 
 
@@ -73,21 +76,22 @@ def load_run(
     """Take all of it from a checkpoint, and return the state.
 
     Raises:
-        ValueError: which file is missing or damaged; which setting, or that the number of examples or of processes
-            (of the state `now`), is another one than it was.
+        ValueError: which file is missing or damaged; which setting, or which fact in the state `now` (the data and its
+            masking, the number of processes), is another one than it was.
     """
     for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} is no checkpoint of a run: it has no {name}")
     before, state = _read_json(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
-    known = {name: (before.get(name), getattr(args, name)) for name in _OF_THE_DATA}
-    known["the number of examples"] = state.num_examples, now.num_examples
-    known["the number of processes"] = state.num_processes, now.num_processes
+    known = {name: (before.get(name), getattr(args, name)) for name in _KEPT}
+    facts = {"the number of examples": "num_examples", "the number of processes": "num_processes"}
+    facts |= {"the dataset's fingerprint": "data", "masking": "masking"}
+    known |= {name: (getattr(state, fact), getattr(now, fact)) for name, fact in facts.items()}
     for name, (was, is_now) in known.items():
         if was != is_now:
             raise ValueError(
-                f"{name} is {is_now!r}, in {folder} it was {was!r}: to go on where that run was, its data has to come "
-                "in the same order"
+                f"{name} is {is_now!r}, in {folder} it was {was!r}: a run goes on with the data and the settings that "
+                "it began with"
             )
     kept = _read_beside(folder / OBJECTIVE, beside) if beside else {}
     model.load_weights(folder)

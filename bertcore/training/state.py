@@ -18,6 +18,8 @@ class TrainerState:
         max_steps: all steps of the run; None where only seconds end it.
         num_examples: of the dataset; None for a stream.
         num_processes: that make the steps together.
+        data: a fingerprint of the dataset; None where it has no length, or does not give the same twice.
+        masking: how words are hidden; None where none are.
         epoch: the epochs gone through, with the share of the present one where the number of its batches is known.
         epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches taken from the next one.
         batches_done: all batches taken, which randomness is numbered by.
@@ -34,6 +36,8 @@ class TrainerState:
     max_steps: int | None = None
     num_examples: int | None = None
     num_processes: int = 1
+    data: str | None = None
+    masking: dict[str, Any] | None = None
     epoch: float = 0.0
     epochs_done: int = 0
     batches_of_epoch: int = 0

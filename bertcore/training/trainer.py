@@ -20,6 +20,7 @@ from bertcore.training.data import Batches
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
 from bertcore.training.interrupts import held_back
 from bertcore.training.numbered_collator import NumberedCollator
+from bertcore.training.objectives.language_modeling import NextWords
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
 from bertcore.training.reports import reports_of
@@ -80,12 +81,16 @@ class Trainer:
             raise ValueError(f"eval_strategy is {args.eval_strategy!r}, and there is no eval_dataset")
         if args.bf16 and model.dtype != "float32":
             raise ValueError(f"bf16 is for models in float32, model has dtype {model.dtype!r}")
+        if args.max_seconds is not None and optimizers[1] is not None:
+            raise ValueError(
+                "optimizers has a schedule, which goes by steps, and max_seconds is set: leave one of them out"
+            )
         if args.label_smoothing_factor and objective is not None:
             raise ValueError("label_smoothing_factor and objective are both given: smooth the labels in the objective")
         self.model, self.args, self.processing_class = model, args, processing_class
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.compute_metrics, self.reduce = compute_metrics, preprocess_logits_for_metrics
-        self.objective = objective or objectives.Supervised(label_smoothing=args.label_smoothing_factor)
+        self.objective = _weighed_for(model, objective or objectives.Supervised(args.label_smoothing_factor))
         self.data_collator = data_collator or self._default_collator()
         self.optimizer, self.schedule = optimizers
         self.processes = started_together()
@@ -133,8 +138,11 @@ class Trainer:
         if dataset is None:
             raise ValueError("eval_dataset is missing")
         if not isinstance(dataset, Mapping):
-            return self._evaluated(dataset, metric_key_prefix, keep=self.compute_metrics is not None)[0]
-        metrics: dict[str, float] = {}
+            metrics, kept = self._evaluated(dataset, metric_key_prefix, keep=self.compute_metrics is not None)
+            if kept is not None and kept.label_ids is None:
+                raise ValueError("compute_metrics is given, and the evaluation's batches have no labels for it")
+            return metrics
+        metrics = {}
         for name, part in dataset.items():
             metrics |= self.evaluate(part, f"{metric_key_prefix}_{name}")
         return metrics
@@ -277,6 +285,13 @@ class Trainer:
             "epoch": state.epoch,
         }
         return TrainOutput(state.global_step, metrics["train_loss"], metrics)
+
+
+def _weighed_for(model: Any, objective: objectives.Objective) -> objectives.Objective:
+    """`objective`; its weight counts what the loss of `model` is a mean over."""
+    if type(objective) is objectives.Supervised and model.predicts_next_words:
+        return NextWords(objective.label_smoothing, objective.class_weights)
+    return objective
 
 
 def _plain(value: Any) -> Any:

@@ -313,3 +313,18 @@ def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
     for name, array in whole.state_dict().items():
         np.testing.assert_array_equal(resumed.state_dict()[name], array, err_msg=name)
+
+
+def test_a_merge_that_cannot_be_made_changes_nothing():
+    """int8 has no form for inf; the first maps could be merged, the last one could not."""
+    adapted = get_peft_model(new_model(dtype="int8"), query_and_value())
+    expected, last = adapted(IDS).logits, adapted.adapters[-1]
+    down, up = last.down.array(), last.up.array()
+    last.up.update(np.full_like(up, np.inf))
+    with pytest.raises(ValueError, match=r"value.weight.*inf or NaN"), np.errstate(invalid="ignore"):
+        adapted.merge_and_unload()
+    last.up.update(up)
+    last.down.update(down)
+    np.testing.assert_array_equal(adapted(IDS).logits, expected)
+    assert all(adapter.adapted.adapter is adapter for adapter in adapted.adapters)
+    adapted.merge_and_unload()

@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 
+from bertcore import AutoModel, AutoModelForNextSentencePrediction
 from bertcore.training import (
     EarlyStoppingCallback,
     EvalPrediction,
+    Trainer,
     TrainerCallback,
+    TrainingArguments,
 )
+from bertcore.training.callbacks import Callbacks
+from bertcore.training.objectives import MultipleNegativesRanking, NextSentence
 from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
     LABELLED,
@@ -132,3 +137,49 @@ def test_early_stopping(tmp_path, greater, values, steps):
     )
     trainer.train()
     assert trainer.state.global_step == steps
+
+
+def test_metrics_of_labels_that_the_objective_names(tmp_path):
+    seen = []
+    rows = [{**row, "next_sentence_label": row["label"]} for row in LABELLED[:9]]
+    model = AutoModelForNextSentencePrediction.from_config(CONFIG)
+
+    def pairs(examples):
+        batch = collate(examples)
+        return {
+            **{name: batch[name] for name in ("input_ids", "attention_mask")},
+            "next_sentence_label": batch["labels"],
+        }
+
+    args = TrainingArguments(tmp_path, per_device_eval_batch_size=4, report_to="none")
+    given = {
+        "eval_dataset": rows,
+        "objective": NextSentence(),
+        "compute_metrics": lambda found: seen.append(found) or {},
+    }
+    Trainer(model, args, pairs, **given).evaluate()
+    (found,) = seen
+    np.testing.assert_array_equal(found.label_ids, [row["label"] for row in rows])
+    assert found.predictions.shape == (9, 2)
+
+
+def test_metrics_that_could_not_be_computed_are_refused(tmp_path):
+    def two(examples):
+        ids = collate(examples)["input_ids"]
+        return {"input_ids": np.stack([ids, ids], axis=1)}
+
+    args = TrainingArguments(tmp_path, per_device_eval_batch_size=3, report_to="none")
+    given = {"eval_dataset": LABELLED[:6], "objective": MultipleNegativesRanking(), "compute_metrics": accuracy}
+    trainer = Trainer(AutoModel.from_config(CONFIG), args, two, **given)
+    with pytest.raises(ValueError, match="compute_metrics is given, and the evaluation's batches have no labels"):
+        trainer.evaluate()
+
+
+def test_two_callbacks_of_one_class_keep_their_own_states():
+    def pair():
+        return Callbacks([EarlyStoppingCallback(1), EarlyStoppingCallback(5)])
+
+    before, after = pair(), pair()
+    before.all[0].failures, before.all[1].failures = 1, 3
+    after.load_state_dict(before.state_dict())
+    assert [callback.failures for callback in after.all] == [1, 3]

@@ -94,3 +94,17 @@ def test_a_report_without_its_package(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="report_to has 'plot', which needs matplotlib"):
         reports.reports_of(TrainingArguments(tmp_path, report_to="plot"))
     assert len(reports.reports_of(TrainingArguments(tmp_path, report_to="all"))) == 2
+
+
+def test_the_log_is_json_whatever_is_logged(tmp_path):
+    args = TrainingArguments(tmp_path, report_to="none", disable_tqdm=True, max_steps=2, logging_steps=1)
+    metrics = {"compute_metrics": lambda found: {"ratio": float("nan"), "most": float("inf"), "count": 3}}
+    args.eval_strategy, args.save_strategy = "steps", "no"
+    Trainer(classifier(), args, collate, LABELLED, LABELLED[:9], **metrics).train()
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    evaluated = [line for line in lines if "eval_count" in line]
+    assert evaluated and all(line["eval_ratio"] is line["eval_most"] is None for line in evaluated)

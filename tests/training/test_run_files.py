@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,11 +17,14 @@ from bertcore import (
     value_and_grad,
 )
 from bertcore.training import (
+    Masking,
     NotSaved,
     TrainerCallback,
     TrainingDiverged,
     run_files,
 )
+from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints, write_folder
+from bertcore.training.objectives.language_modeling import DEFAULT
 from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, without_times
 
 
@@ -203,3 +207,53 @@ def test_a_killed_run_goes_on(tmp_path):
     resumed.train(resume_from_checkpoint=True)
     assert_same_weights(whole.model, resumed.model)
     assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        ({"optim": "lamb"}, "optim is 'lamb', in .* it was 'adamw'"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1"),
+        ({"texts": [*TEXTS[:-1], {"input_ids": [5, 6, 7]}]}, "the dataset's fingerprint is"),
+        ({"masking": Masking(0.2, unit="word")}, "masking is .*'word'.* it was .*'token'"),
+    ],
+)
+def test_a_run_goes_on_with_what_it_began_with(tmp_path, change, error):
+    def trainer(texts=TEXTS, masking=DEFAULT, **settings):
+        made = language_trainer(tmp_path, **settings)
+        made.train_dataset, made.data_collator.masking = texts, masking
+        return made
+
+    trainer().train()
+    again = trainer(**change)
+    before = again.model.state_dict()
+    with pytest.raises(ValueError, match=error):
+        again.train(resume_from_checkpoint=True)
+    assert_same_weights(again.model, language_trainer(tmp_path).model)
+    assert before.keys() == again.model.state_dict().keys()
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_a_checkpoint_that_is_replaced_is_never_lost(tmp_path, moment):
+    """A process that is killed before the first, second or third rename of the folders."""
+    folder = tmp_path / "checkpoint-3"
+    write_folder(folder, lambda new: (new / "which").write_text("old"))
+    replace, calls = os.replace, []
+
+    def until(source, target):
+        calls.append(target)
+        if len(calls) >= moment:
+            os._exit(0)
+        replace(source, target)
+
+    process = os.fork()
+    if not process:
+        with mock.patch("os.replace", until):
+            write_folder(folder, lambda new: (new / "which").write_text("new"))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    sweep_checkpoints(tmp_path)
+    assert [path.name for path in checkpoints_in(tmp_path)] == names_in(tmp_path) == ["checkpoint-3"]
+    assert (folder / "which").read_text() == ("old" if moment < 3 else "new")
+    write_folder(folder, lambda new: (new / "which").write_text("newest"))
+    assert names_in(tmp_path) == ["checkpoint-3"] and (folder / "which").read_text() == "newest"

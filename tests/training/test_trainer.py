@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore import (
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
@@ -25,7 +26,7 @@ from bertcore.training import (
 )
 from bertcore.training.data import Batches
 from bertcore.training.numbered_collator import NumberedCollator
-from bertcore.training.objectives import CustomLoss, NextSentence
+from bertcore.training.objectives import CustomLoss, NextSentence, Supervised
 from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
     LABELLED,
@@ -196,3 +197,54 @@ def test_an_evaluation_is_in_the_precision_of_the_run(tmp_path):
     with pytest.raises(ValueError, match="bf16 is for models in float32, model has dtype 'float64'"):
         model = AutoModelForSequenceClassification.from_config(CONFIG, dtype="float64", num_labels=2)
         class_trainer(tmp_path, model=model, bf16=True)
+
+
+def test_a_model_of_next_words_is_weighed_by_what_it_predicts(tmp_path):
+    config = {"model_type": "gpt2", "vocab_size": 40, "n_positions": 16, "n_embd": 24, "n_layer": 1, "n_head": 2}
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    rows = [{"input_ids": list(range(5, 5 + length))} for length in (2, 9, 3, 7)]
+
+    def collate(examples):
+        ids = MaskingCollator.__call__(type("All", (), {"rng": np.random.default_rng(0)}), examples)
+        words = np.where(ids["attention_mask"] == 1, np.where(ids["labels"] >= 0, ids["labels"], ids["input_ids"]), 0)
+        labels = np.where(ids["attention_mask"] == 1, words, -100)
+        return {"input_ids": words, "attention_mask": ids["attention_mask"], "labels": labels}
+
+    def losses(batch_size, accumulated):
+        args = TrainingArguments(tmp_path / str(batch_size), max_steps=1, per_device_train_batch_size=batch_size,
+                                 gradient_accumulation_steps=accumulated, report_to="none", save_strategy="no",
+                                 logging_steps=1, disable_tqdm=True)  # fmt: skip
+        model = AutoModelForCausalLM.from_config({**config, **no_dropout}, dtype="float64")
+        trainer = Trainer(model, args, collate, rows, objective=Supervised())
+        trainer.train()
+        return trainer.state.log_history[-1]
+
+    whole, parts = losses(4, 1), losses(1, 4)
+    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-12)
+    assert parts["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-9)
+
+
+def test_a_schedule_of_steps_does_not_go_by_seconds(tmp_path):
+    args = TrainingArguments(tmp_path, max_seconds=5)
+    model = classifier()
+    optimizer = AdamW(model)
+    with pytest.raises(ValueError, match="optimizers has a schedule, which goes by steps, and max_seconds is set"):
+        Trainer(model, args, collate, LABELLED, optimizers=(optimizer, get_scheduler("constant", optimizer)))
+
+
+def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
+    labelled = [{**row, "label": row["label"] if index % 4 else -100} for index, row in enumerate(LABELLED[:16])]
+    args = TrainingArguments(tmp_path, num_train_epochs=2, per_device_train_batch_size=1, report_to="none",
+                             save_strategy="no", disable_tqdm=True)  # fmt: skip
+    trainer = Trainer(classifier(), args, collate, labelled)
+    trainer.train()
+    assert (trainer.state.global_step, trainer.state.epochs_done) == (24, 2)
+
+
+def test_spellings_of_transformers():
+    args = TrainingArguments("out", optim="adamw_torch", lr_scheduler_type="constant_with_warmup")
+    assert (args.optim, args.lr_scheduler_type) == ("adamw", "constant")
+    with pytest.raises(ValueError, match="optim is 'adafactor', expected one of adamw"):
+        TrainingArguments("out", optim="adafactor")
+    with pytest.raises(ValueError, match="lr_scheduler_type is 'inverse_sqrt', expected one of constant, linear"):
+        TrainingArguments("out", lr_scheduler_type="inverse_sqrt")

@@ -14,6 +14,8 @@ class AdaptiveCausalLM(AutoModelForCausalLM):
     """AutoModelForCausalLM with an adaptive softmax: logits are logarithms of probabilities. Labels are compared with
     what the token before each predicts; with labels no logits are returned, since the loss needs few of them."""
 
+    predicts_next_words = True
+
     def _head(self, task: str, spec: AdaptiveSoftmaxSpec) -> Block:
         return AdaptiveSoftmax(spec, self.spec, self.encoder.embeddings)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from bertcore.training.checks import check_count, check_flag
 
 SHUFFLED = 4096  # examples of a stream that are mixed at once
+HASHED = 64  # examples of a fingerprint
 GROUPED = 50  # batches whose examples are sorted by length together
 
 Example = Mapping[str, Any]
@@ -69,6 +72,16 @@ class Batches:
     def num_examples(self) -> int | None:
         """The examples of the dataset; None for a stream."""
         return len(self.dataset) if _is_sized(self.dataset) else None
+
+    def fingerprint(self) -> str | None:
+        """What tells this dataset from another: a hash of up to 64 examples, the first and the last among them.
+
+        None for a stream, and for a dataset that does not give the same twice.
+        """
+        if not _is_sized(self.dataset) or not len(self.dataset):
+            return None
+        first, again = (_hash_of_some(self.dataset) for _ in range(2))
+        return first if first == again else None
 
     def epoch(self, number: int, *, skip: int = 0, every: int = 1) -> Iterator[list[Example]]:
         """The batches of one epoch, but for the first `skip`; of the others each `every`-th, from the first on.
@@ -162,6 +175,19 @@ def _take(waiting: list[Example], rng: np.random.Generator) -> Example:
     index = int(rng.integers(len(waiting)))
     waiting[index], waiting[-1] = waiting[-1], waiting[index]
     return waiting.pop()
+
+
+def _hash_of_some(dataset: Sequence[Example]) -> str:
+    places = np.unique(np.linspace(0, len(dataset) - 1, HASHED).astype(int))
+    some = [dataset[int(place)] for place in places]
+    return hashlib.sha256(json.dumps(some, default=_listed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _listed(value: Any) -> Any:
+    """An array as lists, a mapping as a dict; of what else JSON has not, the name of its type."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.tolist() if hasattr(value, "tolist") else type(value).__name__
 
 
 def _is_sized(dataset: Any) -> bool:

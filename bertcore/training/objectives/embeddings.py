@@ -76,25 +76,24 @@ class EmbeddingObjective(Objective):
         starts = range(0, len(texts["input_ids"]), self.chunk)
         chunks = [{name: array[start : start + self.chunk] for name, array in texts.items()} for start in starts]
         before = model.passes
-        outs = [model(**chunk) for chunk in chunks]
-        hidden = [out.last_hidden_state for out in outs]
-        xp = kernels.array_module(hidden[0])
         masks = [chunk.get("attention_mask") for chunk in chunks]
-        vectors = [pooled(part, mask, self.pooling)[0] for part, mask in zip(hidden, masks, strict=True)]
-        value, grad = self._value_and_grad(xp.concatenate(vectors), shape, labels)
-        out = type(outs[0])(loss=value, last_hidden_state=xp.concatenate(hidden))
-        del outs, hidden
+        vectors = [self._vectors(model, chunk) for chunk in chunks]
+        value, grad = self._value_and_grad(kernels.array_module(vectors[0]).concatenate(vectors), shape, labels)
         model.passes = before  # the second pass drops what the first dropped
         total: Gradients | None = None
         for start, chunk, mask in zip(starts, chunks, masks, strict=True):
-            again, pullback = vjp(model)(**chunk)
-            _, spread = pooled(again.last_hidden_state, mask, self.pooling)
+            out, pullback = vjp(model)(**chunk)
+            _, spread = pooled(out.last_hidden_state, mask, self.pooling)
             grads = pullback({"last_hidden_state": spread(grad[start : start + self.chunk])})
             if total is None:
                 total = grads
             else:
                 total.accumulate(grads)
-        return out, total
+        return type(out)(last_hidden_state=None, loss=value), total  # the hidden states of all are not kept
+
+    def _vectors(self, model: Any, texts: Mapping[str, Any]) -> Any:
+        """(texts, dim); all else is let go."""
+        return pooled(model(**texts).last_hidden_state, texts.get("attention_mask"), self.pooling)[0]
 
     def _checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
         """The model's batch, of (examples * columns, ...); the number of both; the labels or None."""

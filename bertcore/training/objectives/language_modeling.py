@@ -48,7 +48,21 @@ class MaskedLM(Supervised):
         return collator
 
 
-class CausalLM(Supervised):
+class NextWords(Supervised):
+    """The labels of a model whose tokens predict the one after them: `Supervised`, but for its weight."""
+
+    def weight(self, batch: Batch) -> float:
+        """The tokens that are predicted: those with a label that another one precedes; with class_weights the sum of
+        their weights."""
+        labels = host_array(batch["labels"])
+        if batch.get("target_mapping") is not None:  # XLNet, whose predictions have labels of their own
+            return super().weight(batch)
+        mask = batch.get("attention_mask")
+        precedes = True if mask is None else host_array(mask)[:, :-1] != 0
+        return super().weight({"labels": np.where(precedes, labels[:, 1:], IGNORED)})
+
+
+class CausalLM(NextWords):
     """The next word (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners")."""
 
     model_class = "AutoModelForCausalLM"
@@ -77,12 +91,3 @@ class CausalLM(Supervised):
         if collator.pad_token_id is None:
             collator.pad_token_id = tokenizer.eos_token_id
         return collator
-
-    def weight(self, batch: Batch) -> float:
-        """The tokens that are predicted: those with a label that another one precedes."""
-        labels = host_array(batch["labels"])
-        if batch.get("target_mapping") is not None:  # XLNet, whose predictions have labels of their own
-            return float(np.count_nonzero(labels != IGNORED))
-        mask = batch.get("attention_mask")
-        precedes = True if mask is None else host_array(mask)[:, :-1] != 0
-        return float(np.count_nonzero((labels[:, 1:] != IGNORED) & precedes))

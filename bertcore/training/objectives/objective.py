@@ -126,6 +126,13 @@ class Sum(Objective):
         out.loss = functional.add(out.loss, other.loss)
         return out
 
+    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+        """As each of the two does it: in chunks, say."""
+        (out, grads), (other, more) = (each.value_and_grad(model, batch) for each in (self.first, self.second))
+        out.loss = out.loss + other.loss
+        grads.accumulate(more)
+        return out, grads
+
     def weight(self, batch: Batch) -> float:
         return self.first.weight(batch)
 

@@ -197,7 +197,7 @@ def test_chunks_have_the_same_gradients(chunk, is_training):
             inner.chunk = None
             whole, expected = inner.value_and_grad(model, batch)
             assert out.loss == pytest.approx(whole.loss, rel=1e-12)
-            np.testing.assert_allclose(out.last_hidden_state, whole.last_hidden_state, rtol=1e-12, atol=1e-12)
+            assert (out.last_hidden_state is None) == (chunk < 15)  # those of all texts are not kept
         assert grads.keys() == expected.keys()
         assert all(grads.whole(parameter) is not None for parameter in model.parameters())  # no copy at the step
         for name, gradient in expected.items():

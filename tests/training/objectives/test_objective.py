@@ -47,3 +47,17 @@ def test_a_sum_adds_losses_and_gradients():
         assert total.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
     for name, gradient in grads.items():
         np.testing.assert_allclose(gradient, sum(part[name] for _, part in parts), rtol=1e-9, atol=1e-12)
+
+
+def test_a_sum_goes_through_its_batch_as_its_parts_do():
+    model, sizes = AutoModel.from_config(CONFIG), []
+
+    class Noted(type(model)):
+        def __call__(self, input_ids, **more):
+            sizes.append(len(input_ids))
+            return super().__call__(input_ids, **more)
+
+    model.__class__ = Noted
+    total = MultipleNegativesRanking(chunk=3) + MultipleNegativesRanking(pooling="cls")
+    total.value_and_grad(model, {"input_ids": IDS})
+    assert sizes == [3, 3, 2, 3, 3, 2, 8]  # vectors, gradients; and all at once
