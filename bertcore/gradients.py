@@ -31,9 +31,17 @@ class Gradients(dict[str, Any]):
         self.update(parts)
 
     def accumulate(self, more: Mapping[str, Any]) -> None:
-        """Add those of another pass, in place; each parameter's array is its own (`tape.Tape.gradients`)."""
+        """Add those of another pass, in place; each parameter's array is its own (`tape.Tape.gradients`).
+
+        Those of parameters that had none here are taken as they are.
+        """
         for name, gradient in more.items():
-            self[name] += gradient
+            if name in self:
+                self[name] += gradient
+            else:
+                self[name] = gradient
+        if isinstance(more, Gradients):
+            self._whole = more._whole | self._whole
 
     def whole(self, parameter: Parameter) -> Any:
         """The array that was added; None if an entry under the parameter's names has been replaced since."""

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, use_backend, value_and_grad
+from bertcore.nn import functional
+from bertcore.nn.parameter import Parameter
 from bertcore.training.objectives import CustomLoss, MultipleNegativesRanking
 from tests.tiny_bert import CONFIG
 
@@ -61,3 +63,23 @@ def test_a_sum_goes_through_its_batch_as_its_parts_do():
     total = MultipleNegativesRanking(chunk=3) + MultipleNegativesRanking(pooling="cls")
     total.value_and_grad(model, {"input_ids": IDS})
     assert sizes == [3, 3, 2, 3, 3, 2, 8]  # vectors, gradients; and all at once
+
+
+def test_a_sum_trains_what_either_part_has_beside_the_model():
+    model, beside = AutoModel.from_config(CONFIG), Parameter("scale", shape=(39,))
+    beside.fill({"scale": np.ones(39, np.float32)}, np.dtype(np.float32))
+
+    class Scaled(MultipleNegativesRanking):
+        def parameters(self, model):
+            return (beside,)
+
+        def loss(self, model, batch):
+            out = model(batch["input_ids"][:, 0])
+            scaled = functional.rms_norm(out.last_hidden_state, beside.value, eps=1e-6)
+            out.loss = functional.mean_squared_error(scaled, labels=np.zeros((4, 6, 39), np.float32))
+            return out
+
+    for total in (MultipleNegativesRanking() + Scaled(), Scaled() + MultipleNegativesRanking()):
+        _, grads = total.value_and_grad(model, {"input_ids": IDS})
+        assert grads["scale"].any() and grads.whole(beside) is not None
+        assert all(grads.whole(parameter) is not None for parameter in model.parameters())
