@@ -18,7 +18,7 @@ from .pointwise import activation_function
 from .rows import share
 from .simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
 from .tasks import take_task
-from .tile import make_fetching_tile
+from .tile import make_fetching_tile, make_output_tile
 
 # The sums of the largest tile, a row of the panel and a broadcast fit the vector registers.
 WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
@@ -29,6 +29,7 @@ _HALF_ROWS = WEIGHT_TILE_ROWS // 2
 _full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
+_output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 
 
 def scratch_size(dtype) -> int:
@@ -95,10 +96,13 @@ def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, l
             x = pointer(a, (i // n * group + i % n * row + k * column) * _word_size(a))
             tile = pointer(sums, (i - first) * width)
             fetched = panels.ctypes.data + (ahead * depth + k) * line + (i - first) // WEIGHT_TILE_ROWS * part * step
-            if k + part == depth:
-                _prefetch_tile(output, i, count, p * width, width)
-            _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
-            if k + part == depth:
+            if k + part < depth:
+                _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
+                continue
+            _prefetch_tile(output, i, count, p * width, width)
+            place, meanwhile = (i, count, p * width), (fetched, step)
+            if not _multiply_into(x, row, column, panel, part, tile, k > 0, output, place, finish, levels, meanwhile):
+                _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
                 _finish_tile(tile, width, output, i, count, p * width, finish, levels)
 
 
@@ -112,6 +116,33 @@ def _multiply_tile(a, row, column, count, panel, depth, sums, accumulate, ahead,
         _half_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
     else:
         _row_tile(a, row, column, 0, panel, width, depth, sums, width, accumulate, ahead, step)
+
+
+def _multiply_into(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
+    """A whole tile's last product, written to the output; False, with nothing done, where that takes another way."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_multiply_into, jit_options={"error_model": "numpy", "nogil": True})
+def _multiply_into_output(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
+    if not isinstance(levels, types.NoneType):
+        return lambda a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile: False
+
+    def multiply(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
+        first, count, start = place
+        bias, has_bias, residual, has_residual, activation = finish
+        ahead, step = meanwhile
+        width, columns = WEIGHT_PANEL_VECTORS * lanes(sums), output.shape[1]
+        if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION:
+            return False
+        at = first * columns + start
+        _output_tile(
+            a, row, column, panel, width, depth, pointer(output, at), columns, sums, width, accumulate,
+            pointer(bias, start), has_bias, pointer(residual, at), has_residual, ahead, step,
+        )  # fmt: skip
+        return True
+
+    return multiply
 
 
 @helper

@@ -45,19 +45,55 @@ def make_fetching_tile(rows, vectors):
     return tile
 
 
+def make_output_tile(rows, vectors):
+    """A fetching tile that writes results instead of sums: c = a @ b + before + bias + residual.
+
+    tile(a, a_row, a_column, b, b_row, depth, c, c_row, before, before_row, has_before, bias, has_bias, residual,
+    has_residual, ahead, ahead_step): all rows exist; `bias` is one row, `residual` has the rows of c, and the flags say
+    which of the three are there. Added in registers they cost nothing: on their way through a block of sums, as with
+    the other tiles, 20 to 25 % of a product of depth 192 (AVX2).
+    """
+
+    @intrinsic
+    def tile(
+        typingctx, a, a_row, a_column, b, b_row, depth, c, c_row, before, before_row, has_before, bias, has_bias,
+        residual, has_residual, ahead, ahead_step,
+    ):  # fmt: skip
+        dot, intp, flag = _dot_of(a, b, c), types.intp, types.boolean
+
+        def codegen(context, builder, sig, args):
+            a, a_row, a_column, b, b_row, depth, c, c_row, *added, ahead, ahead_step = args
+            before, before_row, has_before, bias, has_bias, residual, has_residual = added
+            emitter = _TileEmitter(builder, dot, rows, vectors)
+            sums = emitter.of(a, a_row, a_column, INT(rows - 1), b, b_row, depth, (ahead, ahead_step))
+            for addend, row, is_there in (
+                (before, before_row, has_before), (bias, INT(0), has_bias), (residual, c_row, has_residual)
+            ):  # fmt: skip
+                sums = emitter.plus(sums, addend, row, is_there)
+            emitter.write(sums, c, c_row)
+            return context.get_dummy_value()
+
+        added = c, intp, flag, c, flag, c, flag
+        return types.void(a, intp, intp, b, intp, intp, c, intp, *added, intp, intp), codegen
+
+    return tile
+
+
+def _dot_of(*matrices):
+    if not all(isinstance(matrix, types.CPointer) for matrix in matrices):
+        raise TypingError(f"tile: expected three pointers, got {', '.join(map(str, matrices))}")
+    return dot_of(*matrices)
+
+
 def _tile(rows, vectors, a, b, c, *prefetch):
     """The signature and code generator of a tile."""
-    if not all(isinstance(matrix, types.CPointer) for matrix in (a, b, c)):
-        raise TypingError(f"tile: expected three pointers, got {a}, {b}, {c}")
-    dot, intp = dot_of(a, b, c), types.intp
+    dot, intp = _dot_of(a, b, c), types.intp
 
     def codegen(context, builder, sig, args):
         a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate, *prefetch = args
-        a, b = (builder.bitcast(matrix, dot.word.as_pointer()) for matrix in (a, b))
-        a_rows = [builder.gep(a, [builder.mul(_smaller(builder, INT(i), last_row), a_row)]) for i in range(rows)]
         emitter = _TileEmitter(builder, dot, rows, vectors)
-        sums = emitter.products((a_rows, a_column), (b, b_row), depth, prefetch)
-        emitter.finish(sums, c, c_row, accumulate)
+        sums = emitter.of(a, a_row, a_column, last_row, b, b_row, depth, prefetch)
+        emitter.write(emitter.plus(sums, c, c_row, accumulate), c, c_row)
         return context.get_dummy_value()
 
     return types.void(a, intp, intp, intp, b, intp, intp, c, intp, types.boolean, *prefetch), codegen
@@ -79,7 +115,15 @@ class _TileEmitter:
         element = self.builder.gep(base, [self.builder.add(offset, INT(j * self.vec.count))])
         return self.builder.bitcast(element, ir.VectorType(base.type.pointee, self.vec.count).as_pointer())
 
-    def products(self, left, right, depth, prefetch):
+    def of(self, a, a_row, a_column, last_row, b, b_row, depth, prefetch):
+        """The accumulators of the product of a and b."""
+        builder = self.builder
+        a, b = (builder.bitcast(matrix, self.dot.word.as_pointer()) for matrix in (a, b))
+        rows = (_smaller(builder, INT(i), last_row) for i in range(self.rows))
+        a_rows = [builder.gep(a, [builder.mul(row, a_row)]) for row in rows]
+        return self._products((a_rows, a_column), (b, b_row), depth, prefetch)
+
+    def _products(self, left, right, depth, prefetch):
         """The accumulators after a loop over the depth, row by row; zeros when the depth is 0."""
         builder, (a_rows, a_column), (b, b_row) = self.builder, left, right
         before, loop, after = builder.block, builder.append_basic_block("depth"), builder.append_basic_block("done")
@@ -119,22 +163,35 @@ class _TileEmitter:
                 new.append(dot.add(builder, factor, b_row[j], old[i * self.vectors + j]))
         return new
 
-    def finish(self, sums, c, c_row, accumulate):
-        """Write the sums to c, or add them to it."""
-        with self.builder.if_else(accumulate) as (add, overwrite):
-            with add:
-                self._write(sums, c, c_row, lambda value, at: self.dot.plus(self.builder, self._load(at), value))
-            with overwrite:
-                self._write(sums, c, c_row, lambda value, at: value)
+    def plus(self, sums, addend, row, is_there):
+        """The sums, to which the rows of `addend` are added if they are there."""
+        builder = self.builder
+        before, add, after = builder.block, builder.append_basic_block("add"), builder.append_basic_block("added")
+        builder.cbranch(is_there, add, after)
+        builder.position_at_end(add)
+        totals = [
+            self.dot.plus(builder, builder.load(at, align=element_bytes(self.vec)), value)
+            for value, at in zip(sums, self._places(addend, row), strict=True)
+        ]
+        builder.branch(after)
+        builder.position_at_end(after)
+        results = [builder.phi(self.vec.llvm) for _ in sums]
+        for phi, value, total in zip(results, sums, totals, strict=True):
+            phi.add_incoming(value, before)
+            phi.add_incoming(total, add)
+        return results
 
-    def _load(self, at):
-        return self.builder.load(at, align=element_bytes(self.vec))
+    def write(self, sums, c, c_row):
+        """Store the sums in the rows of c."""
+        for value, at in zip(sums, self._places(c, c_row), strict=True):
+            self.builder.store(value, at, align=element_bytes(self.vec))
 
-    def _write(self, sums, c, c_row, combine):
-        for index, value in enumerate(sums):
-            i, j = divmod(index, self.vectors)
-            at = self._at(c, self.builder.mul(c_row, INT(i)), j)
-            self.builder.store(combine(value, at), at, align=element_bytes(self.vec))
+    def _places(self, base, row):
+        """Pointers to the vectors of the tile, row by row."""
+        for i in range(self.rows):
+            offset = self.builder.mul(row, INT(i))
+            for j in range(self.vectors):
+                yield self._at(base, offset, j)
 
 
 @intrinsic

@@ -35,6 +35,7 @@ from .._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
 from .._numba.simd import pointer, pointer_at, wide_pointer
 from ..activation_names import activation_code
 from .prepared import PreparedWeight
+from .weight_gradient import product_of_columns
 
 GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words of 32 bits, see run_product
 
@@ -98,24 +99,23 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
     """(grad_input, grad_weight or None, grad_bias or None)."""
     is_packed = isinstance(weight, PackedWeight)
     panels = weight.transposed_panels() if is_packed else PackedWeight(weight.T).panels
-    is_rounded = panels.itemsize < 4
-    multiply, product = (_multiply_rounded if is_rounded else _multiply_rows), _product_of_columns
+    multiply, product = _multiply_rows, product_of_columns
+    if panels.itemsize < 4:
+        multiply, product = _multiply_rounded, _product_of_rounded_columns
     grad_input = multiply(grad_output, panels, weight.shape[1], None, None, None)
-    grad_weight = product(grad_output, input, is_rounded=is_rounded) if needs_weight else None
+    grad_weight = product(grad_output, input) if needs_weight else None
     return grad_input, grad_weight, None if bias is None else _sum_rows(grad_output)
 
 
-def _product_of_columns(a, b, *, is_rounded):
-    """a.T @ b for a (rows, m) and b (rows, n), both rounded to bfloat16 or as they are, in their dtype.
+def _product_of_rounded_columns(a, b):
+    """a.T @ b for float32 a (rows, m) and b (rows, n), both rounded to bfloat16; float32.
 
     Both are packed, the panels of a serving as rows of the product.
     """
-    words = [_pairs_of_rows(_rounded_bits(x)).T if is_rounded else _words(x.T) for x in (a, b)]
-    group, depth = _group_rows(a.dtype), words[0].shape[1]
-    rows, columns = _pack(words[0], group), _pack(words[1], _panel_width(b.dtype))
-    if is_rounded:
-        rows, columns = rows.view(np.uint16), columns.view(np.uint16)
-    strides = 1, group, depth * group
+    words = [_pairs_of_rows(_rounded_bits(x)).T for x in (a, b)]
+    depth = words[0].shape[1]
+    rows, columns = _pack(words[0], GROUP_ROWS).view(np.uint16), _pack(words[1], _panel_width(b.dtype)).view(np.uint16)
+    strides = 1, GROUP_ROWS, depth * GROUP_ROWS
     return _multiply(rows, strides, a.shape[1], columns, b.shape[1], None, None, None, a.dtype)
 
 
