@@ -99,7 +99,7 @@ def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, l
             if k + part < depth:
                 _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
                 continue
-            _prefetch_tile(output, i, count, p * width, width)
+            prefetch_tile(output, i, count, p * width, width)
             place, meanwhile = (i, count, p * width), (fetched, step)
             if not _multiply_into(x, row, column, panel, part, tile, k > 0, output, place, finish, levels, meanwhile):
                 _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
@@ -146,7 +146,8 @@ def _multiply_into_output(a, row, column, panel, depth, sums, accumulate, output
 
 
 @helper
-def _prefetch_tile(output, first, count, column, width):
+def prefetch_tile(output, first, count, column, width):
+    """A hint that `count` rows of `width` columns will soon be written."""
     for i in range(first, first + count):
         for j in range(column, column + width, lanes(output)):
             prefetch_write(output, i * output.shape[1] + j)

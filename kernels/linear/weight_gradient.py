@@ -1,23 +1,24 @@
 """The gradient of a weight on the CPU: grad_output.T @ input, a sum over rows.
 
 Both matrices are taken a chunk of rows at a time, in the order in which they lie in memory: the chunk of the input is
-laid out in panels, that of grad_output in strips, whose tiles add to the output. A task has some rows of the output,
-and lays out all panels for itself. The order of an element's sum depends on the number of rows alone.
+laid out in panels, a strip of that of grad_output in groups of columns that fill a cache line, and tiles of the two add
+to the output. A task has some rows of the output, and lays out all panels for itself. The order of an element's sum
+depends on the number of rows alone.
 
-Measured on a Zen 3 (AVX2, float32, 1 thread, beside other work), in GFLOP/s, where the FMA limit was 80: 67 at 512 and
-4,096 rows of 192 and 768 columns, 56 with both matrices packed as a whole and multiplied as a forward product is. Their
-strided pieces were read at a quarter of the memory's speed, and a panel of 768 rows does not fit the first-level cache.
+Measured on a Zen 3 (AVX2, float32, 1 thread, beside other work), in GFLOP/s where the FMA limit was 80: 70 at 512 and
+4,096 rows of 192 and 768 columns; 54 with both matrices packed as a whole and multiplied as in a forward pass. Panel by
+panel their rows are read in pieces, and a panel of 768 rows does not fit the first-level cache.
 """
 
-from .._numba import LEVEL, as_kernel_array, empty, helper, num_threads, parallel_kernel
+from .._numba import LEVEL, as_kernel_array, empty, helper, inline_helper, num_threads, parallel_kernel
 from .._numba.arrays import CACHE_LINE
-from .._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS
+from .._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, prefetch_tile
 from .._numba.rows import share
-from .._numba.simd import aligned, first_lanes, lanes, load, load_masked, pointer, store, store_masked
+from .._numba.simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, store, store_masked
 from .._numba.tile import make_tile
 
-CHUNK_ROWS = 256  # with 128 or 192 as fast, but where the output is large, it is read and written more often
-STRIP = 64  # columns: 32 take 10 % longer, 128 are as fast
+CHUNK_ROWS = 192  # a panel, a group and a tile of the output fit 32 KB
+STRIP = 64  # columns of grad_output: 32 take 10 % longer, 128 are as fast
 PART = 1 << 18  # elements of the output that are summed up before the next, so that they stay in a cache
 
 _tile = make_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
@@ -62,52 +63,40 @@ def _multiply_part(a, b, output, first, last, panels):
     spare = pointer(strip, STRIP * CHUNK_ROWS)
     for k in range(0, len(a), CHUNK_ROWS):
         depth = min(CHUNK_ROWS, len(a) - k)
-        _lay_panels(pointer(b, k * columns), depth, columns, panels)
+        _lay(pointer(b, k * columns), columns, depth, columns, panels, width)
         for i in range(first, last, STRIP):
             count = min(STRIP, last - i)
-            _lay_strip(pointer(a, k * a.shape[1] + i), a.shape[1], depth, count, strip)
+            _lay(pointer(a, k * a.shape[1] + i), a.shape[1], depth, count, strip, CACHE_LINE // itemsize(a))
             for j in range(0, columns, width):
                 _multiply_strip(strip, count, pointer(panels, j * CHUNK_ROWS), depth, output, i, j, k > 0, spare)
 
 
-@helper
-def _lay_panels(source, depth, columns, panels):
-    """`depth` rows as panels, row by row: panel by panel, each row would be read in many pieces."""
-    width = WEIGHT_PANEL_VECTORS * lanes(source)
+@inline_helper
+def _lay(source, row, depth, columns, panels, width):
+    """`depth` rows as panels of `width` columns, a row of all panels after the other: panel by panel is slower."""
+    full = columns - columns % width
     for k in range(depth):
-        row = pointer(source, k * columns)
-        for j in range(0, columns, width):
-            target = pointer(panels, j * CHUNK_ROWS + k * width)
-            _copy(pointer(row, j), min(columns - j, width), target)
-
-
-@helper
-def _lay_strip(source, row, depth, count, strip):
-    for k in range(depth):
-        _copy(pointer(source, k * row), count, pointer(strip, k * STRIP))
-
-
-@helper
-def _copy(source, count, target):
-    full = count - count % lanes(source)
-    for j in range(0, full, lanes(source)):
-        store(target, j, load(source, j))
-    if full < count:
-        store(target, full, load_masked(source, full, first_lanes(source, count - full), 0.0))
+        x, target = pointer(source, k * row), pointer(panels, k * width)
+        for j in range(0, full, width):
+            for v in range(0, width, lanes(x)):
+                store(target, j * CHUNK_ROWS + v, load(x, j + v))
+        for j in range(full, columns, lanes(x)):
+            store(target, full * CHUNK_ROWS + j - full, load_masked(x, j, first_lanes(x, columns - j), 0.0))
 
 
 @helper
 def _multiply_strip(strip, count, panel, depth, output, i, j, accumulate, spare):
     """output[i:, j:] (+)= the product of the `count` columns of a strip with a panel."""
-    columns, width = output.shape[1], WEIGHT_PANEL_VECTORS * lanes(output)
+    columns, width, group = output.shape[1], WEIGHT_PANEL_VECTORS * lanes(output), CACHE_LINE // itemsize(output)
     for first in range(0, count, WEIGHT_TILE_ROWS):
-        a, c = pointer(strip, first), pointer(output, (i + first) * columns + j)
-        last = min(count - first, WEIGHT_TILE_ROWS) - 1
-        if last == WEIGHT_TILE_ROWS - 1 and j + width <= columns:
-            _tile(a, 1, STRIP, last, panel, width, depth, c, columns, accumulate)
+        a, c = pointer(strip, first // group * group * CHUNK_ROWS + first % group), (i + first) * columns + j
+        rows, inside = min(count - first, WEIGHT_TILE_ROWS), min(columns - j, width)
+        prefetch_tile(output, i + first, rows, j, inside)
+        if rows == WEIGHT_TILE_ROWS and inside == width:
+            _tile(a, 1, group, rows - 1, panel, width, depth, pointer(output, c), columns, accumulate)
         else:
-            _tile(a, 1, STRIP, last, panel, width, depth, spare, width, False)
-            _add_tile(spare, width, c, columns, last + 1, min(columns - j, width), accumulate)
+            _tile(a, 1, group, rows - 1, panel, width, depth, spare, width, False)
+            _add_tile(spare, width, pointer(output, c), columns, rows, inside, accumulate)
 
 
 @helper
