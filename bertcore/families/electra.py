@@ -8,6 +8,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.pretraining import Discriminator
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
@@ -72,5 +73,6 @@ ELECTRA = register(
         encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"},
         pooler=None,
         generator=generator,
+        models={"AutoModelForPreTraining": Discriminator},
     )
 )

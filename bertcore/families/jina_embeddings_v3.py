@@ -9,6 +9,7 @@ from typing import Any
 
 from bertcore.checkpoint import Adapters
 from bertcore.checkpoint.names import INDEX_BUFFERS
+from bertcore.families import roberta
 from bertcore.families.xlm_roberta import XLM_ROBERTA
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
 from bertcore.models.rotary import rotary_of_all_layers, without_older_keys
@@ -62,7 +63,7 @@ def adapters(read: ConfigReader) -> Adapters:
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """XLM-R's, but for multiple choice."""
-    return {task: head for task, head in XLM_ROBERTA.heads(read).items() if task != "multiple_choice"}
+    return {task: head for task, head in roberta.heads(read).items() if task != "multiple_choice"}
 
 
 JINA_EMBEDDINGS_V3 = register(

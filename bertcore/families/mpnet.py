@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore import kernels
-from bertcore.families.roberta import ROBERTA
+from bertcore.families.roberta import ROBERTA, heads
 from bertcore.models.adapter import Adapter, Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import in_each_layer, register
@@ -54,6 +54,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 MPNET = register(
     replace(
         ROBERTA,
+        heads=heads,
         model_type="mpnet",
         architecture="MPNet",
         spec_from_config=spec,

@@ -10,7 +10,7 @@ from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.heads.span_boundary import SpanBoundarySpec
-from bertcore.models.registry import HeadSpec, pooled_heads, register
+from bertcore.models.registry import HeadSpec, fewer_layers, pooled_heads, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -28,6 +28,19 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+def heads_and_discriminator(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads, and CodeBERT's for replaced tokens, which is not published: it is named, and made, as ELECTRA's."""
+    replaced_tokens = ClassifierSpec(
+        "discriminator_predictions.dense_prediction",
+        "tokens",
+        dense="discriminator_predictions.dense",
+        activation=read.activation("hidden_act", "gelu"),
+        dropout=0.0,
+        dense_dropout=0.0,
+    )
+    return {**heads(read), "replaced_tokens": replaced_tokens}
+
+
 def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> EncoderSpec:
     """The spec of a config of RoBERTa's kind; `vocab_size` where the config has none."""
     defaults = {"vocab_size": vocab_size, "pad_token_id": 1}
@@ -40,10 +53,11 @@ ROBERTA = register(
         model_type="roberta",
         architecture="Roberta",
         spec_from_config=partial(spec, vocab_size=50265),
-        heads=heads,
+        heads=heads_and_discriminator,
+        generator=fewer_layers,
         name_rules=NameRules(
             prefix="roberta.",
-            heads=("pooler.", "lm_head.", "span_boundary.", "classifier.", "qa_outputs."),
+            heads=("pooler.", "lm_head.", "span_boundary.", "classifier.", "qa_outputs.", "discriminator_predictions."),
             tied=(
                 ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
                 ("lm_head.decoder.bias", "lm_head.bias"),

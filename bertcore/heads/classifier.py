@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bertcore import kernels
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear, drop
@@ -10,7 +12,7 @@ from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 
-SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tokens", "entities")
+SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tokens", "tokens_and_first", "entities")
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,13 @@ class ClassifierSpec:
     Attributes:
         output: the name of the last map, without ".weight" and ".bias".
         source: what it classifies: a sequence by the encoder's "pooler", by the hidden state of its "first" or "last"
-            token, of the "last_word", which is not the word that pads, or by their "mean", or each of its "tokens"; or
-            "entities" (a family's own head). "mean_of_dense" is the mean of what `dense` makes of each token.
+            token, of the "last_word", which is not the word that pads, or by their "mean"; or each of its "tokens", or
+            of these plus the first one ("tokens_and_first"); or "entities" (a family's own head). "mean_of_dense" is
+            the mean of what `dense` makes of each token.
         dense: the name of a map before the last one, of the hidden size; None where there is none.
         activation: after `dense`, or on the source itself where there is none.
         norm: the name of a layer norm after the activation; None where there is none.
+        norm_first: whether that norm is of the source instead.
         without_bias: which of "dense", "norm" and "output" have no bias.
         dropout, dense_dropout: the rates at which, in training, what the last map and `dense` are given is dropped;
             None for that of the config's classifiers.
@@ -35,6 +39,7 @@ class ClassifierSpec:
     dense: str | None = None
     activation: str | None = None
     norm: str | None = None
+    norm_first: bool = False
     without_bias: frozenset[str] = frozenset()
     dropout: float | None = None
     dense_dropout: float | None = None
@@ -45,11 +50,12 @@ class ClassifierSpec:
 
 
 class Classifier(Block):
-    """output(norm(activation(dense(source)))) with `num_labels` scores, of what the spec has of it."""
+    """output(norm(activation(dense(source)))), or output(activation(dense(norm(source)))), with `num_labels` scores, of
+    what the spec has of it."""
 
     def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int):
         width, biased = spec.hidden_size, {"dense", "norm", "output"} - head_spec.without_bias
-        self.source, self.padding = head_spec.source, spec.pad_token_id
+        self.source, self.padding, self.norm_first = head_spec.source, spec.pad_token_id, head_spec.norm_first
         self.activation = head_spec.activation if head_spec.dense is None else None
         self.dropout, self.dense_dropout = (
             spec.classifier_dropout if rate is None else rate for rate in (head_spec.dropout, head_spec.dense_dropout)
@@ -65,11 +71,13 @@ class Classifier(Block):
     def __call__(self, encoded: Any) -> Any:
         """An `Encoded` batch -> logits, (tokens, num_labels), or (sequences that have tokens, num_labels)."""
         features = self._features(encoded)
+        if self.norm_first:
+            features = self.norm(features)
         if self.dense is not None:
             features = self.dense(drop(features, self.dense_dropout))
         if self.activation is not None:
             features = functional.activation(features, name=self.activation)
-        if self.norm is not None:
+        if self.norm is not None and not self.norm_first:
             features = self.norm(features)
         if self.source == "mean_of_dense":
             features = _mean(features, encoded.packed)
@@ -86,6 +94,8 @@ class Classifier(Block):
             return functional.take_rows(encoded.hidden, rows=_last_words(encoded.inputs, self.padding))
         if self.source == "mean":
             return _mean(encoded.hidden, encoded.packed)
+        if self.source == "tokens_and_first":
+            return functional.add(encoded.hidden, functional.take_rows(encoded.hidden, rows=_first_of_each(encoded)))
         return encoded.hidden
 
 
@@ -95,6 +105,12 @@ def _mean(hidden: Any, packed: PackedBatch) -> Any:
     if rows is not None:
         hidden = functional.take_rows(hidden, rows=kernels.to_backend(rows))
     return functional.average_sequences(hidden, cu_seqlens=cu_seqlens)
+
+
+def _first_of_each(encoded: Any) -> Any:
+    """For each packed token the index of the first token of its sequence, (tokens,)."""
+    packed = encoded.packed
+    return kernels.to_backend(np.repeat(packed.first_tokens(), packed.lengths[packed.has_tokens]))
 
 
 def _last_words(inputs: Any, padding: int | None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from bertcore import checkpoint
 from bertcore.models import auto
 from bertcore.models.model import Model
-from bertcore.models.pretraining import AutoModelForPreTraining
+from bertcore.models.pretraining import HUB_OPTIONS, AutoModelForPreTraining
 from bertcore.models.registry import family_of
 from bertcore.models.span_boundary import AutoModelForSpanBoundary
 from bertcore.models.with_heads import head_specs
@@ -70,8 +70,6 @@ def load_model(folder: str | os.PathLike, **options: Any) -> Model:
 
     Arguments and errors are those of `Model.from_pretrained`.
     """
-    hub = {
-        name: options.pop(name) for name in ("revision", "token", "cache_dir", "local_files_only") if name in options
-    }
+    hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
     folder = checkpoint.resolve(folder, **hub)
     return class_for(checkpoint.read_config(folder)).from_pretrained(folder, **options)

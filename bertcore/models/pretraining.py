@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
+from bertcore import checkpoint
 from bertcore.heads.classifier import Classifier
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
@@ -18,6 +19,8 @@ from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.presets import PRESETS, Preset, preset
 
+HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
+
 
 class AutoModelForPreTraining(ModelWithHeads):
     """An encoder with the heads it was pretrained with; where that is a single language model, AutoModelForMaskedLM's
@@ -26,47 +29,66 @@ class AutoModelForPreTraining(ModelWithHeads):
     BERT and MobileBERT: the masked language model and next sentence prediction; calls take `labels` and
     `next_sentence_label`, (sequences,) of 0 (it is the next one) or 1. ALBERT: the masked language model and sentence
     order; `labels` and `sentence_order_label`. Both return a PreTrainingOutput, with a loss if both labels are given.
-    ELECTRA: the discriminator, which tells replaced tokens; `labels` is 1 for those and 0 for others, (sequences,
-    length), and a LogitsOutput is returned.
+    ELECTRA, and of other families the presets that tell replaced tokens (DeBERTa-v3, CodeBERT) and the checkpoints
+    that hold that head: the Discriminator; `labels` is 1 for replaced tokens and 0 for others, (sequences, length), and
+    a LogitsOutput is returned.
 
-    ValueError for a preset, or its id on the hub, that was pretrained with other heads than those (DeBERTa-v3,
-    CodeBERT, SpanBERT, what was distilled).
+    ValueError for a preset, or its id on the hub, that was pretrained with other heads than those (SpanBERT, what was
+    distilled).
     """
 
     _architecture = "ForPreTraining"
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike, **options: Any) -> Model:
-        if isinstance(folder, str) and not os.path.lexists(folder):
-            cls._check_heads(next((known for known in PRESETS.values() if known.hub_id == folder), None))
-        return super().from_pretrained(folder, **options)
+        kind = cls
+        if cls is AutoModelForPreTraining:
+            is_id = isinstance(folder, str) and not os.path.lexists(folder)
+            known = next((known for known in PRESETS.values() if is_id and known.hub_id == folder), None)
+            if known is None:
+                hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
+                folder = checkpoint.resolve(folder, **hub)
+            kind = Discriminator if _has_discriminator(known, folder) else cls._checked(known)
+        return super(AutoModelForPreTraining, kind).from_pretrained(folder, **options)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str, **options: Any) -> Model:
-        cls._check_heads(preset(config) if isinstance(config, str) else None)
-        return super().from_config(config, **options)
+        known = preset(config) if isinstance(config, str) and cls is AutoModelForPreTraining else None
+        kind = Discriminator if known and "replaced_tokens" in known.pretraining_heads else cls._checked(known)
+        return super(AutoModelForPreTraining, kind).from_config(config, **options)
 
     @classmethod
-    def _check_heads(cls, known: Preset | None) -> None:
+    def _checked(cls, known: Preset | None) -> type[Self]:
+        """This class; ValueError if a preset was pretrained with other heads than it has."""
         if known is None:
-            return
+            return cls
         built = cls.class_for_config(known.config)._tasks
         if set(built) != set(known.pretraining_heads):
             raise ValueError(
                 f"{known.name} was pretrained with {known.objective} (the heads {', '.join(known.pretraining_heads)}); "
                 f"of its family there are {', '.join(built)} here: take AutoModelForMaskedLM, or AutoModel"
             )
+        return cls
 
     @classmethod
     def class_for_config(cls, config: Mapping[str, Any]) -> type[Model]:
+        own = super().class_for_config(config)
+        if own is not AutoModelForPreTraining:  # of the family, or one of those below
+            return own
         specs = head_specs(config)
-        if "replaced_tokens" in specs:
-            return _ReplacedTokens
         if "next_sentence" in specs:
             return _NextSentencePreTraining
         if "sentence_order" in specs:
             return _SentenceOrderPreTraining
         return (AutoModelForMaskedLM if "masked_lm" in specs else AutoModelForCausalLM).class_for_config(config)
+
+
+def _has_discriminator(known: Preset | None, folder: str | os.PathLike) -> bool:
+    """Whether a preset was, or the checkpoint in a folder is, a discriminator."""
+    if known is not None:
+        return "replaced_tokens" in known.pretraining_heads
+    head = head_specs(checkpoint.read_config(folder)).get("replaced_tokens")
+    return head is not None and f"{head.output}.weight" in checkpoint.open_checkpoint(folder)
 
 
 class _PairPreTraining(AutoModelForPreTraining):
@@ -108,7 +130,13 @@ class _SentenceOrderPreTraining(_PairPreTraining):
         return self._num_labels()  # as transformers has it, though there are two orders
 
 
-class _ReplacedTokens(AutoModelForPreTraining):
+class Discriminator(AutoModelForPreTraining):
+    """An encoder with a head that tells for each token whether it was replaced (Clark et al. 2020, arXiv:2003.10555).
+
+    Calls take `labels`, 1 for replaced tokens and 0 for others, (sequences, length), and return a LogitsOutput with
+    logits (sequences, length).
+    """
+
     _tasks = ("replaced_tokens",)
     _targets = ("labels",)
 

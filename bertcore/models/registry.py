@@ -53,6 +53,12 @@ def summary_head(read: ConfigReader, output: str, *, source: str, activation: st
     )
 
 
+def fewer_layers(config: Mapping[str, Any], share: float = 0.5) -> dict[str, Any]:
+    """`Family.generator` of families whose embeddings are as wide as their layers: a share of the layers."""
+    layers = ConfigReader(config).size("num_hidden_layers", 12)
+    return {**config, "num_hidden_layers": max(1, round(share * layers))}
+
+
 def in_each_layer(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
     """`Family.layer_names` that all begin with `prefix`, which has the layer's number."""
     return {part: prefix + name for part, name in names.items()}
@@ -104,7 +110,7 @@ class Family:
         end_of_text: the word that ends a generated text where the config has no eos_token_id; None for no such word.
         adapters: what the config says of adapters of low rank in its checkpoint.
         generator: the config of a discriminator -> that of the generator trained beside it, whose size is a share that
-            may follow; None for a family that does not tell replaced tokens.
+            may follow; of families that have a head for replaced tokens.
         config_to_save: (config, spec) -> the config as transformers spells it today, where published ones are spelled
             in other ways.
     """

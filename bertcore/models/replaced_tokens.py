@@ -18,7 +18,7 @@ from bertcore.models.inputs import integer_batch
 from bertcore.models.model import Model
 from bertcore.models.named_parameters import NamedParameters
 from bertcore.models.outputs import ReplacedTokensOutput
-from bertcore.models.pretraining import AutoModelForPreTraining
+from bertcore.models.pretraining import Discriminator
 from bertcore.models.registry import family_of
 from bertcore.models.sampling import sample_words
 from bertcore.models.spec import ConfigReader
@@ -50,9 +50,10 @@ def generator_config(config: Mapping[str, Any] | str, share: float | None = None
     """
     config = preset_config(config) if isinstance(config, str) else config
     family = family_of(config)
-    if family.generator is None:
-        heads = ", ".join(family.heads(ConfigReader(config)))
-        raise ValueError(f"config: models of type {family.model_type!r} have no head for replaced_tokens, only {heads}")
+    heads = family.heads(ConfigReader(config))
+    if "replaced_tokens" not in heads:
+        known = ", ".join(heads)
+        raise ValueError(f"config: models of type {family.model_type!r} have no head for replaced_tokens, only {known}")
     if share is not None and not 0 < share <= 1:
         raise ValueError(f"share is {share!r}, expected a number above 0 and at most 1")
     made = family.generator(config) if share is None else family.generator(config, share)
@@ -142,7 +143,7 @@ class ReplacedTokenModel(NamedParameters):
         config = preset_config(config) if isinstance(config, str) else config
         beside = generator_config(config) if generator is None else generator
         first = AutoModelForMaskedLM.from_config(beside, dtype=dtype, seed=seed)
-        second = _discriminator_class(config).from_config(config, dtype=dtype, seed=mixed_seed(seed, 1))
+        second = Discriminator.from_config(config, dtype=dtype, seed=mixed_seed(seed, 1))
         tables = [model.encoder.embeddings.words.table for model in (first, second)]
         if embeddings != "separate" and tables[0].shape == tables[1].shape:
             tables[1].update(tables[0].array().copy())  # what is added to it begins at 0
@@ -157,8 +158,7 @@ class ReplacedTokenModel(NamedParameters):
         folder = Path(folder)
         settings = checkpoint.read_config(folder, SETTINGS)
         generator = AutoModelForMaskedLM.from_pretrained(folder / "generator", dtype=dtype)
-        kind = _discriminator_class(checkpoint.read_config(folder / "discriminator"))
-        discriminator = kind.from_pretrained(folder / "discriminator", dtype=dtype)
+        discriminator = Discriminator.from_pretrained(folder / "discriminator", dtype=dtype)
         model = cls(generator, discriminator, embeddings=settings.get("embeddings"))
         model.load_weights(folder)  # what a rounded difference has lost
         return model
@@ -287,10 +287,6 @@ class ReplacedTokenModel(NamedParameters):
         )
 
 
-def _discriminator_class(config: Mapping[str, Any]) -> type[Model]:
-    return AutoModelForPreTraining.class_for_config(config)
-
-
 def _own_name(name: str) -> str:
     """The name that a parameter has in its own model."""
     return name.partition(".")[2]
@@ -299,7 +295,7 @@ def _own_name(name: str) -> str:
 def _check_pair(generator: Model, discriminator: Model) -> None:
     if not isinstance(generator, AutoModelForMaskedLM):
         raise TypeError(f"generator must be an AutoModelForMaskedLM, got {type(generator).__name__}")
-    if getattr(discriminator, "_tasks", ()) != ("replaced_tokens",):
+    if not isinstance(discriminator, Discriminator):
         expected = "an AutoModelForPreTraining with a head for replaced tokens"
         raise TypeError(f"discriminator must be {expected}, got {type(discriminator).__name__}")
     if any(model.is_part for model in (generator, discriminator)):

@@ -7,7 +7,8 @@ from typing import Any
 from bertcore.families.deberta import family as deberta
 from bertcore.families.deberta.blocks import DisentangledAttention
 from bertcore.families.deberta_v2.convolution import BucketedDisentanglement, ConvolutedLayer, ConvolutionSpec
-from bertcore.models.registry import HeadSpec, register
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.models.registry import HeadSpec, fewer_layers, register
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.spec import EncoderSpec
 
@@ -78,9 +79,20 @@ def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a DeBERTa v2 or v3 config."""
+    """The heads of a DeBERTa v2 or v3 config. That for replaced tokens is v3's, as in its authors' code."""
     common = deberta.heads(read)
-    return {**common, "multiple_choice": common["sequence_classification"]}
+    replaced_tokens = ClassifierSpec(
+        "mask_predictions.classifier",
+        "tokens_and_first",
+        dense="mask_predictions.dense",
+        activation=read.activation("hidden_act", "gelu"),
+        norm="mask_predictions.LayerNorm",
+        norm_first=True,
+        dropout=0.0,
+        dense_dropout=0.0,
+    )
+    choice = common["sequence_classification"]
+    return {**common, "multiple_choice": choice, "replaced_tokens": replaced_tokens}
 
 
 DEBERTA_V2 = register(
@@ -103,5 +115,6 @@ DEBERTA_V2 = register(
         },
         attention=DisentangledAttention,
         layer=ConvolutedLayer,
+        generator=fewer_layers,
     )
 )

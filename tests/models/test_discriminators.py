@@ -1,0 +1,88 @@
+"""Discriminators, which tell replaced tokens: DeBERTa-v3's head by its definition, and which checkpoints are some."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModelForMaskedLM, AutoModelForPreTraining, ReplacedTokenModel, load_model, use_backend
+from bertcore.checkpoint.saving import save_checkpoint
+from bertcore.models.pretraining import Discriminator
+from bertcore.models.replaced_tokens import generator_config
+from bertcore.presets import PRESETS, preset_config
+from tests.tiny_families import drawn_anew, runnable, tiny_config
+
+TELLING = {"electra", "deberta-v2", "roberta", "xlm-roberta", "camembert"}
+IDS = np.array([[7, 8, 9, 10, 11], [12, 13, 14, 5, 5]])
+MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+
+
+def norm(array, weight, bias):
+    centred = array - array.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-7) * weight + bias
+
+
+def gelu(array):
+    special = pytest.importorskip("scipy.special")
+    return array * (1 + special.erf(array / np.sqrt(2))) / 2
+
+
+@pytest.mark.parametrize("padding", ["right", "left", None])
+def test_deberta_v3s_head_by_its_definition(padding):
+    """classifier(GELU(dense(LayerNorm(hidden + first hidden))))."""
+    model = drawn_anew(Discriminator.from_config(tiny_config("deberta-v3-small"), dtype="float64"))
+    ids, mask = (IDS, MASK) if padding else (IDS[:1], MASK[:1])
+    if padding == "left":
+        ids, mask = ids[:, ::-1], mask[:, ::-1]
+    with use_backend("numpy"):
+        out = model(ids, mask, output_hidden_states=True)
+    head = {name.removeprefix("mask_predictions."): array for name, array in model.state_dict().items()}
+    hidden = out.hidden_states[-1]
+    first = hidden[np.arange(len(ids)), mask.argmax(1)][:, None]
+    normed = norm(hidden + first, head["LayerNorm.weight"], head["LayerNorm.bias"])
+    inner = gelu(normed @ head["dense.weight"].T + head["dense.bias"])
+    expected = (inner @ head["classifier.weight"].T + head["classifier.bias"])[..., 0]
+    np.testing.assert_allclose(out.logits, np.where(mask, expected, 0), rtol=1e-9, atol=1e-9)
+    assert np.ptp(out.logits[mask == 1]) > 1e-2
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_every_family_tells_replaced_tokens_or_refuses(name):
+    config, model_type = tiny_config(name), PRESETS[name].config["model_type"]
+    if model_type in TELLING:
+        pair = ReplacedTokenModel.from_config(config, embeddings="gradient_disentangled")
+        first, second = pair.generator, pair.discriminator
+        assert isinstance(second, Discriminator) and first.num_parameters() < second.num_parameters()
+        assert second([[7, 8, 9]]).logits.shape == (1, 3)
+        return
+    message = f"models of type '{config['model_type']}' have no head for replaced_tokens"
+    for make in (generator_config, Discriminator.from_config, ReplacedTokenModel.from_config):
+        with pytest.raises(ValueError, match=message):
+            make(config)
+
+
+@pytest.mark.parametrize("name, own", [("deberta-v3-small", "mask_predictions"), ("codebert", "discriminator")])
+def test_a_checkpoint_is_what_it_holds(name, own, tmp_path):
+    """A folder of DeBERTa-v3 has both heads and no architectures in its config, one of DeBERTa-v2 that for words."""
+    config = tiny_config(name)
+    words, telling = (kind.from_config(config) for kind in (AutoModelForMaskedLM, Discriminator))
+    both = {**words.state_dict(), **telling.state_dict()}
+    assert any(array.startswith(own) for array in both)
+    save_checkpoint(tmp_path / "v3", config, both)
+    save_checkpoint(tmp_path / "v2", config, words.state_dict())
+    found = AutoModelForPreTraining.from_pretrained(tmp_path / "v3")
+    assert type(found) is Discriminator and not found.newly_initialised
+    assert type(AutoModelForPreTraining.from_pretrained(tmp_path / "v2")) is type(words)
+    assert type(AutoModelForMaskedLM.from_pretrained(tmp_path / "v3")) is type(words)
+    found.save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["architectures"][0].endswith("ForPreTraining")
+    np.testing.assert_array_equal(load_model(tmp_path / "saved")(IDS, MASK).logits, found(IDS, MASK).logits)
+
+
+@pytest.mark.parametrize("name", ["deberta-v3-small", "deberta-v3-base", "deberta-v3-large", "codebert"])
+def test_generators_of_wide_embeddings_have_half_the_layers(name):
+    config = preset_config(name)
+    made = generator_config(name)
+    assert made.pop("num_hidden_layers") * 2 == config.pop("num_hidden_layers")
+    assert made == config
+    assert generator_config(name, 0.01)["num_hidden_layers"] == 1
