@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,16 @@ def stored_examples(
     facts: Mapping[str, Any],
     *,
     language: str | None = None,
+    pair_column: str | None = None,
 ) -> Any:
     """The examples of a corpus, kept in `folder`, or in a run that goes on those that are there.
 
-    `language` is that of sentences, None for lines; `facts` are what else the examples depend on.
+    `language` and `pair_column` are as for `documents_of`; `facts` are what else the examples depend on.
     """
-    from bertcore.training.data import Documents, StoredExamples, store_examples
+    from bertcore.training.data import StoredExamples, store_examples
 
     facts = {"corpus": list(corpus), "column": args.column, "language": language, "max_length": length, **facts}
+    facts |= {} if pair_column is None else {"pair_column": pair_column}
     facts |= {"tokenizer": fingerprint(tokenizer), "seed": args.seed}
     if args.resume and folder.exists():
         examples = StoredExamples(folder)
@@ -43,11 +45,23 @@ def stored_examples(
     if (folder / "examples.json").exists():
         shutil.rmtree(folder)
     records = records_of(corpus, args)
-    documents = Documents(records, column=args.column, language=language)
+    documents = documents_of(records, args.column, language=language, pair_column=pair_column)
     made = objective.examples(documents, tokenizer, max_length=length, seed=args.seed)
     examples = store_examples(folder, made, facts)
     tell_malformed(records)
     return examples
+
+
+def documents_of(
+    records: Any, column: str, *, language: str | None = None, pair_column: str | None = None
+) -> Iterable[list[str]]:
+    """The lists of texts of records: sentences of a language, lines where that is None; with `pair_column` the text in
+    `column` and its translation in that one."""
+    from bertcore.training.data import Documents, TextColumns
+
+    if pair_column is None:
+        return Documents(records, column=column, language=language)
+    return (list(texts.values()) for texts in TextColumns((column, pair_column)).examples(records))
 
 
 def held_out_parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:

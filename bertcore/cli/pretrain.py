@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
-from bertcore.cli.corpus import held_out_parts, stored_examples
+from bertcore.cli.corpus import documents_of, held_out_parts, stored_examples
 from bertcore.cli.training import (
     STORED,
     add_training_arguments,
@@ -50,6 +50,7 @@ OBJECTIVES = {
     "mlm+sbo": None,
     "clm": None,
     "plm": None,
+    "tlm": None,
     "mlm+nsp": "NextSentence",
     "mlm+sop": "SentenceOrder",
 }
@@ -66,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mlm",
         help="mlm: masked words (the default); mlm+sbo: and masked spans from the tokens beside them (SpanBERT); "
         "mlm+nsp: and whether one segment follows another (BERT); mlm+sop: and their order (ALBERT); "
-        "clm: the next word; plm: the last words of a random order (XLNet)",
+        "clm: the next word; plm: the last words of a random order (XLNet); "
+        "tlm: masked words of texts and their translations, in two columns of JSON or tables (XLM)",
     )
     parser.add_argument("--mask", choices=UNITS, help="what is masked as one (default: token; span for mlm+sbo)")
     parser.add_argument(
@@ -80,6 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     data = parser.add_argument_group("data")
     data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
+    data.add_argument(
+        "--pair-column", default="text_pair", metavar="NAME", help="of the translations for tlm (default: text_pair)"
+    )
     data.add_argument(
         "--language", default="en", metavar="CODE", help="whose sentences mlm+nsp and mlm+sop are about (default: en)"
     )
@@ -108,7 +113,7 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     length = example_length(args, args.model, model, LONGEST)
     given = args, folder / STORED, args.corpus, objective, tokenizer, length, {"objective": args.objective}
     language = args.language if OBJECTIVES[args.objective] else None
-    examples = from_first(lambda: stored_examples(*given, language=language))
+    examples = from_first(lambda: stored_examples(*given, language=language, pair_column=_pair_column(args)))
     train, held_out = held_out_parts(examples, args.held_out)
     measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
     measures += [metrics.pair_accuracy] if OBJECTIVES[args.objective] else []
@@ -138,9 +143,15 @@ def objective_of(args: argparse.Namespace) -> Any:
     masked = 0.15 if args.mask_share is None else args.mask_share
     if args.objective == "mlm+sbo":
         return objectives.SpanBoundary(Masking(masked, unit=args.mask or "span"))
-    words = objectives.MaskedLM(Masking(masked, unit=args.mask or "token"))
+    kind = objectives.TranslationLM if args.objective == "tlm" else objectives.MaskedLM
+    words = kind(Masking(masked, unit=args.mask or "token"))
     pairs = OBJECTIVES[args.objective]
     return words if pairs is None else words + getattr(objectives, pairs)()
+
+
+def _pair_column(args: argparse.Namespace) -> str | None:
+    """The column of translations, where the objective takes them."""
+    return args.pair_column if args.objective == "tlm" else None
 
 
 def _prepare_pairs(args: argparse.Namespace, model: Any, tokenizer: Any) -> None:
@@ -148,9 +159,9 @@ def _prepare_pairs(args: argparse.Namespace, model: Any, tokenizer: Any) -> None
     from bertcore.training import objectives
 
     pairs = OBJECTIVES[args.objective]
-    if pairs is None:
+    if pairs is None and args.objective != "tlm":
         return
-    if getattr(objectives, pairs).label not in model.label_names:
+    if pairs is not None and getattr(objectives, pairs).label not in model.label_names:
         raise CommandError(f"--objective {args.objective} needs a head that {args.model} was not pretrained with")
     if "token_type_ids" not in tokenizer.model_input_names and model.spec.type_vocab_size > 1:
         tokenizer.model_input_names.append("token_type_ids")
@@ -192,14 +203,13 @@ def _tokenizer(args: argparse.Namespace, config: dict[str, Any]) -> Any:
     """The tokenizer of --tokenizer, or one of the model's kind that is learnt from the corpus."""
     from bertcore.tokenization import AutoTokenizer, train_tokenizer
     from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE
-    from bertcore.training.data import Documents
 
     if args.tokenizer:
         if args.vocab_size:
             raise CommandError("--vocab-size is of a tokenizer that is learnt: leave it out beside --tokenizer")
         return AutoTokenizer.from_pretrained(args.tokenizer)
     check_once(args.corpus, "a tokenizer is learnt from it first: give --tokenizer")
-    documents = Documents(records_of(args.corpus, args), column=args.column)
+    documents = documents_of(records_of(args.corpus, args), args.column, pair_column=_pair_column(args))
     return train_tokenizer(
         (line for document in documents for line in document),
         tokenizer_class=CLASS_OF_MODEL_TYPE.get(config["model_type"], "BertTokenizer"),

@@ -111,6 +111,19 @@ def test_permutations(inputs, tmp_path, capsys):
     assert len(StoredExamples(tmp_path / "out" / "examples")[0]["input_ids"]) == 16
 
 
+def test_translations(inputs, tmp_path, capsys):
+    texts = random_texts(30)
+    pairs = [{"en": f"the {one}", "de": f"cat {other}"} for one, other in zip(texts, texts[::-1], strict=True)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    options = ["--objective", "tlm", "--column", "en", "--pair-column", "de", "--vocab-size", "70"]
+    assert pretrain(inputs, tmp_path / "out", *options, corpus=tmp_path / "a.jsonl") == 0
+    assert "masked_accuracy" in capsys.readouterr().out
+    example = StoredExamples(tmp_path / "out" / "examples")[0]
+    assert set(example["token_type_ids"]) == {0, 1} and len(example["restart"]) == 2
+    assert pretrain(inputs, tmp_path / "other", *options[:4], corpus=tmp_path / "a.jsonl") == 1
+    assert "'text_pair'" in capsys.readouterr().err
+
+
 def test_a_checkpoint_is_trained_on(inputs, masked_lm_folder, tmp_path):
     assert (
         main(

@@ -1,9 +1,9 @@
 """Objectives: what a model learns from, each in a class with its loss, its examples and its weight.
 
 objective.py has what all share, sums and losses of the caller's own; supervised.py labels. What is learned from raw
-texts: language_modeling.py, span_boundary.py, permutation.py, entities.py, sentence_pairs.py. Vectors of sentences:
-embeddings.py. From a teacher: distillation.py, and distillation_terms.py what of its outputs. preview.py shows what is
-asked.
+texts: language_modeling.py, span_boundary.py, permutation.py, sentence_pairs.py; from texts with mentions, entities.py;
+with translations, translation.py. Vectors of sentences: embeddings.py. From a teacher: distillation.py, and
+distillation_terms.py what of its outputs. preview.py shows what is asked.
 """
 
 from bertcore.training.objectives.columns import ColumnCollator
@@ -34,6 +34,7 @@ from bertcore.training.objectives.replaced_tokens import ReplacedToken
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder
 from bertcore.training.objectives.span_boundary import SpanBoundary
 from bertcore.training.objectives.supervised import Supervised
+from bertcore.training.objectives.translation import TranslationLM
 
 __all__ = [
     "AttentionDistributions",
@@ -61,6 +62,7 @@ __all__ = [
     "SoftTargets",
     "SpanBoundary",
     "Supervised",
+    "TranslationLM",
     "Triplet",
     "preview",
 ]

@@ -62,7 +62,7 @@ class EntityMaskedLM(MaskedLM):
             places = [[place for place in places if place >= 0] for places in row["entity_position_ids"]]
             for start in range(0, len(row["input_ids"]), room):
                 ids = row["input_ids"][start : start + room]
-                yield special.around(ids) | _within(row["entity_ids"], places, start, len(ids), special.before)
+                yield special.around(ids) | _within(row["entity_ids"], places, start, len(ids), special.before())
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
         collator = EntityCollator(tokenizer, self.entity_share, seed=seed)

@@ -40,7 +40,7 @@ class SentencePairs(Objective):
             for index, document in enumerate(sentences):
                 others = [*sentences[:index], *sentences[index + 1 :]] or before
                 for first, second, label in self.pairs(document, others, room, rng):
-                    _cut(first, second, room)
+                    cut_pair(first, second, room)
                     yield special.around(first, second) | {self.label: label}
             before = sentences
 
@@ -157,7 +157,7 @@ def _joined(sentences: Sentences) -> list[int]:
     return [token for sentence in sentences for token in sentence]
 
 
-def _cut(first: list[int], second: list[int], room: int) -> None:
+def cut_pair(first: list[int], second: list[int], room: int) -> None:
     """Take tokens from the end of the longer segment until both fit."""
     while len(first) + len(second) > room:
         (first if len(first) > len(second) else second).pop()

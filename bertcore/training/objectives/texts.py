@@ -61,10 +61,10 @@ class SpecialTokens:
     def __len__(self) -> int:
         return sum(source is None for source, _, _ in self._slots)
 
-    @property
-    def before(self) -> int:
-        """How many of them stand before the first text."""
-        return next(place for place, (source, _, _) in enumerate(self._slots) if source is not None)
+    def before(self, text: int = 0) -> int:
+        """How many of them stand before the text of that number."""
+        first = next(place for place, (source, _, _) in enumerate(self._slots) if source == text)
+        return sum(source is None for source, _, _ in self._slots[:first])
 
     def around(self, *texts: list[int]) -> dict[str, list[int]]:
         """An example of the ids of the texts: input_ids, and token_type_ids where the model takes them."""

@@ -138,3 +138,29 @@ def test_entities(tmp_path):
     loss = peer(**tensors(batch)).loss
     np.testing.assert_allclose(out.loss, loss.item(), rtol=1e-10)
     assert_gradients(grads, peer, loss)
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_translation(tmp_path, family):
+    """Positions start again at the translation's first token, after "<s>" or "[CLS]"; XLM-R's count from 2 on."""
+    import transformers
+
+    rng = np.random.default_rng(0)
+    sizes = {name: CONFIG[name] for name in CONFIG if name not in ("model_type", "initializer_range")}
+    config = transformers.AutoConfig.for_model(family, **sizes | NO_DROPOUT, pad_token_id={"bert": 0}.get(family, 1))
+    peer = random_model(config, "MaskedLM", rng).double()
+    peer.save_pretrained(tmp_path / "peer")
+    model = bertcore.AutoModelForMaskedLM.from_pretrained(tmp_path / "peer", dtype="float64")
+    tokenizer = bertcore.AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path / "tokenizer"))
+    objective, pairs = objectives.TranslationLM(), [["the cat sat", "paris is of"], ["on", "of france an mat sat on"]]
+    batch = objective.collator(tokenizer, seed=1)(list(objective.examples(pairs, tokenizer, max_length=30)))
+    if family != "bert":
+        del batch["token_type_ids"]
+    out, grads = objective.value_and_grad(model, batch)
+    ends = [(5, 9), (3, 10)]  # of [CLS], a text and [SEP]; of all
+    positions = [[*range(first), *range(1, 1 + end - first), *[0] * (10 - end)] for first, end in ends]
+    inputs = {name: array for name, array in batch.items() if name != "restart"}
+    theirs = tensors(inputs | {"position_ids": np.array(positions) + (0 if family == "bert" else 2)})
+    loss = peer(**theirs).loss
+    np.testing.assert_allclose(out.loss, loss.item(), rtol=1e-10)
+    assert_gradients(grads, peer, loss)
