@@ -1,4 +1,4 @@
-"""What adapters a model gets, and adapter_config.json, which says it in a file."""
+"""LoraConfig: which adapters a model gets, and its form as adapter_config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
 TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
 
-# Keys of PEFT that tell nothing of what is computed from the tensors in the file.
+# Keys of PEFT that do not change what is computed from the tensors in the file.
 UNREAD = (
     *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_type", "peft_version"),
     *("init_lora_weights", "fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
@@ -21,16 +21,16 @@ UNREAD = (
 
 @dataclass(kw_only=True)
 class LoraConfig:
-    """Adapters of low rank, as PEFT's LoraConfig says it.
+    """Which low-rank adapters a model gets; names and meanings are those of PEFT's LoraConfig.
 
     Attributes:
         r: the rank of each product.
-        target_modules: the linear maps that get one: ends of their names in a checkpoint ("query" is that of every
-            layer), a regular expression for whole names, or "all-linear", all maps of the encoder.
+        target_modules: the linear maps to adapt: endings of their names in a checkpoint ("query" matches every
+            layer's), a regular expression for whole names, or "all-linear", all linear maps of the encoder.
         lora_alpha: the product is multiplied by lora_alpha / r.
-        lora_dropout: the rate at which its input is dropped in training.
-        modules_to_save: ends of the names of modules that are trained as they are, and saved beside the adapters: a new
-            head.
+        lora_dropout: the dropout rate of the adapters' input in training.
+        modules_to_save: endings of the names of modules that are trained in full and saved beside the adapters, such as
+            a new head.
         use_rslora: the product is multiplied by lora_alpha / sqrt(r) instead (Kalajdzievski 2023, arXiv:2312.03732).
         task_type: "SEQ_CLS", "TOKEN_CLS" and "QUESTION_ANS" add their head to modules_to_save; others add nothing.
 
@@ -72,25 +72,25 @@ class LoraConfig:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The modules that are trained as they are because of the task, where the model has them."""
+        """The modules that the task trains in full, where the model has them."""
         return HEADS.get(self.task_type, ())
 
     def is_target(self, module: str) -> bool:
-        """Whether the map of this name is to have an adapter; "all-linear" is not asked here."""
+        """Whether the linear map of this name gets an adapter; "all-linear" is the caller's to handle."""
         if isinstance(self.target_modules, str):
             return re.fullmatch(self.target_modules, module) is not None
         return any(f".{module}".endswith(f".{target}") for target in self.target_modules)
 
     def to_file(self) -> dict[str, Any]:
-        """The object in adapter_config.json."""
+        """The contents of adapter_config.json."""
         fixed = {"peft_type": "LORA", "bias": "none", "inference_mode": True, "base_model_name_or_path": None}
         return asdict(self) | {"modules_to_save": [*self.modules_to_save, *self.heads] or None} | fixed
 
     @classmethod
     def from_file(cls, config: Mapping[str, Any], source: Any) -> Self:
-        """The config of an adapter_config.json, which stands at `source`.
+        """The config that the contents of an adapter_config.json describe; errors name its place, `source`.
 
-        Raises ValueError for other adapters than those of `LoraConfig`, and for keys that ask for more.
+        Raises ValueError for other kinds of adapters, and for keys that ask for what is not supported.
         """
         if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
             kind, bias = config.get("peft_type"), config.get("bias", "none")

@@ -1,4 +1,4 @@
-"""A model with adapters, of which only they are trained."""
+"""PeftModel: a model with adapters, which alone are trained."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ ALL_LINEAR = "all-linear"
 
 
 def get_peft_model(model: Model, peft_config: LoraConfig, *, seed: int = 0) -> PeftModel:
-    """`model` with new adapters, which change nothing yet; all else but `modules_to_save` is frozen.
+    """`model` with new adapters; everything else is frozen, except `modules_to_save`.
 
-    The factor next to the input is uniform within 1 / sqrt(in_features), drawn by `seed`; the other is zero.
+    At first the adapters change nothing: the factor next to the input is drawn uniformly within 1 / sqrt(in_features),
+    by `seed`, and the other is zero.
 
     Raises:
-        ValueError: which name fits no linear map, or no module; a model that has adapters already.
+        ValueError: which name matches no linear map or module; the model has adapters already.
     """
     adapted, rng = PeftModel(model, peft_config), np.random.default_rng(seed)
     for adapter in adapted.adapters:
@@ -38,12 +39,12 @@ def get_peft_model(model: Model, peft_config: LoraConfig, *, seed: int = 0) -> P
 class PeftModel(Block):
     """A model with adapters; made by `get_peft_model` or `from_pretrained`.
 
-    It is called as the model is, and has what the model has, but that `parameters` has the adapters too, and
-    `state_dict`, `load_state_dict` and `save_pretrained` are of what is trained alone.
+    Calls and attributes are the model's, except that `parameters` includes the adapters, and that `state_dict`,
+    `load_state_dict` and `save_pretrained` cover only what is trained.
 
     Attributes:
-        peft_config: what the adapters are.
-        adapters: those of each map.
+        peft_config: which adapters there are.
+        adapters: one for each adapted map.
     """
 
     def __init__(self, model: Model, peft_config: LoraConfig):
@@ -56,12 +57,12 @@ class PeftModel(Block):
 
     @classmethod
     def from_pretrained(cls, model: Model, folder: str | os.PathLike, *, is_trainable: bool = False) -> Self:
-        """`model` with the adapters in `folder`, which PEFT or `save_pretrained` wrote.
+        """`model` with the adapters that PEFT or `save_pretrained` wrote into `folder`.
 
         Args:
-            model: the one that they were trained beside.
-            folder: that of adapter_config.json and adapter_model.safetensors.
-            is_trainable: whether they are trained further; else they are frozen, too.
+            model: the model that the adapters were trained with.
+            folder: has adapter_config.json and adapter_model.safetensors.
+            is_trainable: whether training goes on; otherwise the adapters are frozen, too.
 
         Raises:
             CheckpointError: for files that are missing or damaged, and tensors that are missing, unknown or do not fit;
@@ -118,13 +119,13 @@ class PeftModel(Block):
         self._model.passes = number
 
     def get_base_model(self) -> Model:
-        """The model itself, whose maps have the adapters as long as they are not merged."""
+        """The model itself; its maps keep the adapters until they are merged."""
         return self._model
 
     def merge_and_unload(self) -> Model:
-        """The model with the products added to its weights, and without adapters; what was frozen before is again.
+        """Add the adapters' products to the weights, and return the model without adapters.
 
-        In a bfloat16 or int8 model the sums are rounded to its precision.
+        What was frozen before is frozen again. In a bfloat16 or int8 model the sums are rounded to its precision.
 
         Raises ValueError for a sum that int8 cannot stand for (inf, NaN); the model stays as it was.
         """
@@ -152,11 +153,11 @@ class PeftModel(Block):
         print(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {100 * trained / total:.4f}")
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shape of everything that is trained, by name."""
+        """The shape of each tensor that is trained, by name."""
         return {name: shape for parameter in self._trained() for name, shape in parameter.expected.items()}
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What is trained, adapters and modules_to_save, in host memory, by name."""
+        """The tensors that are trained, of adapters and modules_to_save, in host memory, by name."""
         return {name: part for parameter in self._trained() for name, part in parameter.parts(parameter.array())}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:

@@ -80,7 +80,7 @@ class Encoded:
 
 
 class Adapter(Block):
-    """Packs a call's arguments, starts the layers and restores what they return; most families need no other.
+    """Packs the arguments of a call, starts the layers and restores their output; most families need no other.
 
     Attributes:
         needs_whole_batch: whether what a sequence gives depends on the others of its batch.

@@ -1,5 +1,5 @@
-"""Adapters of low rank (Hu et al. 2021, arXiv:2106.09685): what a linear map gives, plus the product of two thin maps
-of the same input, which alone are trained."""
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): the output of two thin maps, which alone are trained, is added
+to that of a linear map."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -23,7 +23,7 @@ MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own:
 
 
 class TextsCutWarning(UserWarning):
-    """Texts have more tokens than are embedded; the first tokens are."""
+    """Texts were longer than the encoder's limit: only their first tokens are embedded."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Options:
 
 
 class SentenceEncoder:
-    """Text in, one vector a text out, as sentence-transformers computes it.
+    """Turns each text into one vector, as sentence-transformers does.
 
     Args:
         folder: a model as sentence-transformers publishes it (modules.json: Transformer, Pooling and, if there,
@@ -45,24 +45,24 @@ class SentenceEncoder:
             in sentence-transformers. Or its id on the Hugging Face hub ("ORGANISATION/NAME").
         dtype: of the weights and the computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
             of a checkpoint of low precision, and float32 of any other); embeddings are float32.
-        task: whose adapter is in the weights, as for AutoModel; an encoder has one, or none. What a model's authors put
-            before the texts of a task is the caller's `prompt`. For queries and passages make two encoders.
+        task: the task whose adapter is added to the weights, as for AutoModel; an encoder has one, or none, so that
+            queries and passages need one each. The words that a task puts before its texts are for `prompt`.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published. At least the
             number of special tokens, at most the model's positions.
         revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
 
     Attributes:
-        settings: what the folder says (pooling, normalize, prompts, ...).
+        settings: those of the folder (pooling, normalize, prompts, ...).
         max_seq_length: where texts are cut, in tokens.
         embedding_dimension: the length of an embedding.
-        task: as given.
+        task: the task, as given.
         model, tokenizer: the parts.
 
     Raises:
         CheckpointError: which file of the folder is wrong or which module is not supported.
         ValueError: a `max_seq_length` out of range; an unknown task.
 
-    The first call that cuts texts ends with a TextsCutWarning that tells how many.
+    The first call that cuts texts ends with a TextsCutWarning that says how many.
 
     One encoder may be used by several threads at once.
     """
