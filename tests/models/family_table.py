@@ -295,7 +295,7 @@ _NOMIC_BERT = FamilyCase(
     },
     everything={"rotary_scaling_factor": 2.0, "max_trained_positions": 5, "n_positions": 64,
                 "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True},
-    refused={"hidden_size": 0, "num_hidden_layers": 10**9, "activation_function": "gelu", "prenorm": True,
+    refused={"hidden_size": 0, "num_hidden_layers": 10**9, "activation_function": "glu", "prenorm": True,
              "rotary_emb_fraction": 0.5, "rotary_emb_interleaved": True, "use_rms_norm": True, "num_experts": 8,
              "causal": True, "head_dim": 0},
 )  # fmt: skip

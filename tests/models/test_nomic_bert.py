@@ -1,10 +1,13 @@
-"""NomicBERT: texts beyond the trained length, published keys and names."""
+"""NomicBERT: texts beyond the trained length, published keys and names, mixtures of experts."""
 
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
-from tests.models.family_checks import check_loads, drawn_anew
+from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad
+from bertcore.families.nomic_bert.blocks import MixtureOfExperts, MixtureSpec
+from bertcore.nn.spec import LayerSpec
+from tests.kernels.oracles import gelu
+from tests.models.family_checks import check_loads, check_recorded, drawn_anew
 from tests.models.family_parity import check, check_saved_config, random_batch
 
 TINY = {
@@ -15,6 +18,13 @@ AS_TRANSFORMERS = {
     "model_type": "nomic_bert", "vocab_size": 40, "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2,
     "intermediate_size": 32, "hidden_act": "silu", "max_position_embeddings": 24, "head_dim": 12,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}  # fmt: skip
+
+MIXTURE = {
+    "model_type": "nomic_bert", "vocab_size": 40, "n_embd": 24, "n_head": 2, "n_layer": 4, "n_inner": 16,
+    "n_positions": 24, "activation_function": "gelu", "type_vocab_size": 1, "qkv_proj_bias": True,
+    "mlp_fc1_bias": True, "mlp_fc2_bias": True, "moe_every_n_layers": 2, "num_experts": 5, "moe_top_k": 2,
+    "moe_normalize_expert_weights": False, "expert_choice_router": False, "num_shared_experts": 0,
 }  # fmt: skip
 
 
@@ -74,3 +84,97 @@ def test_positions_have_a_bound():
 @pytest.mark.parity
 def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path):
     check_saved_config(TINY | {"rotary_scaling_factor": 2.0}, tmp_path)
+
+
+# --- mixtures of experts ----------------------------------------------------------------------------------
+
+
+def mixture_by_definition(hidden, arrays, chosen):
+    """Token by token and expert by expert, before the norm."""
+    router, expand, contract, bias = (arrays[name] for name in ("router.weight", "w1", "w2", "bias"))
+    experts = len(router)
+    width = len(expand) // experts
+    total = np.zeros_like(hidden)
+    for token, vector in enumerate(hidden):
+        scores = np.exp(router @ vector)
+        probabilities = scores / scores.sum()
+        for expert in np.argsort(-probabilities)[:chosen]:
+            rows = slice(expert * width, (expert + 1) * width)
+            total[token] += probabilities[expert] * gelu(expand[rows] @ vector, "none") @ contract[rows]
+    return total + bias + hidden
+
+
+@pytest.mark.parametrize("experts, chosen", [(8, 2), (5, 1), (3, 3), (1, 1)])
+@pytest.mark.parametrize("tokens", [1, 7, 0])
+def test_a_mixture_is_its_definition(cpu_backend, experts, chosen, tokens):
+    names = {"router": "router", "experts_expand": "w1", "experts_contract": "w2", "experts_bias": "bias"}
+    layer = LayerSpec(hidden_size=12, intermediate_size=7, num_heads=1, absent=frozenset({"feed_forward_norm"}))
+    mixture, rng = MixtureOfExperts(names, layer, MixtureSpec(2, experts, chosen)), np.random.default_rng(experts)
+    arrays = {
+        name: rng.normal(size=shape) for parameter in mixture.parameters() for name, shape in parameter.expected.items()
+    }
+    for parameter in mixture.parameters():
+        parameter.fill(arrays, np.dtype(np.float64))
+    hidden = rng.normal(size=(tokens, 12))
+    found = mixture(hidden, None)
+    np.testing.assert_allclose(found, mixture_by_definition(hidden, arrays, chosen), rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_of_a_mixture_are_differences():
+    model = AutoModelForMaskedLM.from_config(MIXTURE, dtype="float64", seed=3)
+    rng = np.random.default_rng(1)
+    state = {name: rng.normal(0, 0.4, array.shape) for name, array in model.state_dict().items()}
+    batch = {"input_ids": [[3, 9, 8], [4, 7, 7]], "labels": [[5, -100, 6], [-100, 2, 1]]}
+
+    def loss(name, place, step):
+        moved = state[name].copy()
+        moved[place] += step
+        model.load_state_dict(state | {name: moved})
+        return float(model(**batch).loss)
+
+    with use_backend("numpy"):
+        model.load_state_dict(state)
+        _, grads = value_and_grad(model)(**batch)
+        for end in ("router.layer.weight", "experts.mlp.w1", "experts.mlp.w2", "experts.bias"):
+            name = f"nomic_bert.encoder.layers.1.mlp.{end}"
+            place = np.unravel_index(np.abs(grads[name]).argmax(), grads[name].shape)
+            difference = (loss(name, place, 1e-6) - loss(name, place, -1e-6)) / 2e-6
+            np.testing.assert_allclose(grads[name][place], difference, rtol=1e-5, atol=1e-9)
+
+
+def test_mixtures_stand_in_every_second_layer_under_published_names(tmp_path):
+    config = MIXTURE | {"auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}}
+    model = drawn_anew(AutoModel.from_config(config))
+    shapes = {name: shape for name, shape in model.expected_tensors().items() if "layers.1.mlp" in name}
+    assert shapes == {
+        "encoder.layers.1.mlp.router.layer.weight": (5, 24),
+        "encoder.layers.1.mlp.experts.mlp.w1": (80, 24),
+        "encoder.layers.1.mlp.experts.mlp.w2": (80, 24),
+        "encoder.layers.1.mlp.experts.bias": (24,),
+    }
+    assert model.expected_tensors()["encoder.layers.2.mlp.fc1.weight"] == (16, 24)
+    check_recorded(model, is_recorded=False)
+    model.save_pretrained(tmp_path)
+    again = AutoModel.from_pretrained(tmp_path)
+    np.testing.assert_array_equal(again([[3, 9]]).last_hidden_state, model([[3, 9]]).last_hidden_state)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_mixture_in_low_precision(tmp_path, dtype):
+    model = AutoModel.from_config(MIXTURE)
+    model.save_pretrained(tmp_path)
+    with use_backend("numpy"):
+        expected = model([[3, 9, 8, 1]]).last_hidden_state
+    low = AutoModel.from_pretrained(tmp_path, dtype=dtype)([[3, 9, 8, 1]]).last_hidden_state
+    error = np.abs(low - expected).max() / np.abs(expected).max()
+    assert 0 < error < 0.05
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"moe_top_k": 6}, {"moe_normalize_expert_weights": True}, {"num_shared_experts": 1}, {"num_experts": 2**20},
+     {"expert_choice_router": True}, {"activation_function": "swiglu"}],
+)  # fmt: skip
+def test_other_mixtures_are_refused(changes):
+    with pytest.raises(ValueError, match=rf"config: {next(iter(changes))} is"):
+        AutoModel(MIXTURE | changes)

@@ -1,8 +1,9 @@
-"""NomicBERT (Nussbaum et al. 2024, arXiv:2402.01613): nomic-embed-text v1 and v1.5, arctic-embed-m-long.
+"""NomicBERT (Nussbaum et al. 2024, arXiv:2402.01613): nomic-embed-text v1, v1.5 and v2, arctic-embed-m-long.
 
-BERT with rotary positions, gated feed-forwards and maps without biases. Published configs have the keys of GPT-2,
-transformers has BERT's; both are read. Beyond the trained length a config may stretch the positions: by the length of
-each text, not of the longest one of its batch, so that a text's embedding does not change with its neighbours.
+BERT with rotary positions, gated feed-forwards and maps without biases; v2 has plain feed-forwards, with biases, and
+mixtures of experts. Published configs have the keys of GPT-2, transformers has BERT's; both are read. Beyond the trained length
+a config may stretch the positions: by the length of each text, not of the longest one of its batch, so that a text's
+embedding does not change with its neighbours.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.names import INDEX_BUFFERS
 from bertcore.families.bert import BERT
+from bertcore.families.nomic_bert.blocks import MixtureSpec, NomicLayer
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
@@ -30,10 +32,13 @@ KEYS = {
 }
 DEFAULTS = {"vocab_size": 30528, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GATED = {"swiglu": "silu", "geglu": "gelu"}  # activation_function -> hidden_act
+PLAIN = "gelu"  # an activation_function without a gate
+MOST_EXPERTS = 1024
 # Choices of the published code that no published checkpoint makes: key -> the value that all have.
 FIXED = {
     **dict.fromkeys(("prenorm", "parallel_block", "parallel_block_tied_norm", "use_rms_norm", "causal"), False),
-    **dict.fromkeys(("moe_every_n_layers", "num_experts"), 0),
+    **dict.fromkeys(("expert_choice_router", "moe_normalize_expert_weights"), False),
+    "num_shared_experts": 0,
     "rotary_emb_fraction": 1.0,
     "rotary_emb_interleaved": False,
     "rotary_emb_scale_base": None,
@@ -42,14 +47,14 @@ FIXED = {
 OLDER = frozenset(
     (
         *("auto_map", "activation_function", "rotary_emb_base", "rotary_scaling_factor", "max_trained_positions"),
-        *(*FIXED, *KEYS.values()),
+        *("moe_every_n_layers", "num_experts", "moe_top_k", *FIXED, *KEYS.values()),
     )
 )
 
 
 def _activation(read: ConfigReader) -> str:
-    kind = read.choice("activation_function", "", "", *GATED)
-    return ACTIVATIONS[GATED[kind]] if kind else read.activation("hidden_act", "silu")
+    kind = read.choice("activation_function", "", "", *GATED, PLAIN)
+    return ACTIVATIONS[GATED.get(kind, kind)] if kind else read.activation("hidden_act", "silu")
 
 
 def _without_bias(read: ConfigReader) -> frozenset[str]:
@@ -60,6 +65,16 @@ def _without_bias(read: ConfigReader) -> frozenset[str]:
         "mlp_fc2_bias": ("contract",),
     }
     return frozenset(part for key, parts in keys.items() if not read.flag(key, False) for part in parts)
+
+
+def _mixture(read: ConfigReader) -> MixtureSpec | None:
+    every = read.count("moe_every_n_layers", 0)
+    if not every:
+        read.require(num_experts=0)
+        return None
+    read.require(activation_function=PLAIN)
+    experts = read.size("num_experts", most=MOST_EXPERTS)
+    return MixtureSpec(every, experts, chosen=read.size("moe_top_k", 1, most=experts))
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -77,7 +92,8 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     def with_rotary(index: int, layer: LayerSpec) -> LayerSpec:
         return replace(layer, rotary=rotary_spec(rope, head_dim=layer.head_size, theta=theta, trained_length=trained))
 
-    layer = {"activation": _activation(read), "gate": "first", "without_bias": _without_bias(read)}
+    gate = None if config.get("activation_function") == PLAIN else "first"
+    layer = {"activation": _activation(read), "gate": gate, "without_bias": _without_bias(read)}
     if config.get("head_dim") is not None:
         layer["head_dim"] = read.size("head_dim")
     found = standard_spec(
@@ -88,13 +104,17 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         each_layer=with_rotary,
         max_positions=0,
         longest_text=read.size("n_positions", trained, most=MOST_POSITIONS),
+        details=_mixture(read),
     )
     stretched = "n_positions" not in config and found.layers[0].rotary.scaling == "dynamic"
     return replace(found, longest_text=None) if stretched else found
 
 
 def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
-    """With BERT's keys; n_positions, which transformers does not know, stays."""
+    """With BERT's keys; n_positions, which transformers does not know, stays. Plain feed-forwards and mixtures are not
+    in transformers: their configs stay as published."""
+    if spec.layers[0].gate is None:
+        return config
     renamed = {key: config[own] for key, own in KEYS.items() if own in config}
     said = renamed | {
         "hidden_act": GATED.get(config.get("activation_function"), config.get("hidden_act", "silu")),
@@ -151,10 +171,16 @@ NOMIC_BERT = register(
                 "attention_norm": "norm1",
                 "expand": "mlp.fc11",
                 "gate": "mlp.fc12",
+                "plain_expand": "mlp.fc1",
+                "router": "mlp.router.layer",
+                "experts_expand": "mlp.experts.mlp.w1",
+                "experts_contract": "mlp.experts.mlp.w2",
+                "experts_bias": "mlp.experts.bias",
                 "contract": "mlp.fc2",
                 "feed_forward_norm": "norm2",
             },
         ),
+        layer=NomicLayer,
         pooler=None,
         code=published_code(
             *("modeling_hf_nomic_bert", "configuration_hf_nomic_bert"), repositories=("nomic-ai/nomic-bert-2048",)

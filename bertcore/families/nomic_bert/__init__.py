@@ -1,0 +1,1 @@
+"""NomicBERT; family.py registers it."""
