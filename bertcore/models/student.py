@@ -11,9 +11,9 @@ from bertcore.models.architectures import TASKS
 from bertcore.models.auto import AutoModel
 from bertcore.models.model import Model
 from bertcore.models.registry import family_of
-from bertcore.models.spec import EncoderSpec
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 from bertcore.presets import preset_config
 
 # What two layers have in common if one is to begin with the parameters of the other.

@@ -1,9 +1,10 @@
 """NomicBERT (Nussbaum et al. 2024, arXiv:2402.01613): nomic-embed-text v1, v1.5 and v2, arctic-embed-m-long.
 
 BERT with rotary positions, gated feed-forwards and maps without biases; v2 has plain feed-forwards, with biases, and
-mixtures of experts. Published configs have the keys of GPT-2, transformers has BERT's; both are read. Beyond the trained
-length a config may stretch the positions: by the length of each text, not of the longest one of its batch, so that a
-text's embedding does not change with its neighbours.
+mixtures of experts. Published configs have the keys of GPT-2, transformers has BERT's; both are read.
+
+Beyond the trained length a config may stretch the positions: by the length of each text, not of the longest one of its
+batch, so that a text's embedding does not change with its neighbours.
 """
 
 from collections.abc import Mapping
