@@ -11,6 +11,7 @@ from .activation import activation, activation_backward, gelu, gelu_backward
 from .adam_update import adam_update
 from .affine import affine, affine_backward
 from .attention import RelativePositions, alibi_positions, attention, attention_backward, bucketed_distances
+from .clip_norm import clip_norm
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
     BackendUnavailable,
@@ -23,6 +24,7 @@ from .dispatch import (
     use_backend,
 )
 from .dropout import dropout, dropout_backward
+from .dropout_layer_norm import dropout_layer_norm, dropout_layer_norm_backward
 from .embedding import embedding, embedding_backward
 from .gated_activation import gated_activation, gated_activation_backward
 from .layer_norm import layer_norm, layer_norm_backward
@@ -47,10 +49,13 @@ __all__ = [
     "attention",
     "attention_backward",
     "bucketed_distances",
+    "clip_norm",
     "cross_entropy",
     "cross_entropy_backward",
     "dropout",
     "dropout_backward",
+    "dropout_layer_norm",
+    "dropout_layer_norm_backward",
     "embedding",
     "embedding_backward",
     "gated_activation",

@@ -176,9 +176,9 @@ def updatable(name: str, array: Any) -> None:
 
 def separate(**arrays: Any) -> None:
     """No two C-contiguous arrays share memory; a GPU's are not looked at."""
-    names = [name for name, array in arrays.items() if isinstance(array, np.ndarray)]
-    for name, other in itertools.combinations(names, 2):
-        if np.may_share_memory(arrays[name], arrays[other]):
+    on_host = [(name, array) for name, array in arrays.items() if isinstance(array, np.ndarray)]
+    for (name, array), (other, beside) in itertools.combinations(on_host, 2):
+        if np.may_share_memory(array, beside):
             raise ValueError(f"{name} and {other} share memory, expected arrays that are updated apart")
 
 

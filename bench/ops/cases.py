@@ -221,6 +221,14 @@ def _dropout_cases(size: str, length: str) -> Iterator[Case]:
     yield from _pair(("dropout", "residual", size, length), inputs, *costs)
 
 
+def _dropout_layer_norm_cases(size: str, length: str) -> Iterator[Case]:
+    shape = SIZES[size].tokens(length), SIZES[size].hidden
+    inputs = {name: Normal(shape) for name in ("input", "residual", "grad_output")} | {"p": 0.1, "seed": 1}
+    inputs |= {name: Normal(shape[1:]) for name in ("weight", "bias")}
+    costs = _Cost(3 * math.prod(shape) + 2 * shape[1]), _Cost(5 * math.prod(shape) + 3 * shape[1])
+    yield from _pair(("dropout_layer_norm", "plain", size, length), inputs, *costs)
+
+
 # linear: the four products of an encoder layer, with what follows them in the same pass
 
 
@@ -337,6 +345,7 @@ OPS = {
     "activation": _activation_cases,
     "gated_activation": _gated_activation_cases,
     "dropout": _dropout_cases,
+    "dropout_layer_norm": _dropout_layer_norm_cases,
     "linear": _linear_cases,
     "attention": _attention_cases,
     "rotary": _rotary_cases,

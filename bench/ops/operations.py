@@ -49,6 +49,7 @@ def training(operation: str, arguments: dict[str, Any], grad: Grad, backend: str
 
 _OF_THE_SAME_ARGUMENTS = {  # the gradients of operations whose backward takes the arguments of the forward
     "layer_norm": ("grad_input", "grad_weight", "grad_bias"),
+    "dropout_layer_norm": ("grad_input", "grad_residual", "grad_weight", "grad_bias"),
     "rms_norm": ("grad_input", "grad_weight"),
     "affine": ("grad_input", "grad_weight", "grad_bias"),
     "gelu": ("grad_input", "grad_bias"),

@@ -10,8 +10,9 @@ from typing import Any
 
 from bertcore.kernels import RelativePositions
 from bertcore.nn import functional
+from bertcore.nn.dropout import is_dropping
 from bertcore.nn.key_value_cache import KeyValueCache
-from bertcore.nn.layers import Linear, drop
+from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
@@ -95,6 +96,8 @@ class Sublayer(Block):
 
     def close(self, mixed: Any, residual: Any) -> Any:
         """`mixed` mapped to the layer's width, plus the residual; then the norm where that comes last."""
+        if isinstance(self.norm, LayerNorm) and not self.norm_first and self.dropout and is_dropping():
+            return self.norm(self.output(mixed), residual, dropout=self.dropout)
         total = self.output(mixed, residual=residual, dropout=self.dropout)
         return total if self.norm_first or self.norm is None else self.norm(total)
 

@@ -69,9 +69,12 @@ class LayerNorm(Block):
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros") if bias else None
 
-    def __call__(self, input: Any, residual: Any = None) -> Any:
-        """(tokens, features) -> (tokens, features)."""
+    def __call__(self, input: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
+        """(tokens, features) -> (tokens, features); `dropout` is a rate, in training, of `input` beside a residual."""
         bias = None if self.bias is None else self.bias.value
+        if dropout and is_dropping():
+            options = {"eps": self.eps, "p": dropout, "seed": next_seed()}
+            return functional.dropout_layer_norm(input, self.weight.value, bias, residual, **options)
         return functional.layer_norm(input, self.weight.value, bias, residual, eps=self.eps)
 
 

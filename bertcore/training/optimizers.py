@@ -14,9 +14,6 @@ from bertcore.gradients import gradient_of
 from bertcore.nn.parameter import Parameter, change_together
 from bertcore.training.checks import check_count
 
-NORM_BLOCK = 1 << 16  # elements whose squares are summed at once, in float32
-LEAST_SQUARES = 1e-28  # a sum of squares in float32 below it has lost those that were too small
-
 
 @dataclass
 class Group:
@@ -104,7 +101,10 @@ class Optimizer:
             sets: list[tuple[Any, ...]] = []
             for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
                 whole = array, grad, *self._moments_of(parameter, array)
-                sets += zip(*map(parameter.pieces, whole), strict=True)  # the tensors, whose norms the rules measure
+                if self.rule == "adamw":  # element by element
+                    sets.append(whole)
+                else:  # by the norms of the tensors
+                    sets += zip(*map(parameter.pieces, whole), strict=True)
             if sets:
                 kernels.adam_update(*map(list, zip(*sets, strict=True)), betas=self.betas, eps=self.eps, **options)
 
@@ -177,37 +177,14 @@ def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
     The bits do not depend on the number of threads. If the norm is inf or NaN, no gradient is changed.
 
     Raises:
-        ValueError: if `max_norm` is not a positive number.
+        TypeError, ValueError: if `max_norm` is not a positive number.
     """
-    _check_number("max_norm", max_norm)
-    if max_norm == 0:
-        raise ValueError("max_norm is 0, expected a positive number")
-    norm = grad_norm(grads)
-    if max_norm < norm < np.inf:
-        for array in grads.values():
-            array *= array.dtype.type(max_norm / norm)
-    return norm
+    return kernels.clip_norm(list(grads.values()), max_norm)
 
 
 def grad_norm(grads: Mapping[str, Any]) -> float:
     """The joint norm of all gradients; its bits do not depend on the number of threads."""
-    return float(np.sqrt(sum(_sum_of_squares(array) for array in grads.values())))
-
-
-def _sum_of_squares(array: Any) -> float:
-    """In the array's precision within blocks, in float64 over them, and where a block's sum leaves float32's range."""
-    if not isinstance(array, np.ndarray):
-        return float((array.astype("float64") ** 2).sum())
-    flat = array.reshape(-1)
-    blocks = (flat[first : first + NORM_BLOCK] for first in range(0, flat.size, NORM_BLOCK))
-    return sum(_block_of_squares(block) for block in blocks)
-
-
-def _block_of_squares(block: np.ndarray) -> float:
-    total = float(np.einsum("i,i->", block, block))
-    if LEAST_SQUARES < total < np.inf or np.isnan(total):
-        return total
-    return float(np.einsum("i,i->", block, block, dtype=np.float64))
+    return kernels.clip_norm(list(grads.values()), np.inf)
 
 
 def _make_groups(

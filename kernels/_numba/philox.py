@@ -8,26 +8,45 @@ import numpy as np
 from numba import uint32, uint64
 
 from ..philox import BLOCK, COUNTERS, KEY_STEPS, MULTIPLIERS, ROUNDS
-from .jit import helper
+from .jit import helper, inline_helper
 
 _EVEN, _ODD = (np.uint64(number) for number in MULTIPLIERS)
 _FIRST_STEP, _SECOND_STEP = (np.uint32(number) for number in KEY_STEPS)
 _HALF = np.uint64(32)
 
 
+@inline_helper
+def _words(counter, seed, row):
+    """The four words of a counter of a row."""
+    first, second, third, fourth = uint32(counter), uint32(row), uint32(row >> _HALF), uint32(0)
+    low_key, high_key = uint32(seed), uint32(seed >> _HALF)
+    for _ in range(ROUNDS):
+        even, odd = uint64(first) * _EVEN, uint64(third) * _ODD
+        first, second = uint32(uint32(odd >> _HALF) ^ second ^ low_key), uint32(odd)
+        third, fourth = uint32(uint32(even >> _HALF) ^ fourth ^ high_key), uint32(even)
+        low_key, high_key = uint32(low_key + _FIRST_STEP), uint32(high_key + _SECOND_STEP)
+    return first, second, third, fourth
+
+
 @helper
 def fill_bits(bits, seed, row, block):
     """The bits of columns block * 64 to block * 64 + 63 of `row`, into the 64 words of `bits`; uint64 `seed`, `row`."""
     for i in range(COUNTERS):
-        first, second, third, fourth = uint32(block * COUNTERS + i), uint32(row), uint32(row >> _HALF), uint32(0)
-        low_key, high_key = uint32(seed), uint32(seed >> _HALF)
-        for _ in range(ROUNDS):
-            even, odd = uint64(first) * _EVEN, uint64(third) * _ODD
-            first, second = uint32(uint32(odd >> _HALF) ^ second ^ low_key), uint32(odd)
-            third, fourth = uint32(uint32(even >> _HALF) ^ fourth ^ high_key), uint32(even)
-            low_key, high_key = uint32(low_key + _FIRST_STEP), uint32(high_key + _SECOND_STEP)
+        first, second, third, fourth = _words(block * COUNTERS + i, seed, row)
         bits[i], bits[COUNTERS + i] = first, second
         bits[2 * COUNTERS + i], bits[3 * COUNTERS + i] = third, fourth
 
 
-__all__ = ["BLOCK", "fill_bits"]
+@helper
+def fill_factors(factors, seed, block, threshold, factor):
+    """`factor` where the bits of row 0 are `threshold` or more, else 0, for the 64 columns of `block`."""
+    zero = factor - factor
+    for i in range(COUNTERS):
+        first, second, third, fourth = _words(block * COUNTERS + i, seed, uint64(0))
+        factors[i] = factor if first >= threshold else zero
+        factors[COUNTERS + i] = factor if second >= threshold else zero
+        factors[2 * COUNTERS + i] = factor if third >= threshold else zero
+        factors[3 * COUNTERS + i] = factor if fourth >= threshold else zero
+
+
+__all__ = ["BLOCK", "fill_bits", "fill_factors"]

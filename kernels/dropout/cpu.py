@@ -1,13 +1,12 @@
-"""Dropout on the CPU: the bits of 64 elements, then the elements."""
-
-import numpy as np
+"""Dropout on the CPU: what elements are multiplied by, a run that stays in the first-level cache, then the elements."""
 
 from .._numba import empty, parallel_kernel
-from .._numba.philox import BLOCK, fill_bits
-from .._numba.rows import flat, share, task_count
-from ..philox import threshold
+from .._numba.dropping import drop_and_add_line, drop_line, dropping, keep_factors
+from .._numba.rows import flat, or_empty, share, task_count
+from .._numba.simd import pointer
 
 GRAIN = 1 << 14
+RUN = 1024
 
 
 def dropout(input, p, seed, residual):
@@ -15,10 +14,8 @@ def dropout(input, p, seed, residual):
     output, dtype = empty(input.shape, input.dtype), input.dtype
     if output.size:
         tasks = task_count(output.size, GRAIN)
-        added = np.empty(0, dtype) if residual is None else flat(residual)
-        bits = np.empty((tasks, BLOCK), np.uint32)
-        numbers = np.uint64(seed), np.uint32(threshold(p)), dtype.type(1 / (1 - p))
-        _forward(flat(input), added, output.reshape(-1), bits, *numbers, tasks)
+        arrays = flat(input), or_empty(residual, dtype), output.reshape(-1)
+        _forward(*arrays, *dropping(p, seed, tasks, RUN, dtype), tasks)
     return output
 
 
@@ -28,11 +25,12 @@ def dropout_backward(grad_output, p, seed):
 
 
 @parallel_kernel
-def _forward(x, residual, out, bits, seed, threshold, factor, task, tasks):
-    blocks, bits = -(-x.size // BLOCK), bits[task]
-    for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
-        fill_bits(bits, seed, np.uint64(0), block)
-        first = block * BLOCK
-        for i in range(min(BLOCK, x.size - first)):
-            kept = x[first + i] * factor if bits[i] >= threshold else x.dtype.type(0)
-            out[first + i] = kept + residual[first + i] if residual.size else kept
+def _forward(x, residual, out, seed, threshold, factor, factors, task, tasks):
+    runs = (x.size + RUN - 1) // RUN
+    for run in range(share(runs, task, tasks), share(runs, task + 1, tasks)):
+        at, count = run * RUN, min(RUN, x.size - run * RUN)
+        kept = keep_factors(seed, threshold, factor, factors[task], at, count)
+        if residual.size:
+            drop_and_add_line(pointer(x, at), kept, pointer(residual, at), pointer(out, at), count)
+        else:
+            drop_line(pointer(x, at), kept, pointer(out, at), count)

@@ -9,6 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from bertcore.kernels.philox import random_bits
+
 
 def softmax(input, dim):
     return _along(_softmax_line, input, dim)
@@ -42,6 +44,11 @@ def layer_norm(input, weight=None, bias=None, eps=0.0, residual=None):
 
     normalised = _along(line, input if residual is None else input + residual, -1)
     return normalised * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
+def dropout_layer_norm(input, residual, weight=None, bias=None, eps=0.0, *, p, seed):
+    is_kept = random_bits(seed, np.zeros(1), input.size).reshape(input.shape) >= p * 2**32
+    return layer_norm(np.where(is_kept, input / (1 - p), 0) + residual, weight, bias, eps)
 
 
 def rms_norm(input, weight=None, eps=0.0, residual=None):

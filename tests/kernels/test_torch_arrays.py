@@ -45,6 +45,8 @@ CALLS = {
     "gated_activation_backward": lambda t: kernels.gated_activation_backward(t(X[:, :3]), t(Y[:, :6]), "relu"),
     "dropout": lambda t: kernels.dropout(t(X), 0.3, 1, residual=t(Y)),
     "dropout_backward": lambda t: kernels.dropout_backward(t(X), 0.3, 1),
+    "dropout_layer_norm": lambda t: kernels.dropout_layer_norm(t(X), t(Y), t(ROW), p=0.3, seed=1),
+    "dropout_layer_norm_backward": lambda t: kernels.dropout_layer_norm_backward(t(X), t(X), t(Y), p=0.3, seed=1),
     "linear": lambda t: kernels.linear(t(X), t(Y)),
     "linear, prepared": lambda t: kernels.linear(t(X), kernels.prepare_weight(t(Y)), activation="relu"),
     "linear_backward": lambda t: kernels.linear_backward(t(X @ Y.T), t(X), t(Y)),

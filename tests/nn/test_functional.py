@@ -117,6 +117,9 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         {"labels": np.array([4, 1, 0, -100]), "class_weights": np.array([0.5, 2, 0, 1, 3]), "label_smoothing": 1.0},
     ),
     "dropout": (functional.dropout, [(5, 3), (5, 3)], {"p": 0.4, "seed": 3}),
+    "dropout_layer_norm": (
+        functional.dropout_layer_norm, [(5, 3), (3,), (3,), (5, 3)], {"eps": 1e-3, "p": 0.4, "seed": 3}
+    ),
     "entity_aware_attention": (
         luke.entity_aware_attention,
         [(9, 24), (6, 8), (3, 16)],

@@ -102,7 +102,7 @@ class TwoStreamAttention(RelativeAttention):
         """The map of distances, which tokens do not pass."""
         yield self.positions
 
-    def output(self, mixed: Any, residual: Any, *, dropout: float) -> Any:
+    def output(self, mixed: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
         """The map back to the layer's width."""
         if dropout and is_dropping():
             return dropped_linear(mixed, self.output_weight.weight, None, residual, None, dropout)

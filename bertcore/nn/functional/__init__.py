@@ -11,7 +11,16 @@ from bertcore.nn.functional.attention import (
     self_attention,
     split_heads,
 )
-from bertcore.nn.functional.dense import activation, affine, dropout, gated_activation, layer_norm, linear, rms_norm
+from bertcore.nn.functional.dense import (
+    activation,
+    affine,
+    dropout,
+    dropout_layer_norm,
+    gated_activation,
+    layer_norm,
+    linear,
+    rms_norm,
+)
 from bertcore.nn.functional.losses import (
     binary_cross_entropy,
     cross_entropy,
@@ -45,6 +54,7 @@ __all__ = [
     "concatenate",
     "cross_entropy",
     "dropout",
+    "dropout_layer_norm",
     "gated_activation",
     "layer_norm",
     "linear",

@@ -142,3 +142,15 @@ def dropout(input: Any, residual: Any = None, *, p: float, seed: int) -> Any:
         return kernels.dropout_backward(grad, p, seed), None if residual is None else grad
 
     return kernels.dropout(input, p, seed, residual=residual), pullback
+
+
+@operation()
+def dropout_layer_norm(input: Any, weight: Any, bias: Any, residual: Any, *, eps: float, p: float, seed: int) -> Any:
+    """Layer normalisation of `input` with elements dropped, plus `residual`; see `kernels.dropout_layer_norm`."""
+    arrays, options = (input, residual, weight, bias), {"eps": eps, "p": p, "seed": seed}
+
+    def pullback(grad):
+        grad_input, grad_residual, *of_parameters = kernels.dropout_layer_norm_backward(grad, *arrays, **options)
+        return grad_input, *of_parameters, grad_residual
+
+    return kernels.dropout_layer_norm(*arrays, **options), pullback

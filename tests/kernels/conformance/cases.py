@@ -147,6 +147,18 @@ def dropout() -> Iterator[Case]:
     yield Case("infinities", {"input": INFINITIES, "p": 0.5, "seed": 3})
 
 
+def dropout_layer_norm() -> Iterator[Case]:
+    for index, shape in enumerate([*SHAPES, (67, 39), (130, 64)]):
+        arguments = {"input": normal(1, shape), "residual": normal(2, shape), "p": 0.3, "seed": index << 40 | 7}
+        yield Case(f"{shape}", arguments | {"eps": 1e-3})
+        parameters = {"weight": normal(3, shape[-1:]), "bias": normal(4, shape[-1:])}
+        yield Case(f"{shape} weight, bias", arguments | parameters | {"eps": 1e-3})
+    plain = {"input": normal(1, (5, 39)), "residual": normal(2, (5, 39)), "eps": 1e-5, "seed": 2**64 - 1}
+    yield Case("nothing is dropped", plain | {"p": 0.0, "weight": normal(3, (39,))})
+    yield Case("most is dropped", plain | {"p": 0.9, "bias": normal(3, (39,))})
+    yield Case("NaN in a row", {"input": EXTREMES, "residual": normal(2, (3, 3)), "p": 0.5, "seed": 3, "eps": 1e-5})
+
+
 def embedding() -> Iterator[Case]:
     rng = np.random.default_rng(1)
     for shape, dim in product([(), (0,), (7,), (2, 39), (160,)], (1, 7, 160)):
@@ -313,6 +325,7 @@ CASES = {
         attention,
         rotary,
         dropout,
+        dropout_layer_norm,
         embedding,
         cross_entropy,
     )

@@ -86,7 +86,7 @@ def check_gradients(operation, arguments):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "rotary"])
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in ("rotary", "dropout_layer_norm")])
 def test_torch(subtests, operation):
     pytest.importorskip("torch")
     for case in cases(operation, has_gradient):

@@ -1,0 +1,42 @@
+"""Scaling arrays so that their joint norm has a limit."""
+
+from typing import Any
+
+import numpy as np
+
+from .. import checks, dispatch
+
+
+def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None) -> float:
+    """Scale all arrays in place by one number, so that the root of the sum of all squares is at most `max_norm`.
+
+    The squares are summed in runs of fixed length, so that the bits do not depend on the number of threads. Squares
+    that overflow or vanish in the arrays' dtype count. Source: Pascanu, Mikolov and Bengio 2013, arXiv:1211.5063.
+
+    Args:
+        arrays: of any shapes and strides and one dtype, writable; float32 or float64 on Numba, float32, float16 or
+            bfloat16 on CUDA, any floating dtype on NumPy.
+        max_norm: greater than 0; inf to know the norm alone.
+        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+
+    Returns:
+        The norm before. If it is inf or NaN, nothing is changed.
+
+    Raises:
+        TypeError, ValueError: for a wrong kind of array or dtype, an array that cannot be written, and a limit that is
+            no positive number; nothing is changed then.
+        BackendUnavailable: if the backend cannot run here.
+    """
+    if max_norm != np.inf:
+        max_norm = checks.finite_number("max_norm", max_norm, minimum=0)
+        if max_norm == 0:
+            raise ValueError("max_norm is 0, expected a positive number")
+    named = {f"arrays[{index}]": array for index, array in enumerate(arrays)}
+    if not named:
+        return 0.0
+    call = dispatch.open_call(__package__, backend, **named)
+    checks.floating(call.backend, **dict(zip(named, call.arrays, strict=True)))
+    for name, array in zip(named, call.arrays, strict=True):
+        if not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
+            raise ValueError(f"{name} is read-only, expected an array that can be updated in place")
+    return call.compute("clip_norm", call.arrays, max_norm)

@@ -1,0 +1,15 @@
+"""Clipping by the joint norm: norm = sqrt(sum of x^2); x *= max_norm / norm where max_norm < norm < inf."""
+
+import numpy as np
+
+from ..precision import ieee_arithmetic
+
+
+@ieee_arithmetic
+def clip_norm(arrays, max_norm):
+    """Scale the arrays in place; the norm before."""
+    norm = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays)))
+    if max_norm < norm < np.inf:
+        for array in arrays:
+            array *= array.dtype.type(max_norm / norm)
+    return norm

@@ -1,0 +1,35 @@
+"""Layer normalisation of dropout(input) + residual.
+
+    output = layer_norm(dropout(input, p, seed) + residual)
+
+The definitions are those of dropout/reference.py and layer_norm/reference.py; in between, nothing is rounded. The
+gradient of the sum is the residual's; the input's is dropout of it.
+"""
+
+import numpy as np
+
+from ..dropout import reference as dropout_reference
+from ..layer_norm import reference as layer_norm_reference
+from ..precision import ieee_arithmetic, widen
+
+
+@ieee_arithmetic
+def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
+    """(..., width); weight and bias are (width,) or None."""
+    total = dropout_reference.dropout(widen(input), p, seed, widen(residual))
+    output = layer_norm_reference.layer_norm(total, _widened(weight), _widened(bias), eps, None)
+    return np.asarray(output, input.dtype)
+
+
+@ieee_arithmetic
+def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed):
+    """(grad_input, grad_residual, grad_weight or None, grad_bias or None)."""
+    total = dropout_reference.dropout(widen(input), p, seed, widen(residual))
+    parameters = _widened(weight), _widened(bias)
+    grads = layer_norm_reference.layer_norm_backward(widen(grad_output), total, *parameters, eps, None)
+    grads = dropout_reference.dropout_backward(grads[0], p, seed), *grads
+    return tuple(None if grad is None else np.asarray(grad, input.dtype) for grad in grads)
+
+
+def _widened(array):
+    return None if array is None else widen(array)

@@ -1,0 +1,106 @@
+"""clip_norm: norms and arrays beside float64, numbers whose squares overflow or vanish, bits, what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bertcore import kernels
+from bertcore.kernels.clip_norm import cpu, reference
+from tests.kernels.strategies import normal
+
+SHAPES = [(0,), (1,), (7,), (3, 5), (67, 131), (2, 4099), ()]
+
+
+def arrays_of(dtype, scale=1.0):
+    return [np.asarray(scale * normal(index, shape), dtype) for index, shape in enumerate(SHAPES)]
+
+
+def exact_norm(arrays):
+    return math.sqrt(math.fsum(float(value) ** 2 for array in arrays for value in array.flat))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_are_scaled_to_the_limit(cpu_backend, dtype):
+    arrays, before = arrays_of(dtype), arrays_of(dtype)
+    norm = kernels.clip_norm(arrays, 2.0, backend=cpu_backend)
+    assert norm == pytest.approx(exact_norm(before), rel=1e-6)
+    for found, array in zip(arrays, before, strict=True):
+        np.testing.assert_allclose(found, array * (2.0 / norm), rtol=1e-6)
+    assert kernels.clip_norm(arrays, np.inf, backend=cpu_backend) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_below_the_limit_nothing_changes(cpu_backend):
+    arrays, before = arrays_of(np.float32), arrays_of(np.float32)
+    norm = kernels.clip_norm(arrays, 1e3, backend=cpu_backend)
+    assert kernels.clip_norm(arrays, norm, backend=cpu_backend) == norm
+    for found, array in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(found, array)
+    assert kernels.clip_norm([], 1.0, backend=cpu_backend) == 0.0
+
+
+@pytest.mark.parametrize("dtype, scale", [(np.float32, 1e-30), (np.float32, 1e30), (np.float64, 1e-40)])
+def test_squares_that_leave_the_range(cpu_backend, dtype, scale):
+    arrays = [np.zeros(5000, dtype), *arrays_of(dtype, scale)]
+    expected = exact_norm([array.astype(np.float64) / scale for array in arrays]) * scale
+    assert kernels.clip_norm(arrays, np.inf, backend=cpu_backend) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_without_a_finite_norm_nothing_changes(cpu_backend, poison):
+    arrays = arrays_of(np.float32)
+    arrays[4][3, 5] = poison
+    before = [array.copy() for array in arrays]
+    norm = kernels.clip_norm(arrays, 1.0, backend=cpu_backend)
+    assert np.isnan(norm) if np.isnan(poison) else norm == np.inf
+    for found, array in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(found, array)
+
+
+def test_any_strides(cpu_backend):
+    whole = normal(1, (6, 10, 14), np.float32)
+    views = [whole[0].T, whole[1:3].transpose(2, 0, 1), whole[3, ::2, ::3], whole[4, ::-1]]
+    before = [view.copy() for view in views]
+    rest = whole[5].copy(), whole[3, 1::2].copy()
+    norm = kernels.clip_norm(views, 0.5, backend=cpu_backend)
+    assert norm == pytest.approx(exact_norm(before), rel=1e-6)
+    for found, array in zip(views, before, strict=True):
+        np.testing.assert_allclose(found, array * np.float32(0.5 / norm), rtol=1e-6)
+    for found, array in zip((whole[5], whole[3, 1::2]), rest, strict=True):
+        np.testing.assert_array_equal(found, array)
+
+
+def test_bits_do_not_depend_on_threads(monkeypatch):
+    arrays = [normal(1, (300, 1000), np.float32), normal(2, (70000,), np.float32)]
+    found = set()
+    for tasks in (1, 2, 3, 7):
+        monkeypatch.setattr(cpu, "task_count", lambda work, grain, tasks=tasks: tasks)
+        copies = [array.copy() for array in arrays]
+        found.add((cpu.clip_norm(copies, 1.0), copies[0].tobytes(), copies[1].tobytes()))
+    assert len(found) == 1
+
+
+def test_bfloat16_by_the_definition():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    arrays = arrays_of(ml_dtypes.bfloat16)
+    exact = exact_norm([array.astype(np.float64) for array in arrays])
+    assert reference.clip_norm(arrays, 1.0) == pytest.approx(exact, rel=1e-9)
+    assert arrays[4].dtype == ml_dtypes.bfloat16
+
+
+def test_what_is_refused(cpu_backend):
+    arrays = arrays_of(np.float32)
+    read_only = arrays[3].copy()
+    read_only.flags.writeable = False
+    for given, limit, kind, message in (
+        (arrays, 0, ValueError, "max_norm is 0"),
+        (arrays, -1.0, ValueError, "max_norm is -1"),
+        (arrays, np.nan, ValueError, "max_norm is nan"),
+        (arrays, "1", TypeError, "max_norm must be a number"),
+        ([*arrays, np.zeros(3)], 1.0, TypeError, r"arrays\[7\] has dtype float64"),
+        ([np.zeros(3, int)], 1.0, TypeError, r"arrays\[0\] has dtype int64"),
+        ([read_only], 1.0, ValueError, r"arrays\[0\] is read-only"),
+        ([[1.0]], 1.0, TypeError, r"arrays\[0\] must be"),
+    ):
+        with pytest.raises(kind, match=message):
+            kernels.clip_norm(given, limit, backend=cpu_backend)
