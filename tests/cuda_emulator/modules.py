@@ -8,7 +8,7 @@ from bertcore import kernels
 from bertcore.kernels import _cuda
 
 KERNELS = Path(kernels.__file__).parent
-OPERATIONS = sorted({path.parent.name for path in KERNELS.glob("*/*cuda.py")})
+OPERATIONS = sorted({path.parent.name for path in KERNELS.glob("*/*.cu") if not path.parent.name.startswith("_")})
 
 
 def modules(operation):
