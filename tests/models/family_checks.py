@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertcore import kernels, use_backend
+from bertcore import kernels, use_backend, value_and_grad
 from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
 from bertcore.models.model import Model
@@ -48,6 +48,28 @@ def _assert_close(what: str, found: Any, truth: np.ndarray) -> None:
     found = found if kernels.array_module(found) is np else found.get()
     error = np.abs(found - truth).max() / np.abs(truth).max()
     assert error <= TOLERANCE[what], f"{what} is off by {error:.3g} of the scale"
+
+
+def check_gradients(model: Model, *parts: str, **batch: Any) -> None:
+    """The loss's gradients of a float64 model are finite differences, along a direction of each parameter.
+
+    `parts`: only of parameters whose names hold one of them.
+    """
+    rng = np.random.default_rng(0)
+    state = {name: rng.normal(0.0, 0.4, array.shape) for name, array in model.state_dict().items()}
+
+    def loss(values):
+        model.load_state_dict(values)
+        return float(model(**batch).loss)
+
+    with use_backend("numpy"):
+        loss(state)
+        _, grads = value_and_grad(model)(**batch)
+        for name in (name for name in state if not parts or any(part in name for part in parts)):
+            way = rng.normal(0.0, 1.0, state[name].shape)
+            ahead, behind = (loss(state | {name: state[name] + step * way}) for step in (1e-5, -1e-5))
+            found, expected = (grads[name] * way).sum(), (ahead - behind) / 2e-5
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8, err_msg=name)
 
 
 def check_loads(model: Model, folder: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertcore import AutoModel, AutoModelForSequenceClassification
+from bertcore import AutoModelForSequenceClassification
 from tests.tiny_families import tiny_config
 
 WORDS, POSITIONS = 2**24, 2**20
@@ -35,10 +35,3 @@ def test_labels_by_name_are_counted():
     config = tiny_config("bert-base-uncased") | {"id2label": dict.fromkeys(range(POSITIONS + 1), "x")}
     with pytest.raises(ValueError, match=f"config: id2label has {POSITIONS + 1} entries, expected at most {POSITIONS}"):
         AutoModelForSequenceClassification(config)
-
-
-def test_keys_of_bert_stand_for_those_of_distilbert():
-    config = {"model_type": "distilbert", "hidden_size": 24, "n_heads": 2, "num_hidden_layers": 3, "hidden_dim": 17}
-    spec = AutoModel(config).spec
-    assert (spec.hidden_size, spec.num_heads, spec.num_layers, spec.layers[0].intermediate_size) == (24, 2, 3, 17)
-    assert AutoModel(config | {"dim": 28}).spec.hidden_size == 28
