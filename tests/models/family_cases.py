@@ -58,6 +58,7 @@ class FamilyCase:
         copies: tensors that published files repeat: name -> the parameter that it is.
         refused: values of keys that are an error.
         is_recorded: whether its encoder is one recorded program on Numba.
+        layers_of: the family whose layers it has, and which is tried with unusual configs, backends and dtypes for it.
     """
 
     config: Mapping[str, Any]
@@ -72,6 +73,7 @@ class FamilyCase:
     copies: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Any] = field(default_factory=dict)
     is_recorded: bool = True
+    layers_of: str | None = None
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:

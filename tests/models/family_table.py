@@ -20,8 +20,8 @@ def tied_to(words: str, *decoders: str, bias: str | None = None) -> dict[str, st
     return copies | ({f"{decoder}.bias": bias for decoder in decoders} if bias else {})
 
 
-def roberta(model_type: str) -> FamilyCase:
-    """RoBERTa, or a family that has its shape."""
+def roberta(model_type: str, **how: str) -> FamilyCase:
+    """RoBERTa, or a family that has its layers."""
     return FamilyCase(
         OFFSET | {"model_type": model_type},
         {
@@ -36,6 +36,7 @@ def roberta(model_type: str) -> FamilyCase:
             copies=tied_to("roberta.embeddings.word_embeddings", "lm_head.decoder", bias="lm_head.bias"),
         refused={"is_decoder": True, "position_embedding_type": "relative_key", "pad_token_id": None,
                  "max_position_embeddings": 2},
+        **how,
     )  # fmt: skip
 
 
@@ -375,7 +376,8 @@ FAMILIES = {
         copies=tied_to("bert.embeddings.word_embeddings", "cls.predictions.decoder", bias="cls.predictions.bias"),
         refused={"position_embedding_type": "relative_key", "is_decoder": True},
     ),
-    **{model_type: roberta(model_type) for model_type in ("roberta", "camembert", "xlm-roberta")},
+    "roberta": roberta("roberta"),
+    **{model_type: roberta(model_type, layers_of="roberta") for model_type in ("camembert", "xlm-roberta")},
     "albert": _ALBERT,
     "distilbert": _DISTILBERT,
     "electra": _ELECTRA,
@@ -392,4 +394,5 @@ FAMILIES = {
     "jina_bert": jina_bert("jina-bert-implementation"),
     "jina_bert_code": jina_bert("jina-bert-v2-qk-post-norm"),
 }
+WITH_OWN_LAYERS = [name for name, case in FAMILIES.items() if case.layers_of is None]
 WITH_PEER = {name: case for name, case in FAMILIES.items() if case.has_peer}

@@ -9,10 +9,11 @@ import bertcore
 from bertcore import AutoModel, use_backend, value_and_grad
 from bertcore.models.architectures import models_of
 from tests.models.family_checks import check_backends, check_recorded, check_spellings
-from tests.models.family_table import FAMILIES
+from tests.models.family_table import FAMILIES, WITH_OWN_LAYERS
 from tests.tiny_families import drawn_anew
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
+with_own_layers = pytest.mark.parametrize("name", WITH_OWN_LAYERS)
 
 
 def words_model(case, **changes):
@@ -20,21 +21,21 @@ def words_model(case, **changes):
     return getattr(bertcore, f"AutoModelFor{case.words}"), case.with_changes({**case.everything, **changes})
 
 
-@every_family
+@with_own_layers
 def test_backends_and_dtypes_agree(name):
     case = FAMILIES[name]
     kind, config = words_model(case)
     check_backends(lambda **how: kind.from_config(config, **how), (11, 0, 4))
 
 
-@every_family
+@with_own_layers
 def test_a_program_holds_the_whole_encoder(name):
     case = FAMILIES[name]
     model = drawn_anew(AutoModel.from_config(case.with_changes(case.everything)))
     check_recorded(model, is_recorded=case.is_recorded)
 
 
-@every_family
+@with_own_layers
 def test_gradients_of_backends_agree(name):
     kind, config = words_model(FAMILIES[name])
     rng, grads = np.random.default_rng(0), {}
@@ -48,7 +49,7 @@ def test_gradients_of_backends_agree(name):
         np.testing.assert_allclose(grads["numba"][parameter], grad, rtol=0, atol=1e-5 * largest, err_msg=parameter)
 
 
-@every_family
+@with_own_layers
 def test_a_text_does_not_change_with_its_padding(cpu_backend, name):
     """On either side, and beside a row of nothing; longer than a window, too, of which transformers makes NaN."""
     case = FAMILIES[name]

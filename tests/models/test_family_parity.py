@@ -5,12 +5,13 @@ import pytest
 
 from tests.models.family_cases import TASKS, FamilyCase, Variant
 from tests.models.family_parity import check, random_batch
-from tests.models.family_table import FAMILIES
+from tests.models.family_table import FAMILIES, WITH_OWN_LAYERS, WITH_PEER
 
 pytestmark = pytest.mark.parity
-WITH_PEER = {name: case for name, case in FAMILIES.items() if case.has_peer}
 HEADS = [(name, task) for name, case in WITH_PEER.items() for task in (None, *case.tasks)]
-VARIANTS = [(name, variant) for name, case in WITH_PEER.items() for variant in case.all_variants]
+VARIANTS = [
+    (name, variant) for name, case in WITH_PEER.items() if name in WITH_OWN_LAYERS for variant in case.all_variants
+]
 
 
 def config_of(case: FamilyCase, changes: dict):
