@@ -110,19 +110,23 @@ EDITS = {  # file -> (text, another, what is compiled again of RECOMPILED)
 RECOMPILED = ("softmax", "embedding", "linear", "activation", "program")
 
 
-@pytest.mark.parametrize("name", EDITS)
-def test_what_depends_on_a_module(name, tmp_path):
-    root, (text, another, expected) = tmp_path / "kernels", EDITS[name]
+def test_what_depends_on_a_module(tmp_path, subtests):
+    root = tmp_path / "kernels"
     shutil.copytree(sources.ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
 
     def digests():
         found = sources.Sources(root, "bertcore.kernels")
         return {operation: found.digest(root / operation / "cpu.py") for operation in RECOMPILED}
 
-    before, source = digests(), (root / name).read_text()
-    assert text in source
-    (root / name).write_text(source.replace(text, another))
-    assert {operation for operation, digest in digests().items() if digest != before[operation]} == expected
+    before = digests()
+    for name, (text, another, expected) in EDITS.items():
+        with subtests.test(name):
+            source = (root / name).read_text()
+            assert text in source
+            (root / name).write_text(source.replace(text, another))
+            after = digests()
+            (root / name).write_text(source)
+            assert {operation for operation, digest in after.items() if digest != before[operation]} == expected
 
 
 def test_every_kernel_depends_on_what_it_loads():
@@ -176,9 +180,9 @@ def test_levels_do_not_share_even_where_llvm_compiles_for_the_same_cpu(file, tmp
 # --- several processes --------------------------------------------------------------------------------------------
 
 
-def test_four_processes_start_with_one_empty_cache(file, tmp_path):
-    values = ["1", "1.5", "1j", "True"]
-    processes = [start_python(CALL, str(file), *values[i:], *values[:i], **in_folder(tmp_path)) for i in range(4)]
+def test_two_processes_start_with_one_empty_cache(file, tmp_path):
+    values = ["1", "1.5", "True"]
+    processes = [start_python(CALL, str(file), *values[i:], *values[:i], **in_folder(tmp_path)) for i in range(2)]
     for process in processes:
         finish(process)
     assert call(file, *values, **in_folder(tmp_path))[1:] == (0, "")
