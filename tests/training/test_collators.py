@@ -6,6 +6,7 @@ import pytest
 from bertcore import AutoTokenizer
 from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking
 from bertcore.training.masking import IGNORED, Words
+from bertcore.training.numbered_collator import NumberedCollator
 from tests.tiny_bert import VOCABULARY, save_tiny_bert
 
 COUNT = 97
@@ -88,6 +89,43 @@ def test_spans():
         longest = max(longest, *runs)
     assert np.mean(runs) > 2
     assert longest > 5
+
+
+def test_lengths_of_spans_are_those_of_spanbert():
+    """Geometric among 1 to 10 words, where 3.8 is the mean (Joshi et al. 2020, section 3.1)."""
+    ids, lengths = np.full(20000, 7), []  # words of one token; of so few spans hardly any two touch
+    for seed in range(12):
+        units = Masking(0.02, unit="span")._choose(WORDS.units(ids, by_word=True), np.random.default_rng(seed))
+        lengths += np.bincount(units[units >= 0]).tolist()[:-1]  # the last one is what was left
+    assert len(lengths) > 1000 and max(lengths) == 10
+    chances = 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)
+    np.testing.assert_allclose(np.bincount(lengths)[1:] / len(lengths), chances, atol=0.03)
+    assert np.mean(lengths) == pytest.approx(3.8, abs=0.2)
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+def test_static_masks_are_of_the_text_alone_and_dynamic_ones_of_every_epoch(tokenizer, unit):
+    """Over ten epochs, with other texts beside it and other padding."""
+    rng = np.random.default_rng(0)
+    text, others = ({"input_ids": [2, *rng.integers(5, 60, count).tolist(), 3]} for count in (30, 40))
+    seen = {True: set(), False: set()}
+    for is_static, found in seen.items():
+        collator = DataCollatorForLanguageModeling(tokenizer)
+        collator.masking = Masking(unit=unit, is_static=is_static)
+        numbered = NumberedCollator(collator, 7)
+        for epoch in range(10):
+            batch = numbered([others, text] if epoch % 2 else [text], epoch)
+            row = [batch[name][-1][:32].tobytes() for name in ("input_ids", "labels")]
+            found.add(tuple(row))
+    assert len(seen[True]) == 1 and len(seen[False]) > 7
+
+
+def test_dynamic_masks_choose_every_token_alike():
+    ids, counts = np.array([2, *range(5, 45), 3]), np.zeros(42)
+    for epoch in range(2000):
+        counts += masked(Masking(), ids, epoch)[1] != IGNORED
+    assert counts[[0, -1]].sum() == 0
+    np.testing.assert_allclose(counts[1:-1] / 2000, 0.15, atol=0.035)
 
 
 def test_static_and_dynamic():
