@@ -50,7 +50,7 @@ class AdaptedCheckpoint(Checkpoint):
         }  # plain -> the file's
         self.info = {plain: self._info(name) for plain, name in self._names.items()}
         if adapter is not None and not any(map(self._is_adapted, self._names.values())):
-            raise CheckpointError(f"{self.source} holds no adapters, of which its config tells")
+            raise CheckpointError(f"{self.source} holds no adapters, though its config lists some")
 
     def _is_adapted(self, name: str) -> bool:
         return self._adapter is not None and name.endswith(ORIGINAL)

@@ -58,13 +58,13 @@ def resolve(
         revision: a branch, tag or commit on the hub; "main" by default. This and what follows matters for ids only.
         token: the hub's access token; True for the saved one, False for none. By default the saved one, if any.
         cache_dir: the folder of the cache; by default as huggingface_hub has it (HF_HOME, HF_HUB_CACHE).
-        local_files_only: take what the cache has and ask nobody, as with HF_HUB_OFFLINE=1.
+        local_files_only: use only what is in the cache and make no request, as with HF_HUB_OFFLINE=1.
 
     Raises:
         CheckpointError: there is no such model, revision or file, access needs a token, the hub cannot be reached and
             the cache lacks it, or huggingface_hub is not installed; the message says what to do.
 
-    A path that does not exist is returned as it is: who opens it says what was expected there.
+    A path that does not exist is returned unchanged: whatever opens it says what was expected there.
     """
     if not _is_hub_id(name):
         return Path(name)
@@ -119,7 +119,7 @@ class _Source:
                 self.name, name, revision=commit, token=self.token, cache_dir=self.cache_dir,
                 local_files_only=self.local_files_only,
             )  # fmt: skip
-        except LocalEntryNotFoundError:  # unknown, for nobody could be asked
+        except LocalEntryNotFoundError:  # unknown: no request could be made
             raise
         except EntryNotFoundError:
             return None
@@ -127,9 +127,9 @@ class _Source:
 
 
 def _module_folders(modules: Path) -> list[str]:
-    """The folders of a sentence encoder's modules, the model's first; [] when modules.json does not tell.
+    """The folders of a sentence encoder's modules, the model's first; [] when modules.json does not say.
 
-    What is wrong with the file is told by who reads it for good.
+    Errors in the file are reported when it is loaded.
     """
     try:
         paths = [module["path"] for module in json.loads(modules.read_text(encoding="utf-8"))]
@@ -150,8 +150,8 @@ def _module_files(folders: list[str]) -> Iterator[str]:
 def _fetch_weights(source: _Source, snapshot: Path, folder: str) -> None:
     """Fetches the first of WEIGHTS_NAMES that the model has in `folder`, with its shards.
 
-    What is in the cache comes first: a commit does not change, so that it spares questions. A model without any of
-    these is left to who opens it.
+    What is in the cache comes first: a commit does not change, so that this saves requests. A model that has none of
+    them is an error when it is loaded.
     """
     start = f"{folder}/" if folder else ""
     for name in sorted(WEIGHTS_NAMES, key=lambda name: not (snapshot / folder / name).is_file()):

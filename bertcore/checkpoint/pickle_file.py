@@ -7,8 +7,8 @@ Two formats, told apart by their first bytes:
 - before, a stream: pickles of a magic number, a protocol version, a dict about the machine, the value itself and the
   list of the storages' keys; then for each key its number of elements, 8 bytes, and its bytes.
 
-What the pickle may hold, and why reading it is safe, is told in `pickle_machine`. The file must hold a state dict:
-names with tensors. Only data.pkl is checked against its checksum, as reading the tensors is left to who wants them.
+`pickle_machine` says what the pickle may hold, and why reading it is safe. The file must hold a state dict: names with
+tensors. Only data.pkl is checked against its checksum, as reading the tensors is left to who wants them.
 """
 
 import mmap

@@ -104,7 +104,7 @@ def _remove(path: Path) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove the temporary files beside `target` whose processes are gone, or which nobody writes to any more."""
+    """Remove the temporary files beside `target` whose processes are gone, or that are no longer written to."""
     form = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.[0-9a-f]{{8}}\.tmp")
     with contextlib.suppress(OSError):  # of other users, of other processes that sweep: not what was asked for
         for path in target.parent.iterdir():

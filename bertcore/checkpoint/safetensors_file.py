@@ -103,7 +103,7 @@ def native(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _check_header_size(file: Path, size: int) -> None:
-    """CheckpointError for a header that would take seconds to read; one that the file has no room for is told later."""
+    """CheckpointError for a header that would take seconds to read; one longer than the file is an error later."""
     if MOST_HEADER_BYTES < size <= file.stat().st_size - 8:
         raise CheckpointError(f"{file}: its header has {size} bytes, expected at most {MOST_HEADER_BYTES}")
 

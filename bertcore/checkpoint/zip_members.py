@@ -47,7 +47,7 @@ class Member:
 
 
 def read_members(data) -> dict[str, Member]:
-    """The members of the archive in `data` (bytes or a mapped file), by name. BadArchive tells what is wrong."""
+    """The members of the archive in `data` (bytes or a mapped file), by name. BadArchive says what is wrong."""
     count, size, start = _find_directory(data)
     if size > LIMIT:
         raise BadArchive(f"its directory has {size} bytes, expected at most {LIMIT}")

@@ -27,7 +27,7 @@ def input_stream(path: str) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of UTF-8 bytes, without their ends (LF or CRLF); CommandError tells the line that is not UTF-8."""
+    """The lines of UTF-8 bytes, without their ends (LF or CRLF); CommandError names the line that is not UTF-8."""
     for number, line in enumerate(stream, 1):
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:

@@ -46,7 +46,7 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """A block in which an error of writing, which knows no name, tells what cannot be written."""
+    """A block in which errors of writing, which have no file name of their own, say what cannot be written."""
     try:
         yield
     except OSError as error:

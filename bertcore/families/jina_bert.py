@@ -1,6 +1,6 @@
 """Jina BERT v2 (Günther et al. 2023, arXiv:2310.19923): BERT with biases of distance and a gated feed-forward.
 
-Its configs say "bert"; the code that their auto_map names tells them from BERT's.
+Its configs say "bert"; the code that their auto_map names distinguishes them from BERT's.
 """
 
 from collections.abc import Mapping

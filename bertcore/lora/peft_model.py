@@ -211,7 +211,7 @@ class PeftModel(Block):
 
 
 def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) -> Iterator[LowRankAdapter]:
-    """Those of all targets; what is trained as it is has none."""
+    """The adapters of all targets; a parameter that is trained in full gets none."""
     options = {"rank": config.r, "scale": config.scale, "dropout": config.lora_dropout}
     found = False
     for parameter in _candidates(model, config):

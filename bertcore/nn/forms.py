@@ -112,7 +112,7 @@ class Forms:
         return array if self.is_own else array.astype(self.dtype, order="C")
 
     def next_version(self, own_array: Any) -> Forms:
-        """Those of other values, which `own_array`, in the same memory and dtype, has by now."""
+        """The forms of the next version, whose values are in `own_array`, of the same memory and dtype."""
         forms = copy.copy(self)
         forms.weights, forms.rounded, forms.is_own = {}, {}, True
         forms.array, forms.device_array = (None, own_array) if self.is_on_device else (own_array, None)

@@ -55,7 +55,7 @@ def dropped_linear(input: Any, weight: Any, bias: Any, residual: Any, activation
 
 
 def drop(input: Any, rate: float) -> Any:
-    """`input` as it is, in training with elements dropped."""
+    """`input`, with elements dropped in training."""
     if not rate or not is_dropping():
         return input
     return functional.dropout(input, p=rate, seed=next_seed())

@@ -283,7 +283,7 @@ class PerVersion(Generic[Made]):
         return PerVersion, ()  # a copy of a block makes its own
 
     def get(self, version: Any, make: Callable[[], Made]) -> Made:
-        """What is kept for this version and the backend in force, by now made by `make`."""
+        """What is kept for this version and the backend in force; `make` makes it where there is none yet."""
         known, made = self._kept
         if known != version:
             made = {}

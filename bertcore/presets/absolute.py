@@ -185,12 +185,12 @@ _ELECTRA = BERT.but(
     "electra-small-discriminator", "google/electra-small-discriminator",
     {"model_type": "electra", "embedding_size": 128, **sizes(12, 256, 4)},
     year=2020, paper="arXiv:2003.10555", objective=RTD, pretraining_heads=("replaced_tokens",),
-    own="tells replaced tokens; narrow embeddings; no pooler",
+    own="detects replaced tokens; narrow embeddings; no pooler",
 )  # fmt: skip
 _GENERATES = {
     "objective": "MLM, beside its discriminator",
     "pretraining_heads": MLM,
-    "own": "makes the tokens that its discriminator tells",
+    "own": "makes the tokens that its discriminator detects",
 }
 _ELECTRA_SIZES = {"base": {"embedding_size": 768, **BASE}, "large": {"embedding_size": 1024, **LARGE}}
 _GENERATOR_SIZES = {

@@ -265,7 +265,7 @@ class _CutTexts:
         length, positions = encoder.max_seq_length, encoder.model.spec.longest_sequence
         more = f"; the model takes up to {positions} (max_seq_length)" if positions and positions > length else ""
         warnings.warn(
-            f"{self._cut} of {self._texts} texts were cut to {length} tokens{more}. This is told once",
+            f"{self._cut} of {self._texts} texts were cut to {length} tokens{more}. This warning is given once",
             TextsCutWarning,
             stacklevel=4,
         )

@@ -34,7 +34,8 @@ class AutoTokenizer:
 
         Those files are vocab.txt (BERT's WordPiece), vocab.json and merges.txt (byte-level BPE), or a SentencePiece
         model (spiece.model, spm.model, sentencepiece.bpe.model). Whose tokenizer it is, with which special tokens and
-        rules, tells tokenizer_class in tokenizer_config.json, else config.json's tokenizer_class or model_type.
+        rules, is read from tokenizer_class in tokenizer_config.json, else from config.json's tokenizer_class or
+        model_type.
 
         tokenizer_config.json and special_tokens_map.json, when they are there, give the special tokens, the longest
         input and (over tokenizer.json) do_lower_case, strip_accents, tokenize_chinese_chars and add_prefix_space.

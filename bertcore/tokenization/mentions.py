@@ -1,4 +1,4 @@
-"""LUKE's entities in a text: which tokens each one covers, and what the model is told about it."""
+"""LUKE's entities in a text: which tokens each one covers, and the inputs that describe it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

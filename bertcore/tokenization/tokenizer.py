@@ -80,7 +80,7 @@ class Tokenizer(Vocabulary):
             return_tensors: None for lists; "np" for int64 arrays (rows, tokens), of one row for a single string.
             return_token_type_ids, return_attention_mask: None means as in model_input_names.
             return_overflowing_tokens: what truncation cuts off follows as rows of its own, and
-                overflow_to_sample_mapping tells which text each row is from.
+                overflow_to_sample_mapping says which text each row is from.
             return_special_tokens_mask, return_offsets_mapping, return_length: add special_tokens_mask (1 at special
                 tokens and padding), offset_mapping (first and last + 1 character of each token), length.
 

@@ -1,4 +1,4 @@
-"""LUKE's blocks: embeddings of entities, and attention that tells words from entities (Yamada et al. 2020,
+"""LUKE's blocks: embeddings of entities, and attention that treats words and entities apart (Yamada et al. 2020,
 https://arxiv.org/abs/2010.01057)."""
 
 from collections.abc import Iterator, Mapping
