@@ -129,8 +129,8 @@ class Tape:
     def gradients(self, output: Variable, seed: Any) -> dict[Hashable, Any]:
         """The gradients of the leaves that `output` depends on, by their keys; `seed` is the gradient of `output`.
 
-        The records are used up: what an operation kept for its pullback is freed as soon as that has run, and the leaves
-        at the end.
+        The records are used up: what an operation kept for its pullback is freed once that has run, and the leaves are
+        freed at the end.
         """
         pending: dict[int, Any] = {id(output): seed}
         found: dict[Hashable, Any] = {}
