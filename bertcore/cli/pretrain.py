@@ -27,6 +27,7 @@ from bertcore.cli.training import (
     from_first,
     one_of_processes,
     out_folder,
+    positive_number,
     records_of,
     share,
     train_and_tell,
@@ -51,10 +52,12 @@ OBJECTIVES = {
     "clm": None,
     "plm": None,
     "tlm": None,
+    "rtd": None,
     "mlm+nsp": "NextSentence",
     "mlm+sop": "SentenceOrder",
 }
 UNITS = ("token", "word", "span")
+EMBEDDINGS = ("tied", "separate", "gradient_disentangled")  # those of bertcore.ReplacedTokenModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mlm",
         help="mlm: masked words (the default); mlm+sbo: and masked spans from the tokens beside them (SpanBERT); "
         "mlm+nsp: and whether one segment follows another (BERT); mlm+sop: and their order (ALBERT); "
-        "clm: the next word; plm: the last words of a random order (XLNet); "
+        "clm: the next word; plm: the last words of a random order (XLNet); rtd: which words were replaced by "
+        "another model, which learns masked words meanwhile (ELECTRA); "
         "tlm: masked words of texts and their translations, in two columns of JSON or tables (XLM)",
     )
     parser.add_argument("--mask", choices=UNITS, help="what is masked as one (default: token; span for mlm+sbo)")
@@ -80,6 +84,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_training_arguments(
         parser, lr="5e-4; 5e-5 for a checkpoint", epochs=1, batch=32, length=f"the model's, at most {LONGEST}"
     )
+    rtd = parser.add_argument_group("rtd")
+    rtd.add_argument(
+        "--generator-size",
+        type=positive_number,
+        metavar="SHARE",
+        help="of the model's widths (ELECTRA, default: 0.25) or of its layers (others, default: 0.5)",
+    )
+    rtd.add_argument("--embeddings", choices=EMBEDDINGS, default="tied", help="of both models (default: tied)")
     data = parser.add_argument_group("data")
     data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
     data.add_argument(
@@ -117,6 +129,7 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     train, held_out = held_out_parts(examples, args.held_out)
     measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
     measures += [metrics.pair_accuracy] if OBJECTIVES[args.objective] else []
+    measures += [metrics.commonest_word, metrics.replaced_tokens] if args.objective == "rtd" else []
     trainer = Trainer(
         model=model,
         args=training_arguments(args, folder, RATES[kind]),
@@ -128,6 +141,8 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
         preprocess_logits_for_metrics=metrics.predicted_next_words if is_causal else metrics.predicted_words,
     )
     train_and_tell(trainer, args)
+    if args.objective == "rtd":
+        from_first(lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")])
 
 
 def objective_of(args: argparse.Namespace) -> Any:
@@ -143,6 +158,8 @@ def objective_of(args: argparse.Namespace) -> Any:
     masked = 0.15 if args.mask_share is None else args.mask_share
     if args.objective == "mlm+sbo":
         return objectives.SpanBoundary(Masking(masked, unit=args.mask or "span"))
+    if args.objective == "rtd":
+        return objectives.ReplacedToken(Masking(masked, 1.0, 0.0, unit=args.mask or "token"))
     kind = objectives.TranslationLM if args.objective == "tlm" else objectives.MaskedLM
     words = kind(Masking(masked, unit=args.mask or "token"))
     pairs = OBJECTIVES[args.objective]
@@ -188,7 +205,16 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
     ids |= {"eos_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
     config |= {key: value for key, value in ids.items() if value is not None}
-    return kind.from_config(config, seed=args.seed), tokenizer, "new"
+    return kind.from_config(config, seed=args.seed, **_beside(args, config)), tokenizer, "new"
+
+
+def _beside(args: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
+    """The options of a model that a generator stands beside."""
+    from bertcore.models.replaced_tokens import generator_config
+
+    if args.objective != "rtd":
+        return {}
+    return {"generator": generator_config(config, args.generator_size), "embeddings": args.embeddings}
 
 
 def kind_of(model: str) -> str:

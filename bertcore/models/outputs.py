@@ -134,7 +134,7 @@ class ReplacedTokensOutput(ModelOutput):
     generator_logits: of the generator, (sequences, length, vocabulary), where they were asked for.
     logits: of the discriminator, (sequences, length); pads are zero.
     given_ids: the words that the discriminator was given, (sequences, length).
-    replaced: 1 for those that are not the text's own, else 0, (sequences, length).
+    replaced: 1 for those that are not the text's own, else 0, (sequences, length); -100 at padding.
     """
 
     generator_loss: Any = None

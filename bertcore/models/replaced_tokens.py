@@ -277,6 +277,8 @@ class ReplacedTokenModel(NamedParameters):
         replaced = (given != np.where(has_label, labels, ids)).astype(np.int64)
         found = self.discriminator(given, **rest, labels=replaced)
         loss = functional.add(generator_loss, functional.scale(found.loss, factor=discriminator_weight))
+        if attention_mask is not None:
+            replaced[integer_batch("attention_mask", attention_mask) == 0] = losses.IGNORED
         return ReplacedTokensOutput(
             loss=loss,
             generator_loss=generator_loss,

@@ -133,6 +133,31 @@ def pair_accuracy(prediction: Prediction) -> dict[str, float]:
     return {"pair_accuracy": accuracy((logits, labels))["accuracy"]}
 
 
+def replaced_tokens(prediction: Prediction) -> dict[str, float]:
+    """How well replaced tokens are told, of what `predicted_words` keeps of a `ReplacedTokenModel`.
+
+    "replaced_accuracy" is the share of tokens told right, "replaced_f1" that of the replaced ones, the harmonic mean of
+    precision and recall; "..._trivial" are those of calling no token replaced, and all.
+    """
+    (*_, logits, replaced), _ = prediction
+    is_real = replaced != IGNORED
+    told, expected = logits[is_real] > 0, replaced[is_real] == 1
+    share, right = _mean(expected), np.count_nonzero(told & expected)
+    return {
+        "replaced_accuracy": _mean(told == expected),
+        "replaced_accuracy_trivial": 1 - share,
+        "replaced_f1": 2 * right / max(np.count_nonzero(told) + np.count_nonzero(expected), 1),
+        "replaced_f1_trivial": 2 * share / (1 + share),
+    }
+
+
+def commonest_word(prediction: Prediction) -> dict[str, float]:
+    """{"masked_accuracy_trivial": the share of labelled words that are the commonest one of them}, of what
+    `predicted_words` keeps: what is right without looking at the text."""
+    _, _, labels = _kept_words(prediction)
+    return {"masked_accuracy_trivial": float(np.unique(labels, return_counts=True)[1].max() / labels.size)}
+
+
 def perplexity(prediction: Prediction) -> dict[str, float]:
     """{"perplexity": exp of the mean surprise}, of what `predicted_words` or `predicted_next_words` keeps."""
     _, surprise, _ = _kept_words(prediction)

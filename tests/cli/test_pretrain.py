@@ -124,6 +124,31 @@ def test_translations(inputs, tmp_path, capsys):
     assert "'text_pair'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [["--embeddings", "gradient_disentangled"], ["--generator-size", "0.5"]])
+def test_replaced_tokens(inputs, tmp_path, capsys, options):
+    """Two models, each with the tokenizer; beside each figure what it is without looking at the text."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "embedding_size": 10}
+    (tmp_path / "electra.json").write_text(json.dumps({**CONFIG, **sizes, "model_type": "electra"}))
+    options = ["--objective", "rtd", "--vocab-size", "70", "--save-steps", "2", *options]
+    assert pretrain(inputs, tmp_path / "out", *options, model=tmp_path / "electra.json") == 0
+    shown = capsys.readouterr().out
+    for name in ("masked_accuracy", "replaced_accuracy", "replaced_f1"):
+        assert f"held out  {name} " in shown and f"held out  {name}_trivial " in shown
+    found = [load_model(tmp_path / "out" / part) for part in ("generator", "discriminator")]
+    assert [type(model).__name__ for model in found] == ["AutoModelForMaskedLM", "Discriminator"]
+    assert found[0].spec.hidden_size == (12 if "--generator-size" in options else 6)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out" / "discriminator")) == found[1].spec.vocab_size
+    before = weights(tmp_path / "out" / "discriminator")
+    assert pretrain(inputs, tmp_path / "out", *options, "--resume", model=tmp_path / "electra.json") == 0
+    assert weights(tmp_path / "out" / "discriminator") == before
+
+
+def test_replaced_tokens_of_a_family_that_does_not_tell_them(inputs, tmp_path, capsys):
+    assert pretrain(inputs, tmp_path / "out", "--objective", "rtd", "--vocab-size", "70") == 1
+    assert "models of type 'bert' have no head for replaced_tokens" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "generator").exists()
+
+
 def test_a_checkpoint_is_trained_on(inputs, masked_lm_folder, tmp_path):
     assert (
         main(

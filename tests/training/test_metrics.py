@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertcore.training import metrics
+from bertcore.training.masking import IGNORED
 from bertcore.training.span_metrics import answer_scores, normalized_answer, span_f1, spans
 
 RNG = np.random.default_rng(3)
@@ -185,3 +186,17 @@ def test_scores_of_answers():
     assert scores == pytest.approx({"exact_match": 50.0, "f1": 100 * (1 + 2 * 2 / 5 + 1 + 0) / 4})
     with pytest.raises(ValueError, match="1 answers and references of 0 questions"):
         answer_scores(["x"], [])
+
+
+def test_replaced_tokens_beside_what_is_trivial():
+    replaced = np.array([[1, 0, 0, IGNORED], [0, 1, 0, 0]])
+    logits = np.array([[0.5, 2.0, -1.0, 9.0], [-1.0, -2.0, -3.0, -4.0]])  # one of two is found, one is wrong
+    words = np.array([[5, IGNORED, 5, IGNORED], [6, 5, IGNORED, IGNORED]])
+    kept = np.zeros_like(words), np.zeros(words.shape, np.float32), logits, replaced
+    found = metrics.combined(metrics.replaced_tokens, metrics.commonest_word)((kept, words))
+    assert found == pytest.approx(
+        {
+            "replaced_accuracy": 5 / 7, "replaced_accuracy_trivial": 5 / 7, "replaced_f1": 1 / 2,
+            "replaced_f1_trivial": 4 / 9, "masked_accuracy_trivial": 3 / 4,
+        }
+    )  # fmt: skip
