@@ -19,6 +19,7 @@ from bertcore.training.collators import DataCollatorForLanguageModeling, DataCol
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput
 from bertcore.training.failures import TrainingDiverged
 from bertcore.training.masking import Masking
+from bertcore.training.muon import Muon
 from bertcore.training.optimizers import LAMB, AdamW, Optimizer, StableAdamW, clip_grad_norm
 from bertcore.training.schedules import Schedule, get_scheduler
 from bertcore.training.state import TrainerControl, TrainerState
@@ -32,6 +33,7 @@ __all__ = [
     "EarlyStoppingCallback",
     "EvalPrediction",
     "Masking",
+    "Muon",
     "NotSaved",
     "Optimizer",
     "PredictionOutput",

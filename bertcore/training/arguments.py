@@ -10,10 +10,11 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
 from bertcore.nn.autocast import autocast
+from bertcore.training.muon import Muon
 from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
 from bertcore.training.schedules import SCHEDULES
 
-OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB}
+OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}
 SPELLINGS = {  # of transformers
     "optim": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
     "lr_scheduler_type": {"constant_with_warmup": "constant"},
@@ -33,7 +34,7 @@ class TrainingArguments:
         max_tokens_per_batch: the most tokens of a batch, too; none by default.
         gradient_accumulation_steps: batches whose gradients make one step, each weighed by its number of labels.
         learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: of the optimiser.
-        optim: "adamw", "stable_adamw" or "lamb".
+        optim: "adamw", "stable_adamw", "lamb" or "muon".
         max_grad_norm: the most that the joint norm of all gradients may be; 0 for any.
         num_train_epochs: how often the dataset is gone through.
         max_steps: the number of steps, in place of epochs; -1 for none.

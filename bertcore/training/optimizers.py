@@ -14,6 +14,8 @@ from bertcore.gradients import gradient_of
 from bertcore.nn.parameter import Parameter, change_together
 from bertcore.training.checks import check_count
 
+MOMENTS = "first_moment", "second_moment"
+
 
 @dataclass
 class Group:
@@ -73,7 +75,7 @@ class Optimizer:
             raise ValueError(f"betas is {betas!r}, expected two numbers of at least 0 and below 1")
         self.betas, self.eps, self.step_count = tuple(betas), eps, 0
         self.groups = _make_groups(model.parameters(), lr, weight_decay, groups)
-        self._moments: dict[Parameter, tuple[Any, Any]] = {}
+        self._moments: dict[Parameter, tuple[Any, ...]] = {}
 
     @property
     def lr(self) -> float:
@@ -110,20 +112,25 @@ class Optimizer:
 
         return update
 
-    def _moments_of(self, parameter: Parameter, array: Any) -> tuple[Any, Any]:
+    def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
+        """What is kept of the gradients of `parameter`, an array of its shape each."""
+        return MOMENTS
+
+    def _moments_of(self, parameter: Parameter, array: Any) -> tuple[Any, ...]:
         if parameter not in self._moments:
             xp = kernels.array_module(array)
-            self._moments[parameter] = xp.zeros_like(array), xp.zeros_like(array)
+            self._moments[parameter] = tuple(xp.zeros_like(array) for _ in self._kinds(parameter))
         return self._moments[parameter]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later run needs to go on: "step_count", "first_moment.NAME" and "second_moment.NAME" of parameters.
+        """What a later run needs to go on: "step_count", and of parameters "first_moment.NAME" and "second_moment.NAME"
+        (or "momentum.NAME", of `Muon`).
 
         The arrays are views, which the next step changes.
         """
         state: dict[str, Any] = {"step_count": np.asarray(self.step_count)}
         for parameter, moments in self._moments.items():
-            for kind, array in zip(_MOMENTS, moments, strict=True):
+            for kind, array in zip(self._kinds(parameter), moments, strict=True):
                 host = array if isinstance(array, np.ndarray) else array.get()
                 state |= {f"{kind}.{name}": part for name, part in parameter.parts(host)}
         return state
@@ -137,21 +144,19 @@ class Optimizer:
         parameters = [parameter for group in self.groups for parameter in group.parameters]
         moments, known = {}, {"step_count"}
         for parameter in parameters:
-            names = [[f"{kind}.{name}" for name in parameter.names] for kind in _MOMENTS]
+            kinds = self._kinds(parameter)
+            names = [[f"{kind}.{name}" for name in parameter.names] for kind in kinds]
             if not any(name in state for part in names for name in part):
                 continue  # it was frozen, or there was no step yet
-            for kind in _MOMENTS:
+            for kind in kinds:
                 _check_arrays(state, {f"{kind}.{name}": shape for name, shape in parameter.expected.items()})
             known.update(*names)
-            arrays = [{name: state[f"{kind}.{name}"] for name in parameter.names} for kind in _MOMENTS]
+            arrays = [{name: state[f"{kind}.{name}"] for name in parameter.names} for kind in kinds]
             moments[parameter] = tuple(_on_device_of(parameter, parameter.joined(part)[0]) for part in arrays)
         unknown = sorted(set(state) - known)
         if unknown or "step_count" not in state:
             raise ValueError(f"state: {'unknown are ' + ', '.join(unknown) if unknown else 'step_count is missing'}")
         self._moments, self.step_count = moments, check_count("state['step_count']", state["step_count"], 0)
-
-
-_MOMENTS = "first_moment", "second_moment"
 
 
 class AdamW(Optimizer):

@@ -8,7 +8,7 @@ import pytest
 from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, use_backend, value_and_grad
 from bertcore.kernels import adam_update
 from bertcore.tape import Tape, value_of
-from bertcore.training import LAMB, AdamW, StableAdamW, clip_grad_norm, get_scheduler
+from bertcore.training import LAMB, AdamW, Muon, StableAdamW, clip_grad_norm, get_scheduler
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
 
@@ -33,7 +33,7 @@ def train(model, optimizer, steps=4):
     return losses
 
 
-@pytest.mark.parametrize("kind", [AdamW, StableAdamW, LAMB])
+@pytest.mark.parametrize("kind", [AdamW, StableAdamW, LAMB, Muon])
 def test_the_loss_falls_and_backends_agree(cpu_backend, kind):
     model = new_model("float64")
     losses = train(model, kind(model, lr=0.01), 8)
@@ -182,7 +182,7 @@ def test_low_precision_is_not_trained():
         next(iter(new_model("bfloat16").parameters())).change(lambda array: None)
 
 
-@pytest.mark.parametrize("kind", [AdamW, LAMB])
+@pytest.mark.parametrize("kind", [AdamW, LAMB, Muon])
 def test_state_goes_on_to_the_bit(kind):
     whole, parts = new_model(), new_model()
     optimizer, first = kind(whole), kind(parts)

@@ -1,0 +1,96 @@
+"""Muon: momentum whose singular values are made alike, for the matrices of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bertcore import kernels
+from bertcore.nn.parameter import Parameter
+from bertcore.training.optimizers import MOMENTS, Group, Optimizer
+
+COEFFICIENTS = 3.4445, -4.7750, 2.0315
+STEPS = 5
+EPS = 1e-7
+RMS = 0.2  # of an update, as AdamW's usually are
+
+
+class Muon(Optimizer):
+    """Momentum that is orthogonalised, for the weights of linear maps in layers; AdamW for all else (Jordan et al.
+    2024, https://kellerjordan.github.io/posts/muon/).
+
+    A map is in a layer if its name in a checkpoint has a number ("encoder.layer.0..."): embeddings, poolers and heads,
+    biases and norms are AdamW's. Each tensor of a checkpoint is orthogonalised for itself, by five Newton-Schulz steps,
+    and an update is as large as AdamW's are (Liu et al. 2025, arXiv:2502.16982), so that the learning rates and the
+    weight decay of AdamW serve for both.
+
+    Args:
+        model, lr, betas, eps, weight_decay, groups: as for `Optimizer`; betas and eps are AdamW's.
+        momentum: how much of the momentum is kept at each step (Nesterov's is applied).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        groups: Sequence[Mapping[str, Any]] = (),
+    ):
+        super().__init__(model, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, groups=groups)
+        if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum!r}, expected a number of at least 0 and below 1")
+        self.momentum = momentum
+
+    def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
+        return ("momentum",) if is_matrix_of_a_layer(parameter) else MOMENTS
+
+    def _updater(self, group: Group, parameters: list[Parameter], grads: list[Any]) -> Callable[[list[Any]], None]:
+        is_matrix = [is_matrix_of_a_layer(parameter) for parameter in parameters]
+        others = [index for index, wanted in enumerate(is_matrix) if not wanted]
+        adamw = super()._updater(group, [parameters[index] for index in others], [grads[index] for index in others])
+
+        def update(arrays: list[Any]) -> None:
+            adamw([arrays[index] for index in others])
+            for parameter, array, grad, wanted in zip(parameters, arrays, grads, is_matrix, strict=True):
+                if wanted:
+                    whole = array, grad, *self._moments_of(parameter, array)
+                    for tensors in zip(*map(parameter.pieces, whole), strict=True):
+                        self._change(group, *tensors)
+
+        return update
+
+    def _change(self, group: Group, array: Any, grad: Any, momentum: Any) -> None:
+        kept = self.momentum
+        momentum *= kept
+        momentum += (1 - kept) * grad
+        direction = orthogonalized((1 - kept) * grad + kept * momentum)
+        array *= 1 - group.lr * group.weight_decay
+        array -= group.lr * RMS * max(array.shape) ** 0.5 * direction
+
+
+def is_matrix_of_a_layer(parameter: Parameter) -> bool:
+    """Whether it is the weight of a linear map and nothing else, and its name has a number."""
+    has_number = any(part.isdecimal() for part in parameter.names[0].split("."))
+    return parameter.uses == {"weight"} and has_number and len(parameter.shape) == 2
+
+
+def orthogonalized(matrix: Any) -> Any:
+    """A matrix with the singular vectors of `matrix`, (rows, columns), and singular values near 1 (about 0.7 to 1.2).
+
+    Each of the five steps takes x to a x + b (x x') x + c (x x')² x, an odd polynomial of the singular values.
+    """
+    if not matrix.size:
+        return matrix
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalized(matrix.T).T
+    a, b, c = COEFFICIENTS
+    x = matrix / max(float((matrix.astype("float64") ** 2).sum()) ** 0.5, EPS)
+    for _ in range(STEPS):
+        squares = kernels.linear(x, x)
+        factor = kernels.linear(c * squares, squares, residual=b * squares)  # symmetric, as its factors are
+        x = kernels.linear(factor, x.T, residual=a * x)
+    return x

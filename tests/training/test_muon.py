@@ -1,0 +1,80 @@
+"""Muon: which parameters it orthogonalises, by what, and beside torch.optim.Muon."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModelForMaskedLM, value_and_grad
+from bertcore.training import AdamW, Muon
+from bertcore.training.muon import is_matrix_of_a_layer, orthogonalized
+from tests.tiny_bert import CONFIG
+
+RNG = np.random.default_rng(7)
+IDS = RNG.integers(5, CONFIG["vocab_size"], (3, 13))
+BATCH = {"input_ids": IDS, "labels": IDS}
+VALUE = "bert.encoder.layer.0.attention.self.value.weight"
+
+
+def new_model():
+    return AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=1)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (13, 5), (39, 39), (5, 160)])
+def test_singular_values_are_made_alike(shape, cpu_backend):
+    matrix = RNG.normal(size=shape)
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    found = orthogonalized(matrix)
+    assert found.shape == shape
+    new = np.diag(left.T @ found @ right.T)  # the singular vectors are kept
+    np.testing.assert_allclose(left @ np.diag(new) @ right, found, atol=1e-9)
+    kept = values > 0.02 * np.linalg.norm(values)
+    assert ((new[kept] > 0.5) & (new[kept] < 1.3)).all()
+
+
+def test_what_has_no_direction_gets_none():
+    assert not orthogonalized(np.zeros((3, 4))).any()
+    assert orthogonalized(np.zeros((0, 4))).shape == (0, 4)
+
+
+def test_the_matrices_of_layers_and_nothing_else():
+    model = new_model()
+    chosen = {name for parameter in model.parameters() if is_matrix_of_a_layer(parameter) for name in parameter.names}
+    parts = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
+    assert len(chosen) == len(parts) * CONFIG["num_hidden_layers"]
+    assert all(name.startswith("bert.encoder.layer.") and name.endswith("weight") for name in chosen)
+    other = new_model()
+    _, grads = value_and_grad(model)(**BATCH)
+    Muon(model, lr=0.01).step(dict(grads))
+    AdamW(other, lr=0.01).step(dict(grads))
+    ours, adamws = model.state_dict(), other.state_dict()
+    assert {name for name in ours if (ours[name] != adamws[name]).any()} == chosen
+
+
+def test_momenta_that_are_none():
+    with pytest.raises(ValueError, match="momentum is 1"):
+        Muon(new_model(), momentum=1)
+
+
+@pytest.mark.parity
+def test_torchs_steps(monkeypatch):
+    """Five, with a schedule and decay. torch orthogonalises in bfloat16; here it is made to do so in float64."""
+    import torch
+
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
+    model = new_model()
+    weights = {name: torch.tensor(array) for name, array in model.state_dict().items() if "layer.0" in name}
+    weights = {name: tensor.requires_grad_() for name, tensor in weights.items() if tensor.ndim == 2}
+    peer = torch.optim.Muon(weights.values(), lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    ours = Muon(model, lr=0.02, weight_decay=0.1)
+    assert VALUE in weights and len(weights) == 6
+    for step in range(5):
+        _, grads = value_and_grad(model)(**BATCH)
+        for name, tensor in weights.items():
+            tensor.grad = torch.tensor(grads[name])
+        for group in peer.param_groups:
+            group["lr"] = 0.02 / (step + 1)
+        for group in ours.groups:
+            group.lr = 0.02 / (step + 1)
+        peer.step()
+        ours.step(grads)
+        for name, tensor in weights.items():
+            np.testing.assert_allclose(model.state_dict()[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-12)
