@@ -30,6 +30,7 @@ from bertcore.cli.training import (
     STORED,
     add_training_arguments,
     check_once,
+    early_stopping,
     example_length,
     from_first,
     number,
@@ -131,6 +132,7 @@ def distill(args: argparse.Namespace, folder: Path) -> None:
     print(f"teacher   {teacher.num_parameters():,} parameters, {teacher.spec.num_layers} layers")
     print(f"student   {student.num_parameters():,} parameters, {student.spec.num_layers} layers")
     common = {"args": training_arguments(args, folder, RATE), "eval_dataset": held_out, "processing_class": tokenizer}
+    common["callbacks"] = early_stopping(args, held_out)
     common |= measure
     objective = _objective(args, teacher)
     if held_out is not None:

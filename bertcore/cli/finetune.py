@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder
+from bertcore.cli.lora import add_lora_arguments, with_adapters
 from bertcore.cli.training import (
     add_training_arguments,
     check_once,
+    early_stopping,
     example_length,
     from_first,
     one_of_processes,
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", choices=("sequence", "token", "qa", *EMBEDDING_TASKS), required=True, help="see above"
     )
     add_training_arguments(parser, lr="5e-5", epochs=3, batch=16, length=f"the model's, at most {LONGEST}")
+    add_lora_arguments(parser)
     add_data_arguments(parser)
 
 
@@ -93,6 +96,7 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
         return
     columns = columns_of(args, [*rows, *held_out])
     model, tokenizer = _model_and_tokenizer(args, columns)
+    model = with_adapters(model, args, args.task)
     length = example_length(args, args.model, model, LONGEST, tokenizer)
     train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
     print(f"data      {len(train):,} examples, {len(measure):,} held out{told_labels(columns)}")
@@ -103,6 +107,7 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
         eval_dataset=measure or None,
         processing_class=tokenizer,
         compute_metrics=metric_of(columns, held_out, measure),
+        callbacks=early_stopping(args, measure),
     )
     train_and_tell(trainer, args)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import CommandError, model_folder
-from bertcore.cli.training import example_length, train_and_tell, training_arguments
+from bertcore.cli.lora import with_adapters
+from bertcore.cli.training import early_stopping, example_length, train_and_tell, training_arguments
 
 RATE = 5e-5
 LONGEST = 128  # tokens, where the model takes more
@@ -29,7 +30,7 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
         metrics.required("scipy.stats")  # before the work, and not after it
     columns = TextColumns((args.text or TEXT, args.text_pair or TEXT_PAIR), label)
     train, measured = (list(columns.examples(some)) for some in (rows, held_out))
-    model = AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False)
+    model = with_adapters(AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False), args)
     tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
     kind = objectives.CoSENT if is_scored else objectives.MultipleNegativesRanking
     length = example_length(args, args.model, model, LONGEST, tokenizer)
@@ -40,13 +41,14 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
         eval_dataset=measured or None,
         processing_class=tokenizer,
         objective=kind(pooling=settings.pooling[0], max_length=length),
+        callbacks=early_stopping(args, measured),
     )
     print(f"data      {len(train):,} pairs, {len(measured):,} held out")
 
     def measure(out: Path) -> dict[str, float]:
         kept = ("pooling", "normalize", "do_lower_case", "prompts", "default_prompt_name")
         options = {name: getattr(settings, name) for name in kept}
-        save_sentence_encoder(out, model, tokenizer, max_seq_length=length, **options)
+        save_sentence_encoder(out, trainer.model, tokenizer, max_seq_length=length, **options)
         return figures(out, measured, columns) if measured else {}
 
     train_and_tell(trainer, args, measure)

@@ -19,10 +19,12 @@ from typing import Any
 
 from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
 from bertcore.cli.corpus import documents_of, held_out_parts, stored_examples
+from bertcore.cli.lora import add_lora_arguments, with_adapters
 from bertcore.cli.training import (
     STORED,
     add_training_arguments,
     check_once,
+    early_stopping,
     example_length,
     from_first,
     one_of_processes,
@@ -92,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the model's widths (ELECTRA, default: 0.25) or of its layers (others, default: 0.5)",
     )
     rtd.add_argument("--embeddings", choices=EMBEDDINGS, default="tied", help="of both models (default: tied)")
+    add_lora_arguments(parser)
     data = parser.add_argument_group("data")
     data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
     data.add_argument(
@@ -122,6 +125,7 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     if args.objective == "plm" and "perm_mask" not in model.arguments:
         raise CommandError(f"--objective plm needs the two streams of XLNet, which {args.model} has not")
     _prepare_pairs(args, model, tokenizer)
+    model = with_adapters(model, args)
     length = example_length(args, args.model, model, LONGEST)
     given = args, folder / STORED, args.corpus, objective, tokenizer, length, {"objective": args.objective}
     language = args.language if OBJECTIVES[args.objective] else None
@@ -139,6 +143,7 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
         objective=objective,
         compute_metrics=metrics.combined(*measures),
         preprocess_logits_for_metrics=metrics.predicted_next_words if is_causal else metrics.predicted_words,
+        callbacks=early_stopping(args, held_out),
     )
     train_and_tell(trainer, args)
     if args.objective == "rtd":
@@ -192,9 +197,12 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     from bertcore.training.checkpoints import checkpoints_in
 
     kind = getattr(bertcore, objective.model_class)
+    if args.lora and kind_of(args.model) == "new":
+        raise CommandError(f"--lora trains adapters beside known weights, and {args.model} has none")
     if args.resume:
         saved = checkpoints_in(args.out)[-1]
-        return kind.from_pretrained(saved), bertcore.AutoTokenizer.from_pretrained(saved), kind_of(args.model)
+        weights = model_folder(args.model) if args.lora else saved  # with adapters, a checkpoint has these alone
+        return kind.from_pretrained(weights), bertcore.AutoTokenizer.from_pretrained(saved), kind_of(args.model)
     if kind_of(args.model) == "known":
         if args.tokenizer or args.vocab_size:
             raise CommandError(f"{args.model} has a tokenizer of its own: leave out --tokenizer and --vocab-size")

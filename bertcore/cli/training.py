@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import CommandError, positive
+from bertcore.cli.lora import merged
 from bertcore.cli.tables import printable
 
+OPTIMIZERS = "adamw", "stable_adamw", "lamb", "muon"
 STORED = "examples"  # in the --out folder: the corpus as tokens; with the log, what a run without checkpoints left
 
 
@@ -27,6 +29,12 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: 
     )
     until.add_argument("--max-steps", type=positive, metavar="N", help="end after N steps, whatever the epochs")
     until.add_argument("--max-seconds", type=positive_number, metavar="S", help="end after S seconds of training")
+    until.add_argument(
+        "--early-stopping",
+        type=positive,
+        metavar="N",
+        help="measure the loss at each checkpoint, end when N in a row were no better, and keep the best model",
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--lr", type=positive_number, metavar="RATE", help=f"learning rate (default: {lr})")
     how.add_argument(
@@ -39,6 +47,8 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: 
     how.add_argument("--max-length", type=positive, metavar="N", help=f"tokens of an example (default: {length})")
     how.add_argument("--warmup", type=share, default=0.06, metavar="SHARE", help="of the run (default: 0.06)")
     how.add_argument("--weight-decay", type=number, default=0.01, metavar="X", help="default: 0.01")
+    how.add_argument("--optim", choices=OPTIMIZERS, default=OPTIMIZERS[0], help=f"default: {OPTIMIZERS[0]}")
+    how.add_argument("--bf16", action="store_true", help="products in bfloat16 (faster on CPUs with AVX512_BF16 alone)")
     how.add_argument("--seed", type=whole, default=42, metavar="N", help="of all that is random (default: 42)")
     keeping = parser.add_argument_group("what is kept")
     keeping.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the --out folder")
@@ -176,6 +186,8 @@ def training_arguments(args: argparse.Namespace, folder: Path, default_lr: float
     """The TrainingArguments of a command line."""
     from bertcore.training import TrainingArguments
 
+    if args.early_stopping:
+        more |= {"eval_strategy": "steps", "eval_steps": args.save_steps, "load_best_model_at_end": True}
     return TrainingArguments(
         output_dir=folder,
         learning_rate=args.lr or default_lr,
@@ -186,12 +198,23 @@ def training_arguments(args: argparse.Namespace, folder: Path, default_lr: float
         per_device_eval_batch_size=args.batch,
         warmup_steps=args.warmup,
         weight_decay=args.weight_decay,
+        optim=args.optim,
+        bf16=args.bf16,
         seed=args.seed,
         save_steps=args.save_steps,
         save_total_limit=2,
         logging_steps=args.log_steps,
         **more,
     )
+
+
+def early_stopping(args: argparse.Namespace, held_out: Any) -> list[Any]:
+    """The callbacks of --early-stopping; CommandError without data to measure the model with."""
+    from bertcore.training import EarlyStoppingCallback
+
+    if args.early_stopping and not held_out:
+        raise CommandError("--early-stopping needs data to measure the model with: hold some out")
+    return [EarlyStoppingCallback(args.early_stopping)] if args.early_stopping else []
 
 
 def train_and_tell(
@@ -210,6 +233,7 @@ def train_and_tell(
         if checkpoints_in(folder):
             print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
         raise
+    trainer.model = merged(trainer.model, folder, is_first=trainer.is_world_process_zero())
     trainer.save_model(folder)
     if not trainer.is_world_process_zero():
         return

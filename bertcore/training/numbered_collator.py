@@ -29,8 +29,10 @@ class NumberedCollator:
 
     @property
     def masking(self) -> dict[str, Any] | None:
-        """The settings of the collator's `Masking`; None if it has none."""
+        """The settings of the collator's `masking`, a `Masking` or a dictionary; None if it has none."""
         masking = getattr(self._collator, "masking", None)
+        if isinstance(masking, dict):
+            return masking
         return asdict(masking) if isinstance(masking, Masking) else None
 
     def __call__(self, examples: Sequence[Any], number: int) -> Mapping[str, Any]:

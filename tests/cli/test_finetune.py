@@ -6,8 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from bertcore import AutoTokenizer, SentenceEncoder, load_model, use_backend
-from bertcore.cli import main
+from bertcore import AutoModelForSequenceClassification, AutoTokenizer, SentenceEncoder, load_model, use_backend
+from bertcore.cli import main, training
+from bertcore.lora import PeftModel
+from bertcore.training.arguments import OPTIMIZERS
 from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 
 STEPS = ["--max-steps", "12", "--batch", "8", "--lr", "0.01", "--backend", "numpy"]
@@ -179,3 +181,53 @@ def test_what_is_refused(model, tmp_path, capsys, monkeypatch, data, task, optio
     write(tmp_path, "a.jsonl", [{"text": "cat", "label": "x"}, {"text": "mat", "label": "y"}] * 5)
     assert finetune(model, tmp_path / "out", data, task, *options) == 1
     assert error in capsys.readouterr().err
+
+
+def test_adapters_are_trained_and_merged(model, tmp_path, capsys):
+    rows = [{"text": text, "label": text} for text in ("paris", "cat")] * 40
+    data, options = write(tmp_path, "a.jsonl", rows), ["--lora", "3", "--lora-targets", "query", "value"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert finetune(model, whole, data, "sequence", *options, "--save-steps", "5") == 0
+    assert "held out  accuracy" in capsys.readouterr().out
+    made, base = load_model(whole), AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
+    changed = {name for name, array in made.state_dict().items() if (array != base.state_dict()[name]).any()}
+    assert {name.split(".")[-2] for name in changed} == {"query", "value", "classifier"}
+    adapted = PeftModel.from_pretrained(base, whole / "adapter")
+    with use_backend("numpy"):
+        ids = [[2, 7, 9, 3]]
+        np.testing.assert_allclose(adapted(ids).logits, made(ids).logits, atol=1e-5)
+    parts.mkdir()
+    (whole / "checkpoint-10").rename(parts / "checkpoint-10")
+    assert finetune(model, parts, data, "sequence", *options, "--save-steps", "5", "--resume") == 0
+    for name, array in load_model(parts).state_dict().items():
+        np.testing.assert_array_equal(array, made.state_dict()[name])
+
+
+def test_an_encoder_by_adapters(model, tmp_path, capsys):
+    rows = [{"text": text, "text_pair": other} for text, other in (("paris", "france"), ("cat", "mat"))] * 20
+    data = write(tmp_path, "a.jsonl", rows)
+    assert finetune(model, tmp_path / "out", data, "pair", "--lora", "2") == 0
+    assert "held out  first_of_all" in capsys.readouterr().out
+    assert SentenceEncoder(tmp_path / "out").encode(["paris"]).shape == (1, 39)
+    assert finetune(model, tmp_path / "b", data, "pair", "--lora-targets", "query") == 1
+    assert "--lora-targets is about adapters: give their rank by --lora" in capsys.readouterr().err
+
+
+def test_a_run_ends_when_it_gets_no_better(model, tmp_path, capsys):
+    rows = [{"text": text, "label": label} for text, label in (("paris", "a"), ("cat", "b"))] * 20
+    data, options = write(tmp_path, "a.jsonl", rows), ["--early-stopping", "2", "--save-steps", "1", "--lr", "100"]
+    more = ["--optim", "muon", "--bf16", "--max-steps", "40"]
+    assert finetune(model, tmp_path / "out", data, "sequence", *options, *more) == 0
+    shown = capsys.readouterr().out
+    steps = int(shown.partition("steps     ")[2].split()[0])
+    assert 3 <= steps < 40
+    (state,) = (tmp_path / "out").glob(f"checkpoint-{steps}/trainer_state.json")
+    assert json.loads(state.read_text())["best_global_step"] == steps - 2
+    settings = json.loads((state.parent / "training_args.json").read_text())
+    assert settings["optim"] == "muon" and settings["bf16"] is True
+    assert finetune(model, tmp_path / "b", data, "sequence", *options, "--held-out", "0") == 1
+    assert "--early-stopping needs data to measure the model with" in capsys.readouterr().err
+
+
+def test_the_optimizers_are_those_of_the_trainer():
+    assert set(training.OPTIMIZERS) == set(OPTIMIZERS)

@@ -248,3 +248,21 @@ def test_what_is_refused(inputs, tmp_path, capsys, options, error):
 def test_numbers_that_are_none(inputs, tmp_path, capsys, option, value):
     assert pretrain(inputs, tmp_path / "out", option, value) == 2
     assert f"argument {option}" in capsys.readouterr().err
+
+
+def test_adapters_beside_a_checkpoint(inputs, tmp_path, capsys):
+    assert pretrain(inputs, tmp_path / "base") == 0
+    base, options = str(tmp_path / "base"), ["--lora", "2", "--save-steps", "2"]
+    corpus = ["pretrain", str(inputs / "good.txt"), "--model", base, *STEPS, *options]
+    assert main([*corpus, "--out", str(tmp_path / "whole")]) == 0
+    whole, before = weights(tmp_path / "whole"), weights(base)
+    assert {name.split(".")[2] for name in whole if whole[name] != before[name]} == {"layer"}
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "whole" / "checkpoint-2").rename(tmp_path / "parts" / "checkpoint-2")
+    (tmp_path / "whole" / "examples").rename(tmp_path / "parts" / "examples")
+    assert main([*corpus, "--out", str(tmp_path / "parts"), "--resume", "--mask-share", "0.3"]) == 1
+    assert "masking is" in capsys.readouterr().err
+    assert main([*corpus, "--out", str(tmp_path / "parts"), "--resume"]) == 0
+    assert weights(tmp_path / "parts") == whole
+    assert pretrain(inputs, tmp_path / "c", "--lora", "2") == 1
+    assert "--lora trains adapters beside known weights" in capsys.readouterr().err
