@@ -197,6 +197,8 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     from bertcore.training.checkpoints import checkpoints_in
 
     kind = getattr(bertcore, objective.model_class)
+    if args.lora and args.objective == "rtd":
+        raise CommandError("--lora trains adapters of one model, and --objective rtd has two")
     if args.lora and kind_of(args.model) == "new":
         raise CommandError(f"--lora trains adapters beside known weights, and {args.model} has none")
     if args.resume:
