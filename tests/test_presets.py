@@ -185,7 +185,7 @@ def test_figures_of_others_are_those_of_their_sources():
 
 
 OTHER_HEADS = {
-    *("mini-bert", "spanbert", "minilm-l6-h384", "minilm-l12-h384", "tinybert-4l-312", "tinybert-6l-768"),
+    *("mini-bert", "minilm-l6-h384", "minilm-l12-h384", "tinybert-4l-312", "tinybert-6l-768"),
     *("electra-small-generator", "electra-base-generator", "electra-large-generator"),
     *("jina-embeddings-v2-base-en", "jina-embeddings-v2-small-en"),
 }

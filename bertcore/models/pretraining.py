@@ -14,6 +14,7 @@ from bertcore.models.auto import AutoModelForCausalLM, AutoModelForMaskedLM
 from bertcore.models.model import Model
 from bertcore.models.outputs import LogitsOutput, PreTrainingOutput
 from bertcore.models.registry import HeadSpec
+from bertcore.models.span_boundary import AutoModelForSpanBoundary
 from bertcore.models.with_heads import ModelWithHeads, head_specs
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
@@ -31,10 +32,9 @@ class AutoModelForPreTraining(ModelWithHeads):
     order; `labels` and `sentence_order_label`. Both return a PreTrainingOutput, with a loss if both labels are given.
     ELECTRA, and of other families the presets that tell replaced tokens (DeBERTa-v3, CodeBERT) and the checkpoints
     that hold that head: the Discriminator; `labels` is 1 for replaced tokens and 0 for others, (sequences, length), and
-    a LogitsOutput is returned.
+    a LogitsOutput is returned. For SpanBERT's preset it is an AutoModelForSpanBoundary.
 
-    ValueError for a preset, or its id on the hub, that was pretrained with other heads than those (SpanBERT, what was
-    distilled).
+    ValueError for a preset, or its id on the hub, that was pretrained with other heads than those (what was distilled).
     """
 
     _architecture = "ForPreTraining"
@@ -48,12 +48,16 @@ class AutoModelForPreTraining(ModelWithHeads):
             if known is None:
                 hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
                 folder = checkpoint.resolve(folder, **hub)
+            if _has_boundaries(known):
+                return AutoModelForSpanBoundary.from_pretrained(folder, **options)
             kind = Discriminator if _has_discriminator(known, folder) else cls._checked(known)
         return super(AutoModelForPreTraining, kind).from_pretrained(folder, **options)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str, **options: Any) -> Model:
         known = preset(config) if isinstance(config, str) and cls is AutoModelForPreTraining else None
+        if _has_boundaries(known):
+            return AutoModelForSpanBoundary.from_config(config, **options)
         kind = Discriminator if known and "replaced_tokens" in known.pretraining_heads else cls._checked(known)
         return super(AutoModelForPreTraining, kind).from_config(config, **options)
 
@@ -89,6 +93,11 @@ def _has_discriminator(known: Preset | None, folder: str | os.PathLike) -> bool:
         return "replaced_tokens" in known.pretraining_heads
     head = head_specs(checkpoint.read_config(folder)).get("replaced_tokens")
     return head is not None and f"{head.output}.weight" in checkpoint.open_checkpoint(folder)
+
+
+def _has_boundaries(known: Preset | None) -> bool:
+    """Whether a preset was pretrained with the span boundary objective."""
+    return known is not None and "span_boundary" in known.pretraining_heads
 
 
 class _PairPreTraining(AutoModelForPreTraining):
