@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 from corpora import film_snippets
@@ -19,6 +20,18 @@ from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.metrics import accuracy
 
 HELD_OUT = 2000
+
+
+def labelled_films() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """(sentence, whether it is good), to train on and held out."""
+    labelled = [(text, int(score > 0)) for text, score in film_snippets() if abs(score) > 0.5]
+    labelled = [labelled[index] for index in np.random.default_rng(0).permutation(len(labelled))]
+    return labelled[:-HELD_OUT], labelled[-HELD_OUT:]
+
+
+def as_tokens(tokenizer: Any, labelled: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Examples of labelled sentences, of at most 64 tokens."""
+    return [{**tokenizer(text, truncation=True, max_length=64), "label": label} for text, label in labelled]
 
 
 def tfidf_accuracy(train: list[tuple[str, int]], held_out: list[tuple[str, int]]) -> float:
@@ -38,9 +51,7 @@ def main() -> None:
     parser.add_argument("--out", default="films")
     given = parser.parse_args()
 
-    labelled = [(text, int(score > 0)) for text, score in film_snippets() if abs(score) > 0.5]
-    labelled = [labelled[index] for index in np.random.default_rng(0).permutation(len(labelled))]
-    train, held_out = labelled[:-HELD_OUT], labelled[-HELD_OUT:]
+    train, held_out = labelled_films()
     folder = demo_model_folder()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
@@ -59,8 +70,8 @@ def main() -> None:
     trainer = Trainer(
         model,
         args,
-        train_dataset=[{**tokenizer(text, truncation=True, max_length=64), "label": label} for text, label in train],
-        eval_dataset=[{**tokenizer(text, truncation=True, max_length=64), "label": label} for text, label in held_out],
+        train_dataset=as_tokens(tokenizer, train),
+        eval_dataset=as_tokens(tokenizer, held_out),
         processing_class=tokenizer,
         compute_metrics=accuracy,
     )

@@ -1,0 +1,107 @@
+"""Distils the classifier of film snippets into 3 layers: which of the teacher's outputs teach a student best?
+
+    python examples/finetune_films.py                       # the teacher, once
+    python examples/distill_films.py [--max-seconds 120]    # for each student
+
+Every student begins with the same layers of the teacher and learns for as many seconds from the same sentences: from
+their labels alone, then from the teacher as well, by each kind of term alone and by all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+from finetune_films import as_tokens, labelled_films
+
+from bertcore import AutoModelForSequenceClassification, AutoTokenizer, student_from_teacher
+from bertcore.models.student import with_layers
+from bertcore.training import Trainer, TrainingArguments
+from bertcore.training.metrics import accuracy
+from bertcore.training.objectives import (
+    AttentionDistributions,
+    AttentionScores,
+    Distillation,
+    HiddenCosine,
+    HiddenStates,
+    Relations,
+    SoftTargets,
+    Supervised,
+)
+
+# Weights bring the terms to about the size of the labels' loss; `Distillation.losses` tells what they are without.
+TERMS = {
+    "soft targets, T = 2": [SoftTargets()],
+    "cosine of the last hidden states": [HiddenCosine()],
+    "attention and value relations (MiniLM)": [AttentionDistributions(), Relations(of=("value",))],
+    "query, key and value relations (MiniLMv2)": [Relations()],
+    "hidden states and scores by layer (TinyBERT)": [HiddenStates(), AttentionScores(weight=0.1)],
+    "hidden states and attention by layer (MobileBERT)": [
+        HiddenStates(projected=False),
+        AttentionDistributions(layers="even"),
+    ],
+}
+TERMS["all of them"] = [SoftTargets(), HiddenCosine(), Relations(), HiddenStates(), AttentionScores(weight=0.1)]
+TIMED = 5  # passes over some sentences, whose median is the speed
+
+
+def settings(given: argparse.Namespace, **more: Any) -> TrainingArguments:
+    """Those of every student."""
+    common = {"per_device_train_batch_size": 32, "per_device_eval_batch_size": 64, "group_by_length": True}
+    common |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "weight_decay": 0.01}
+    return TrainingArguments(output_dir=given.out, learning_rate=2e-4, warmup_steps=0.1, **common, **more)
+
+
+def measured(model: Any, given: argparse.Namespace, tokenizer: Any, examples: list[dict[str, Any]]) -> float:
+    """The accuracy of a model."""
+    trainer = Trainer(model, settings(given), processing_class=tokenizer, compute_metrics=accuracy)
+    return trainer.evaluate(examples)["eval_accuracy"]
+
+
+def seconds(models: list[Any], given: argparse.Namespace, tokenizer: Any, examples: list[Any]) -> list[float]:
+    """What each model takes for the examples: the median of passes in turns."""
+    trainers = [Trainer(model, settings(given), processing_class=tokenizer) for model in models]
+    times = [[trainer.evaluate(examples)["eval_runtime"] for trainer in trainers] for _ in range(TIMED + 1)]
+    return [statistics.median(some) for some in zip(*times[1:], strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", default="films", help="the folder that finetune_films.py wrote (default: films)")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--max-seconds", type=float, default=120, help="of training, for each student (default: 120)")
+    parser.add_argument("--sentences", type=int, help="to train on and to measure with (default: all)")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each student, in another order (default: 1)")
+    parser.add_argument("--out", default="students")
+    given = parser.parse_args()
+
+    tokenizer = AutoTokenizer.from_pretrained(given.teacher)
+    teacher = AutoModelForSequenceClassification.from_pretrained(given.teacher)
+    train, held_out = (as_tokens(tokenizer, part[: given.sentences]) for part in labelled_films())
+    begun = student_from_teacher(with_layers(teacher.config, given.layers), teacher)
+    slow, fast = seconds([teacher, begun], given, tokenizer, held_out[:256])
+    best = measured(teacher, given, tokenizer, held_out)
+    sizes = [f"{model.num_parameters():,} parameters" for model in (teacher, begun)]
+    print(f"{len(train):,} sentences, {len(held_out):,} held out, {given.max_seconds:g} s each")
+    print(f"teacher: {teacher.spec.num_layers} layers, {sizes[0]}, accuracy {best:.1%}")
+    print(f"student: {given.layers} layers, {sizes[1]}, {slow / fast:.2f} times as fast")
+    print("\n| learns from | accuracy | of the teacher's | steps |\n| --- | --- | --- | --- |")
+    print(
+        f"| nothing: {given.layers} of the teacher's layers | {measured(begun, given, tokenizer, held_out):.1%} | | 0 |"
+    )
+    for name, terms in {"labels alone": [], **TERMS}.items():
+        found, steps = [], 0
+        for seed in range(given.seeds):
+            student = student_from_teacher(begun.config, teacher)
+            objective = Distillation(teacher, *terms, objective=Supervised()) if terms else Supervised()
+            args = settings(given, max_seconds=given.max_seconds, seed=seed)
+            trainer = Trainer(student, args, train_dataset=train, processing_class=tokenizer, objective=objective)
+            steps += trainer.train().global_step
+            found.append(measured(student, given, tokenizer, held_out))
+        mean, spread = statistics.mean(found), f" ({min(found):.1%} to {max(found):.1%})" if given.seeds > 1 else ""
+        print(f"| {name} | {mean:.1%}{spread} | {mean / best:.1%} | {steps / given.seeds:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
