@@ -9,6 +9,7 @@ from bertcore.nn import functional
 from bertcore.nn.functional.losses import IGNORED
 from bertcore.nn.layers import Embedding, LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class SpanBoundaryHead(Block):
     scores are the products of h2 with the word embeddings, plus a bias.
     """
 
-    def __init__(self, head_spec: SpanBoundarySpec, spec: Any, word_embeddings: Parameter):
+    def __init__(self, head_spec: SpanBoundarySpec, spec: EncoderSpec, word_embeddings: Parameter):
         name, width, self.most = head_spec.name, spec.embedding_size, head_spec.positions
         inputs = 2 * spec.hidden_size + head_spec.position_size
         self.places = Embedding(

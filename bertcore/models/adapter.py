@@ -41,8 +41,8 @@ class Trace:
     @classmethod
     def asked(cls, hidden_states: bool, attentions: bool, projections: bool) -> Trace:
         """The trace of what a caller asked for."""
-        states, probabilities, projected = ([] if each else None for each in (hidden_states, attentions, projections))
-        return cls(states, probabilities, hidden_states, projected)
+        states, probabilities = [] if hidden_states else None, [] if attentions else None
+        return cls(states, probabilities, hidden_states, [] if projections else None)
 
     @property
     def is_empty(self) -> bool:

@@ -144,7 +144,7 @@ def pack(
     ends = packed.first_tokens(), packed.last_tokens()
     types = None if spec.words_as_types and token_type_ids is None else packed.strip(types)
     arrays = (packed.strip(ids), types, positions, packed.cu_seqlens, *ends, packed.key_mask())
-    return EncoderInput(*(None if array is None else kernels.to_backend(array) for array in arrays), packed)
+    return EncoderInput(*[None if array is None else kernels.to_backend(array) for array in arrays], packed)
 
 
 def _without_holes(mask: np.ndarray) -> np.ndarray:
@@ -201,7 +201,7 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
     first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
     types = None if spec.words_as_types else np.zeros_like(ids)
     arrays = (ids, types, positions, cu_seqlens, first_tokens, last_tokens)
-    return EncoderInput(*(None if array is None else kernels.to_backend(array) for array in arrays)), cu_seqlens
+    return EncoderInput(*[None if array is None else kernels.to_backend(array) for array in arrays]), cu_seqlens
 
 
 def _ids(index: int, sequence: Any) -> np.ndarray:
