@@ -75,6 +75,10 @@ class PeftModel(Block):
         return adapted._attached(is_trainable=is_trainable)
 
     def _attached(self, *, is_trainable: bool = True) -> Self:
+        if is_trainable and self._model.dtype == "int8":
+            raise ValueError(
+                "model is in int8, whose maps have no gradients: train adapters beside bfloat16 or float32"
+            )
         for parameter in self.parameters():
             parameter.is_frozen = not is_trainable or parameter not in self._trained()
         for adapter in self.adapters:

@@ -16,7 +16,7 @@ from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
-from bertcore.tape import value_of
+from bertcore.tape import current_tape, value_of
 
 
 @dataclass
@@ -62,9 +62,9 @@ def attention_dtype(weight: Parameter) -> str | None:
     """The compute_dtype of attention beside maps of the precision of `weight`.
 
     Beside int8 maps, attention in float32 would take a third of the time; in bfloat16 its sums and softmax are still
-    float32.
+    float32. Under a tape (of adapters beside such maps) it computes in float32, in which it has gradients.
     """
-    return "bfloat16" if weight.is_low_on_cpu else None
+    return "bfloat16" if weight.is_low_on_cpu and current_tape() is None else None
 
 
 class Sublayer(Block):

@@ -315,16 +315,39 @@ def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
         np.testing.assert_array_equal(resumed.state_dict()[name], array, err_msg=name)
 
 
-def test_a_merge_that_cannot_be_made_changes_nothing():
+def test_a_merge_that_cannot_be_made_changes_nothing(tmp_path):
     """int8 has no form for inf; the first maps could be merged, the last one could not."""
-    adapted = get_peft_model(new_model(dtype="int8"), query_and_value())
+    drawn(get_peft_model(new_model(dtype="float32"), query_and_value())).save_pretrained(tmp_path)
+    adapted = PeftModel.from_pretrained(new_model(dtype="int8"), tmp_path)
     expected, last = adapted(IDS).logits, adapted.adapters[-1]
-    down, up = last.down.array(), last.up.array()
+    up = last.up.array().copy()
     last.up.update(np.full_like(up, np.inf))
     with pytest.raises(ValueError, match=r"value.weight.*inf or NaN"), np.errstate(invalid="ignore"):
         adapted.merge_and_unload()
     last.up.update(up)
-    last.down.update(down)
     np.testing.assert_array_equal(adapted(IDS).logits, expected)
     assert all(adapter.adapted.adapter is adapter for adapter in adapted.adapters)
     adapted.merge_and_unload()
+
+
+def test_adapters_beside_maps_in_bfloat16(cpu_backend):
+    """Their gradients are those beside the same weights in float32, but for the rounding of what is multiplied."""
+    low, plain = new_model(dtype="bfloat16"), new_model(dtype="float32")
+    plain.load_state_dict({name: array.astype(np.float32) for name, array in low.state_dict().items()})
+    models = [drawn(get_peft_model(model, query_and_value())) for model in (low, plain)]
+    (out, grads), (expected, expected_grads) = (value_and_grad(model)(**BATCH) for model in models)
+    assert out.loss == pytest.approx(expected.loss, rel=0.02) and out.loss != expected.loss
+    assert grads.keys() == expected_grads.keys()
+    found, other = (np.concatenate([part.ravel() for part in some.values()]) for some in (grads, expected_grads))
+    assert found.dtype == np.float32
+    assert np.linalg.norm(found - other) < 0.05 * np.linalg.norm(other)
+    before = low.state_dict()
+    AdamW(models[0], lr=0.01).step(grads)
+    assert value_and_grad(models[0])(**BATCH)[0].loss < out.loss
+    for name, array in low.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_adapters_beside_int8_are_not_trained(tmp_path):
+    with pytest.raises(ValueError, match="model is in int8, whose maps have no gradients"):
+        get_peft_model(new_model(dtype="int8"), query_and_value())

@@ -64,3 +64,17 @@ def test_nothing_is_written_for_wrong_arguments(tokenizer, tmp_path, options, me
     with pytest.raises(ValueError, match=message):
         save_sentence_encoder(tmp_path / "new", AutoModel.from_config(CONFIG), tokenizer, **options)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("pooling", ["mean", "cls", ("cls", "max", "mean")])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_sentence_transformers_reads_it(tokenizer, tmp_path, pooling, normalize):
+    peer = pytest.importorskip("sentence_transformers")
+    model = AutoModel.from_config(CONFIG, seed=3)
+    said = {"max_seq_length": 5, "prompts": {"query": "the "}, "default_prompt_name": "query"}
+    save_sentence_encoder(tmp_path, model, tokenizer, pooling=pooling, normalize=normalize, **said)
+    theirs = peer.SentenceTransformer(str(tmp_path), device="cpu")
+    assert theirs.max_seq_length == 5 and theirs.prompts["query"] == "the "
+    ours, texts = SentenceEncoder(tmp_path), [text for text in TEXTS if text]
+    np.testing.assert_allclose(ours.encode(texts), theirs.encode(texts), rtol=1e-4, atol=1e-5)

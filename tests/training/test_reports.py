@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from bertcore.training import Trainer, TrainingArguments, reports
@@ -87,6 +88,22 @@ def test_scalars_of_tensorboard(tmp_path, monkeypatch):
     assert writer.scalars == [
         (name, value, logs["step"]) for logs in history for name, value in logs.items() if name != "step"
     ]
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    history = run_of_4_steps(tmp_path, "tensorboard", disable_tqdm=True).state.log_history
+    events = accumulator.EventAccumulator(str(tmp_path / "runs"))
+    events.Reload()
+    for name in ("loss", "eval_loss", "learning_rate"):
+        logged = [(logs["step"], np.float32(logs[name])) for logs in history if name in logs]
+        assert [(tensor.step, tensor_value(tensor)) for tensor in events.Tensors(name)] == logged
+
+
+def tensor_value(event):
+    from tensorboard.util import tensor_util
+
+    return tensor_util.make_ndarray(event.tensor_proto).item()
 
 
 def test_a_report_without_its_package(tmp_path, monkeypatch):
