@@ -31,7 +31,10 @@ EXTRAS = {
         *("cupy-cuda13x>=14", *CUDA_COMPILER, *TRAINING),
         *("mpi4py", 'mpich; sys_platform == "linux"'),
     ],
-    "parity": ["torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"],
+    "parity": [
+        *("torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"),
+        *("sentence-transformers", "tensorboard"),
+    ],
     "bench": [
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers

@@ -28,7 +28,7 @@ def get_peft_model(model: Model, peft_config: LoraConfig, *, seed: int = 0) -> P
     by `seed`, and the other is zero.
 
     Raises:
-        ValueError: which name matches no linear map or module; the model has adapters already.
+        ValueError: which name matches no linear map or module; the model has adapters already, or is int8.
     """
     adapted, rng = PeftModel(model, peft_config), np.random.default_rng(seed)
     for adapter in adapted.adapters:

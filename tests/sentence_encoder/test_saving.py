@@ -67,6 +67,7 @@ def test_nothing_is_written_for_wrong_arguments(tokenizer, tmp_path, options, me
 
 
 @pytest.mark.parity
+@pytest.mark.filterwarnings("ignore:2 of 2 texts were cut")
 @pytest.mark.parametrize("pooling", ["mean", "cls", ("cls", "max", "mean")])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_sentence_transformers_reads_it(tokenizer, tmp_path, pooling, normalize):
