@@ -141,16 +141,16 @@ def _usable(name: str, argument: str = "backend") -> str:
 
 def resolve_backend(backend: str | None, on_gpu: bool) -> str:
     """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice."""
-    chosen = backend
-    if chosen is None:
-        chosen = _block_backend.get()
-        if chosen is not None and chosen != AUTO:
-            return chosen  # `use_backend` has checked it
-    if chosen is None:
-        chosen = _process_backend if _process_backend == AUTO else _usable(_process_backend, _process_backend_from)
-    if chosen == AUTO:
-        chosen = "cupy" if on_gpu else "numba"
-    return _usable(chosen)
+    if backend is None:
+        backend = _block_backend.get()
+        if backend is not None and backend != AUTO:
+            return backend  # `use_backend` has checked it
+        if backend is None and _process_backend != AUTO:
+            return _usable(_process_backend, _process_backend_from)
+        backend = AUTO
+    if backend == AUTO:
+        backend = "cupy" if on_gpu else "numba"
+    return _usable(backend)
 
 
 @functools.cache
