@@ -5,7 +5,8 @@ are rounded first, to a copy of half or a quarter of their size; a parallel regi
 
 Measured on a Zen 5 (AVX-512, float32) as a share of what the tile reaches on operands in registers: 93-97 % on one core
 at 16 to 1024 rows and BERT-base's widths (76-90 % without the prefetch of the output's lines), 92 % on two at
-(1024, 768) x (768, 3072), which is twice what NumPy's OpenBLAS makes of it.
+(1024, 768) x (768, 3072), which is twice what NumPy's OpenBLAS makes of it. On a Zen 3 (AVX2, 1 thread) 76 to 98 % of
+what it reaches within a training step of 512 tokens, at widths of 192 to 768.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ from .._numba import (
     region,
 )
 from .._numba.low_precision import quantize_row, round_row
-from .._numba.panels import pack_panel
+from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.product import (
     WEIGHT_PANEL_VECTORS,
     WEIGHT_TILE_ROWS,
@@ -256,6 +257,8 @@ def _transpose_panels(panels, out_features, in_features, transpose, task, tasks)
             source = pointer(panels, first * panels.shape[1] + q * width * width)
             target = pointer(transpose, (q * out_features + first) * width)
             columns, depth = in_features - q * width, min(width, out_features - first)
+            # The blocks lie far apart: fetched ahead, 25 % less time (Zen 3; no gain where rows are packed).
+            prefetch_rows(pointer(source, width * panels.shape[1]), width, 0, width, width)
             pack_panel(source, width, 1, columns, depth, target, width)
 
 
