@@ -46,12 +46,16 @@ class DisentangledAdapter(Adapter):
         return ComponentsInput(**vars(inputs), components=[]) if output_attention_components else inputs
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, DisentangledContext]:
-        """Padding neither sees nor is seen."""
+        """The embeddings, and what all layers share."""
+        return embeddings(inputs), self.context(inputs, trace)
+
+    def context(self, inputs: EncoderInput, trace: Trace) -> DisentangledContext:
+        """What all layers share. Padding neither sees nor is seen."""
         is_real, mask = None, inputs.key_mask
         if mask is not None:
             is_real, mask = real_tokens(mask, inputs.cu_seqlens), _pair_mask(mask)
         positions = PositionsOfPass(self.relative, is_real, getattr(inputs, "components", None))
-        return embeddings(inputs), DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
+        return DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
         """Outputs have attention_components: on request the AttentionComponents of each layer, else None."""

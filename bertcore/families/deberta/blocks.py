@@ -203,14 +203,16 @@ class DisentangledAttention(SelfAttention):
         """The maps of relative positions, which tokens do not pass."""
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
-    def mix(self, source: Any, context: DisentangledContext) -> Any:
-        """The attended values of all heads side by side, (tokens, hidden)."""
+    def mix(self, source: Any, context: DisentangledContext, queries: Any = None) -> Any:
+        """The attended values of all heads side by side, (tokens, hidden); what asks for them is `queries`, (tokens,
+        hidden), or by default `source` itself."""
         positions, heads, weight = context.positions, {"num_heads": self.spec.num_heads}, self.projections[0].weight
         bias, *tables = self._bias_and_tables(positions)
         qkv = functional.linear(source, weight.weight, bias)
+        projected = [qkv] if queries is None else self._asked_by(queries, qkv, bias)
         has_tables = any(table is not None for table in tables)
         attended = functional.self_attention(
-            qkv,
+            *projected,
             **heads,
             relative=kernels.RelativePositions(positions.distance_rows, *tables) if has_tables else None,
             cu_seqlens=context.cu_seqlens,
@@ -225,6 +227,12 @@ class DisentangledAttention(SelfAttention):
             return attended
         places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
         return mean_value_for_padding(attended, qkv, **places)
+
+    def _asked_by(self, queries: Any, qkv: Any, bias: Any) -> list[Any]:
+        """(query, key and value), key and value of `qkv`; the map of all three is prepared as one."""
+        asked, width = functional.linear(queries, self.projections[0].weight.weight, bias), self.spec.hidden_size
+        key_value = functional.slice_columns(qkv, first=width, last=3 * width)
+        return [functional.slice_columns(asked, first=0, last=width), key_value]
 
     def _bias_and_tables(self, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, heads,

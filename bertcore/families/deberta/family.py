@@ -9,6 +9,7 @@ from bertcore.checkpoint.names import INDEX_BUFFERS, LAYER_NORM_ENDINGS
 from bertcore.families import bert
 from bertcore.families.deberta.adapter import COMPONENTS, DisentangledAdapter
 from bertcore.families.deberta.blocks import DisentangledAttentionByHead, DisentangledEmbeddings, Disentanglement
+from bertcore.families.deberta.models import DebertaForMaskedLM
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register
@@ -138,6 +139,7 @@ DEBERTA = register(
         embeddings=DisentangledEmbeddings,
         attention=DisentangledAttentionByHead,
         adapter=DisentangledAdapter,
+        models={"AutoModelForMaskedLM": DebertaForMaskedLM},
         pooler=None,
         inputs=(COMPONENTS,),
         batch_inputs=(COMPONENTS,),

@@ -252,7 +252,7 @@ def test_models_that_do_not_go_together_are_refused():
 
     discriminator = AutoModelForPreTraining.from_config(TINY)
     for first, second, error, message in (
-        (discriminator, discriminator, TypeError, "generator must be an AutoModelForMaskedLM, got _ReplacedTokens"),
+        (discriminator, discriminator, TypeError, "generator must be an AutoModelForMaskedLM, got Discriminator"),
         (generator(), generator(), TypeError, "discriminator must be an AutoModelForPreTraining with a head"),
         (generator(vocab_size=9), discriminator, ValueError, "has 9 words and the discriminator 75"),
         (generator(embedding_size=9), discriminator, ValueError, r"\(75, 10\) in the discriminator and \(75, 9\)"),

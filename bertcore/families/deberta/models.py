@@ -1,0 +1,79 @@
+"""DeBERTa's masked language model, with its enhanced mask decoder on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bertcore import kernels
+from bertcore.models.adapter import Encoded, Trace
+from bertcore.models.auto import AutoModelForMaskedLM
+from bertcore.models.spec import MOST_POSITIONS, ConfigReader
+from bertcore.nn import functional
+from bertcore.nn.layers import Embedding
+from bertcore.nn.packing import PackedBatch
+
+KEY = "enhanced_mask_decoder"
+STEPS = 2
+
+
+class DebertaForMaskedLM(AutoModelForMaskedLM):
+    """AutoModelForMaskedLM of DeBERTa.
+
+    With the option `enhanced_mask_decoder` (or that key in the config) words are predicted by the enhanced mask decoder
+    (He et al. 2021, arXiv:2006.03654, section 3.2, and its authors' code), by which the published models were
+    pretrained: absolute positions are added to the states below the last layer, as queries; the last layer runs twice,
+    each time with keys and values of the states below and the queries of the time before; the head reads the second
+    result. The checkpoint holds the table of positions. transformers' models, with either of their heads, read the last
+    hidden state, as this one does without the option.
+
+    Raises:
+        ValueError: for the option where the config has position_biased_input, which adds the positions to the words, or
+            embeddings narrower than the hidden size.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, enhanced_mask_decoder: bool | None = None):
+        chosen = {} if enhanced_mask_decoder is None else {KEY: enhanced_mask_decoder}
+        super().__init__({**config, **chosen})
+        self.positions = None
+        if ConfigReader(self.config).flag(KEY, False):
+            self.positions = self._make_positions()
+
+    def _make_positions(self) -> Embedding:
+        read, spec = ConfigReader(self.config), self.spec
+        read.require(position_biased_input=False)
+        if spec.embedding_size != spec.hidden_size:
+            raise ValueError(
+                f"config: embedding_size is {spec.embedding_size}, expected hidden_size {spec.hidden_size} for {KEY}"
+            )
+        name = f"{self.family.name_rules.prefix}embeddings.position_embeddings"
+        rows = read.size("max_position_embeddings", 512, most=MOST_POSITIONS)
+        return Embedding(name, rows=rows, features=spec.hidden_size)
+
+    def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:
+        if self.positions is None:
+            return super()._pass(*given, read=read, trace=trace, **options)
+        trace.states = [] if trace.states is None else trace.states
+
+        def read_decoded(encoded: Encoded) -> Any:
+            if not trace.shows_states:
+                encoded.traced["hidden_states"] = None
+            encoded.hidden = self._decoded(trace.states[-2], encoded)
+            return read(encoded)
+
+        return super()._pass(*given, read=read_decoded, trace=trace, **options)
+
+    def _decoded(self, below: Any, encoded: Encoded) -> Any:
+        """What the head reads, (tokens, hidden), of the states below the last layer."""
+        layer, context = self.encoder.layers[-1], self.encoder.adapter.context(encoded.inputs, Trace())
+        states = functional.add(self.positions(self._places(encoded.packed)), below)
+        for _ in range(STEPS):
+            attended = layer.attention.close(layer.attention.mix(below, context, queries=states), states)
+            states = layer.feed_forward(attended, context)
+        return states
+
+    def _places(self, packed: PackedBatch) -> Any:
+        longest, most = packed.position_ids.max(initial=0) + 1, self.positions.table.shape[0]
+        if longest > most:
+            raise ValueError(f"input_ids has a text of {longest} tokens, {KEY} has positions for {most}")
+        return kernels.to_backend(packed.position_ids)

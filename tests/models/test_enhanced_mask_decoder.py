@@ -1,0 +1,161 @@
+"""DeBERTa's enhanced mask decoder: by its definition, gradients, and what a checkpoint needs for it."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModelForMaskedLM, load_model, use_backend, value_and_grad
+from bertcore.checkpoint import CheckpointError
+from bertcore.families.deberta.models import DebertaForMaskedLM
+from tests.tiny_families import drawn_anew, tiny_config
+
+NAMES = ("deberta-base", "deberta-v3-small")
+IDS = np.array([[7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 0, 0]])
+MASK = (IDS > 0).astype(int)
+LABELS = np.where(IDS % 3 == 1, IDS, -100)
+
+
+def model_of(name, dtype="float64", **changes):
+    config = tiny_config(name) | {"max_position_embeddings": 16, "pad_token_id": 0, "position_biased_input": False}
+    config |= (
+        {"position_buckets": 16} if "position_buckets" in config else {}
+    )  # those of near distances are all there is
+    return drawn_anew(AutoModelForMaskedLM.from_config(config | changes, enhanced_mask_decoder=True, dtype=dtype))
+
+
+def parts_of(model):
+    """(states below the last layer, a function of its feed-forward, the last hidden state) from the model itself."""
+    plain = AutoModelForMaskedLM.from_config({**model.config, "enhanced_mask_decoder": False}, dtype="float64")
+    state = model.state_dict()
+    plain.load_state_dict({name: state[name] for name in plain.expected_tensors()})
+    return plain
+
+
+def norm(array, weight, bias):
+    centred = array - array.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-7) * weight + bias
+
+
+def gelu(array):
+    return array * (1 + pytest.importorskip("scipy.special").erf(array / np.sqrt(2))) / 2
+
+
+def by_definition(model, ids):
+    """The logits of one text, (tokens, words): equation 4 of the paper with relative rows as transformers has them."""
+    plain, state, prefix = parts_of(model), model.state_dict(), "deberta."
+    below = plain([ids], output_hidden_states=True).hidden_states[-2][0]
+    tokens, width = below.shape
+    heads = model.spec.num_heads
+    size = width // heads
+    last = f"{prefix}encoder.layer.{model.spec.num_layers - 1}."
+    layer = {name.removeprefix(last): array for name, array in state.items() if name.startswith(last)}
+    details = model.spec.details
+    table = state[f"{prefix}encoder.rel_embeddings.weight"]
+    if details.has_norm:
+        table = norm(table, *(state[f"{prefix}encoder.LayerNorm.{part}"] for part in ("weight", "bias")))
+    rows = np.clip(np.arange(tokens)[:, None] - np.arange(tokens) + details.span, 0, 2 * details.span - 1)
+
+    def split(array):
+        return array.reshape(len(array), heads, size).transpose(1, 0, 2)
+
+    if "attention.self.in_proj.weight" in layer:
+        joined = layer["attention.self.in_proj.weight"].reshape(heads, 3, size, width)
+        maps = [joined[:, part].reshape(width, width) for part in range(3)]
+        biases = layer["attention.self.q_bias"], 0, layer["attention.self.v_bias"]
+        place_key = table @ layer["attention.self.pos_proj.weight"].T
+        place_query = table @ layer["attention.self.pos_q_proj.weight"].T + layer["attention.self.pos_q_proj.bias"]
+    else:
+        named = [f"attention.self.{part}_proj" for part in ("query", "key", "value")]
+        maps, biases = ([layer[f"{name}.{kind}"] for name in named] for kind in ("weight", "bias"))
+        place_query, place_key = table @ maps[0].T + biases[0], table @ maps[1].T + biases[1]
+    key, value = (split(below @ maps[part].T + biases[part]) for part in (1, 2))
+    place_query, place_key = split(place_query), split(place_key)
+    states = below + state[f"{prefix}embeddings.position_embeddings.weight"][:tokens]
+    for _ in range(2):
+        query = split(states @ maps[0].T + biases[0])
+        scores = query @ key.transpose(0, 2, 1)
+        scores += np.take_along_axis(query @ place_key.transpose(0, 2, 1), np.broadcast_to(rows, scores.shape), 2)
+        to_query = key @ place_query.transpose(0, 2, 1)
+        scores += np.stack([[[head[j, rows[i, j]] for j in range(tokens)] for i in range(tokens)] for head in to_query])
+        weights = np.exp(scores / np.sqrt(3 * size))
+        mixed = (weights / weights.sum(-1, keepdims=True)) @ value
+        mixed = mixed.transpose(1, 0, 2).reshape(tokens, width)
+        attended = mixed @ layer["attention.output.dense.weight"].T + layer["attention.output.dense.bias"] + states
+        attended = norm(attended, *(layer[f"attention.output.LayerNorm.{part}"] for part in ("weight", "bias")))
+        inner = gelu(attended @ layer["intermediate.dense.weight"].T + layer["intermediate.dense.bias"])
+        states = inner @ layer["output.dense.weight"].T + layer["output.dense.bias"] + attended
+        states = norm(states, *(layer[f"output.LayerNorm.{part}"] for part in ("weight", "bias")))
+    return plain.heads[0](states)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_it_is_its_definition(name, layers):
+    model = model_of(name, num_hidden_layers=layers)
+    with use_backend("numpy"):
+        found, last = model(IDS, MASK).logits, parts_of(model)(IDS, MASK).logits
+        for row, ids in enumerate((IDS[0], IDS[1][:4])):
+            expected = by_definition(model, ids)
+            np.testing.assert_allclose(found[row, : len(ids)], expected, rtol=1e-9, atol=1e-9)
+            assert np.abs(last[row, : len(ids)] - expected).max() > 1e-2  # not what reads the last hidden state
+    assert not found[1, 4:].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_and_what_is_asked_change_nothing(name):
+    model = model_of(name, "float32")
+    expected = model(IDS, MASK)
+    assert expected.hidden_states is None
+    left = model(*(np.array([array[0], np.roll(array[1], 2)]) for array in (IDS, MASK)))
+    np.testing.assert_allclose(left.logits[1, 2:], expected.logits[1, :4], atol=1e-4)
+    asked = model(IDS, MASK, output_hidden_states=True, output_attentions=True)
+    assert len(asked.hidden_states) == len(asked.attentions) + 1 == model.spec.num_layers + 1
+    np.testing.assert_allclose(asked.logits, expected.logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_by_finite_differences(name):
+    model, rng = model_of(name), np.random.default_rng(2)
+    with use_backend("numpy"):
+        _, grads = value_and_grad(model)(IDS, MASK, labels=LABELS)
+        start = {key: array.copy() for key, array in model.state_dict().items()}
+        step = {key: rng.normal(size=array.shape) for key, array in start.items()}
+        values = []
+        for size in (1e-6, -1e-6):
+            model.load_state_dict({key: array + size * step[key] for key, array in start.items()})
+            values.append(model(IDS, MASK, labels=LABELS).loss)
+    slope = sum((grads[key] * step[key]).sum() for key in start)
+    assert (values[0] - values[1]) / 2e-6 == pytest.approx(slope, rel=1e-6)
+    positions = grads["deberta.embeddings.position_embeddings.weight"]
+    columns = sorted({column for row in LABELS for column in np.flatnonzero(row != -100)})
+    assert np.flatnonzero(positions.any(axis=1)).tolist() == columns  # others are asked nothing, and nobody sees them
+
+
+def test_layers_run_again_give_the_same_bits():
+    model = model_of("deberta-v3-small", "float32")
+    _, grads = value_and_grad(model.train(1))(IDS, MASK, labels=LABELS)
+    model.gradient_checkpointing_enable()
+    _, again = value_and_grad(model.train(1))(IDS, MASK, labels=LABELS)
+    for key, gradient in grads.items():
+        np.testing.assert_array_equal(again[key], gradient)
+
+
+def test_a_checkpoint_has_the_positions(tmp_path):
+    model = model_of("deberta-v3-small", "float32")
+    model.save_pretrained(tmp_path / "with")
+    found = load_model(tmp_path / "with")
+    assert isinstance(found, DebertaForMaskedLM)
+    np.testing.assert_array_equal(found(IDS, MASK).logits, model(IDS, MASK).logits)
+    plain = AutoModelForMaskedLM.from_pretrained(tmp_path / "with", enhanced_mask_decoder=False)
+    assert np.abs(plain(IDS, MASK).logits - found(IDS, MASK).logits)[MASK == 1].max() > 1e-2
+    plain.save_pretrained(tmp_path / "without")
+    with pytest.raises(CheckpointError, match=r"position_embeddings\.weight"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path / "without", enhanced_mask_decoder=True)
+
+
+def test_what_it_is_not_for():
+    with pytest.raises(ValueError, match="position_biased_input is True, "):
+        model_of("deberta-v3-small", position_biased_input=True)
+    with pytest.raises(ValueError, match="embedding_size is 24, expected hidden_size 48"):
+        model_of("deberta-v3-small", embedding_size=24)
+    with pytest.raises(ValueError, match="a text of 17 tokens, enhanced_mask_decoder has positions for 16"):
+        model_of("deberta-v3-small")([[7] * 17])
