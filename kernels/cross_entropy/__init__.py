@@ -5,13 +5,19 @@ from typing import Any
 import numpy as np
 
 from .. import checks, dispatch
-from ..precision import ieee_arithmetic
+from ..precision import ieee_arithmetic, working_dtype
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
 def cross_entropy(
-    input: Any, target: Any, *, ignore_index: int = -100, reduction: str = "mean", backend: str | None = None
+    input: Any,
+    target: Any,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    return_lse: bool = False,
+    backend: str | None = None,
 ) -> Any:
     """log(sum(exp(input))) - input[target] for each row, and their mean or sum.
 
@@ -24,10 +30,13 @@ def cross_entropy(
             checked.
         ignore_index: the target of rows that do not count; need not be a class.
         reduction: "mean" over the rows that count, "sum", or "none".
+        return_lse: whether to return lse as well, for the backward.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of no axes, or for "none" the losses, (rows,); of the kind and dtype of `input`.
+        An array of no axes, or for "none" the losses, (rows,); of the kind and dtype of `input`. With `return_lse` a
+        tuple of it and lse, (rows, 2): of each row its peak and log(sum(exp(input - peak))), in float32 (float64 for
+        float64).
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype, shape or reduction, and for a target that is no class
@@ -37,10 +46,13 @@ def cross_entropy(
     call = dispatch.open_call(__package__, backend, input=input, target=target)
     input, target = call.arrays
     ignore_index = _check(call, input, target, ignore_index, reduction)
-    losses, _ = call.compute("cross_entropy", input, target, ignore_index)
+    checks.boolean("return_lse", return_lse)
+    losses, lse = call.compute("cross_entropy", input, target, ignore_index)
     if reduction == "none":
-        return call.hand_back(losses.astype(input.dtype, copy=False))
-    return call.hand_back(_reduced(losses, target, ignore_index, reduction, input.dtype))
+        loss = losses.astype(input.dtype, copy=False)
+    else:
+        loss = _reduced(losses, target, ignore_index, reduction, input.dtype)
+    return call.hand_back((loss, lse) if return_lse else loss)
 
 
 def cross_entropy_backward(
@@ -48,6 +60,7 @@ def cross_entropy_backward(
     input: Any,
     target: Any,
     *,
+    lse: Any = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     backend: str | None = None,
@@ -58,6 +71,7 @@ def cross_entropy_backward(
     Args:
         grad_output: the gradient with respect to the output: an array of no axes, or (rows,) for "none".
         input, target, ignore_index, reduction, backend: as for `cross_entropy`.
+        lse: what `cross_entropy` returned with return_lse=True; without it, it is computed again.
 
     Returns:
         (rows, classes), of the kind and dtype of `input`.
@@ -65,11 +79,16 @@ def cross_entropy_backward(
     Raises:
         As `cross_entropy`.
     """
-    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input, target=target)
-    grad_output, input, target = call.arrays
+    call = dispatch.open_call(
+        __package__, backend, optional=("lse",), grad_output=grad_output, input=input, target=target, lse=lse
+    )
+    grad_output, input, target, lse = call.arrays
     ignore_index = _check(call, input, target, ignore_index, reduction, grad_output=grad_output)
     checks.shape(target.shape if reduction == "none" else (), grad_output=grad_output)
-    _, lse = call.compute("cross_entropy", input, target, ignore_index)
+    if lse is None:
+        _, lse = call.compute("cross_entropy", input, target, ignore_index)
+    else:
+        _check_lse(lse, input)
     grad_losses = grad_output.astype(lse.dtype)
     if reduction == "mean":
         grad_losses = _divided(grad_losses, target, ignore_index).astype(lse.dtype)
@@ -88,6 +107,12 @@ def _check(call: dispatch.Call, input: Any, target: Any, ignore_index: Any, redu
         raise ValueError(f"ignore_index is {ignore_index}, expected an integer of 64 bits")
     checks.in_range("target", target, input.shape[1], also=ignore_index)
     return ignore_index
+
+
+def _check_lse(lse: Any, input: Any) -> None:
+    checks.shape((input.shape[0], 2), lse=lse)
+    if lse.dtype != working_dtype(input.dtype):
+        raise TypeError(f"lse has dtype {lse.dtype}, expected {working_dtype(input.dtype)} for input of {input.dtype}")
 
 
 @ieee_arithmetic

@@ -5,6 +5,7 @@ import pytest
 
 from bertcore import kernels
 from bertcore.kernels.cross_entropy import reference
+from tests.kernels.strategies import normal
 
 IGNORE = -100
 
@@ -49,3 +50,33 @@ def test_a_sum_that_overflows_is_infinite(cpu_backend):
     assert np.isinf(kernels.cross_entropy(x, target, reduction="sum", backend=cpu_backend))
     gradient = kernels.cross_entropy_backward(np.ones((), np.float32), x, target, backend=cpu_backend)
     np.testing.assert_array_equal(gradient, [[0.5, -0.5]] * 2)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_backward_with_lse_computes_no_forward(cpu_backend, reduction, dtype):
+    """The same bits as without; and it is this lse that is read."""
+    x, target = normal(1, (5, 39), dtype), np.array([3, IGNORE, 0, 38, 7])
+    options = {"reduction": reduction, "backend": cpu_backend}
+    loss, lse = kernels.cross_entropy(x, target, return_lse=True, **options)
+    np.testing.assert_array_equal(loss, kernels.cross_entropy(x, target, **options))
+    assert lse.shape == (5, 2) and lse.dtype == dtype
+    np.testing.assert_allclose(lse.sum(axis=1), np.log(np.exp(x).sum(axis=1)), rtol=1e-5)
+    grad = np.ones(loss.shape, dtype)
+    found = kernels.cross_entropy_backward(grad, x, target, lse=lse, **options)
+    np.testing.assert_array_equal(found, kernels.cross_entropy_backward(grad, x, target, **options))
+    other = kernels.cross_entropy_backward(grad, x, target, lse=lse + dtype(1), **options)
+    assert (other[0] != found[0]).all()
+
+
+@pytest.mark.parametrize(
+    "lse, kind, message",
+    [
+        (np.zeros((2, 2), np.float32), ValueError, "lse has shape"),
+        (np.zeros((3, 2)), TypeError, "lse has dtype float64, expected float32"),
+    ],
+)
+def test_lse_that_is_none(cpu_backend, lse, kind, message):
+    x, target = np.zeros((3, 4), np.float32), np.zeros(3, int)
+    with pytest.raises(kind, match=message):
+        kernels.cross_entropy_backward(np.ones((), np.float32), x, target, lse=lse, backend=cpu_backend)

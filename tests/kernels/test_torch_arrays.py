@@ -67,6 +67,7 @@ CALLS = {
     "embedding": lambda t: kernels.embedding(t(IDS), t(X)),
     "embedding_backward": lambda t: kernels.embedding_backward(t(X), t(IDS), 6),
     "cross_entropy": lambda t: kernels.cross_entropy(t(X), t(IDS)),
+    "cross_entropy and lse": lambda t: kernels.cross_entropy(t(X), t(IDS), return_lse=True),
     "cross_entropy_backward": lambda t: kernels.cross_entropy_backward(t(np.ones((), np.float32)), t(X), t(IDS)),
 }
 

@@ -21,8 +21,8 @@ def cross_entropy(logits: Any, *, labels: Any, label_smoothing: float = 0.0, cla
     """
     if label_smoothing or class_weights is not None:
         return _weighted_cross_entropy(logits, labels, label_smoothing, class_weights)
-    loss = kernels.cross_entropy(logits, labels)
-    return loss, lambda grad: (kernels.cross_entropy_backward(grad, logits, labels),)
+    loss, lse = kernels.cross_entropy(logits, labels, return_lse=True)
+    return loss, lambda grad: (kernels.cross_entropy_backward(grad, logits, labels, lse=lse),)
 
 
 def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
@@ -33,7 +33,8 @@ def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
     known = xp.where(counts, labels, 0)
     weights = counts.astype(wide) if class_weights is None else counts * class_weights.astype(wide)[known]
     total_weight, own = weights.sum(), (1 - label_smoothing) * weights
-    plain = kernels.cross_entropy(logits, labels, reduction="none").astype(wide)
+    plain, lse = kernels.cross_entropy(logits, labels, reduction="none", return_lse=True)
+    plain = plain.astype(wide)
     losses = own * plain
     all_weights = float(logits.shape[1]) if class_weights is None else class_weights.astype(wide).sum()
     if label_smoothing:
@@ -44,7 +45,8 @@ def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
     def pullback(grad):
         scale = grad.astype(wide) / total_weight
         of_rows = scale * (own + share * all_weights * counts)  # of what is softmax(logits) in the gradient
-        found = kernels.cross_entropy_backward(of_rows.astype(logits.dtype), logits, labels, reduction="none")
+        grads = of_rows.astype(logits.dtype)
+        found = kernels.cross_entropy_backward(grads, logits, labels, lse=lse, reduction="none")
         found[rows, known] += (of_rows - scale * own).astype(logits.dtype)
         if label_smoothing:
             shared = (scale * share * counts).astype(logits.dtype)[:, None]
