@@ -184,8 +184,8 @@ def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
 
 def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
     """The gradients by name, of those by parameter."""
-    grads = Gradients()
-    for parameter in model.parameters():
+    grads, parameters = Gradients(), list(model.parameters())
+    for parameter in parameters:
         if parameter.is_frozen:
             continue
         gradient = found.get(parameter)
@@ -193,13 +193,13 @@ def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
             xp = kernels.array_module(next(iter(found.values())))
             gradient = xp.zeros(parameter.shape, parameter.dtype)
         grads.add(parameter, gradient)
-    _check_adapters(model, found, grads)
+    _check_adapters(parameters, found, grads)
     return grads
 
 
-def _check_adapters(model: Any, found: Mapping[Any, Any], grads: Gradients) -> None:
-    """ValueError if adapters have gradients and are no parameters of `model`."""
-    adapters = [parameter.adapter for parameter in model.parameters() if parameter.adapter is not None]
+def _check_adapters(parameters: list[Parameter], found: Mapping[Any, Any], grads: Gradients) -> None:
+    """ValueError if adapters have gradients and are not among a model's parameters."""
+    adapters = [parameter.adapter for parameter in parameters if parameter.adapter is not None]
     factors = (factor for adapter in adapters for factor in adapter.parameters())
     if any(factor in found and factor.names[0] not in grads for factor in factors):
         raise ValueError("this model has adapters: it is differentiated as the PeftModel that it was made into")

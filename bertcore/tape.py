@@ -173,8 +173,12 @@ def _added(known: Any, part: Any, around: tuple[Any, ...]) -> Any:
     if known is not None:
         known += part
         return known
-    may_share = kernels.array_module(part).may_share_memory
-    users = sum(may_share(part, other) for other in around if not (other is None or isinstance(other, Addend)))
+    may_share, users = kernels.array_module(part).may_share_memory, 0
+    for other in around:
+        if other is part:
+            users += 1
+        elif other is not None and not isinstance(other, Addend):
+            users += may_share(part, other)
     return part if users == 1 else part.copy()  # the one is itself
 
 
