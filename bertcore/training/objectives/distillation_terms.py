@@ -172,6 +172,8 @@ class SoftTargets(Term):
             kind = model.config.get("problem_type")
             if kind in ("regression", "multi_label_classification"):
                 raise ValueError(f"SoftTargets is for classes that exclude each other, the {whose} is for {kind}")
+            if "replaced_tokens" in getattr(model, "_tasks", ()):
+                raise ValueError(f"SoftTargets is for classes, and the {whose} tells replaced tokens")
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         options = {"temperature": self.temperature}

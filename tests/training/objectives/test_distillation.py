@@ -406,5 +406,8 @@ def test_heads_that_cannot_be_compared():
     ):
         with pytest.raises(ValueError, match=message):
             Distillation(teacher, SoftTargets()).losses(student, inputs())
+    electra = bertcore.AutoModelForPreTraining.from_config(tiny_config("electra-small-discriminator"))
+    with pytest.raises(ValueError, match="SoftTargets is for classes, and the teacher tells replaced tokens"):
+        Distillation(electra, SoftTargets()).losses(head, inputs())
     with pytest.raises(ValueError, match="batch has no labels for the student's own objective"):
         Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())
