@@ -40,6 +40,16 @@ def package_descriptions(folder: Path = FOLDER) -> list[tuple[str, str, str]]:
     return [(name, short, long) for long, (name, short) in texts.items()]
 
 
+def package_sections(folder: Path = FOLDER) -> dict[str, str]:
+    """The section of each package: "python", "games", ..."""
+    package_descriptions(folder)
+    sections = {}
+    for file in sorted((folder / "apt").absolute().glob("*_main_*_Packages*")):
+        text = _run(["/usr/lib/apt/apt-helper", "cat-file", str(file)]).decode()
+        sections |= dict(re.findall(r"^Package: (.+)\n(?:.+\n)*?Section: (.+)$", text, flags=re.MULTILINE))
+    return sections
+
+
 def film_snippets(folder: Path = FOLDER) -> list[tuple[str, float]]:
     """(sentence, mean score) of each snippet, in the order of the file."""
     file = folder / "vaderSentiment-0.5.zip"

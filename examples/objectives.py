@@ -1,0 +1,198 @@
+"""One corpus, one budget of seconds, one size: what do models learn from each objective?
+
+    python examples/objectives.py [--seconds 120] [--seeds 1] [--only mlm rtd] [--out objectives]
+
+Each objective trains a model of Mini-BERT's size on package descriptions. Its own figure is of 1,000 texts held out,
+beside that of the trivial guess: the most frequent word, or the most frequent class. The probe is the same for all:
+logistic regression on the mean of the last hidden states tells the 20 largest sections apart, beside TF-IDF.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from corpora import package_descriptions, package_sections
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import bertcore
+from bertcore import ReplacedTokenModel, SentenceEncoder
+from bertcore.presets import preset_config
+from bertcore.tokenization import train_tokenizer
+from bertcore.training import Masking, Trainer, TrainingArguments, metrics
+from bertcore.training.data import Documents
+from bertcore.training.objectives import (
+    MaskedLM,
+    NextSentence,
+    Objective,
+    PermutationLM,
+    ReplacedToken,
+    SentenceOrder,
+    SpanBoundary,
+)
+
+HELD_OUT, MAX_LENGTH, WORDS, SECTIONS, PROBED = 1000, 64, 8192, 20, 8000
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # no text is seen often
+BERT = {**preset_config("mini-bert"), **NO_DROPOUT}
+WIDTH = BERT["hidden_size"]
+ALBERT = {**BERT, "model_type": "albert", "embedding_size": WIDTH, "classifier_dropout_prob": 0.0}
+ELECTRA = {**BERT, "model_type": "electra", "embedding_size": WIDTH}
+XLNET = {
+    "model_type": "xlnet", "vocab_size": WORDS, "d_model": WIDTH, "n_layer": BERT["num_hidden_layers"],
+    "n_head": BERT["num_attention_heads"], "d_inner": BERT["intermediate_size"], "dropout": 0.0,
+}  # fmt: skip
+
+
+class Way(NamedTuple):
+    """An objective, the model that learns by it, and the figure that it is measured by."""
+
+    objective: Objective
+    config: dict[str, Any]
+    figure: str = "masked_accuracy"
+
+
+WAYS = {
+    "mlm, static": Way(MaskedLM(Masking(is_static=True)), BERT),
+    "mlm": Way(MaskedLM(), BERT),
+    "mlm+nsp": Way(MaskedLM() + NextSentence(), BERT, "pair_accuracy"),
+    "mlm+sop": Way(MaskedLM() + SentenceOrder(), ALBERT, "pair_accuracy"),
+    "rtd": Way(ReplacedToken(), ELECTRA, "replaced_f1"),
+    "plm": Way(PermutationLM(), XLNET),
+    "mlm+sbo": Way(SpanBoundary(), BERT),
+}
+
+
+def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, folder: Path) -> dict[str, Any]:
+    """What a run of training came to; the encoder is in the folder then."""
+    kind = getattr(bertcore, way.objective.model_class)
+    model = kind.from_config({**way.config, "pad_token_id": tokenizer.pad_token_id}, seed=seed)
+    records, language = [{"text": text} for text in texts], "en" if way.figure == "pair_accuracy" else None
+    held_out, examples = (
+        list(way.objective.examples(Documents(some, language=language), tokenizer, max_length=MAX_LENGTH))
+        for some in (records[:HELD_OUT], records[HELD_OUT:])
+    )
+    args = TrainingArguments(
+        output_dir=folder,
+        max_seconds=seconds,
+        per_device_train_batch_size=32,
+        per_device_eval_batch_size=64,
+        learning_rate=1.5e-3,
+        warmup_steps=0.05,
+        seed=seed,
+        save_strategy="no",
+    )
+    of_pairs = [metrics.pair_accuracy] if way.figure == "pair_accuracy" else []
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=examples,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        objective=way.objective,
+        compute_metrics=None if way.figure == "replaced_f1" else metrics.combined(metrics.masked_accuracy, *of_pairs),
+        preprocess_logits_for_metrics=metrics.predicted_words,
+    )
+    done = trainer.train()
+    if way.figure == "replaced_f1":
+        figure, trivial = replaced_f1(model, way.objective.collator(tokenizer), held_out)
+    else:
+        figure, trivial = trainer.evaluate()[f"eval_{way.figure}"], trivial_share(way, trainer, examples, held_out)
+    model.save_pretrained(folder)
+    encoder = model.discriminator if way.figure == "replaced_f1" else model
+    tokenizer.save_pretrained(encoder_of(folder))
+    return {"parameters": encoder.num_parameters(), "tokens": done.metrics["train_tokens"]} | {
+        "figure": figure, "trivial": trivial
+    }  # fmt: skip
+
+
+def encoder_of(folder: Path) -> Path:
+    """Where the encoder is in the folder of a run."""
+    return folder / "discriminator" if (folder / "discriminator").is_dir() else folder
+
+
+def trivial_share(way: Way, trainer: Trainer, examples: list[dict], held_out: list[dict]) -> float:
+    """The share of held-out labels that are the most frequent word, or pair, of the examples."""
+    if way.figure == "pair_accuracy":
+        (name,) = [name for name in held_out[0] if name.endswith("_label")]
+        often = statistics.mode(int(example[name]) for example in examples)
+        return statistics.fmean(int(example[name]) == often for example in held_out)
+    words = Counter(int(word) for example in examples for word in example["input_ids"][1:-1])
+    batches = [trainer.data_collator(held_out[start : start + 64]) for start in range(0, HELD_OUT, 64)]
+    labels = np.concatenate([batch["labels"][batch["labels"] != -100] for batch in batches])
+    return float((labels == words.most_common(1)[0][0]).mean())
+
+
+def replaced_f1(model: ReplacedTokenModel, collator: Any, held_out: list[dict]) -> tuple[float, float]:
+    """(F1 of the tokens that were replaced, that of calling all tokens replaced)."""
+    found, truth = [], []
+    for start in range(0, len(held_out), 64):
+        batch = collator(held_out[start : start + 64])
+        out, is_text = model(**batch), batch["attention_mask"] == 1
+        found.append(out.logits[is_text] > 0)
+        truth.append(out.replaced[is_text] == 1)
+    found, truth = np.concatenate(found), np.concatenate(truth)
+    share = truth.mean()
+    return float(2 * (found & truth).sum() / (found.sum() + truth.sum())), float(2 * share / (1 + share))
+
+
+def probe(folder: Path, texts: list[str], sections: list[str]) -> float:
+    """The accuracy of logistic regression on the encoder's vectors; three quarters are learnt from."""
+    vectors = SentenceEncoder(folder, max_seq_length=MAX_LENGTH).encode(texts)
+    return _accuracy(make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)), vectors, sections)
+
+
+def _accuracy(classifier: Any, inputs: Any, classes: list[str]) -> float:
+    count = 3 * len(classes) // 4
+    return float(classifier.fit(inputs[:count], classes[:count]).score(inputs[count:], classes[count:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120, help="of training, for each objective and seed")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--texts", type=int, help="of the corpus (default: all, 60,000)")
+    parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--out", default="objectives", type=Path)
+    given = parser.parse_args()
+
+    described, section_of = package_descriptions(), package_sections()
+    order = np.random.default_rng(0).permutation(len(described))[: given.texts]
+    names, texts = zip(*((described[i][0], "\n".join(described[i][1:])) for i in order), strict=True)
+    tokenizer = train_tokenizer(texts[HELD_OUT:], vocab_size=WORDS, model_max_length=MAX_LENGTH)
+    tokenizer.model_input_names.append("token_type_ids")  # which tell the segments of pairs apart
+    largest = [section for section, _ in Counter(map(section_of.get, names)).most_common() if section][:SECTIONS]
+    probed = [
+        (text, section_of[name]) for name, text in zip(names, texts, strict=True) if section_of.get(name) in largest
+    ]
+    probed_texts, sections = map(list, zip(*probed[:PROBED], strict=True))
+    words = make_pipeline(TfidfVectorizer(sublinear_tf=True), LogisticRegression(max_iter=300))
+    print(f"TF-IDF: {_accuracy(words, probed_texts, sections):.1%} of {SECTIONS} sections")
+    untrained = given.out / "untrained"
+    bertcore.AutoModel.from_config(BERT).save_pretrained(untrained)
+    tokenizer.save_pretrained(untrained)
+    print(f"a model with random weights: {probe(untrained, probed_texts, sections):.1%}")
+    for name in given.only:
+        for seed in range(given.seeds):
+            folder = given.out / f"{name.replace(', ', '-')}-{seed}"
+            result = run(WAYS[name], list(texts), tokenizer, given.seconds, seed, folder)
+            result |= {"objective": name, "seed": seed, "probe": probe(encoder_of(folder), probed_texts, sections)}
+            with (given.out / "results.jsonl").open("a") as file:
+                print(json.dumps(result), file=file)
+            print(
+                f"{name:<12} seed {seed}: {result['parameters'] / 1e6:.1f} M parameters, "
+                f"{result['tokens'] / 1e6:.2f} M tokens, {WAYS[name].figure} {result['figure']:.1%} "
+                f"(trivial {result['trivial']:.1%}), sections {result['probe']:.1%}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
