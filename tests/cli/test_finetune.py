@@ -183,6 +183,7 @@ def test_what_is_refused(model, tmp_path, capsys, monkeypatch, data, task, optio
     assert error in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore::bertcore.models.model.NewlyInitialisedWarning")
 def test_adapters_are_trained_and_merged(model, tmp_path, capsys):
     rows = [{"text": text, "label": text} for text in ("paris", "cat")] * 40
     data, options = write(tmp_path, "a.jsonl", rows), ["--lora", "3", "--lora-targets", "query", "value"]
