@@ -5,9 +5,9 @@ laid out in panels, a strip of that of grad_output in groups of columns that fil
 to the output. A task has some rows of the output, and lays out all panels for itself. The order of an element's sum
 depends on the number of rows alone.
 
-Measured on a Zen 3 (AVX2, float32, 1 thread, beside other work), in GFLOP/s where the FMA limit was 80: 70 at 512 and
-4,096 rows of 192 and 768 columns; 54 with both matrices packed as a whole and multiplied as in a forward pass. Panel by
-panel their rows are read in pieces, and a panel of 768 rows does not fit the first-level cache.
+Measured on a Zen 3 (AVX2, float32, 1 thread) within a training step of 512 tokens, at widths of 192 to 768: 77 to 81
+GFLOP/s where the FMA limit was 87; 61 to 73 with both matrices packed as a whole and multiplied as in a forward pass.
+Panel by panel their rows are read in pieces, and a panel of 768 rows does not fit the first-level cache.
 """
 
 from .._numba import LEVEL, as_kernel_array, empty, helper, inline_helper, num_threads, parallel_kernel
