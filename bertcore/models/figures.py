@@ -10,16 +10,20 @@ A: the width of queries, keys and values; R: the terms of relative position besi
 DeBERTa, one in XLNet).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertcore.models.model import Model
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import LayerSpec
+
+if TYPE_CHECKING:
+    from bertcore.models.model import Model
 
 LENGTH = 128  # tokens of a sequence, by default
 
