@@ -22,6 +22,8 @@ from bertcore.kernels.affine import cpu as affine
 from bertcore.kernels.cross_entropy import REDUCTIONS
 from bertcore.kernels.cross_entropy import cpu as cross_entropy
 from bertcore.kernels.cross_entropy import reference as cross_entropy_reference
+from bertcore.kernels.dropout import cpu as dropout
+from bertcore.kernels.dropout_layer_norm import cpu as dropout_layer_norm
 from bertcore.kernels.embedding import cpu as embedding
 from bertcore.kernels.embedding import reference as embedding_reference
 from bertcore.kernels.gated_activation import cpu as gated_activation
@@ -39,7 +41,7 @@ from .forced_isa import FORCED, not_when_forced, run_tests_under
 from .strategies import normal
 
 DTYPES = [np.float32] if FORCED else [np.float32, np.float64]
-MODULES = (softmax, norms, affine, pointwise, cross_entropy, gated_activation, rotary)
+MODULES = (softmax, norms, affine, pointwise, dropout, dropout_layer_norm, cross_entropy, gated_activation, rotary)
 IGNORED = -100
 
 
@@ -203,6 +205,9 @@ def batches(dtype):
     yield "layer_norm", of_norm | {"bias": line[1]}, by_row
     yield "layer_norm", {"input": x, "eps": 1e-5}, by_row
     yield "rms_norm", of_norm, by_row
+    drops = {"input": x, "residual": residual, "p": 0.3, "seed": 7}  # by place: a row alone is another's
+    yield "dropout", drops, set()
+    yield "dropout_layer_norm", drops | {"weight": line[0], "bias": line[1], "eps": 1e-5}, set()
     yield "affine", {"input": x, "weight": line[0], "bias": line[1], "residual": residual}, by_row
     for approximate in ("none", "tanh"):
         yield "gelu", {"input": x, "approximate": approximate, "bias": line[0]}, by_row
