@@ -1,7 +1,7 @@
 """What every family is to pass without torch, in a second: backends and dtypes agree, files of other spellings load."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,18 @@ from tests.tiny_families import drawn_anew
 # Of the outputs' scale. Low precision rounds every weight and input, to 8 bits or 1 in 254 of a row's largest.
 TOLERANCE = {"numba": 5e-6, "cupy": 1e-5, "bfloat16": 4e-2, "int8": 0.12}
 
+LOW_PRECISION = ("bfloat16", "int8")
+# Of families whose attention has tables of relative positions, for which low precision compiles for half a minute.
+dtypes_with_tables = pytest.mark.parametrize("dtypes", [(), pytest.param(LOW_PRECISION, marks=pytest.mark.slow)])
 
-def check_backends(make: Callable[..., Model], lengths: tuple[int, ...] = (7, 1, 4), **inputs: Any) -> None:
-    """The logits of a small model on Numba and on the emulated GPU, and in low precision, are those of the reference.
+
+def check_backends(
+    make: Callable[..., Model],
+    lengths: tuple[int, ...] = (7, 1, 4),
+    dtypes: Iterable[str] = LOW_PRECISION,
+    **inputs: Any,
+) -> None:
+    """The logits of a small model on Numba and on the emulated GPU, and in `dtypes`, are those of the reference.
 
     `make` is the model's from_config, with the config, and takes a dtype.
     """
@@ -32,7 +41,7 @@ def check_backends(make: Callable[..., Model], lengths: tuple[int, ...] = (7, 1,
         truth = model(**inputs)[0]
     with use_backend("numba"):
         _assert_close("numba", model(**inputs)[0], truth)
-        for dtype in ("bfloat16", "int8"):
+        for dtype in dtypes:
             low = make(dtype=dtype)
             low.load_state_dict(model.state_dict())
             _assert_close(dtype, low(**inputs)[0], truth)

@@ -8,12 +8,14 @@ import pytest
 import bertcore
 from bertcore import AutoModel, use_backend, value_and_grad
 from bertcore.models.architectures import models_of
-from tests.models.family_checks import check_backends, check_recorded, check_spellings
+from tests.models.family_checks import check_backends, check_recorded, check_spellings, dtypes_with_tables
 from tests.models.family_table import FAMILIES, WITH_OWN_LAYERS
 from tests.tiny_families import drawn_anew
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 with_own_layers = pytest.mark.parametrize("name", WITH_OWN_LAYERS)
+
+WITH_TABLES = ("deberta", "deberta-v2")
 
 
 def words_model(case, **changes):
@@ -21,11 +23,20 @@ def words_model(case, **changes):
     return getattr(bertcore, f"AutoModelFor{case.words}"), case.with_changes({**case.everything, **changes})
 
 
-@with_own_layers
+def check_words_model(name, **how):
+    kind, config = words_model(FAMILIES[name])
+    check_backends(lambda **options: kind.from_config(config, **options), (11, 0, 4), **how)
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_OWN_LAYERS if name not in WITH_TABLES])
 def test_backends_and_dtypes_agree(name):
-    case = FAMILIES[name]
-    kind, config = words_model(case)
-    check_backends(lambda **how: kind.from_config(config, **how), (11, 0, 4))
+    check_words_model(name)
+
+
+@dtypes_with_tables
+@pytest.mark.parametrize("name", WITH_TABLES)
+def test_backends_and_dtypes_with_tables_agree(name, dtypes):
+    check_words_model(name, dtypes=dtypes)
 
 
 @with_own_layers

@@ -10,7 +10,7 @@ import bertcore
 from bertcore import use_backend, value_and_grad
 from tests.checkpoint.files import write_tensors
 from tests.models import transformer_xl_oracle as oracle
-from tests.models.family_checks import check_backends
+from tests.models.family_checks import check_backends, dtypes_with_tables
 
 CONFIG = {
     "model_type": "transfo-xl", "vocab_size": 23, "cutoffs": [5, 11], "d_model": 12, "d_embed": 12, "n_head": 3,
@@ -159,11 +159,12 @@ def test_sequence_classification_reads_the_last_token():
         np.testing.assert_allclose(out.logits[index], parameters["score.weight"] @ last)
 
 
+@dtypes_with_tables
 @pytest.mark.parametrize("memory", [0, 5])
-def test_backends_and_dtypes_agree(memory):
+def test_backends_and_dtypes_agree(memory, dtypes):
     config = CONFIG | {"d_model": 48, "d_embed": 48, "d_head": 16, "d_inner": 65}
     mems = np.random.default_rng(0).normal(size=(2, memory, 3, 48)).astype(np.float32)
-    check_backends(functools.partial(bertcore.AutoModelForCausalLM.from_config, config), mems=mems)
+    check_backends(functools.partial(bertcore.AutoModelForCausalLM.from_config, config), dtypes=dtypes, mems=mems)
 
 
 @pytest.mark.parametrize(("changes", "key"), [

@@ -10,7 +10,7 @@ import bertcore
 from bertcore import use_backend
 from bertcore.families.transfo_xl import adapter as recurrent
 from tests.checkpoint.files import write_tensors
-from tests.models.family_checks import check_backends, check_gradients
+from tests.models.family_checks import check_backends, check_gradients, dtypes_with_tables
 from tests.models.family_parity import assert_within, check, random_batch, random_model, run_torch
 
 TASKS = (None, "CausalLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
@@ -213,15 +213,16 @@ def test_padding_on_either_side_makes_no_difference():
     np.testing.assert_allclose(left.logits, right.logits, rtol=1e-6)
 
 
+@dtypes_with_tables
 @pytest.mark.parametrize("kind", ["words", "predictions", "a memory"])
-def test_backends_and_dtypes_agree(kind):
+def test_backends_and_dtypes_agree(kind, dtypes):
     rng, inputs = np.random.default_rng(0), {"token_type_ids": np.tile([0, 0, 1, 1, 1, 2, 3], (3, 1))}
     if kind == "predictions":
         inputs |= two_streams((3, 7), 2, rng)
     if kind == "a memory":
         inputs["mems"] = rng.normal(size=(2, 5, 3, 48)).astype(np.float32)
     config = TINY | {"d_model": 48, "n_head": 3, "d_inner": 65, "vocab_size": 61}
-    check_backends(functools.partial(bertcore.AutoModelForCausalLM.from_config, config), **inputs)
+    check_backends(functools.partial(bertcore.AutoModelForCausalLM.from_config, config), dtypes=dtypes, **inputs)
 
 
 def test_a_memory_stands_for_the_tokens_it_was_made_of():
