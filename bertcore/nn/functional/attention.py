@@ -237,7 +237,8 @@ def _self_attention(*arrays, heads, relative, **options):
 
     def pullback(grad, *of_probabilities):
         found = backward(None if grad is None else grad.reshape(output.shape), *of_probabilities)
-        joined = tuple(array.copy() for array in projected)  # in their memory and dtype; every entry is overwritten
+        xp = kernels.array_module(output)
+        joined = tuple(xp.empty_like(array) for array in projected)  # every entry is written
         for target, part in zip(_split(joined, *heads), found[:3], strict=True):
             target[...] = part
         return *joined, *_terms(found.relative)
