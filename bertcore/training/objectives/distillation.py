@@ -42,7 +42,8 @@ class Distillation(Objective):
 
     Raises:
         TypeError: for something else than terms, or an objective of another kind.
-        ValueError: for no terms, a wrong weight; at the first batch, for models that cannot be compared so.
+        ValueError: for no terms, a wrong weight, an objective whose batches a teacher does not take (TranslationLM); at
+            the first batch, for models that cannot be compared so.
     """
 
     def __init__(self, teacher: Any, *terms: Term, objective: Supervised | None = None, objective_weight: float = 1.0):
@@ -53,12 +54,17 @@ class Distillation(Objective):
             raise ValueError("terms is empty, expected one at least")
         if objective is not None and not isinstance(objective, Supervised):
             raise TypeError(f"objective is {type(objective).__name__}, expected Supervised, MaskedLM or None")
+        if objective is not None and objective.targets:
+            extra = ", ".join(objective.targets)
+            raise ValueError(
+                f"objective is {type(objective).__name__}, of whose batches a teacher does not take {extra}"
+            )
         if not 0 <= objective_weight < math.inf:
             raise ValueError(f"objective_weight is {objective_weight!r}, expected a finite number from 0 on")
         self.teacher, self.terms = teacher.eval(), terms
         self.objective, self.objective_weight = objective, objective_weight
         if objective is not None:
-            self.model_class, self.targets = objective.model_class, objective.targets
+            self.model_class = objective.model_class
         self._options = dict.fromkeys((name for term in terms for name in term.needs), True)
         self._student: Any = None
         self._maps: list[list[Linear]] = []

@@ -1,0 +1,24 @@
+"""A batch of texts, and small students and teachers."""
+
+import numpy as np
+
+from bertcore import AutoModelForSequenceClassification
+from tests.tiny_bert import CONFIG
+
+LENGTHS = [9, 4, 1, 7]
+RNG = np.random.default_rng(0)
+BATCH = {
+    "input_ids": RNG.integers(5, 40, (4, 9)),
+    "attention_mask": (np.arange(9) < np.array(LENGTHS)[:, None]).astype(int),
+    "labels": np.array([0, 1, 2, 1]),
+}
+DEEP = {**CONFIG, "num_hidden_layers": 4}
+WIDE = {**DEEP, "hidden_size": 48}
+
+
+def classifier(config=CONFIG, seed=2, **options):
+    return AutoModelForSequenceClassification.from_config(config, dtype="float64", num_labels=3, seed=seed, **options)
+
+
+def inputs(batch=BATCH):
+    return {name: array for name, array in batch.items() if name != "labels"}

@@ -1,0 +1,103 @@
+"""What Distillation refuses: settings, and models that cannot be compared."""
+
+import pytest
+
+import bertcore
+from bertcore import AutoModel, AutoModelForSequenceClassification, use_backend
+from bertcore.training.objectives import (
+    AttentionDistributions,
+    AttentionScores,
+    CosineSimilarity,
+    Distillation,
+    HiddenCosine,
+    HiddenStates,
+    Relations,
+    SoftTargets,
+    Supervised,
+    TranslationLM,
+)
+from tests.tiny_bert import CONFIG
+from tests.tiny_families import tiny_config
+from tests.training.objectives.students import BATCH, DEEP, WIDE, classifier, inputs
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: Distillation(classifier()), ValueError, "terms is empty"),
+        (lambda: Distillation(classifier(), Supervised()), TypeError, "expected SoftTargets"),
+        (
+            lambda: Distillation(classifier(), SoftTargets(), objective=CosineSimilarity()),
+            TypeError,
+            "objective is CosineSimilarity, expected Supervised",
+        ),
+        (
+            lambda: Distillation(classifier(), SoftTargets(), objective=TranslationLM()),
+            ValueError,
+            "objective is TranslationLM, of whose batches a teacher does not take restart",
+        ),
+        (
+            lambda: Distillation(classifier(), SoftTargets(), objective_weight=-1),
+            ValueError,
+            "objective_weight is -1",
+        ),
+        (lambda: SoftTargets(temperature=0), ValueError, "temperature is 0"),
+        (lambda: HiddenStates(weight=float("nan")), ValueError, "weight of HiddenStates is nan"),
+        (lambda: Relations(of=("hidden",)), ValueError, "of is"),
+        (lambda: Relations(heads=0), ValueError, "heads is 0"),
+    ],
+)
+def test_wrong_settings(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "term, config, message",
+    [
+        (HiddenCosine(), WIDE, "student have 39 features, the teacher's 48"),
+        (HiddenStates(projected=False), WIDE, "student have 39 features, the teacher's 48"),
+        (HiddenStates(layers={1: 5}), DEEP, "layers has 5 of the teacher, expected 0 to 4"),
+        (AttentionScores(layers={0: 1}), DEEP, "layers has 0 of the student, expected 1 to 2"),
+        (AttentionScores(layers="all"), DEEP, "layers is 'all', expected 'last', 'even' or a mapping"),
+        (
+            AttentionScores(),
+            {**WIDE, "num_attention_heads": 4},
+            r"heads of queries and of keys are \(3, 3\) and \(4, 4\)",
+        ),
+        (AttentionDistributions(), {**tiny_config("mpnet-base"), "vocab_size": 75}, "attention of the teacher is not"),
+        (Relations(heads=13), WIDE, "heads is 13, expected a divisor of the teacher's 48"),
+        (
+            Relations(heads=3),
+            {**tiny_config("deberta-base"), "vocab_size": 75},
+            "layers of this family do not give query, key and value",
+        ),
+        (SoftTargets(), {**CONFIG, "problem_type": "regression"}, "the teacher is for regression"),
+    ],
+)
+def test_models_that_cannot_be_compared(term, config, message):
+    with pytest.raises(ValueError, match=message):
+        Distillation(classifier(config), term).losses(classifier(), BATCH)
+
+
+def test_heads_that_cannot_be_compared():
+    head, encoder = classifier(), AutoModel.from_config(CONFIG, dtype="float64")
+    other = AutoModelForSequenceClassification.from_config(CONFIG, dtype="float64", num_labels=4)
+    for student, teacher, message in (
+        (head, encoder, "needs the teacher's logits, it has last_hidden_state, pooler_output"),
+        (encoder, head, "the student has no head"),
+        (head, other, r"are \(4, 3\) and \(4, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Distillation(teacher, SoftTargets()).losses(student, inputs())
+    electra = bertcore.AutoModelForPreTraining.from_config(tiny_config("electra-small-discriminator"))
+    with pytest.raises(ValueError, match="SoftTargets is for classes, and the teacher tells replaced tokens"):
+        Distillation(electra, SoftTargets()).losses(head, inputs())
+    with pytest.raises(ValueError, match="batch has no labels for the student's own objective"):
+        Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())
