@@ -59,10 +59,10 @@ class SentencePairs(Objective):
         return float(np.count_nonzero(host_array(batch[self.label]) != losses.IGNORED))
 
     def __add__(self, other: Objective) -> Objective:
-        return MaskedLMAndPairs(other, self) if isinstance(other, MaskedLM) else super().__add__(other)
+        return MaskedLMAndPairs(other, self) if type(other) is MaskedLM else super().__add__(other)
 
     def added_to(self, first: Objective) -> Objective:
-        return MaskedLMAndPairs(first, self) if isinstance(first, MaskedLM) else super().added_to(first)
+        return MaskedLMAndPairs(first, self) if type(first) is MaskedLM else super().added_to(first)
 
 
 class NextSentence(SentencePairs):

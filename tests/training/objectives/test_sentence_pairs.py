@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import AutoModelForNextSentencePrediction, AutoModelForPreTraining, AutoTokenizer, use_backend
 from bertcore.training.masking import IGNORED
-from bertcore.training.objectives import MaskedLM, NextSentence, SentenceOrder, Supervised
+from bertcore.training.objectives import MaskedLM, NextSentence, SentenceOrder, SpanBoundary, Supervised, TranslationLM
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import tiny_config
 
@@ -138,3 +138,11 @@ def test_sums_of_objectives_of_different_models_are_refused():
         MaskedLM() + Supervised()
     with pytest.raises(TypeError):
         MaskedLM() + 1
+
+
+@pytest.mark.parametrize("words", [SpanBoundary(), TranslationLM()])
+def test_words_with_a_loss_or_batches_of_their_own_are_not_taken_for_masked_words(words):
+    with pytest.raises(ValueError, match=f"{type(words).__name__} needs .* there is no model for their sum"):
+        words + NextSentence()
+    with pytest.raises(ValueError, match=f"{type(words).__name__} needs .* there is no model for their sum"):
+        NextSentence() + words
