@@ -54,7 +54,7 @@ def generator_config(config: Mapping[str, Any] | str, share: float | None = None
     if "replaced_tokens" not in heads:
         known = ", ".join(heads)
         raise ValueError(f"config: models of type {family.model_type!r} have no head for replaced_tokens, only {known}")
-    if share is not None and not 0 < share <= 1:
+    if share is not None and (not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1):
         raise ValueError(f"share is {share!r}, expected a number above 0 and at most 1")
     made = family.generator(config) if share is None else family.generator(config, share)
     return {key: value for key, value in made.items() if key != "architectures"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -14,6 +15,24 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if count < least:
         raise ValueError(f"{name} is {count}, expected an integer of at least {least}")
     return count
+
+
+def check_share(name: str, value: Any) -> float:
+    """`value`, if it is a number from 0 to 1; else ValueError."""
+    if not _is_number(value) or not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value!r}, expected a number from 0 to 1")
+    return value
+
+
+def check_weight(name: str, value: Any) -> float:
+    """`value`, if it is a finite number from 0 on; else ValueError."""
+    if not _is_number(value) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}, expected a finite number from 0 on")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_flag(name: str, value: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.nn.functional.losses import IGNORED
-from bertcore.training.checks import check_flag
+from bertcore.training.checks import check_flag, check_share
 
 UNITS = ("token", "word", "span")
 SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # of a span's end after each word; in words
@@ -47,9 +47,7 @@ class Masking:
 
     def __post_init__(self) -> None:
         for name in ("share", "mask_share", "random_share"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value!r}, expected a number from 0 to 1")
+            check_share(name, getattr(self, name))
         if self.mask_share + self.random_share > 1 + 1e-9:
             both = f"{self.mask_share} and {self.random_share}"
             raise ValueError(f"mask_share and random_share are {both}, expected at most 1 together")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
+from bertcore.training.checks import check_weight
 from bertcore.training.objectives.distillation_terms import Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective
@@ -59,10 +59,8 @@ class Distillation(Objective):
             raise ValueError(
                 f"objective is {type(objective).__name__}, of whose batches a teacher does not take {extra}"
             )
-        if not 0 <= objective_weight < math.inf:
-            raise ValueError(f"objective_weight is {objective_weight!r}, expected a finite number from 0 on")
         self.teacher, self.terms = teacher.eval(), terms
-        self.objective, self.objective_weight = objective, objective_weight
+        self.objective, self.objective_weight = objective, check_weight("objective_weight", objective_weight)
         if objective is not None:
             self.model_class = objective.model_class
         self._options = dict.fromkeys((name for term in terms for name in term.needs), True)

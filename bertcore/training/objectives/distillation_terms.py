@@ -15,6 +15,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
+from bertcore.training.checks import check_count, check_weight
 from bertcore.training.objectives.divergences import (
     cosine_distance,
     divergence_of_scores,
@@ -120,9 +121,7 @@ class Term:
     first_layer: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        number = self.weight
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
-            raise ValueError(f"weight of {type(self).__name__} is {number!r}, expected a finite number from 0 on")
+        check_weight(f"weight of {type(self).__name__}", self.weight)
 
     def check(self, student: Any, teacher: Any) -> None:
         """ValueError if these models cannot be compared so."""
@@ -286,9 +285,9 @@ class Relations(Term):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.of, tuple) or not self.of or not set(self.of) <= set(PARTS):
-            raise ValueError(f"of is {self.of!r}, expected some of {PARTS}")
-        if self.heads is not None and (not isinstance(self.heads, int) or self.heads < 1):
-            raise ValueError(f"heads is {self.heads!r}, expected a positive integer or None")
+            raise ValueError(f"of is {self.of!r}, expected a tuple of some of {', '.join(PARTS)}")
+        if self.heads is not None:
+            check_count("heads", self.heads)
 
     def check(self, student: Any, teacher: Any) -> None:
         heads = self.heads or student.spec.num_heads

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.training.checks import check_count
+from bertcore.training.checks import check_share
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
@@ -37,9 +37,7 @@ class EntityMaskedLM(MaskedLM):
 
     def __init__(self, masking: Masking = DEFAULT, entity_share: float = 0.15, *, label_smoothing: float = 0.0):
         super().__init__(masking, label_smoothing=label_smoothing)
-        if not isinstance(entity_share, int | float) or isinstance(entity_share, bool) or not 0 <= entity_share <= 1:
-            raise ValueError(f"entity_share is {entity_share!r}, expected a number from 0 to 1")
-        self.entity_share = entity_share
+        self.entity_share = check_share("entity_share", entity_share)
 
     def examples(
         self, documents: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int, seed: int = 0
@@ -99,7 +97,7 @@ class EntityCollator(DataCollatorForLanguageModeling):
     """
 
     def __init__(self, tokenizer: Any, share: float, *, seed: int = 0):
-        super().__init__(tokenizer, seed=check_count("seed", seed, 0))
+        super().__init__(tokenizer, seed=seed)
         if not getattr(tokenizer, "entity_vocab", None):
             raise ValueError("tokenizer has no entity_vocab, which masked entities need")
         if tokenizer.padding_side == "left":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertcore.models.outputs import Later
+from bertcore.training.checks import check_weight
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import Masking
 from bertcore.training.objectives.language_modeling import MaskedLM
@@ -34,10 +34,8 @@ class ReplacedToken(Objective):
     targets = ("draws",)
 
     def __init__(self, masking: Masking = MASKING, *, discriminator_weight: float = 50.0):
-        is_number = isinstance(discriminator_weight, int | float) and not isinstance(discriminator_weight, bool)
-        if not is_number or not math.isfinite(discriminator_weight) or discriminator_weight < 0:
-            raise ValueError(f"discriminator_weight is {discriminator_weight!r}, expected a finite number from 0 on")
-        self.words, self.discriminator_weight = MaskedLM(masking), discriminator_weight
+        self.words = MaskedLM(masking)
+        self.discriminator_weight = check_weight("discriminator_weight", discriminator_weight)
 
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0

@@ -9,6 +9,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.models.losses import ClassOptions, use_class_options
+from bertcore.training.checks import check_share
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives.objective import Batch, Objective
 
@@ -30,12 +31,10 @@ class Supervised(Objective):
     """
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
-        if isinstance(label_smoothing, bool) or not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing is {label_smoothing!r}, expected a number from 0 to 1")
         weights = None if class_weights is None else np.asarray(class_weights, np.float64)
         if weights is not None and (weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any()):
             raise ValueError(f"class_weights is {class_weights!r}, expected a finite number from 0 on for each class")
-        self.label_smoothing, self.class_weights = label_smoothing, weights
+        self.label_smoothing, self.class_weights = check_share("label_smoothing", label_smoothing), weights
 
     def loss(self, model: Any, batch: Batch) -> Any:
         if not self.label_smoothing and self.class_weights is None:

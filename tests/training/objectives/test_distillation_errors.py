@@ -47,6 +47,11 @@ def on_numpy():
             ValueError,
             "objective_weight is -1",
         ),
+        (
+            lambda: Distillation(classifier(), SoftTargets(), objective_weight="2"),
+            ValueError,
+            "objective_weight is '2', expected a finite number",
+        ),
         (lambda: SoftTargets(temperature=0), ValueError, "temperature is 0"),
         (lambda: HiddenStates(weight=float("nan")), ValueError, "weight of HiddenStates is nan"),
         (lambda: Relations(of=("hidden",)), ValueError, "of is"),

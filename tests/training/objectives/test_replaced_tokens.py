@@ -241,7 +241,7 @@ def test_generators_have_the_published_sizes(name, share, expected):
 def test_families_that_do_not_tell_replaced_tokens_are_named():
     with pytest.raises(ValueError, match="models of type 'bert' have no head for replaced_tokens"):
         ReplacedTokenModel.from_config(CONFIG)
-    for share in (0, 1.5, float("nan")):
+    for share in (0, 1.5, float("nan"), True, "half"):
         with pytest.raises(ValueError, match="expected a number above 0 and at most 1"):
             generator_config(TINY, share)
 
