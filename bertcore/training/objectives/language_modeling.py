@@ -11,7 +11,7 @@ from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.objective import Batch, Collator
 from bertcore.training.objectives.supervised import Supervised, host_array
-from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids
+from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids, stream_pieces
 
 DEFAULT = Masking()
 
@@ -70,20 +70,14 @@ class CausalLM(NextWords):
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """One stream of all documents, each followed by the end-of-text token, in pieces of `max_length` tokens."""
+        """One stream of all documents, each followed by the end-of-text token, in pieces of `max_length` tokens, the
+        last one shorter. Documents without tokens are left out."""
         if tokenizer.eos_token_id is None:
             raise ValueError("tokenizer has no eos_token, which ends a document")
         check_room(max_length, 0)
-        waiting: list[int] = []
-        for document in document_ids(tokenizer, documents):
-            for sentence in document:
-                waiting += sentence
-            waiting.append(tokenizer.eos_token_id)
-            while len(waiting) >= max_length:
-                yield {"input_ids": waiting[:max_length]}
-                del waiting[:max_length]
-        if len(waiting) > 1:  # a single token has nothing to predict
-            yield {"input_ids": waiting}
+        for piece in stream_pieces(tokenizer, documents, tokenizer.eos_token_id, max_length):
+            if len(piece) > 1:  # a single token has nothing to predict
+                yield {"input_ids": piece}
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
         """Without a padding token the end-of-text token pads: padding has no label, and no token sees it."""

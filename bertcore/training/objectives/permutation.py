@@ -12,7 +12,7 @@ from bertcore.training.collators import DataCollatorWithPadding, ids_of
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.objectives.objective import Collator
 from bertcore.training.objectives.supervised import Supervised
-from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids
+from bertcore.training.objectives.texts import SpecialTokens, check_room, stream_pieces
 
 
 class PermutationLM(Supervised):
@@ -47,17 +47,9 @@ class PermutationLM(Supervised):
         if end is None:
             raise ValueError("tokenizer has no sep_token, which ends a document")
         room = check_room(max_length, len(special))
-        waiting: list[int] = []
-        for document in document_ids(tokenizer, documents):
-            for sentence in document:
-                waiting += sentence
-            if document:
-                waiting.append(end)
-            while len(waiting) >= room:
-                yield special.around(waiting[:room])
-                del waiting[:room]
-        if any(token != end for token in waiting):
-            yield special.around(waiting)
+        for piece in stream_pieces(tokenizer, documents, end, room):
+            if any(token != end for token in piece):
+                yield special.around(piece)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
         return PermutationCollator(tokenizer, self, seed=seed)

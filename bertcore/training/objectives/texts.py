@@ -35,6 +35,20 @@ def _ids_of(tokenizer: Any, documents: list[list[str]]) -> Iterator[list[list[in
         yield [ids for ids in islice(rows, len(document)) if ids]
 
 
+def stream_pieces(tokenizer: Any, documents: Iterable[Iterable[str]], end: int, size: int) -> Iterator[list[int]]:
+    """The ids of all documents one after the other, each followed by `end`, in pieces of `size`; what is left comes
+    last. A document without ids has no end."""
+    left: list[int] = []
+    for document in document_ids(tokenizer, documents):
+        ids = left + [token for text in document for token in text] + ([end] if document else [])
+        whole = len(ids) - len(ids) % size
+        for start in range(0, whole, size):
+            yield ids[start : start + size]
+        left = ids[whole:]
+    if left:
+        yield left
+
+
 def check_room(max_length: int, special: int, least: int = 1) -> int:
     """How many tokens of texts fit into `max_length` beside the special ones.
 
