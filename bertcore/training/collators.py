@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,10 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
             rest = {name: value for name, value in example.items() if LABELS.get(name, name) != "labels"}
             made.append(rest | {"input_ids": replaced, "labels": labels})
         return super().__call__(made)
+
+    def masking_settings(self) -> dict[str, Any]:
+        """What a run goes on with that began with it."""
+        return asdict(self.masking)
 
 
 def ids_of(example: Mapping[str, Any], index: int) -> np.ndarray:

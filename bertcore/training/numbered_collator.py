@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-
-from bertcore.training.masking import Masking
 
 
 class NumberedCollator:
@@ -19,7 +16,7 @@ class NumberedCollator:
 
     Args:
         collator: makes a batch of examples; if it has an attribute `rng`, that is what its random choices are drawn
-            from.
+            from; if it has a method `masking_settings`, a run goes on with what that returns, a dictionary for JSON.
         seed: of the run.
         columns: the keys of examples that are kept; None for all.
     """
@@ -29,11 +26,9 @@ class NumberedCollator:
 
     @property
     def masking(self) -> dict[str, Any] | None:
-        """The settings of the collator's `masking`, a `Masking` or a dictionary; None if it has none."""
-        masking = getattr(self._collator, "masking", None)
-        if isinstance(masking, dict):
-            return masking
-        return asdict(masking) if isinstance(masking, Masking) else None
+        """What decides how the collator hides words: its `masking_settings()`; None if it has none."""
+        settings = getattr(self._collator, "masking_settings", None)
+        return None if settings is None else settings()
 
     def __call__(self, examples: Sequence[Any], number: int) -> Mapping[str, Any]:
         """The batch of that number."""

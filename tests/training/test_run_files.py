@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from unittest import mock
 
 import numpy as np
@@ -221,7 +222,7 @@ def test_a_killed_run_goes_on(tmp_path):
 def test_a_run_goes_on_with_what_it_began_with(tmp_path, change, error):
     def trainer(texts=TEXTS, masking=DEFAULT, **settings):
         made = language_trainer(tmp_path, **settings)
-        made.train_dataset, made.data_collator.masking = texts, masking
+        made.train_dataset, made.data_collator.masking_settings = texts, lambda: asdict(masking)
         return made
 
     trainer().train()

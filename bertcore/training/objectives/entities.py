@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,10 +58,12 @@ class EntityMaskedLM(MaskedLM):
                 raise ValueError(f"documents[{index}] has no {missing[0]}, it has {', '.join(record)}")
             mentions = {SPANS: record[SPANS], NAMES: record[NAMES]}
             row = tokenizer(record["text"], **mentions, add_special_tokens=False)
-            places = [[place for place in places if place >= 0] for places in row["entity_position_ids"]]
+            mentions_of = _by_piece(row["entity_ids"], row["entity_position_ids"], room, special.before())
             for start in range(0, len(row["input_ids"]), room):
-                ids = row["input_ids"][start : start + room]
-                yield special.around(ids) | _within(row["entity_ids"], places, start, len(ids), special.before())
+                within = mentions_of[start // room]
+                entities = {"entity_ids": [entity for entity, _ in within]}
+                entities["entity_position_ids"] = [places for _, places in within]
+                yield special.around(row["input_ids"][start : start + room]) | entities
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
         collator = EntityCollator(tokenizer, self.entity_share, seed=seed)
@@ -74,14 +77,17 @@ class EntityMaskedLM(MaskedLM):
         return super().loss(model, batch)
 
 
-def _within(entities: Sequence[int], places: Sequence[list[int]], start: int, count: int, before: int) -> dict:
-    """The entities all of whose tokens are among `count` from `start` on, after `before` special ones."""
-    kept = [
-        (entity, [place - start + before for place in some])
-        for entity, some in zip(entities, places, strict=True)
-        if some and start <= some[0] and some[-1] < start + count
-    ]
-    return {"entity_ids": [entity for entity, _ in kept], "entity_position_ids": [some for _, some in kept]}
+def _by_piece(
+    entities: Sequence[int], positions: Sequence[Sequence[int]], room: int, before: int
+) -> Mapping[int, list[tuple[int, list[int]]]]:
+    """(entity, places in the piece, after `before` special tokens) by the number of the piece of `room` tokens that has
+    the whole mention; `positions` are filled up with -1."""
+    found = defaultdict(list)
+    for entity, some in zip(entities, positions, strict=True):
+        places = [place for place in some if place >= 0]
+        if places and places[0] // room == places[-1] // room:
+            found[places[0] // room].append((entity, [place % room + before for place in places]))
+    return found
 
 
 class EntityCollator(DataCollatorForLanguageModeling):
@@ -103,7 +109,6 @@ class EntityCollator(DataCollatorForLanguageModeling):
         if tokenizer.padding_side == "left":
             raise ValueError("padding_side is 'left'; entities' positions count from a row's first column: 'right'")
         self.share, self.special = share, tokenizer.special_entity_ids
-        self.names = ("entity_ids", "entity_position_ids")
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The batch: of words as `DataCollatorForLanguageModeling` gives it, and of entities entity_ids,
@@ -112,7 +117,7 @@ class EntityCollator(DataCollatorForLanguageModeling):
         words = [{name: value for name, value in row.items() if not name.startswith("entity_")} for row in examples]
         batch = super().__call__(words)
         for index, row in enumerate(examples):
-            missing = [name for name in self.names if name not in row]
+            missing = [name for name in ("entity_ids", "entity_position_ids") if name not in row]
             if missing:
                 raise ValueError(f"examples[{index}] has no {missing[0]}")
         count = max(1, *(len(row["entity_ids"]) for row in examples))
@@ -128,6 +133,9 @@ class EntityCollator(DataCollatorForLanguageModeling):
                 positions[index, place, : len(columns)] = columns
         named = {"entity_ids": ids, "entity_attention_mask": mask, "entity_position_ids": positions}
         return batch | named | {"entity_labels": labels}
+
+    def masking_settings(self) -> dict[str, Any]:
+        return super().masking_settings() | {"entity_share": self.share}
 
     def _masked(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(entities with some masked, labels) of one text."""

@@ -103,9 +103,8 @@ class PermutationCollator(DataCollatorWithPadding):
         self.objective, self.words = objective, Words.of(tokenizer)
         self.rng = np.random.default_rng(check_count("seed", seed, 0))
 
-    @property
-    def masking(self) -> dict[str, Any]:
-        """What decides about the predicted tokens: a run goes on with the same."""
+    def masking_settings(self) -> dict[str, Any]:
+        """What a run goes on with that began with it."""
         return {"share": self.objective.share, "longest_span": self.objective.longest_span}
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

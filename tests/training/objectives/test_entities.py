@@ -119,13 +119,13 @@ def test_what_is_refused(tokenizer, tmp_path):
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, tmp_path):
     examples = random_examples((3, 0, 1, 8, 2, 5, 0, 1, 4))
 
-    def trainer(folder, **settings):
+    def trainer(folder, share=0.15, **settings):
         given = {"max_steps": 4, "learning_rate": 1e-2, "save_steps": 2, "per_device_train_batch_size": 2}
         given |= {"lr_scheduler_type": "constant"} | settings
         args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **given)
         data = {"train_dataset": examples, "eval_dataset": examples, "processing_class": tokenizer}
         measure = {"compute_metrics": metrics.masked_accuracy, "preprocess_logits_for_metrics": metrics.predicted_words}
-        return Trainer(model("float32"), args, **data, **measure, objective=EntityMaskedLM())
+        return Trainer(model("float32"), args, **data, **measure, objective=EntityMaskedLM(entity_share=share))
 
     whole, part = trainer(tmp_path / "whole"), trainer(tmp_path / "part", max_steps=2)
     whole.train()
@@ -134,3 +134,5 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, 
     again.train(resume_from_checkpoint=True)
     assert_same_weights(again.model, whole.model)
     assert 0 <= again.evaluate()["eval_masked_accuracy"] <= 1
+    with pytest.raises(ValueError, match=r"masking is .*'entity_share': 0\.3.* it was .*'entity_share': 0\.15"):
+        trainer(tmp_path / "part", share=0.3).train(resume_from_checkpoint=True)
