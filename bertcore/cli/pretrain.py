@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of the model's widths (ELECTRA, default: 0.25) or of its layers (others, default: 0.5)",
     )
-    rtd.add_argument("--embeddings", choices=EMBEDDINGS, default="tied", help="of both models (default: tied)")
+    rtd.add_argument("--embeddings", choices=EMBEDDINGS, help="of both models (default: tied)")
     add_lora_arguments(parser)
     data = parser.add_argument_group("data")
     data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
@@ -197,6 +197,8 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     from bertcore.training.checkpoints import checkpoints_in
 
     kind = getattr(bertcore, objective.model_class)
+    if (args.generator_size or args.embeddings) and (args.objective != "rtd" or kind_of(args.model) == "known"):
+        raise CommandError("--generator-size and --embeddings are of new models of --objective rtd")
     if args.lora and args.objective == "rtd":
         raise CommandError("--lora trains adapters of one model, and --objective rtd has two")
     if args.lora and kind_of(args.model) == "new":
@@ -224,7 +226,7 @@ def _beside(args: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
 
     if args.objective != "rtd":
         return {}
-    return {"generator": generator_config(config, args.generator_size), "embeddings": args.embeddings}
+    return {"generator": generator_config(config, args.generator_size), "embeddings": args.embeddings or "tied"}
 
 
 def kind_of(model: str) -> str:

@@ -231,6 +231,8 @@ def test_what_ends_a_run_is_told_in_a_line(inputs, tmp_path, capsys, monkeypatch
         (["--objective", "clm"], "have no head for causal_lm"),
         (["--objective", "clm", "--mask", "word"], "--mask is about masked words, which --objective clm does without"),
         (["--objective", "plm", "--model", "gpt2"], "--objective plm needs the two streams of XLNet"),
+        (["--generator-size", "0.5"], "--generator-size and --embeddings are of new models of --objective rtd"),
+        (["--objective", "clm", "--embeddings", "tied"], "are of new models of --objective rtd"),
         (["--objective", "mlm+sop"], "--objective mlm.sop needs a head that .* was not pretrained with"),
     ],
 )
