@@ -31,7 +31,7 @@ class NewlyInitialisedWarning(UserWarning):
     """A checkpoint lacks a head, or the pooler, that the model has."""
 
 
-def _on_one_backend(forward: Callable) -> Callable:
+def on_one_backend(forward: Callable) -> Callable:
     """Run a model's forward on the backend in force, "auto" resolved once for the whole pass."""
 
     @functools.wraps(forward)
@@ -283,7 +283,7 @@ class Model(NamedParameters):
         trace = Trace.asked(output_hidden_states, output_attentions, output_projections)
         return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
 
-    @_on_one_backend
+    @on_one_backend
     def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:
         """What `read` makes of the encoded batch; `given` and `options` are for the adapter to pack."""
         adapter = self.encoder.adapter
@@ -317,7 +317,7 @@ class Model(NamedParameters):
     def _output(self, encoded: Encoded, **targets: Any) -> ModelOutput:
         raise NotImplementedError(f"{type(self).__name__} is not a model of its own")
 
-    @_on_one_backend
+    @on_one_backend
     def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
         """Encode sequences of any lengths side by side, without padding on the way in or out.
 

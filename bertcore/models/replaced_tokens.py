@@ -15,7 +15,7 @@ from bertcore.checkpoint.saving import write_safetensors
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.inputs import integer_batch
-from bertcore.models.model import Model
+from bertcore.models.model import Model, on_one_backend
 from bertcore.models.named_parameters import NamedParameters
 from bertcore.models.outputs import ReplacedTokensOutput
 from bertcore.models.pretraining import Discriminator
@@ -26,6 +26,7 @@ from bertcore.nn import functional
 from bertcore.nn.dropout import mixed_seed
 from bertcore.nn.layers import Embedding
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.spec import EncoderSpec
 from bertcore.presets import preset_config
 from bertcore.tape import value_of
 
@@ -157,9 +158,14 @@ class ReplacedTokenModel(NamedParameters):
         """
         folder = Path(folder)
         settings = checkpoint.read_config(folder, SETTINGS)
+        if settings.get("embeddings") not in EMBEDDINGS:
+            known = ", ".join(EMBEDDINGS)
+            raise checkpoint.CheckpointError(
+                f"{folder / SETTINGS}: embeddings is {settings.get('embeddings')!r}, expected one of {known}"
+            )
         generator = AutoModelForMaskedLM.from_pretrained(folder / "generator", dtype=dtype)
         discriminator = Discriminator.from_pretrained(folder / "discriminator", dtype=dtype)
-        model = cls(generator, discriminator, embeddings=settings.get("embeddings"))
+        model = cls(generator, discriminator, embeddings=settings["embeddings"])
         model.load_weights(folder)  # what a rounded difference has lost
         return model
 
@@ -200,7 +206,7 @@ class ReplacedTokenModel(NamedParameters):
         return self.discriminator.config
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> EncoderSpec:
         """The discriminator's."""
         return self.discriminator.spec
 
@@ -244,6 +250,7 @@ class ReplacedTokenModel(NamedParameters):
         for part in PARTS:
             getattr(self, part).gradient_checkpointing_disable()
 
+    @on_one_backend
     def __call__(
         self,
         input_ids: Any,
@@ -268,12 +275,14 @@ class ReplacedTokenModel(NamedParameters):
         is the generator's mean over labels plus, weighted, the discriminator's mean over all real tokens.
         """
         rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
+        ids = integer_batch("input_ids", input_ids)
+        draws = _checked_draws(draws, ids.shape)
         scores, words = self.generator.label_scores(input_ids, **rest, labels=labels)
         generator_loss = functional.cross_entropy(scores, labels=words)
-        ids, labels = integer_batch("input_ids", input_ids), integer_batch("labels", labels)
+        labels = integer_batch("labels", labels)
         has_label = labels != losses.IGNORED
         given = ids.copy()
-        given[has_label] = sample_words(value_of(scores), _checked_draws(draws, ids.shape)[has_label])
+        given[has_label] = sample_words(value_of(scores), draws[has_label])
         replaced = (given != np.where(has_label, labels, ids)).astype(np.int64)
         found = self.discriminator(given, **rest, labels=replaced)
         loss = functional.add(generator_loss, functional.scale(found.loss, factor=discriminator_weight))

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, SentenceEncoder, use_backend
+from bertcore import AutoModelForMaskedLM, ReplacedTokenModel, SentenceEncoder, kernels, use_backend
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.demo import demo_folder  # noqa: F401
+from tests.tiny_families import tiny_config
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
@@ -50,3 +51,19 @@ def test_sentence_embeddings(emulated_gpu, demo_folder):  # noqa: F811
         expected = SentenceEncoder(demo_folder, dtype="float64").encode(texts)
     assert np.abs(SentenceEncoder(demo_folder).encode(texts) - expected).max() < 1e-5
     assert emulated_gpu.launches
+
+
+def test_both_parts_of_a_replaced_token_model_follow_the_ids(emulated_gpu):
+    """Words are drawn on the host; the discriminator gets them where the generator got its ids."""
+    rng, model = np.random.default_rng(0), ReplacedTokenModel.from_config(tiny_config("electra-small-discriminator"))
+    ids = rng.integers(5, 40, (2, 7))
+    labels = np.where(np.arange(7) % 3 == 1, ids, -100)
+    given = {"labels": labels, "draws": rng.random(ids.shape)}
+    with use_backend("numpy"):
+        expected = model(ids, **given)
+    on_gpu = kernels.to_backend(ids)
+    with use_backend("auto"):
+        out = model(on_gpu, **given)
+    np.testing.assert_array_equal(out.given_ids, expected.given_ids)
+    assert error(out.logits, expected.logits) < 1e-4
+    assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-4)

@@ -275,6 +275,9 @@ def test_a_part_is_not_saved_alone(tmp_path):
     assert not (tmp_path / "a").exists()
     with pytest.raises(CheckpointError, match=r"replaced_tokens\.json"):
         ReplacedTokenModel.from_pretrained(tmp_path)
+    (tmp_path / "replaced_tokens.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"replaced_tokens\.json: embeddings is None, expected one of tied"):
+        ReplacedTokenModel.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [np.ones((3, 3)), "ints", "nan", "one"])
