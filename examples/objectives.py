@@ -24,7 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import bertcore
-from bertcore import ReplacedTokenModel, SentenceEncoder
+from bertcore import SentenceEncoder
 from bertcore.presets import preset_config
 from bertcore.tokenization import train_tokenizer
 from bertcore.training import Masking, Trainer, TrainingArguments, metrics
@@ -89,7 +89,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
         seed=seed,
         save_strategy="no",
     )
-    of_pairs = [metrics.pair_accuracy] if way.figure == "pair_accuracy" else []
+    own = {"pair_accuracy": [metrics.pair_accuracy], "replaced_f1": [metrics.replaced_tokens]}.get(way.figure, [])
     trainer = Trainer(
         model,
         args,
@@ -97,14 +97,13 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
         eval_dataset=held_out,
         processing_class=tokenizer,
         objective=way.objective,
-        compute_metrics=None if way.figure == "replaced_f1" else metrics.combined(metrics.masked_accuracy, *of_pairs),
+        compute_metrics=metrics.combined(metrics.masked_accuracy, *own),
         preprocess_logits_for_metrics=metrics.predicted_words,
     )
     done = trainer.train()
-    if way.figure == "replaced_f1":
-        figure, trivial = replaced_f1(model, way.objective.collator(tokenizer), held_out)
-    else:
-        figure, trivial = trainer.evaluate()[f"eval_{way.figure}"], trivial_share(way, trainer, examples, held_out)
+    measured = trainer.evaluate()
+    figure, trivial = measured[f"eval_{way.figure}"], measured.get(f"eval_{way.figure}_trivial")
+    trivial = trivial_share(way, trainer, examples, held_out) if trivial is None else trivial
     model.save_pretrained(folder)
     encoder = model.discriminator if way.figure == "replaced_f1" else model
     tokenizer.save_pretrained(encoder_of(folder))
@@ -128,19 +127,6 @@ def trivial_share(way: Way, trainer: Trainer, examples: list[dict], held_out: li
     batches = [trainer.data_collator(held_out[start : start + 64]) for start in range(0, HELD_OUT, 64)]
     labels = np.concatenate([batch["labels"][batch["labels"] != -100] for batch in batches])
     return float((labels == words.most_common(1)[0][0]).mean())
-
-
-def replaced_f1(model: ReplacedTokenModel, collator: Any, held_out: list[dict]) -> tuple[float, float]:
-    """(F1 of the tokens that were replaced, that of calling all tokens replaced)."""
-    found, truth = [], []
-    for start in range(0, len(held_out), 64):
-        batch = collator(held_out[start : start + 64])
-        out, is_text = model(**batch), batch["attention_mask"] == 1
-        found.append(out.logits[is_text] > 0)
-        truth.append(out.replaced[is_text] == 1)
-    found, truth = np.concatenate(found), np.concatenate(truth)
-    share = truth.mean()
-    return float(2 * (found & truth).sum() / (found.sum() + truth.sum())), float(2 * share / (1 + share))
 
 
 def probe(folder: Path, texts: list[str], sections: list[str]) -> float:

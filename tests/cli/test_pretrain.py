@@ -10,6 +10,8 @@ import pytest
 from bertcore import AutoModelForMaskedLM, AutoTokenizer, load_model
 from bertcore.checkpoint import open_checkpoint
 from bertcore.cli import main
+from bertcore.cli import pretrain as pretrain_command
+from bertcore.models.replaced_tokens import EMBEDDINGS
 from bertcore.training import run as training_run
 from bertcore.training import run_files
 from bertcore.training.data import StoredExamples
@@ -141,6 +143,10 @@ def test_replaced_tokens(inputs, tmp_path, capsys, options):
     before = weights(tmp_path / "out" / "discriminator")
     assert pretrain(inputs, tmp_path / "out", *options, "--resume", model=tmp_path / "electra.json") == 0
     assert weights(tmp_path / "out" / "discriminator") == before
+
+
+def test_the_embeddings_are_those_of_the_model():
+    assert pretrain_command.EMBEDDINGS == EMBEDDINGS
 
 
 def test_replaced_tokens_of_a_family_that_does_not_tell_them(inputs, tmp_path, capsys):
