@@ -81,7 +81,8 @@ def is_matrix_of_a_layer(parameter: Parameter) -> bool:
 def orthogonalized(matrix: Any) -> Any:
     """A matrix with the singular vectors of `matrix`, (rows, columns), and singular values near 1 (about 0.7 to 1.2).
 
-    Each of the five steps takes x to a x + b (x x') x + c (x x')² x, an odd polynomial of the singular values.
+    Each of the five steps takes x to a x + b (x x') x + c (x x')² x, an odd polynomial of the singular values. Those
+    that are tiny beside the norm of `matrix`, or beside 1e-7 if that is larger, stay smaller.
     """
     if not matrix.size:
         return matrix
