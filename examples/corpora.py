@@ -1,51 +1,73 @@
 """Real text for the examples, fetched by package name: nothing of it belongs to this project.
 
-    python examples/corpora.py          # fetches both, and says what is in them
+    python examples/corpora.py          # fetches all, and says what is in them
 
 Package descriptions: the short and long descriptions of Debian's packages, as apt fetches them (a Debian system, any
-user). Film snippets: sentences of film reviews with the mean of 20 people's scores, from -4 to 4, published with
-VADER (Hutto and Gilbert 2014) in the PyPI package vaderSentiment 0.5.
+user), and what volunteers made of them in other languages. Film snippets: sentences of film reviews with the mean of 20
+people's scores, from -4 to 4, published with VADER (Hutto and Gilbert 2014) in the PyPI package vaderSentiment 0.5.
+Docstrings: functions of the standard library of the Python that runs. Mentions: Python's documentation, of Debian's
+package python3.11-doc, and the functions, classes, modules, ... that its sources link to.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import warnings
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path("data")
+CAT_FILE = ("/usr/lib/apt/apt-helper", "cat-file")
+DOCUMENTATION = "python3.11-doc"
+MARKUP = ("..", ">>>", "::", "|", "+--", ":")  # directives, examples, tables and fields are no paragraphs
+LINKS = {"attr", "class", "const", "data", "exc", "func", "keyword", "macro", "member", "meth", "mod", "term", "type"}
 SNIPPETS = "vaderSentiment==0.5"
 SNIPPETS_SHA256 = "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a"
 
 
 def package_descriptions(folder: Path = FOLDER) -> list[tuple[str, str, str]]:
     """(name, short, long description) of each package, without those whose long one occurred before."""
-    lists = (folder / "apt").absolute()
-    if not any(lists.glob("*Translation-en*")):
-        (lists / "partial").mkdir(parents=True, exist_ok=True)
-        options = [f"Dir::State::lists={lists}", f"Dir::Cache={lists}", "Acquire::Languages=en", "Debug::NoLocking=1"]
-        _run(["apt-get", "update", "-qq", *(word for option in options for word in ("-o", option))])
-    texts = {}
-    for file in sorted(lists.glob("*_main_i18n_Translation-en*")):
-        for entry in _run(["/usr/lib/apt/apt-helper", "cat-file", str(file)]).decode().split("\n\n"):
-            match = re.match(r"Package: (.+)\nDescription-md5: .+\nDescription-en: (.+)\n((?: .*\n?)+)", entry)
-            if match:
-                paragraphs = re.sub(r"^ ", "", match[3], flags=re.MULTILINE).split("\n.\n")
-                texts.setdefault("\n".join(" ".join(part.split()) for part in paragraphs), (match[1], match[2]))
+    texts: dict[str, tuple[str, str]] = {}
+    for name, _, short, long in _descriptions("en", folder):
+        texts.setdefault(long, (name, short))
     return [(name, short, long) for long, (name, short) in texts.items()]
+
+
+def translated_descriptions(language: str, folder: Path = FOLDER) -> list[tuple[str, str, str]]:
+    """(name, English description, its translation) of each package that has one into the language ("de", "fr", "it"),
+    without those whose translation occurred before."""
+    english = {digest: f"{short}\n{long}" for _, digest, short, long in _descriptions("en", folder)}
+    texts: dict[str, tuple[str, str]] = {}
+    for name, digest, short, long in _descriptions(language, folder):
+        if digest in english:
+            texts.setdefault(f"{short}\n{long}", (name, english[digest]))
+    return [(name, original, translation) for translation, (name, original) in texts.items()]
+
+
+def _descriptions(language: str, folder: Path) -> Iterator[tuple[str, str, str, str]]:
+    """(name, MD5 of the English description, short, long description) of each package in that language."""
+    entry = re.compile(rf"Package: (.+)\nDescription-md5: (.+)\nDescription-{language}: (.+)\n((?: .*\n?)+)")
+    for file in sorted(_apt_lists(language, folder).glob(f"*_main_i18n_Translation-{language}*")):
+        for found in map(entry.match, _run([*CAT_FILE, file]).decode().split("\n\n")):
+            if found:
+                paragraphs = re.sub(r"^ ", "", found[4], flags=re.MULTILINE).split("\n.\n")
+                yield found[1], found[2], found[3], "\n".join(" ".join(part.split()) for part in paragraphs)
 
 
 def package_sections(folder: Path = FOLDER) -> dict[str, str]:
     """The section of each package: "python", "games", ..."""
-    package_descriptions(folder)
     sections = {}
-    for file in sorted((folder / "apt").absolute().glob("*_main_*_Packages*")):
-        text = _run(["/usr/lib/apt/apt-helper", "cat-file", str(file)]).decode()
+    for file in sorted(_apt_lists("en", folder).glob("*_main_*_Packages*")):
+        text = _run([*CAT_FILE, file]).decode()
         sections |= dict(re.findall(r"^Package: (.+)\n(?:.+\n)*?Section: (.+)$", text, flags=re.MULTILINE))
     return sections
 
@@ -68,11 +90,94 @@ def film_snippets(folder: Path = FOLDER) -> list[tuple[str, float]]:
     return [(text.strip(), float(score)) for _, score, text in rows]
 
 
-def _run(command: list) -> bytes:
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+def documented_functions(folder: Path | None = None) -> list[tuple[str, str, str]]:
+    """(module or package, first paragraph of the docstring, code without it) of each function in a folder's files, by
+    default the standard library's; without tests, and without docstrings and code that occurred before."""
+    folder = Path(folder or sysconfig.get_path("stdlib"))
+    found: dict[str, tuple[str, str]] = {}
+    for file in sorted(folder.rglob("*.py")):
+        parts = file.relative_to(folder).with_suffix("").parts
+        if {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}.isdisjoint(parts):
+            for doc, code in _documented(file):
+                found.setdefault(doc, (parts[0], code))
+    once = {code: (module, doc) for doc, (module, code) in reversed(found.items())}
+    return [(module, doc, code) for code, (module, doc) in reversed(once.items())]
+
+
+def _documented(file: Path) -> Iterator[tuple[str, str]]:
+    """(first paragraph of the docstring, code without it) of each function in a file; of none if it is no Python 3."""
+    try:
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and len(node.body) > 1:
+            doc = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+            if len(doc.split()) > 2:
+                node.body = node.body[1:]
+                yield doc, ast.unparse(node)
+
+
+def documented_mentions(folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """{"page", "text", "entity_spans", "entities"} of each paragraph of Python's documentation that has a link: the
+    characters that each link stands in, and the target as the page names it ("len", "os.path.join")."""
+    if not any(folder.glob(f"{DOCUMENTATION}_*.deb")):
+        lists = _apt_lists("en", folder)
+        options = [f"Dir::State::lists={lists}", f"Dir::Cache={lists}"]
+        _run(["apt-get", "download", "-qq", *_options(options), DOCUMENTATION], cwd=folder)
+    package = max(folder.glob(f"{DOCUMENTATION}_*.deb"))
+    found = []
+    with tarfile.open(fileobj=io.BytesIO(_run(["dpkg-deb", "--fsys-tarfile", package]))) as archive:
+        for member in archive:
+            _, is_source, page = member.name.partition("/_sources/")
+            if is_source and page.endswith(".rst.txt"):
+                paragraphs = archive.extractfile(member).read().decode().split("\n\n")
+                found += [{"page": page} | _linked(text) for text in paragraphs if not text.lstrip().startswith(MARKUP)]
+    return [record for record in found if record["entities"]]
+
+
+def _linked(paragraph: str) -> dict[str, Any]:
+    """A paragraph of reStructuredText as text, and its links.
+
+    A link is :role:`target`, :role:`text <target>`, :role:`~long.target`, of which the last part shows, or
+    :role:`!text`, which links to nothing.
+    """
+    paragraph = " ".join(re.sub(r"``|\*+", "", paragraph).split())
+    text, spans, targets, end = "", [], [], 0
+    for link in re.finditer(r":(?:c:|py:)?(\w+):`([~!]?)([^`<]+?)(?: ?<[~!]?([^`>]+)>)?`", paragraph):
+        text, end = text + paragraph[end : link.start()], link.end()
+        shown = link[3].rpartition(".")[2] if link[2] == "~" else link[3]
+        if link[1] in LINKS and link[2] != "!":
+            spans.append((len(text), len(text) + len(shown)))
+            targets.append((link[4] or link[3]).strip(".()"))
+        text += shown
+    return {"text": text + paragraph[end:], "entity_spans": spans, "entities": targets}
+
+
+def _apt_lists(language: str, folder: Path) -> Path:
+    """The folder of apt's lists, which has the descriptions in that language then."""
+    lists = (folder / "apt").absolute()
+    if not any(lists.glob(f"*_Translation-{language}*")):
+        (lists / "partial").mkdir(parents=True, exist_ok=True)
+        keep = ["APT::Get::List-Cleanup=0", "Debug::NoLocking=1"]
+        options = [f"Dir::State::lists={lists}", f"Dir::Cache={lists}", f"Acquire::Languages={language}", *keep]
+        _run(["apt-get", "update", "-qq", *_options(options)])
+    return lists
+
+
+def _options(options: list[str]) -> list[str]:
+    return [word for option in options for word in ("-o", option)]
+
+
+def _run(command: list, cwd: Path | None = None) -> bytes:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=cwd).stdout
 
 
 if __name__ == "__main__":
     described, snippets = package_descriptions(), film_snippets()
     words = sum(len(text.split()) for _, *pair in described for text in pair)
     print(f"{len(described):,} package descriptions, {words:,} words; {len(snippets):,} film snippets")
+    print(", ".join(f"{len(translated_descriptions(name)):,} of them in {name}" for name in ("de", "fr", "it")))
+    mentions = [target for record in documented_mentions() for target in record["entities"]]
+    print(f"{len(documented_functions()):,} functions; {len(mentions):,} mentions of {len(set(mentions)):,} targets")

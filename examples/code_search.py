@@ -1,0 +1,104 @@
+"""Trains a small sentence encoder that finds the code a docstring belongs to, by in-batch negatives, from scratch.
+
+    python examples/code_search.py [--seconds 240] [--mlm-seconds 240] [--code FOLDER] [--out code-search]
+
+The pairs are functions of the standard library, or of a folder of your own, and the first paragraphs of their
+docstrings. An eighth of the modules is held out: among all of their functions each docstring is to find its own, beside
+TF-IDF of the words and parts of names. With --mlm-seconds the encoder first learns words behind masks in the same text
+(Feng et al. 2020, arXiv:2002.08155, trained CodeBERT on such pairs).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from corpora import documented_functions
+from retrieval import Found, found
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder
+from bertcore.presets import preset_config
+from bertcore.sentence_encoder import save_sentence_encoder
+from bertcore.tokenization import train_tokenizer
+from bertcore.training import Trainer, TrainingArguments
+from bertcore.training.objectives import MaskedLM, MultipleNegativesRanking
+
+SHARE_HELD_OUT, MAX_LENGTH, WORDS = 8, 64, 8192
+CONFIG = {**preset_config("mini-bert"), "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+NAMES = r"[^\W_]+"  # parts of names: TF-IDF sees "read" and "line" in read_line
+
+
+def arguments(folder: Path, seconds: float, learning_rate: float) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=folder,
+        max_seconds=seconds,
+        per_device_train_batch_size=64,
+        learning_rate=learning_rate,
+        warmup_steps=0.05,
+        logging_steps=50,
+        save_strategy="no",
+    )
+
+
+def learn_words(pairs: list[dict[str, str]], tokenizer: Any, seconds: float, folder: Path) -> AutoModel:
+    """An encoder that learnt words behind masks in docstrings and code, each pair as one text."""
+    objective, model = MaskedLM(), AutoModelForMaskedLM.from_config(CONFIG)
+    texts = [list(pair.values()) for pair in pairs]
+    examples = list(objective.examples(texts, tokenizer, max_length=MAX_LENGTH))
+    args = arguments(folder, seconds, 1.5e-3)
+    Trainer(model, args, train_dataset=examples, processing_class=tokenizer, objective=objective).train()
+    model.save_pretrained(folder)
+    return AutoModel.from_pretrained(folder)
+
+
+def search(folder: Path, pairs: list[dict[str, str]]) -> Found:
+    """How well docstrings find code by the vectors of the encoder in a folder."""
+    encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
+    return found(*(encoder.encode([pair[name] for pair in pairs], normalize=True) for name in pairs[0]))
+
+
+def search_by_words(learnt: list[dict[str, str]], pairs: list[dict[str, str]]) -> Found:
+    """The same by TF-IDF."""
+    words = TfidfVectorizer(token_pattern=NAMES, sublinear_tf=True).fit(
+        text for pair in learnt for text in pair.values()
+    )
+    return found(*(words.transform([pair[name] for pair in pairs]) for name in pairs[0]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=240, help="of in-batch negatives")
+    parser.add_argument("--mlm-seconds", type=float, default=0, help="of masked words before (default: none)")
+    parser.add_argument("--code", type=Path, help="a folder of Python files (default: the standard library)")
+    parser.add_argument("--texts", type=int, help="how many pairs (default: all, about 6,000)")
+    parser.add_argument("--out", default="code-search", type=Path)
+    given = parser.parse_args()
+
+    functions = sorted(documented_functions(given.code), key=lambda function: crc32(function[2].encode()))
+    kept: dict[bool, list[dict[str, str]]] = {False: [], True: []}
+    for module, doc, code in functions[: given.texts]:
+        kept[crc32(module.encode()) % SHARE_HELD_OUT == 0].append({"anchor": doc, "positive": code})
+    learnt, held_out = kept[False], kept[True]
+    texts = [text for pair in learnt for text in pair.values()]
+    tokenizer = train_tokenizer(texts, vocab_size=WORDS, model_max_length=MAX_LENGTH)
+    model = AutoModel.from_config(CONFIG)
+    if given.mlm_seconds:
+        model = learn_words(learnt, tokenizer, given.mlm_seconds, given.out / "masked-words")
+    how = {"pooling": "mean", "normalize": True, "max_seq_length": MAX_LENGTH}
+    save_sentence_encoder(given.out / "before", model, tokenizer, **how)
+    objective = MultipleNegativesRanking(max_length=MAX_LENGTH)
+    args = arguments(given.out, given.seconds, 5e-4)
+    done = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective).train()
+    save_sentence_encoder(given.out, model, tokenizer, **how)
+    print(f"{len(learnt):,} pairs, {done.global_step} steps in {done.metrics['train_runtime']:.0f} s")
+    print(f"docstrings that find their own code among {len(held_out):,}:")
+    print(f"TF-IDF: {search_by_words(learnt, held_out)}")
+    print(f"before in-batch negatives: {search(given.out / 'before', held_out)}")
+    print(f"after: {search(given.out, held_out)}")
+
+
+if __name__ == "__main__":
+    main()
