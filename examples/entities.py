@@ -1,0 +1,147 @@
+"""Teaches a small LUKE words and entities behind masks on Python's documentation, whose links are its entities.
+
+    python examples/entities.py [--seconds 300] [--out entities]
+
+An entity is what a link leads to, as the page names it: "len", "os.path.join", "bytes-like object" (Yamada et al. 2020,
+arXiv:2010.01057, took the links of Wikipedia). A tenth of the pages is held out. As in the paper the words of a masked
+entity stay in the text, and most of them tell it: beside the most frequent entity stands the one that these words most
+often led to in training. The figure is also given with these words masked, too, where only the rest of the text tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from corpora import documented_mentions
+
+from bertcore import AutoModelForMaskedLM, AutoTokenizer
+from bertcore.presets import preset_config
+from bertcore.tokenization import train_tokenizer
+from bertcore.training import Trainer, TrainingArguments
+from bertcore.training.objectives import EntityMaskedLM
+
+SHARE_HELD_OUT, MAX_LENGTH, WORDS, LEAST_MENTIONS, IGNORED = 10, 64, 8192, 3, -100
+SPECIAL_ENTITIES = ("[PAD]", "[UNK]", "[MASK]", "[MASK2]")
+CONFIG = {
+    **preset_config("mini-bert"), "model_type": "luke", "entity_emb_size": 64, "use_entity_aware_attention": True,
+    "max_position_embeddings": MAX_LENGTH + 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+Counts = Counter[int]
+
+
+def make_tokenizer(records: list[dict[str, Any]], folder: Path) -> Any:
+    """LUKE's tokenizer: byte-level pairs of the texts, and the entities that are mentioned often enough."""
+    words = train_tokenizer([record["text"] for record in records], kind="bpe", vocab_size=WORDS)
+    words.save_pretrained(folder)
+    counts = Counter(entity for record in records for entity in record["entities"])
+    names = [*SPECIAL_ENTITIES, *sorted(name for name, count in counts.items() if count >= LEAST_MENTIONS)]
+    (folder / "entity_vocab.json").write_text(json.dumps({name: index for index, name in enumerate(names)}))
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "LukeTokenizer"}))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def entity_counts(examples: list[dict[str, Any]]) -> tuple[Counts, dict[tuple[int, ...], Counts]]:
+    """(how often each known entity is mentioned, and how often by each sequence of tokens)."""
+    counts: Counts = Counter()
+    by_words: dict[tuple[int, ...], Counts] = {}
+    for example in examples:
+        for entity, places in zip(example["entity_ids"], example["entity_position_ids"], strict=True):
+            if entity >= len(SPECIAL_ENTITIES):
+                counts[entity] += 1
+                by_words.setdefault(tuple(example["input_ids"][place] for place in places), Counter())[entity] += 1
+    return counts, by_words
+
+
+def shares_found(model: Any, batches: list[dict[str, np.ndarray]]) -> tuple[float, float]:
+    """(share of masked words, of masked entities, that the model finds)."""
+    found: tuple[list, list] = [], []
+    for batch in batches:
+        out = model(**{name: value for name, value in batch.items() if not name.endswith("labels")})
+        pairs = (out.logits, batch["labels"]), (out.entity_logits, batch["entity_labels"])
+        for some, (logits, labels) in zip(found, pairs, strict=True):
+            some.append((logits.argmax(-1) == labels)[labels != IGNORED])
+    return float(np.concatenate(found[0]).mean()), float(np.concatenate(found[1]).mean())
+
+
+def without_mentions(batch: dict[str, np.ndarray], mask: int) -> dict[str, np.ndarray]:
+    """The batch with the words of the masked entities masked."""
+    ids = batch["input_ids"].copy()
+    rows, entities = np.nonzero(batch["entity_labels"] != IGNORED)
+    places = batch["entity_position_ids"][rows, entities]
+    ids[np.broadcast_to(rows[:, None], places.shape)[places >= 0], places[places >= 0]] = mask
+    return batch | {"input_ids": ids}
+
+
+def masked_mentions(examples: list[dict], batches: list[dict[str, np.ndarray]]) -> list[tuple[int, tuple[int, ...]]]:
+    """(entity, tokens of its mention) of each masked entity; the batches are of the examples in their order."""
+    labels = [row for batch in batches for row in batch["entity_labels"]]
+    return [
+        (example["entity_ids"][index], tuple(example["input_ids"][i] for i in example["entity_position_ids"][index]))
+        for example, row in zip(examples, labels, strict=True)
+        for index in np.flatnonzero(row != IGNORED)
+    ]
+
+
+def trivial_shares(learnt: list[dict], held_out: list[dict], batches: list[dict[str, np.ndarray]]) -> dict[str, float]:
+    """What counts alone find: of words the most frequent one, of entities that, and by the words of the mention."""
+    counts, by_words = entity_counts(learnt)
+    words = Counter(word for example in learnt for word in example["input_ids"][1:-1])
+    often = counts.most_common(1)[0][0]
+    labels = np.concatenate([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
+    mentions = masked_mentions(held_out, batches)
+    of_words = [by_words.get(tokens, counts).most_common(1)[0][0] == entity for entity, tokens in mentions]
+    return {
+        "most frequent word": float((labels == words.most_common(1)[0][0]).mean()),
+        "most frequent entity": float(np.mean([entity == often for entity, _ in mentions])),
+        "most frequent entity of the mention's words": float(np.mean(of_words)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--texts", type=int, help="how many paragraphs (default: all, about 16,000)")
+    parser.add_argument("--out", default="entities", type=Path)
+    given = parser.parse_args()
+
+    records = documented_mentions()
+    records = [records[i] for i in np.random.default_rng(0).permutation(len(records))[: given.texts]]
+    kept: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for record in records:
+        kept[crc32(record["page"].encode()) % SHARE_HELD_OUT == 0].append(record)
+    tokenizer, objective = make_tokenizer(kept[False], given.out), EntityMaskedLM()
+    learnt, held_out = (list(objective.examples(kept[x], tokenizer, max_length=MAX_LENGTH)) for x in (False, True))
+    sizes = {"vocab_size": len(tokenizer), "entity_vocab_size": len(tokenizer.entity_vocab)}
+    model = AutoModelForMaskedLM.from_config({**CONFIG, **sizes, "pad_token_id": tokenizer.pad_token_id})
+    args = TrainingArguments(
+        output_dir=given.out,
+        max_seconds=given.seconds,
+        per_device_train_batch_size=32,
+        learning_rate=1.5e-3,
+        warmup_steps=0.05,
+        logging_steps=50,
+        save_strategy="no",
+    )
+    trainer = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective)
+    done = trainer.train()
+    trainer.save_model()
+    collator = objective.collator(tokenizer, seed=1)
+    batches = [collator(held_out[start : start + 32]) for start in range(0, len(held_out), 32)]
+    words, entities = shares_found(model, batches)
+    _, by_context = shares_found(model, [without_mentions(batch, tokenizer.mask_token_id) for batch in batches])
+    print(f"{len(learnt):,} texts, {done.global_step} steps, {done.metrics['train_tokens']:,} tokens")
+    print(f"{sizes['entity_vocab_size']:,} entities; held out: {len(held_out):,} texts")
+    print(f"masked words {words:.1%}, masked entities {entities:.1%}, with their words masked {by_context:.1%}")
+    for name, share in trivial_shares(learnt, held_out, batches).items():
+        print(f"{name}: {share:.1%}")
+
+
+if __name__ == "__main__":
+    main()

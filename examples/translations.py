@@ -1,0 +1,147 @@
+"""What does learning from translations add? Translation language modelling against plain masked language modelling.
+
+    python examples/translations.py [--seconds 300] [--only mlm tlm] [--out translations]
+
+Both ways train a model of Mini-BERT's size, for the same seconds, on package descriptions in English and in one or more
+of German, French and Italian: "mlm" sees a text at a time, "tlm" (Conneau and Lample 2019, arXiv:1901.07291) a text and
+its translation side by side. Packages whose names begin alike stay together; those held out are in no training text of
+any language. Among 1,000 of a language each description is to find its translation by the mean of the last hidden
+states, and the other way round. Names and loan words are the same in all languages, and TF-IDF finds most translations
+by them; so the same is asked once more without the words that both texts of a pair have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from corpora import translated_descriptions
+from retrieval import found
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from bertcore import AutoModelForMaskedLM, SentenceEncoder
+from bertcore.presets import preset_config
+from bertcore.tokenization import train_tokenizer
+from bertcore.training import Trainer, TrainingArguments
+from bertcore.training.metrics import combined, commonest_word, masked_accuracy, predicted_words
+from bertcore.training.objectives import MaskedLM, TranslationLM
+
+HELD_OUT, SHARE_HELD_OUT, MAX_LENGTH, WORDS = 1000, 8, 64, 16384
+CONFIG = {
+    **preset_config("mini-bert"), "vocab_size": WORDS, "max_position_embeddings": 2 * MAX_LENGTH,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+WAYS = {"mlm": (MaskedLM(), MAX_LENGTH), "tlm": (TranslationLM(), 2 * MAX_LENGTH)}
+WORD = re.compile(r"\w+")
+Pairs = list[list[str]]
+
+
+def split_pairs(languages: list[str], count: int | None) -> tuple[Pairs, dict[str, Pairs]]:
+    """(pairs to learn from in random order, either language first; pairs held out of each language)."""
+    rng, learnt, held_out = np.random.default_rng(0), [], {}
+    for language in languages:
+        held_out[language] = []
+        for name, *pair in rng.permutation(np.array(translated_descriptions(language), object))[:count]:
+            if crc32(name.split("-")[0].encode()) % SHARE_HELD_OUT == 0:
+                held_out[language].append(pair)
+            else:
+                learnt.append(pair if rng.random() < 0.5 else pair[::-1])
+    return [learnt[i] for i in rng.permutation(len(learnt))], {name: some[:HELD_OUT] for name, some in held_out.items()}
+
+
+def train(way: str, learnt: Pairs, held_out: Pairs, tokenizer: Any, seconds: float, folder: Path) -> str:
+    """What a run of training came to; the encoder is in the folder then."""
+    objective, max_length = WAYS[way]
+    examples, questions = (
+        list(objective.examples(pairs if way == "tlm" else _single(pairs), tokenizer, max_length=max_length))
+        for pairs in (learnt, held_out)
+    )
+    model = AutoModelForMaskedLM.from_config(CONFIG)
+    args = TrainingArguments(
+        output_dir=folder,
+        max_seconds=seconds,
+        per_device_train_batch_size=32 * MAX_LENGTH // max_length,
+        per_device_eval_batch_size=32,
+        learning_rate=1.5e-3,
+        warmup_steps=0.05,
+        logging_steps=50,
+        save_strategy="no",
+    )
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=examples,
+        eval_dataset=questions[:HELD_OUT],
+        processing_class=tokenizer,
+        compute_metrics=combined(masked_accuracy, commonest_word),
+        preprocess_logits_for_metrics=predicted_words,
+        objective=objective,
+    )
+    tokens, metrics = trainer.train().metrics["train_tokens"], trainer.evaluate()
+    save(model, tokenizer, folder)
+    return (
+        f"{tokens / 1e6:.2f} M tokens, masked accuracy {metrics['eval_masked_accuracy']:.1%} "
+        f"(most frequent word {metrics['eval_masked_accuracy_trivial']:.1%})"
+    )
+
+
+def _single(pairs: Pairs) -> list[list[str]]:
+    return [[text] for pair in pairs for text in pair]
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def without_shared_words(pair: list[str]) -> list[str]:
+    shared = set.intersection(*(set(WORD.findall(text.lower())) for text in pair))
+    return [WORD.sub(lambda word: "" if word[0].lower() in shared else word[0], text) for text in pair]
+
+
+def search(folder: Path, pairs: Pairs) -> str:
+    """The shares of texts whose translation is nearest, from English and to it."""
+    encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
+    return both_ways(*(encoder.encode(list(texts), normalize=True) for texts in zip(*pairs, strict=True)))
+
+
+def search_by_words(pairs: Pairs) -> str:
+    """The same by TF-IDF."""
+    words = TfidfVectorizer(sublinear_tf=True).fit(text for pair in pairs for text in pair)
+    return both_ways(*(words.transform(texts) for texts in zip(*pairs, strict=True)))
+
+
+def both_ways(english: Any, other: Any) -> str:
+    return f"{found(english, other).first:.1%} from English, {found(other, english).first:.1%} to it"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300, help="of training, for each way")
+    parser.add_argument("--languages", nargs="+", choices=("de", "fr", "it"), default=["de", "fr", "it"])
+    parser.add_argument("--texts", type=int, help="of each language (default: all, 13,000 to 47,000)")
+    parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--out", default="translations", type=Path)
+    given = parser.parse_args()
+
+    learnt, held_out = split_pairs(given.languages, given.texts)
+    texts = [text for pair in learnt for text in pair]
+    tokenizer = train_tokenizer(texts, vocab_size=WORDS, model_max_length=2 * MAX_LENGTH)
+    save(AutoModelForMaskedLM.from_config(CONFIG), tokenizer, given.out / "untrained")
+    questions = [pair for pairs in held_out.values() for pair in pairs]
+    for way in given.only:
+        print(f"{way}: {train(way, learnt, questions, tokenizer, given.seconds, given.out / way)}", flush=True)
+    print(f"the translation is the nearest one, after learning from {len(learnt):,} pairs:")
+    for language, pairs in held_out.items():
+        for what, some in (("", pairs), (", no shared words", [without_shared_words(pair) for pair in pairs])):
+            print(f"{language}{what}, TF-IDF, among {len(some):,}: {search_by_words(some)}")
+            for way in ("untrained", *given.only):
+                print(f"{language}{what}, {way}: {search(given.out / way, some)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
