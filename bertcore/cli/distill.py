@@ -113,6 +113,8 @@ def layer_numbers(text: str) -> list[int] | str:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    if args.task == "mlm" and (args.eval or args.text or args.text_pair or args.label):
+        raise CommandError("--eval, --text, --text-pair and --label are of labelled data, which --task mlm has not")
     with one_of_processes(args), chosen_backend(args):
         folder = from_first(lambda: out_folder(args))
         check_once([*args.data, *(args.eval or [])], "it is read more than once: give files")
@@ -129,8 +131,9 @@ def distill(args: argparse.Namespace, folder: Path) -> None:
     length = min(example_length(args, name, model, LONGEST[args.task], tokenizer) for name, model in named.items())
     prepared = _masked_words if args.task == "mlm" else _labelled
     train, held_out, measure = prepared(args, folder, teacher, tokenizer, length)
-    print(f"teacher   {teacher.num_parameters():,} parameters, {teacher.spec.num_layers} layers")
-    print(f"student   {student.num_parameters():,} parameters, {student.spec.num_layers} layers")
+    for whose, model in (("teacher", teacher), ("student", student)):
+        layers = model.spec.num_layers
+        print(f"{whose}   {model.num_parameters():,} parameters, {layers} layer{'s' * (layers > 1)}")
     common = {"args": training_arguments(args, folder, RATE), "eval_dataset": held_out, "processing_class": tokenizer}
     common["callbacks"] = early_stopping(args, held_out)
     common |= measure

@@ -50,7 +50,7 @@ def test_fewer_layers(folder, tmp_path, capsys):
     assert "teacher   accuracy 1.0000" in shown and "held out  accuracy 1.0000" in shown
     student, teacher = load_model(tmp_path), load_model(folder / "teacher")
     assert f"{teacher.num_parameters():,} parameters, 2 layers" in shown
-    assert f"{student.num_parameters():,} parameters, 1 layers" in shown
+    assert f"{student.num_parameters():,} parameters, 1 layer\n" in shown
     assert student.config["id2label"] == {"0": "cat", "1": "paris"} and student.spec.num_layers == 1
     with use_backend("numpy"):
         assert student(**AutoTokenizer.from_pretrained(tmp_path)(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
@@ -116,6 +116,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, monkeypat
         (["--student", "STUDENT", "--take", "0"], "--take is for a new student"),
         (["--layers", "1", "--teacher", "BERT"], "has no head for --task sequence"),
         (["--layers", "1", "--task", "token"], "has a head for another task than token"),
+        (["--layers", "1", "--task", "mlm", "--eval", "a.txt"], "are of labelled data, which --task mlm has not"),
     ],
 )
 def test_what_is_refused(folder, tmp_path, capsys, options, error):
