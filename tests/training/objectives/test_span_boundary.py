@@ -93,6 +93,11 @@ def test_the_loss_is_that_of_the_definition():
     assert SpanBoundary().weight(batch) == (batch["labels"] != IGNORED).sum()
 
 
+def test_a_model_without_the_head_is_refused():
+    with pytest.raises(TypeError, match="needs an AutoModelForSpanBoundary, the model gives"):
+        SpanBoundary().loss(AutoModelForMaskedLM.from_config(CONFIG), batch_of())
+
+
 @pytest.mark.parametrize("most", [1, 3, 20])
 def test_boundaries_are_the_nearest_tokens_without_a_label(most):
     batch = batch_of((1, 7, 13, 2, 31))
