@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class Run:
             num_processes=processes.count,
             data=batches.fingerprint(),
             masking=collate.masking,
+            frozen=_fingerprint_beyond_checkpoints(model),
         )
         self.control = TrainerControl()
         self._saved_at = -1
@@ -116,7 +117,7 @@ class Run:
         """ValueError if they do not have the same to begin with."""
         if self.processes.count > 1:
             self.processes.check_same("the number of examples", self.batches.num_examples)
-            self.processes.check_same("the model", _fingerprint(self.model))
+            self.processes.check_same("the model", _fingerprint(self.model.state_dict().values()))
 
     def _is_to_end(self, ending: list[int]) -> bool:
         """Whether a callback asked for it, or a signal in any of the processes, which is then noted in all."""
@@ -344,9 +345,15 @@ def _tokens(batch: Batch) -> int:
     return int(np.sum(batch["attention_mask"])) if "attention_mask" in batch else int(np.size(batch["input_ids"]))
 
 
-def _fingerprint(model: Any) -> str:
-    """Of all its parameters."""
+def _fingerprint(arrays: Iterable[np.ndarray]) -> str:
     digest = hashlib.blake2b()
-    for array in model.state_dict().values():
-        digest.update(np.ascontiguousarray(array))
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return digest.hexdigest()[:16]
+
+
+def _fingerprint_beyond_checkpoints(model: Any) -> str | None:
+    """Of the weights that a checkpoint of the model does not hold, those that adapters stand beside; None without."""
+    held = model.expected_tensors()
+    others = [parameter.array() for parameter in model.parameters() if not held.keys() >= set(parameter.names)]
+    return _fingerprint(others) if others else None

@@ -77,7 +77,7 @@ def load_run(
 
     Raises:
         ValueError: which file is missing or damaged; which setting, or which fact in the state `now` (the data and its
-            masking, the number of processes), is another one than it was.
+            masking, the number of processes, the weights beside adapters), is another one than it was.
     """
     for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
@@ -86,6 +86,7 @@ def load_run(
     known = {name: (before.get(name), getattr(args, name)) for name in _KEPT}
     facts = {"the number of examples": "num_examples", "the number of processes": "num_processes"}
     facts |= {"the dataset's fingerprint": "data", "masking": "masking"}
+    facts |= {"the fingerprint of the weights beside the adapters": "frozen"}
     known |= {name: (getattr(state, fact), getattr(now, fact)) for name, fact in facts.items()}
     for name, (was, is_now) in known.items():
         if was != is_now:

@@ -294,8 +294,8 @@ def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
     def collate(examples):
         return {name: np.stack([example[name] for example in examples]) for name in BATCH}
 
-    def trained(folder, steps, **options):
-        model = get_peft_model(new_model(dtype="float32"), query_and_value(lora_dropout=0.2))
+    def trained(folder, steps, seed=1, **options):
+        model = get_peft_model(AutoModelForMaskedLM.from_config(CONFIG, seed=seed), query_and_value(lora_dropout=0.2))
         args = TrainingArguments(
             output_dir=folder,
             max_steps=steps,
@@ -313,6 +313,8 @@ def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
     for name, array in whole.state_dict().items():
         np.testing.assert_array_equal(resumed.state_dict()[name], array, err_msg=name)
+    with pytest.raises(ValueError, match="fingerprint of the weights beside the adapters is"):
+        trained(tmp_path / "parts", 6, seed=2, resume_from_checkpoint=True)
 
 
 def test_a_merge_that_cannot_be_made_changes_nothing(tmp_path):
