@@ -25,7 +25,7 @@ from typing import Any
 from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, positive
 from bertcore.cli.corpus import fingerprint, held_out_parts, stored_examples
 from bertcore.cli.finetune import add_data_arguments, columns_of, labelled_rows, metric_of, told_labels
-from bertcore.cli.pretrain import kind_of
+from bertcore.cli.pretrain import kind_of, with_ids_of
 from bertcore.cli.training import (
     STORED,
     add_training_arguments,
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--terms", type=term, nargs="+", default=[("soft", 1.0)], metavar="TERM", help="see above (default: soft)"
     )
-    parser.add_argument("--temperature", type=positive_number, default=2.0, metavar="T", help="of soft (default: 2)")
+    parser.add_argument("--temperature", type=positive_number, metavar="T", help="of soft (default: 2)")
     parser.add_argument(
         "--label-weight", type=number, default=1.0, metavar="X", help="of what DATA itself teaches (default: 1)"
     )
@@ -113,12 +113,23 @@ def layer_numbers(text: str) -> list[int] | str:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    if args.task == "mlm" and (args.eval or args.text or args.text_pair or args.label):
-        raise CommandError("--eval, --text, --text-pair and --label are of labelled data, which --task mlm has not")
     with one_of_processes(args), chosen_backend(args):
+        _check_options(args)
         folder = from_first(lambda: out_folder(args))
         check_once([*args.data, *(args.eval or [])], "it is read more than once: give files")
         distill(args, folder)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """CommandError for terms that are given twice, and options that nothing asks for."""
+    if args.task == "mlm" and (args.eval or args.text or args.text_pair or args.label):
+        raise CommandError("--eval, --text, --text-pair and --label are of labelled data, which --task mlm has not")
+    names = [name for name, _ in args.terms]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise CommandError(f"--terms has {twice} twice")
+    if args.temperature and "soft" not in names:
+        raise CommandError("--temperature is of the term soft, which --terms does not have")
 
 
 def distill(args: argparse.Namespace, folder: Path) -> None:
@@ -189,7 +200,7 @@ def _student(args: argparse.Namespace, teacher: Any, tokenizer: Any) -> Any:
         config = with_layers(teacher.config, args.layers)
     else:
         config = read_json_object(Path(args.student)) if args.student.endswith(".json") else preset_config(args.student)
-        config |= {"vocab_size": teacher.spec.vocab_size}
+        config = with_ids_of(tokenizer, config) | {"vocab_size": teacher.spec.vocab_size}
     if args.take == "none":
         return kind.from_config(with_labels_of(teacher, config), seed=args.seed)
     return student_from_teacher(config, teacher, args.take, seed=args.seed)
@@ -199,7 +210,7 @@ def _objective(args: argparse.Namespace, teacher: Any) -> Any:
     """What the student learns from."""
     from bertcore.training import objectives
 
-    options = {"soft": {"temperature": args.temperature}}
+    options = {"soft": {"temperature": args.temperature or 2.0}}
     terms = [getattr(objectives, TERMS[name])(weight=weight, **options.get(name, {})) for name, weight in args.terms]
     own = objectives.MaskedLM() if args.task == "mlm" else objectives.Supervised()
     return objectives.Distillation(teacher, *terms, objective=own, objective_weight=args.label_weight)
@@ -211,11 +222,21 @@ def _labelled(
     """Examples of labelled data, those held out, and how they are measured."""
     rows, held_out = labelled_rows(args)
     columns = columns_of(args, [*rows, *held_out])
+    if args.task == "sequence":
+        _check_kind(columns.problem_type, teacher)
     if columns.labels:
         columns = dataclasses.replace(columns, labels=_labels_of(teacher))
     train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
     print(f"data      {len(train):,} examples, {len(measure):,} held out{told_labels(columns)}")
     return train, measure or None, {"compute_metrics": metric_of(columns, held_out, measure)}
+
+
+def _check_kind(of_data: str, teacher: Any) -> None:
+    """CommandError if the labels are of another kind than the teacher's."""
+    kind = teacher.config.get("problem_type") or ("regression" if len(_labels_of(teacher)) == 1 else None)
+    is_same = of_data == kind or (kind is None and of_data != "regression")
+    if not is_same:
+        raise CommandError(f"the labels are for {of_data}, the teacher is for {kind or 'classification'}")
 
 
 def _labels_of(teacher: Any) -> tuple[str, ...]:

@@ -60,6 +60,13 @@ OBJECTIVES = {
 }
 UNITS = ("token", "word", "span")
 EMBEDDINGS = ("tied", "separate", "gradient_disentangled")  # those of bertcore.ReplacedTokenModel
+MASKED = tuple(name for name in OBJECTIVES if name not in ("clm", "plm"))
+OBJECTIVES_OF_OPTIONS = {  # those that have a use for an option
+    "mask": MASKED,
+    "mask_share": (*MASKED, "plm"),
+    "pair_column": ("tlm",),
+    "language": ("mlm+nsp", "mlm+sop"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,12 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lora_arguments(parser)
     data = parser.add_argument_group("data")
     data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
-    data.add_argument(
-        "--pair-column", default="text_pair", metavar="NAME", help="of the translations for tlm (default: text_pair)"
-    )
-    data.add_argument(
-        "--language", default="en", metavar="CODE", help="whose sentences mlm+nsp and mlm+sop are about (default: en)"
-    )
+    data.add_argument("--pair-column", metavar="NAME", help="of the translations for tlm (default: text_pair)")
+    data.add_argument("--language", metavar="CODE", help="whose sentences mlm+nsp and mlm+sop are about (default: en)")
     data.add_argument("--tokenizer", metavar="FOLDER", help="of a new model (default: learnt from CORPUS)")
     data.add_argument("--vocab-size", type=positive, metavar="N", help="of a learnt one (default: the model's)")
     data.add_argument(
@@ -120,6 +123,7 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     """Train, and tell what came of it."""
     from bertcore.training import Trainer, metrics
 
+    _check_options(args)
     objective, is_causal = objective_of(args), args.objective == "clm"
     model, tokenizer, kind = model_and_tokenizer(args, objective)
     if args.objective == "plm" and "perm_mask" not in model.arguments:
@@ -128,7 +132,7 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     model = with_adapters(model, args)
     length = example_length(args, args.model, model, LONGEST)
     given = args, folder / STORED, args.corpus, objective, tokenizer, length, {"objective": args.objective}
-    language = args.language if OBJECTIVES[args.objective] else None
+    language = args.language or "en" if OBJECTIVES[args.objective] else None
     examples = from_first(lambda: stored_examples(*given, language=language, pair_column=_pair_column(args)))
     train, held_out = held_out_parts(examples, args.held_out)
     measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
@@ -150,12 +154,20 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
         from_first(lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")])
 
 
+def _check_options(args: argparse.Namespace) -> None:
+    """CommandError for an option that the objective has no use for."""
+    for name, objectives in OBJECTIVES_OF_OPTIONS.items():
+        if getattr(args, name) is not None and args.objective not in objectives:
+            option = "--" + name.replace("_", "-")
+            raise CommandError(
+                f"{option} is for --objective {', '.join(objectives)}, and has no use for {args.objective}"
+            )
+
+
 def objective_of(args: argparse.Namespace) -> Any:
     """The objective of --objective."""
     from bertcore.training import Masking, objectives
 
-    if args.mask and args.objective in ("clm", "plm"):
-        raise CommandError(f"--mask is about masked words, which --objective {args.objective} does without")
     if args.objective == "clm":
         return objectives.CausalLM()
     if args.objective == "plm":
@@ -173,7 +185,7 @@ def objective_of(args: argparse.Namespace) -> Any:
 
 def _pair_column(args: argparse.Namespace) -> str | None:
     """The column of translations, where the objective takes them."""
-    return args.pair_column if args.objective == "tlm" else None
+    return args.pair_column or "text_pair" if args.objective == "tlm" else None
 
 
 def _prepare_pairs(args: argparse.Namespace, model: Any, tokenizer: Any) -> None:
@@ -214,10 +226,14 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
         return kind.from_pretrained(source), bertcore.AutoTokenizer.from_pretrained(source), "known"
     config = read_json_object(Path(args.model)) if args.model.endswith(".json") else preset_config(args.model)
     tokenizer = from_first(lambda: _tokenizer(args, config))
-    ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
-    ids |= {"eos_token_id": tokenizer.eos_token_id, "vocab_size": len(tokenizer)}
-    config |= {key: value for key, value in ids.items() if value is not None}
+    config = with_ids_of(tokenizer, config) | {"vocab_size": len(tokenizer)}
     return kind.from_config(config, seed=args.seed, **_beside(args, config)), tokenizer, "new"
+
+
+def with_ids_of(tokenizer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """A new model's config with the tokenizer's special tokens."""
+    ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    return config | {key: value for key, value in ids.items() if value is not None}
 
 
 def _beside(args: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:

@@ -115,6 +115,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, monkeypat
         (["--layers", "1", "--take", "0,1"], "layers has 2 entries"),
         (["--student", "STUDENT", "--take", "0"], "--take is for a new student"),
         (["--layers", "1", "--teacher", "BERT"], "has no head for --task sequence"),
+        (["--layers", "1", "--terms", "soft", "soft=2"], "--terms has soft twice"),
+        (["--layers", "1", "--terms", "cosine", "--temperature", "2"], "--temperature is of the term soft"),
         (["--layers", "1", "--task", "token"], "has a head for another task than token"),
         (["--layers", "1", "--task", "mlm", "--eval", "a.txt"], "are of labelled data, which --task mlm has not"),
     ],
@@ -125,6 +127,20 @@ def test_what_is_refused(folder, tmp_path, capsys, options, error):
     shown = capsys.readouterr()
     assert error in shown.err and shown.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("label, kind", [("0.5", "regression"), ('["cat", "paris"]', "multi_label_classification")])
+def test_labels_of_another_kind_than_the_teachers(folder, tmp_path, capsys, label, kind):
+    (tmp_path / "b.jsonl").write_text(f'{{"text": "cat", "label": {label}}}\n' * 20)
+    assert distill(folder, tmp_path / "out", "--layers", "1", data=tmp_path / "b.jsonl") == 1
+    assert f"the labels are for {kind}, the teacher is for single_label_classification" in capsys.readouterr().err
+
+
+def test_a_student_of_another_family_has_the_special_tokens_of_its_tokenizer(folder, tmp_path):
+    write_json(tmp_path / "roberta.json", {**CONFIG, "model_type": "roberta", "pad_token_id": 1})
+    options = ["--student", str(tmp_path / "roberta.json"), "--take", "none", "--max-steps", "1"]
+    assert distill(folder, tmp_path / "out", *options) == 0
+    assert load_model(tmp_path / "out").config["pad_token_id"] == 0
 
 
 def test_labels_that_the_teacher_does_not_know(folder, tmp_path, capsys):
