@@ -241,8 +241,13 @@ def _check_kind(of_data: str, teacher: Any) -> None:
 
 def _labels_of(teacher: Any) -> tuple[str, ...]:
     """The names of the teacher's classes; their numbers where they have no names."""
-    names = {int(number): name for number, name in teacher.config.get("id2label", {0: "LABEL_0", 1: "LABEL_1"}).items()}
-    return tuple(str(number) if name == f"LABEL_{number}" else name for number, name in sorted(names.items()))
+    from bertcore.models.spec import ConfigReader
+
+    names = {int(number): name for number, name in (teacher.config.get("id2label") or {}).items()}
+    found = [
+        (number, names.get(number, f"LABEL_{number}")) for number in range(ConfigReader(teacher.config).num_labels())
+    ]
+    return tuple(str(number) if name == f"LABEL_{number}" else name for number, name in found)
 
 
 def _masked_words(

@@ -150,10 +150,10 @@ def test_labels_that_the_teacher_does_not_know(folder, tmp_path, capsys):
 
 
 def test_classes_without_names_are_numbers(folder, tmp_path):
-    AutoModelForSequenceClassification.from_config(CONFIG, num_labels=2).save_pretrained(tmp_path / "teacher")
+    AutoModelForSequenceClassification.from_config({**CONFIG, "num_labels": 3}).save_pretrained(tmp_path / "teacher")
     for name in ("vocab.txt", "tokenizer_config.json"):
         (tmp_path / "teacher" / name).write_bytes((folder / "bert" / name).read_bytes())
-    (tmp_path / "c.jsonl").write_text('{"text": "cat", "label": 1}\n{"text": "paris", "label": 0}\n' * 20)
+    (tmp_path / "c.jsonl").write_text('{"text": "cat", "label": 2}\n{"text": "paris", "label": 0}\n' * 20)
     assert (
         distill(folder, tmp_path / "out", "--layers", "1", data=tmp_path / "c.jsonl", teacher=tmp_path / "teacher") == 0
     )
