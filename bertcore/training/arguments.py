@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
 from bertcore.nn.autocast import autocast
+from bertcore.training.checks import check_number
 from bertcore.training.muon import Muon
 from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
 from bertcore.training.schedules import SCHEDULES
@@ -108,7 +109,8 @@ class TrainingArguments:
 
     def __post_init__(self) -> None:
         for name, ours in SPELLINGS.items():
-            setattr(self, name, ours.get(getattr(self, name), getattr(self, name)))
+            given = getattr(self, name)
+            setattr(self, name, ours.get(given, given) if isinstance(given, str) else given)
         for name in _WHOLE:
             _check_integer(name, getattr(self, name), 1)
         for name in ("max_tokens_per_batch", "eval_steps", "save_total_limit"):
@@ -118,7 +120,7 @@ class TrainingArguments:
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 0, MOST_SEED)
         for name in _NUMBERS:
-            _check_number(name, getattr(self, name))
+            setattr(self, name, check_number(name, getattr(self, name)))
         if self.num_train_epochs == 0:
             raise ValueError("num_train_epochs is 0, expected more")
         for name in _SWITCHES:
@@ -132,7 +134,7 @@ class TrainingArguments:
         choices = {"optim": OPTIMIZERS, "lr_scheduler_type": SCHEDULES}
         choices |= {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES}
         for name, known in choices.items():
-            if getattr(self, name) not in known:
+            if getattr(self, name) not in tuple(known):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
         for report in [] if self.report_to in ("all", "none") else self.reports:
             if report not in REPORTS:
@@ -144,7 +146,7 @@ class TrainingArguments:
         if self.max_steps != -1:
             _check_integer("max_steps", self.max_steps, 1)
         if self.max_seconds is not None:
-            _check_number("max_seconds", self.max_seconds)
+            self.max_seconds = check_number("max_seconds", self.max_seconds)
             if self.max_seconds == 0 or (self.warmup_steps >= 1 and self.lr_scheduler_type != "constant"):
                 wrong = "max_seconds" if self.max_seconds == 0 else "warmup_steps"
                 expected = "more" if self.max_seconds == 0 else "a share of the run, below 1, as max_seconds is given"
@@ -247,10 +249,3 @@ def _check_integer(name: str, value: Any, least: int, most: int | None = None) -
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < least or (most is not None and value > most):
         raise ValueError(f"{name} is {value}, expected at least {least}" + (f" and at most {most}" if most else ""))
-
-
-def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} is {value}, expected a finite number of at least 0")

@@ -6,6 +6,8 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
+
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
     """`value` as an integer; TypeError for what is none, ValueError below `least`."""
@@ -18,17 +20,29 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_share(name: str, value: Any) -> float:
-    """`value`, if it is a number from 0 to 1; else ValueError."""
-    if not _is_number(value) or not 0 <= value <= 1:
+    """`value` as a number of Python's, if it is one from 0 to 1; else ValueError."""
+    number = _plain(value)
+    if not _is_number(number) or not 0 <= number <= 1:
         raise ValueError(f"{name} is {value!r}, expected a number from 0 to 1")
-    return value
+    return number
 
 
-def check_weight(name: str, value: Any) -> float:
-    """`value`, if it is a finite number from 0 on; else ValueError."""
-    if not _is_number(value) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} is {value!r}, expected a finite number from 0 on")
-    return value
+def check_number(name: str, value: Any, *, above_zero: bool = False) -> float:
+    """`value` as a number of Python's.
+
+    TypeError for what is no number, ValueError if it is not finite, below 0, or 0 with `above_zero`.
+    """
+    number = _plain(value)
+    if not _is_number(number):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0 <= number < math.inf or (above_zero and number == 0):
+        raise ValueError(f"{name} is {number}, expected a finite number {'above' if above_zero else 'of at least'} 0")
+    return number
+
+
+def _plain(value: Any) -> Any:
+    """What of NumPy's scalars Python, and so JSON, has; others as they are."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_number(value: Any) -> bool:

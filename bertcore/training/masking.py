@@ -47,7 +47,7 @@ class Masking:
 
     def __post_init__(self) -> None:
         for name in ("share", "mask_share", "random_share"):
-            check_share(name, getattr(self, name))
+            object.__setattr__(self, name, check_share(name, getattr(self, name)))
         if self.mask_share + self.random_share > 1 + 1e-9:
             both = f"{self.mask_share} and {self.random_share}"
             raise ValueError(f"mask_share and random_share are {both}, expected at most 1 together")

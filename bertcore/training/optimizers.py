@@ -12,7 +12,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.gradients import gradient_of
 from bertcore.nn.parameter import Parameter, change_together
-from bertcore.training.checks import check_count
+from bertcore.training.checks import check_count, check_number
 
 MOMENTS = "first_moment", "second_moment"
 
@@ -70,7 +70,7 @@ class Optimizer:
         groups: Sequence[Mapping[str, Any]] = (),
     ):
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
-            _check_number(name, value)
+            check_number(name, value)
         if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {betas!r}, expected two numbers of at least 0 and below 1")
         self.betas, self.eps, self.step_count = tuple(betas), eps, 0
@@ -223,7 +223,7 @@ def _check_group(label: str, given: Mapping[str, Any]) -> None:
     if isinstance(given["names"], str) or not given["names"]:
         raise TypeError(f"{label}: names must be a list of patterns, got {given['names']!r}")
     for key in given.keys() - {"names"}:
-        _check_number(f"{label}: {key}", given[key])
+        check_number(f"{label}: {key}", given[key])
 
 
 def _is_meant(parameter: Parameter, patterns: Sequence[str]) -> bool:
@@ -231,13 +231,6 @@ def _is_meant(parameter: Parameter, patterns: Sequence[str]) -> bool:
     if len(meant) > 1:
         raise ValueError(f"{', '.join(parameter.names)} are one map and are trained alike: name all or none of them")
     return True in meant
-
-
-def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not 0 <= value < np.inf:
-        raise ValueError(f"{name} is {value}, expected a finite number of at least 0")
 
 
 def _check_arrays(state: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,10 +1,13 @@
 """What batches are made of: shares and units of masking by their definition, padding as transformers has it."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
 from bertcore import AutoTokenizer
-from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking
+from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking, TrainingArguments
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.numbered_collator import NumberedCollator
 from tests.tiny_bert import VOCABULARY, save_tiny_bert
@@ -278,3 +281,10 @@ def test_padding_of_transformers(tmp_path, side):
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_settings_of_numpy_are_pythons():
+    """A checkpoint keeps them as JSON."""
+    assert json.loads(json.dumps(asdict(Masking(np.float32(0.25))))) == asdict(Masking(0.25))
+    args = TrainingArguments("unused", learning_rate=np.float32(0.5), max_seconds=np.float64(3))
+    assert json.loads(json.dumps(args.to_dict()))["learning_rate"] == 0.5

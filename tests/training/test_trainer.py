@@ -153,6 +153,7 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"lr_scheduler_type": "steep"}, "lr_scheduler_type is 'steep'"),
         ({"optim": "sgd"}, "optim is 'sgd'"),
+        ({"optim": ["adamw"]}, "optim is .*, expected one of adamw"),
         ({"warmup_steps": 2.5}, "warmup_steps is 2.5"),
         ({"max_seconds": 0}, "max_seconds is 0"),
         ({"max_seconds": 9, "warmup_steps": 10}, "warmup_steps is 10"),

@@ -11,7 +11,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
-from bertcore.training.checks import check_weight
+from bertcore.training.checks import check_number
 from bertcore.training.objectives.distillation_terms import Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective
@@ -41,7 +41,7 @@ class Distillation(Objective):
         objective_weight: what the student's own loss is multiplied by.
 
     Raises:
-        TypeError: for something else than terms, or an objective of another kind.
+        TypeError: for something else than terms, an objective of another kind, or a weight that is no number.
         ValueError: for no terms, a wrong weight, an objective whose batches a teacher does not take (TranslationLM); at
             the first batch, for models that cannot be compared so.
     """
@@ -60,7 +60,7 @@ class Distillation(Objective):
                 f"objective is {type(objective).__name__}, of whose batches a teacher does not take {extra}"
             )
         self.teacher, self.terms = teacher.eval(), terms
-        self.objective, self.objective_weight = objective, check_weight("objective_weight", objective_weight)
+        self.objective, self.objective_weight = objective, check_number("objective_weight", objective_weight)
         if objective is not None:
             self.model_class = objective.model_class
         self._options = dict.fromkeys((name for term in terms for name in term.needs), True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
-from bertcore.training.checks import check_count, check_weight
+from bertcore.training.checks import check_count, check_number
 from bertcore.training.objectives.divergences import (
     cosine_distance,
     divergence_of_scores,
@@ -121,7 +120,7 @@ class Term:
     first_layer: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_weight(f"weight of {type(self).__name__}", self.weight)
+        check_number(f"weight of {type(self).__name__}", self.weight)
 
     def check(self, student: Any, teacher: Any) -> None:
         """ValueError if these models cannot be compared so."""
@@ -163,8 +162,7 @@ class SoftTargets(Term):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature!r}, expected a finite number above 0")
+        check_number("temperature", self.temperature, above_zero=True)
 
     def check(self, student: Any, teacher: Any) -> None:
         for whose, model in (("student", student), ("teacher", teacher)):

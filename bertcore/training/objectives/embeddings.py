@@ -13,6 +13,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.gradients import Gradients, vjp, with_loss
+from bertcore.training.checks import check_number
 from bertcore.training.objectives.columns import ColumnCollator
 from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.pooling import POOLING, pooled
@@ -138,7 +139,7 @@ class MultipleNegativesRanking(EmbeddingObjective):
 
     def __init__(self, scale: float = 20.0, *, symmetric: bool = False, **more: Any):
         super().__init__(**more)
-        self.scale, self.symmetric = scale, symmetric
+        self.scale, self.symmetric = check_number("scale", scale, above_zero=True), symmetric
 
     def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
         unit, pullback = normalized(embeddings)
@@ -183,7 +184,7 @@ class CoSENT(_Pairs):
 
     def __init__(self, scale: float = 20.0, **more: Any):
         super().__init__(**more)
-        self.scale = scale
+        self.scale = check_number("scale", scale, above_zero=True)
 
     def of_cosines(self, scores: Any, labels: Any) -> tuple[Any, Any]:
         value, grad = ordering_loss(self.scale * scores, labels)

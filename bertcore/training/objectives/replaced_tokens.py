@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.models.outputs import Later
-from bertcore.training.checks import check_weight
+from bertcore.training.checks import check_number
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import Masking
 from bertcore.training.objectives.language_modeling import MaskedLM
@@ -35,7 +35,7 @@ class ReplacedToken(Objective):
 
     def __init__(self, masking: Masking = MASKING, *, discriminator_weight: float = 50.0):
         self.words = MaskedLM(masking)
-        self.discriminator_weight = check_weight("discriminator_weight", discriminator_weight)
+        self.discriminator_weight = check_number("discriminator_weight", discriminator_weight)
 
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
