@@ -66,6 +66,8 @@ OBJECTIVES_OF_OPTIONS = {  # those that have a use for an option
     "mask_share": (*MASKED, "plm"),
     "pair_column": ("tlm",),
     "language": ("mlm+nsp", "mlm+sop"),
+    "generator_size": ("rtd",),
+    "embeddings": ("rtd",),
 }
 
 
@@ -159,9 +161,7 @@ def _check_options(args: argparse.Namespace) -> None:
     for name, objectives in OBJECTIVES_OF_OPTIONS.items():
         if getattr(args, name) is not None and args.objective not in objectives:
             option = "--" + name.replace("_", "-")
-            raise CommandError(
-                f"{option} is for --objective {', '.join(objectives)}, and has no use for {args.objective}"
-            )
+            raise CommandError(f"{option} is for --objective {', '.join(objectives)}, not for {args.objective}")
 
 
 def objective_of(args: argparse.Namespace) -> Any:
@@ -209,8 +209,6 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     from bertcore.training.checkpoints import checkpoints_in
 
     kind = getattr(bertcore, objective.model_class)
-    if (args.generator_size or args.embeddings) and (args.objective != "rtd" or kind_of(args.model) == "known"):
-        raise CommandError("--generator-size and --embeddings are of new models of --objective rtd")
     if args.lora and args.objective == "rtd":
         raise CommandError("--lora trains adapters of one model, and --objective rtd has two")
     if args.lora and kind_of(args.model) == "new":
@@ -222,6 +220,8 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     if kind_of(args.model) == "known":
         if args.tokenizer or args.vocab_size:
             raise CommandError(f"{args.model} has a tokenizer of its own: leave out --tokenizer and --vocab-size")
+        if args.generator_size or args.embeddings:
+            raise CommandError(f"{args.model} has a generator: leave out --generator-size and --embeddings")
         source = model_folder(args.model)
         return kind.from_pretrained(source), bertcore.AutoTokenizer.from_pretrained(source), "known"
     config = read_json_object(Path(args.model)) if args.model.endswith(".json") else preset_config(args.model)
