@@ -222,7 +222,8 @@ def train_and_tell(
 ) -> None:
     """Train, save the model in the --out folder, evaluate it, and print what came of it.
 
-    `measure` gives further figures of the model in a folder.
+    `measure` gives further figures of the model in a folder. CommandError if the last step left a model whose loss on
+    held-out data is inf or NaN.
     """
     from bertcore.training.checkpoints import checkpoints_in
 
@@ -245,3 +246,5 @@ def train_and_tell(
         if not name.endswith(("_runtime", "_per_second")):
             print(f"held out  {name.removeprefix('eval_')} {value:.4f}")
     print(f"model     {folder}")
+    if not math.isfinite(metrics.get("eval_loss", 0.0)):
+        raise CommandError(f"the held-out loss is {metrics['eval_loss']}: the model in {folder} is of no use")

@@ -208,6 +208,12 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_last_step_that_leaves_the_finite_numbers_is_an_error(inputs, tmp_path, capsys):
+    assert pretrain(inputs, tmp_path, "--lr", "1e30", "--warmup", "0", "--max-steps", "1") == 1
+    assert "the held-out loss is nan" in capsys.readouterr().err
+
+
 def test_what_ends_a_run_is_told_in_a_line(inputs, tmp_path, capsys, monkeypatch):
     def full(file, arrays):
         raise OSError(errno.ENOSPC, "No space left on device")
