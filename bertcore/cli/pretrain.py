@@ -157,11 +157,13 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """CommandError for an option that the objective has no use for."""
+    """CommandError for options that the objective has no use for, and pairs of one column."""
     for name, objectives in OBJECTIVES_OF_OPTIONS.items():
         if getattr(args, name) is not None and args.objective not in objectives:
             option = "--" + name.replace("_", "-")
             raise CommandError(f"{option} is for --objective {', '.join(objectives)}, not for {args.objective}")
+    if _pair_column(args) == args.column:
+        raise CommandError(f"--column and --pair-column are both {args.column}, expected a text and its translation")
 
 
 def objective_of(args: argparse.Namespace) -> Any:

@@ -128,7 +128,7 @@ def out_folder(args: argparse.Namespace) -> Path:
     """The folder of --out; CommandError if it holds something that is not to be gone on with, or nothing that is."""
     from bertcore.checkpoint.replacing import sweep
     from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
-    from bertcore.training.reports import LOG_NAME
+    from bertcore.training.reports import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
 
     folder = Path(args.out)
     if folder.exists() and not folder.is_dir():
@@ -138,7 +138,8 @@ def out_folder(args: argparse.Namespace) -> Path:
     has_run = bool(checkpoints_in(folder))
     if args.resume and not has_run:
         raise CommandError(f"{folder} has no checkpoint to go on from")
-    if not args.resume and folder.is_dir() and any(path.name not in (STORED, LOG_NAME) for path in folder.iterdir()):
+    left = STORED, LOG_NAME, PLOT_NAME, TENSORBOARD_NAME  # by a run that failed before its first checkpoint
+    if not args.resume and folder.is_dir() and any(path.name not in left for path in folder.iterdir()):
         hint = "go on with --resume, or give" if has_run else "give"
         raise CommandError(f"{folder} holds files: {hint} a new or empty folder")
     return folder

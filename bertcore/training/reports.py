@@ -16,7 +16,7 @@ from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import TrainerCallback
 from bertcore.training.state import TrainerControl, TrainerState
 
-LOG_NAME, PLOT_NAME = "log.jsonl", "loss.png"
+LOG_NAME, PLOT_NAME, TENSORBOARD_NAME = "log.jsonl", "loss.png", "runs"
 
 
 class JsonLog(TrainerCallback):
@@ -113,7 +113,7 @@ class TensorBoard(TrainerCallback):
         """Open a writer."""
         from tensorboard.summary import Writer
 
-        self._writer = Writer(str(Path(args.output_dir) / "runs"))
+        self._writer = Writer(str(Path(args.output_dir) / TENSORBOARD_NAME))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Write each number."""

@@ -89,6 +89,7 @@ def test_what_a_run_without_checkpoints_left_is_no_hindrance(inputs, tmp_path):
     (tmp_path / "out" / "examples").mkdir()
     (tmp_path / "out" / "examples" / "examples.json").write_text("{}")
     (tmp_path / "out" / "log.jsonl").write_text("{}\n")
+    (tmp_path / "out" / "loss.png").touch()
     assert pretrain(inputs, tmp_path / "out") == 0
     assert len(StoredExamples(tmp_path / "out" / "examples")) > 0
     assert not list((tmp_path / "out").glob(".*"))
@@ -244,6 +245,7 @@ def test_what_ends_a_run_is_told_in_a_line(inputs, tmp_path, capsys, monkeypatch
         (["--objective", "clm", "--mask", "word"], "--mask is for --objective mlm, .*, not for clm"),
         (["--objective", "clm", "--mask-share", "0.3"], "--mask-share is for --objective mlm"),
         (["--pair-column", "de"], "--pair-column is for --objective tlm"),
+        (["--objective", "tlm", "--column", "de", "--pair-column", "de"], "--column and --pair-column are both de"),
         (["--language", "de"], "--language is for --objective mlm.nsp, mlm.sop"),
         (["--objective", "plm", "--model", "gpt2"], "--objective plm needs the two streams of XLNet"),
         (["--generator-size", "0.5"], "--generator-size is for --objective rtd, not for mlm"),
