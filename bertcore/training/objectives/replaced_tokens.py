@@ -31,7 +31,6 @@ class ReplacedToken(Objective):
     """
 
     model_class = "ReplacedTokenModel"
-    targets = ("draws",)
 
     def __init__(self, masking: Masking = MASKING, *, discriminator_weight: float = 50.0):
         self.words = MaskedLM(masking)
