@@ -157,15 +157,10 @@ class ReplacedTokenModel(NamedParameters):
         Raises CheckpointError (a ValueError) for what is missing or wrong in the folder.
         """
         folder = Path(folder)
-        settings = checkpoint.read_config(folder, SETTINGS)
-        if settings.get("embeddings") not in EMBEDDINGS:
-            known = ", ".join(EMBEDDINGS)
-            raise checkpoint.CheckpointError(
-                f"{folder / SETTINGS}: embeddings is {settings.get('embeddings')!r}, expected one of {known}"
-            )
+        embeddings = _read_embeddings(folder, EMBEDDINGS)
         generator = AutoModelForMaskedLM.from_pretrained(folder / "generator", dtype=dtype)
         discriminator = Discriminator.from_pretrained(folder / "discriminator", dtype=dtype)
-        model = cls(generator, discriminator, embeddings=settings["embeddings"])
+        model = cls(generator, discriminator, embeddings=embeddings)
         model.load_weights(folder)  # what a rounded difference has lost
         return model
 
@@ -186,6 +181,7 @@ class ReplacedTokenModel(NamedParameters):
 
     def _stored(self, folder: str | os.PathLike) -> dict[str, Any]:
         folder = Path(folder)
+        _read_embeddings(folder, (self.embeddings,))
         opened = {part: checkpoint.open_checkpoint(folder / part) for part in PARTS}
         if self.embeddings == "gradient_disentangled":
             opened[DELTA_ENDING] = checkpoint.open_checkpoint(folder / DELTA)
@@ -296,6 +292,15 @@ class ReplacedTokenModel(NamedParameters):
             given_ids=given,
             replaced=replaced,
         )
+
+
+def _read_embeddings(folder: Path, expected: tuple[str, ...]) -> str:
+    """How the models in a folder share their embeddings; CheckpointError if it is none of these ways."""
+    embeddings = checkpoint.read_config(folder, SETTINGS).get("embeddings")
+    if embeddings not in expected:
+        known = ", ".join(expected)
+        raise checkpoint.CheckpointError(f"{folder / SETTINGS}: embeddings is {embeddings!r}, expected one of {known}")
+    return embeddings
 
 
 def _own_name(name: str) -> str:

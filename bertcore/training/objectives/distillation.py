@@ -41,12 +41,14 @@ class Distillation(Objective):
         objective_weight: what the student's own loss is multiplied by.
 
     Raises:
-        TypeError: for something else than terms, an objective of another kind, or a weight that is no number.
+        TypeError: for a teacher that is no model, terms that are none, an objective of another kind, or no numbers.
         ValueError: for no terms, a wrong weight, an objective whose batches a teacher does not take (TranslationLM); at
             the first batch, for models that cannot be compared so.
     """
 
     def __init__(self, teacher: Any, *terms: Term, objective: Supervised | None = None, objective_weight: float = 1.0):
+        if not hasattr(teacher, "spec"):
+            raise TypeError(f"teacher is {type(teacher).__name__}, expected a model")
         wrong = [term for term in terms if not isinstance(term, Term)]
         if wrong:
             raise TypeError(f"terms has {wrong[0]!r}, expected SoftTargets, HiddenCosine or another Term")

@@ -30,6 +30,7 @@ def on_numpy():
 @pytest.mark.parametrize(
     "make, error, message",
     [
+        (lambda: Distillation(None, SoftTargets()), TypeError, "teacher is NoneType, expected a model"),
         (lambda: Distillation(classifier()), ValueError, "terms is empty"),
         (lambda: Distillation(classifier(), Supervised()), TypeError, "expected SoftTargets"),
         (

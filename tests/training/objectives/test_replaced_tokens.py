@@ -201,6 +201,9 @@ def test_a_run_that_resumes_has_the_same_bits(tokenizer, examples, embeddings, t
     again = ReplacedTokenModel.from_pretrained(tmp_path / "whole" / "checkpoint-5")
     assert_same_weights(again, whole.model)
     assert again.embeddings == embeddings
+    other = trainer(tmp_path / "cut", tokenizer, examples, next(kind for kind in EMBEDDINGS if kind != embeddings))
+    with pytest.raises(ValueError, match=f"embeddings is '{embeddings}', expected one of"):
+        other.train(resume_from_checkpoint=True)
 
 
 def test_a_run_learns(tokenizer, examples, tmp_path):
