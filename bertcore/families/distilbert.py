@@ -36,7 +36,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a DistilBERT config; sequences are classified by their first token, with ReLU."""
-    classifier = ClassifierSpec("classifier", "first", "pre_classifier", "relu", dense_dropout=0.0)
+    classifier = ClassifierSpec("classifier", "first", dense="pre_classifier", activation="relu", dense_dropout=0.0)
     tokens = {
         "token_classification": ClassifierSpec("classifier", "tokens", dropout=read.rate("dropout", 0.1)),
         "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=read.rate("qa_dropout", 0.1)),

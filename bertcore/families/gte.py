@@ -63,7 +63,9 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
         "masked_lm": LanguageModelSpec(
             "lm_head.decoder", "lm_head.decoder.bias", "lm_head.dense", "lm_head.norm", activation="gelu"
         ),
-        "sequence_classification": ClassifierSpec("classifier", "first", "gte.pooler.dense", "tanh", dense_dropout=0.0),
+        "sequence_classification": ClassifierSpec(
+            "classifier", "first", dense="gte.pooler.dense", activation="tanh", dense_dropout=0.0
+        ),
         "token_classification": ClassifierSpec("classifier", "tokens"),
     }
 

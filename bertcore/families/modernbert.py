@@ -69,9 +69,8 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     activation = read.activation("classifier_activation", "gelu")
     has_bias, norm_bias = read.flag("classifier_bias", False), read.flag("norm_bias", False)
     without_bias = _without(has_bias, "dense") | _without(norm_bias, "norm")
-    tokens = ClassifierSpec(
-        "classifier", "tokens", "head.dense", activation, "head.norm", without_bias, dense_dropout=0.0
-    )
+    parts = {"dense": "head.dense", "activation": activation, "norm": "head.norm", "without_bias": without_bias}
+    tokens = ClassifierSpec("classifier", "tokens", **parts, dense_dropout=0.0)
     pooling = {"cls": "first", "mean": "mean"}
     sequences = replace(tokens, source=pooling[read.choice("classifier_pooling", "cls", *pooling)])
     bias = "decoder.bias" if read.flag("decoder_bias", True) else None

@@ -1,6 +1,6 @@
 """The classifying heads: scores for a sequence, or for each of its tokens."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class ClassifierSpec:
 
     output: str
     source: str
+    _: KW_ONLY
     dense: str | None = None
     activation: str | None = None
     norm: str | None = None

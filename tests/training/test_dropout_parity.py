@@ -47,18 +47,22 @@ def places_in_torch(model, batch):
 
 def our_places(model, batch):
     """The same of ours."""
-    places, plain, attention = [], kernels.dropout, kernels.attention
+    places, attention = [], kernels.attention
 
-    def note(input, p, *args, **options):
-        places.append((round(p, 6), input.shape[-1]))
-        return plain(input, p, *args, **options)
+    def noting(plain):
+        def note(input, *args, p, **options):
+            places.append((round(p, 6), input.shape[-1]))
+            return plain(input, *args, p=p, **options)
+
+        return note
 
     def note_attention(*args, **options):
         if options.get("dropout_p"):
             places.append((round(options["dropout_p"], 6), "keys"))
         return attention(*args, **options)
 
-    with mock.patch.object(kernels, "dropout", note), mock.patch.object(kernels, "attention", note_attention):
+    noted = {name: noting(getattr(kernels, name)) for name in ("dropout", "dropout_layer_norm")}
+    with mock.patch.multiple(kernels, attention=note_attention, **noted):
         model.train()(**batch)
     return places
 

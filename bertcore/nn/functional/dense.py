@@ -141,7 +141,7 @@ def dropout(input: Any, residual: Any = None, *, p: float, seed: int) -> Any:
     def pullback(grad):
         return kernels.dropout_backward(grad, p, seed), None if residual is None else grad
 
-    return kernels.dropout(input, p, seed, residual=residual), pullback
+    return kernels.dropout(input, p=p, seed=seed, residual=residual), pullback
 
 
 @operation()
