@@ -27,7 +27,7 @@ _LAZY = {
     "AutoTokenizer": "bertcore.tokenization",
     "BackendUnavailable": "bertcore.kernels",
     "ReplacedTokenModel": "bertcore.models.replaced_tokens",
-    "SentenceEncoder": "bertcore.sentence_encoder",
+    "SentenceEncoder": "bertcore.tasks.sentence_encoder",
     "autocast": "bertcore.nn.autocast",
     "get_backend": "bertcore.kernels",
     "get_num_threads": "bertcore.kernels",

@@ -21,7 +21,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder
 from bertcore.presets import preset_config
-from bertcore.sentence_encoder import save_sentence_encoder
+from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tokenization import train_tokenizer
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import MaskedLM, MultipleNegativesRanking

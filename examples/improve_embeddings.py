@@ -17,7 +17,7 @@ from retrieval import Found, found
 
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
 from bertcore.demo_model import demo_model_folder
-from bertcore.sentence_encoder import save_sentence_encoder
+from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import MultipleNegativesRanking
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "lora": {"checkpoint", "models", "nn"},
     "tokenization": {"checkpoint"},
     "demo_model": {"kernels"},
-    "sentence_encoder": {"checkpoint", "kernels", "models", "tokenization"},
+    "tasks": {"checkpoint", "kernels", "models", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 

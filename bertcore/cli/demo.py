@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
 
     folder = demo_model_folder()
     with chosen_backend(args), _compilations() as compiled:
-        from bertcore.sentence_encoder import SentenceEncoder
+        from bertcore.tasks.sentence_encoder import SentenceEncoder
 
         encoder = SentenceEncoder(folder)
         encoder.encode(SENTENCES[0])

@@ -70,7 +70,7 @@ def _stdout_is_a_terminal() -> bool:
 
 def _embeddings(folder, lines, args):
     """An iterator over the lines' embeddings, and their width."""
-    from bertcore.sentence_encoder import SentenceEncoder
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
 
     encoder = SentenceEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
     options = {"prompt": args.prompt, "prompt_name": args.prompt_name, "normalize": args.normalize}

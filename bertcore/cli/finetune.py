@@ -155,7 +155,7 @@ def _model_and_tokenizer(args: argparse.Namespace, columns: Any) -> tuple[Any, A
     """The model with the head of the task, new unless it has that of these labels, and its tokenizer."""
     import bertcore
     from bertcore.models.model import NewlyInitialisedWarning
-    from bertcore.sentence_encoder.settings import read_settings
+    from bertcore.tasks.sentence_encoder.settings import read_settings
     from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
     kind, source = getattr(bertcore, columns.model_class), read_settings(model_folder(args.model)).model_folder

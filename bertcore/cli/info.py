@@ -68,7 +68,7 @@ def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The config of a preset, folder or id on the hub, and the published facts of a preset."""
     from bertcore import checkpoint
     from bertcore.presets import preset
-    from bertcore.sentence_encoder.settings import read_settings
+    from bertcore.tasks.sentence_encoder.settings import read_settings
 
     folder: Path | None = model_folder(name) if name == "demo" or Path(name).is_dir() else None
     if folder is None:

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
 
 def compare(folder: Any, texts: list[str], dtypes: list[str]) -> tuple[float, list[Comparison]]:
     """The size of the model in float32 in megabytes, and its comparison with each of `dtypes`."""
-    from bertcore.sentence_encoder import SentenceEncoder
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
 
     exact = SentenceEncoder(folder, dtype="float32")
     found = [_comparison(folder, exact, dtype, texts) for dtype in dtypes]
@@ -106,7 +106,7 @@ def compare(folder: Any, texts: list[str], dtypes: list[str]) -> tuple[float, li
 def _comparison(folder: Any, exact: Any, dtype: str, texts: list[str]) -> Comparison:
     import numpy as np
 
-    from bertcore.sentence_encoder import SentenceEncoder
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
 
     low = SentenceEncoder(folder, dtype=dtype)
     speed, expected, found = _embed_in_turns(exact, low, texts)

@@ -44,7 +44,7 @@ def quantize(source: Path, target: Path, dtype: str) -> tuple[int, int]:
     """
     from bertcore import checkpoint
     from bertcore.checkpoint.config import CONFIG_NAME
-    from bertcore.sentence_encoder.settings import read_settings
+    from bertcore.tasks.sentence_encoder.settings import read_settings
 
     settings = read_settings(source)
     model = settings.model_folder

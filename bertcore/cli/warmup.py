@@ -73,7 +73,7 @@ def _models(name: str | None, dtype: str | None) -> tuple[Any, Any]:
             kind.from_config(RANDOM_BERT, dtype=dtype or "float32") for kind in (AutoModel, AutoModelForMaskedLM)
         )
     from bertcore.models.model import NewlyInitialisedWarning
-    from bertcore.sentence_encoder.settings import read_settings
+    from bertcore.tasks.sentence_encoder.settings import read_settings
 
     folder: Path = read_settings(model_folder(name)).model_folder
     kind = class_for(checkpoint.read_config(folder))

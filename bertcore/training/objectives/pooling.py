@@ -16,7 +16,7 @@ def pooled(hidden: Any, mask: Any, mode: str) -> tuple[Any, Callable[[Any], Any]
     Args:
         hidden: (texts, length, features), zeros at padding.
         mask: 1 for real tokens, (texts, length); None if all are.
-        mode: "mean" of the real tokens, or "cls", the first of them; as bertcore.sentence_encoder pools.
+        mode: "mean" of the real tokens, or "cls", the first of them; as bertcore.tasks.sentence_encoder pools.
 
     Returns:
         (texts, features), zeros for a text without tokens; and a function that takes and returns arrays of these

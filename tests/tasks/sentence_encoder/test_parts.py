@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.sentence_encoder.batching import BATCHES_PER_WINDOW, GROUP_TEXTS, batches, grouped, windows
-from bertcore.sentence_encoder.pooling import normalized, pool
+from bertcore.tasks.sentence_encoder.batching import BATCHES_PER_WINDOW, GROUP_TEXTS, batches, grouped, windows
+from bertcore.tasks.sentence_encoder.pooling import normalized, pool
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 60))

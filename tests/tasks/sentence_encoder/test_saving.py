@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
-from bertcore.sentence_encoder import save_sentence_encoder
-from bertcore.sentence_encoder.pooling import normalized
-from bertcore.sentence_encoder.settings import POOLING_FLAGS
+from bertcore.tasks.sentence_encoder import save_sentence_encoder
+from bertcore.tasks.sentence_encoder.pooling import normalized
+from bertcore.tasks.sentence_encoder.settings import POOLING_FLAGS
 from bertcore.training import AdamW
 from bertcore.training.objectives import MultipleNegativesRanking
 from tests.tiny_bert import CONFIG, save_tiny_bert

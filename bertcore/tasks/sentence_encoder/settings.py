@@ -8,7 +8,7 @@ from typing import Any
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.config import checkpoint_folder, read_json_object
-from bertcore.sentence_encoder.pooling import POOLING
+from bertcore.tasks.sentence_encoder.pooling import POOLING
 
 MODULES_NAME = "modules.json"
 PROMPTS_NAME = "config_sentence_transformers.json"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint.replacing import replace_files
-from bertcore.sentence_encoder.pooling import POOLING
-from bertcore.sentence_encoder.settings import MODULES_NAME, POOLING_FLAGS, PROMPTS_NAME, TRANSFORMER_NAMES
+from bertcore.tasks.sentence_encoder.pooling import POOLING
+from bertcore.tasks.sentence_encoder.settings import MODULES_NAME, POOLING_FLAGS, PROMPTS_NAME, TRANSFORMER_NAMES
 
 MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
 

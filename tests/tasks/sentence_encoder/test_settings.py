@@ -9,7 +9,7 @@ import pytest
 
 from bertcore import SentenceEncoder
 from bertcore.checkpoint import CheckpointError, open_checkpoint, save_checkpoint
-from tests.sentence_encoder.comparison import TEXTS, assert_same
+from tests.tasks.sentence_encoder.comparison import TEXTS, assert_same
 from tests.tiny_bert import CONFIG, WIDTH, save_tiny_bert, save_tiny_encoder, write_json, write_modules
 
 POOLED = {

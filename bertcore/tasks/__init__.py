@@ -1,0 +1,1 @@
+"""What people do with encoders: sentence embeddings, pair scores and sparse vectors."""
