@@ -12,9 +12,9 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.sentence_encoder.batching import batches, grouped, windows
+from bertcore.tasks.batching import batches, grouped, windows
+from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.sentence_encoder.pooling import cosine_similarity, normalized, pool
-from bertcore.tasks.sentence_encoder.progress import progress_bar
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tokenization import AutoTokenizer
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.tasks.sentence_encoder.batching import BATCHES_PER_WINDOW, GROUP_TEXTS, batches, grouped, windows
+from bertcore.tasks.batching import BATCHES_PER_WINDOW, GROUP_TEXTS, batches, grouped, windows
 from bertcore.tasks.sentence_encoder.pooling import normalized, pool
 
 
