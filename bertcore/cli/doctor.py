@@ -18,6 +18,7 @@ import numpy as np
 import bertcore
 from bertcore import kernels
 from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
+from bertcore.kernels.own_name import setting, variable
 
 HELP = "tell what can run here, and what to install"
 EXAMPLES = """\
@@ -91,21 +92,31 @@ def _cpu(numba_problem: str | None) -> Rows:
         return [*rows, ("threads", f"unknown without numba; {os.cpu_count()} CPUs")]
     machinery = _numba_machinery()
     threads = machinery.thread_count()
-    features = [name for name, found in machinery.host_features().items() if found] + _tiles()
+    features = [name for name, found in machinery.host_features().items() if found]
+    features += [name for name in _tiles() if name not in features]
     return [
         *rows,
         ("features", " ".join(features) or "none of those that matter here"),
         ("compiled for", f"{machinery.LEVEL.name}, vectors of {machinery.LEVEL.vector_bytes} bytes"),
+        *_tiles_unused(machinery, features),
         ("threads", f"{threads.count}, by {threads.source}; pool {machinery.THREADING_LAYER}"),
     ]
 
 
 def _tiles() -> list[str]:
-    """What the CPU has of AMX, by LLVM's account or Linux's."""
-    import llvmlite.binding as llvm
+    """What the CPU has of AMX, by Linux's account."""
+    flags = _cpu_info("flags").split()
+    return [name for name in AMX if name.replace("-", "_") in flags]
 
-    found, flags = llvm.get_host_cpu_features(), _cpu_info("flags").split()
-    return [name for name in AMX if found.get(name, False) or name.replace("-", "_") in flags]
+
+def _tiles_unused(machinery: ModuleType, features: list[str]) -> Rows:
+    """Why AMX is not used, on a CPU that has it."""
+    if machinery.LEVEL.tiles or not set(AMX) <= set(features):
+        return []
+    if setting("ISA"):
+        return [("AMX", f"not used: {variable('ISA')}={setting('ISA')}")]
+    level = next(level for level in machinery.isa.LEVELS if level.name == "amx")
+    return [("AMX", f"not used: {machinery.isa.why_not(level) or 'Numba compiles for a CPU of its own setting'}")]
 
 
 def _cpu_model() -> str:

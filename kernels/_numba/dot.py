@@ -21,6 +21,7 @@ from .codegen import INT32, call_llvm, emit_fma, splat, vec_of
 
 _INT16 = ir.IntType(16)
 _BITS = isa.LEVEL.vector_bytes * 8
+_HAS_PAIRS = isa.IS_X86 and isa.LEVEL.tiles != isa.EMULATED  # pmaddwd, of vectors that the CPU has
 
 
 class Bfloat16(ir.Type):
@@ -110,7 +111,7 @@ class Int8Dot(_PackedDot):
         words = splat(builder, word, self.sums.count)
         if isa.LEVEL.int8_dot:
             return (words,)
-        if isa.IS_X86:
+        if _HAS_PAIRS:
             pairs, byte = builder.bitcast(words, self._pairs), _constant(self._pairs, 8)
             return builder.and_(pairs, _constant(self._pairs, 0xFF)), builder.lshr(pairs, byte)
         shifted = (builder.lshr(words, _constant(self.words, 8 * i)) for i in range(4))
@@ -119,7 +120,7 @@ class Int8Dot(_PackedDot):
     def right(self, builder, words):
         if isa.LEVEL.int8_dot:
             return (words,)
-        if isa.IS_X86:
+        if _HAS_PAIRS:
             pairs, byte = builder.bitcast(words, self._pairs), _constant(self._pairs, 8)
             return builder.ashr(builder.shl(pairs, byte), byte), builder.ashr(pairs, byte)
         shifted = (builder.shl(words, _constant(self.words, 24 - 8 * i)) for i in range(4))
@@ -137,7 +138,7 @@ class Int8Dot(_PackedDot):
         return total
 
     def _product(self, builder, a, b):
-        if not isa.IS_X86:
+        if not _HAS_PAIRS:
             return builder.mul(a, b)
         name = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}[_BITS]
         return call_llvm(builder, f"llvm.x86.{name}", self.words, [a, b])

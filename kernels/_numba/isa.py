@@ -4,6 +4,10 @@ The environment variable BERTCORE_ISA (see own_name.py), the name of one of LEVE
 is read when this module is imported and compiles for less than the machine has, so that one machine can test the paths
 of the others. It changes the CPU that Numba compiles for and must therefore be set before anything in the process was
 compiled.
+
+The level "amx" multiplies bfloat16 and int8 by tiles (amx.py) and needs a permission (tile_permission.py) beside the
+CPU's features; where that is refused the next level is taken. "amx_emulated" is its twin for tests: the same kernels,
+of the same vectors and tiles, on any CPU with FMA.
 """
 
 import platform
@@ -14,10 +18,13 @@ from numba import types
 from numba.core import config
 
 from ..own_name import setting, variable
+from .tile_permission import request_tiles
 
 FEATURES = (
     "avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "neon",
+    "amx-tile", "amx-int8", "amx-bf16",
 )  # fmt: skip
+NATIVE, EMULATED = "native", "emulated"
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Level:
         llvm_cpu: what LLVM compiles for when this level is forced, beside the required features.
         int8_dot: whether it adds four products of bytes to an int32 in one instruction.
         bfloat16_dot: whether it adds two products of bfloat16 to a float32 in one instruction.
+        tiles: NATIVE or EMULATED if low precision is multiplied by tiles, else None.
     """
 
     name: str
@@ -41,6 +49,7 @@ class Level:
     llvm_cpu: str
     int8_dot: bool = False
     bfloat16_dot: bool = False
+    tiles: str | None = None
 
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -49,17 +58,21 @@ _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 _AVX512_VNNI = _AVX512 | {"avx512vnni"}
 _AVX512_BF16 = _AVX512_VNNI | {"avx512bf16"}
+_AMX = _AVX512_BF16 | {"amx-tile", "amx-int8", "amx-bf16"}
 
 _X86_LEVELS = (  # the best first
+    Level("amx", _AMX, 64, 32, True, "sapphirerapids", int8_dot=True, bfloat16_dot=True, tiles=NATIVE),
     Level("avx512_bf16", _AVX512_BF16, 64, 32, True, "x86-64-v4", int8_dot=True, bfloat16_dot=True),
     Level("avx512_vnni", _AVX512_VNNI, 64, 32, True, "x86-64-v4", int8_dot=True),
     Level("avx512", _AVX512, 64, 32, True, "x86-64-v4"),
     Level("avx2_vnni", _AVX2 | {"avxvnni"}, 32, 16, True, "x86-64-v3", int8_dot=True),
     Level("avx2", _AVX2, 32, 16, True, "x86-64-v3"),
+    Level("amx_emulated", _AVX2, 64, 32, True, "x86-64-v3", tiles=EMULATED),
     Level("generic", frozenset(), 16, 16, False, "x86-64"),
 )
 _OTHER_LEVELS = (
     Level("neon", frozenset(), 16, 32, True, "generic"),  # every 64-bit ARM has it
+    Level("amx_emulated", frozenset(), 64, 32, True, "generic", tiles=EMULATED),
     Level("generic", frozenset(), 16, 16, False, "generic"),
 )
 LEVELS = _X86_LEVELS if IS_X86 else _OTHER_LEVELS
@@ -71,26 +84,34 @@ def host_features() -> dict[str, bool]:
     return {name: bool(found.get(name, False)) for name in FEATURES}
 
 
-def _forced_level(name, features):
+def why_not(level: Level) -> str | None:
+    """What keeps this process from running code of a level; None if it can. Asks for the tiles where it has them."""
+    features = host_features()
+    missing = sorted(feature for feature in level.requires if not features[feature])
+    if missing:
+        return f"this CPU lacks {', '.join(missing)}"
+    return request_tiles() if level.tiles == NATIVE else None
+
+
+def _forced_level(name):
     by_name = {level.name: level for level in LEVELS}
     if name not in by_name:
         raise ValueError(f"{variable('ISA')}={name!r}: expected one of {', '.join(sorted(by_name))}")
     level = by_name[name]
-    missing = sorted(feature for feature in level.requires if not features[feature])
-    if missing:
-        raise ValueError(f"{variable('ISA')}={name!r}, but this CPU lacks {', '.join(missing)}")
+    reason = why_not(level)
+    if reason is not None:
+        raise ValueError(f"{variable('ISA')}={name!r}, but {reason}")
     config.CPU_NAME, config.CPU_FEATURES = level.llvm_cpu, ",".join(f"+{feature}" for feature in sorted(level.requires))
     return level
 
 
 def _choose_level() -> Level:
-    features = host_features()
     name = setting("ISA")
     if name:
-        return _forced_level(name, features)
+        return _forced_level(name)
     if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
         return LEVELS[-1]  # the user chose Numba's target (NUMBA_CPU_NAME): assume no more than the baseline
-    return next(level for level in LEVELS if all(features[feature] for feature in level.requires))
+    return next(level for level in LEVELS if level.tiles != EMULATED and why_not(level) is None)
 
 
 LEVEL = _choose_level()
