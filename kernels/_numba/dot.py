@@ -85,14 +85,14 @@ class Bfloat16Dot(_PackedDot):
         return self.right(builder, splat(builder, word, self.sums.count))
 
     def right(self, builder, words):
-        if isa.LEVEL.bfloat16_dot:
+        if isa.has_native_bfloat16_dot():
             return (builder.bitcast(words, ir.VectorType(Bfloat16(), 2 * self.sums.count)),)
         low = builder.shl(words, _constant(self.words, 16))
         high = builder.and_(words, _constant(self.words, 0xFFFF0000))
         return builder.bitcast(low, self.sums.llvm), builder.bitcast(high, self.sums.llvm)
 
     def add(self, builder, left, right, total):
-        if isa.LEVEL.bfloat16_dot:
+        if isa.has_native_bfloat16_dot():
             return call_llvm(builder, f"llvm.x86.avx512bf16.dpbf16ps.{_BITS}", total.type, [total, *left, *right])
         for a, b in zip(left, right, strict=True):
             total = emit_fma(builder, self.sums, a, b, total)

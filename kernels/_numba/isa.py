@@ -37,7 +37,8 @@ class Level:
         fma: whether it multiplies and adds in one instruction.
         llvm_cpu: what LLVM compiles for when this level is forced, beside the required features.
         int8_dot: whether it adds four products of bytes to an int32 in one instruction.
-        bfloat16_dot: whether it adds two products of bfloat16 to a float32 in one instruction.
+        bfloat16_dot: whether both factors of a product in bfloat16 are multiplied as such, in one instruction that
+            adds two products to a float32.
         tiles: NATIVE or EMULATED if low precision is multiplied by tiles, else None.
     """
 
@@ -67,12 +68,12 @@ _X86_LEVELS = (  # the best first
     Level("avx512", _AVX512, 64, 32, True, "x86-64-v4"),
     Level("avx2_vnni", _AVX2 | {"avxvnni"}, 32, 16, True, "x86-64-v3", int8_dot=True),
     Level("avx2", _AVX2, 32, 16, True, "x86-64-v3"),
-    Level("amx_emulated", _AVX2, 64, 32, True, "x86-64-v3", tiles=EMULATED),
+    Level("amx_emulated", _AVX2, 64, 32, True, "x86-64-v3", bfloat16_dot=True, tiles=EMULATED),
     Level("generic", frozenset(), 16, 16, False, "x86-64"),
 )
 _OTHER_LEVELS = (
     Level("neon", frozenset(), 16, 32, True, "generic"),  # every 64-bit ARM has it
-    Level("amx_emulated", frozenset(), 64, 32, True, "generic", tiles=EMULATED),
+    Level("amx_emulated", frozenset(), 64, 32, True, "generic", bfloat16_dot=True, tiles=EMULATED),
     Level("generic", frozenset(), 16, 16, False, "generic"),
 )
 LEVELS = _X86_LEVELS if IS_X86 else _OTHER_LEVELS
@@ -115,6 +116,11 @@ def _choose_level() -> Level:
 
 
 LEVEL = _choose_level()
+
+
+def has_native_bfloat16_dot() -> bool:
+    """Whether products of bfloat16 are one instruction; of an emulated level they are not."""
+    return LEVEL.bfloat16_dot and "avx512bf16" in LEVEL.requires
 
 
 def lanes(dtype) -> int:

@@ -35,7 +35,7 @@ def as_words(typingctx, source, storage):
 @intrinsic
 def join_bfloat16(typingctx, low, high):
     """Two vectors of float32, rounded to bfloat16 (nearest even), as one of words; its type is float32, too."""
-    emit = _join_natively if isa.LEVEL.bfloat16_dot and low.count == 16 else _join
+    emit = _join_natively if isa.has_native_bfloat16_dot() and low.count == 16 else _join
 
     def codegen(context, builder, sig, args):
         return builder.bitcast(emit(builder, *args), low.llvm)
