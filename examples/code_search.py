@@ -1,6 +1,6 @@
 """Trains a small sentence encoder that finds the code a docstring belongs to, by in-batch negatives, from scratch.
 
-    python examples/code_search.py [--seconds 240] [--mlm-seconds 240] [--code FOLDER] [--out code-search]
+    python examples/code_search.py [--seconds 120] [--mlm-seconds 120] [--seed 0] [--json FILE] [--code FOLDER]
 
 The pairs are functions of the standard library, or of a folder of your own, and the first paragraphs of their
 docstrings. An eighth of the modules is held out: among all of their functions each docstring is to find its own, beside
@@ -10,13 +10,13 @@ TF-IDF of the words and parts of names. With --mlm-seconds the encoder first lea
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from corpora import documented_functions
 from retrieval import Found, found
+from runs import curve_of, options, report
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder
@@ -31,24 +31,25 @@ CONFIG = {**preset_config("mini-bert"), "hidden_dropout_prob": 0.0, "attention_p
 NAMES = r"[^\W_]+"  # parts of names: TF-IDF sees "read" and "line" in read_line
 
 
-def arguments(folder: Path, seconds: float, learning_rate: float) -> TrainingArguments:
+def arguments(folder: Path, seconds: float, learning_rate: float, seed: int) -> TrainingArguments:
     return TrainingArguments(
         output_dir=folder,
         max_seconds=seconds,
         per_device_train_batch_size=64,
         learning_rate=learning_rate,
         warmup_steps=0.05,
-        logging_steps=50,
+        logging_steps=10,
+        seed=seed,
         save_strategy="no",
     )
 
 
-def learn_words(pairs: list[dict[str, str]], tokenizer: Any, seconds: float, folder: Path) -> AutoModel:
+def learn_words(pairs: list[dict[str, str]], tokenizer: Any, seconds: float, seed: int, folder: Path) -> AutoModel:
     """An encoder that learnt words behind masks in docstrings and code, each pair as one text."""
-    objective, model = MaskedLM(), AutoModelForMaskedLM.from_config(CONFIG)
+    objective, model = MaskedLM(), AutoModelForMaskedLM.from_config(CONFIG, seed=seed)
     texts = [list(pair.values()) for pair in pairs]
     examples = list(objective.examples(texts, tokenizer, max_length=MAX_LENGTH))
-    args = arguments(folder, seconds, 1.5e-3)
+    args = arguments(folder, seconds, 1.5e-3, seed)
     Trainer(model, args, train_dataset=examples, processing_class=tokenizer, objective=objective).train()
     model.save_pretrained(folder)
     return AutoModel.from_pretrained(folder)
@@ -69,12 +70,9 @@ def search_by_words(learnt: list[dict[str, str]], pairs: list[dict[str, str]]) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=240, help="of in-batch negatives")
+    parser = options(__doc__, seconds=120, out="code-search")
     parser.add_argument("--mlm-seconds", type=float, default=0, help="of masked words before (default: none)")
     parser.add_argument("--code", type=Path, help="a folder of Python files (default: the standard library)")
-    parser.add_argument("--texts", type=int, help="how many pairs (default: all, about 6,000)")
-    parser.add_argument("--out", default="code-search", type=Path)
     given = parser.parse_args()
 
     functions = sorted(documented_functions(given.code), key=lambda function: crc32(function[2].encode()))
@@ -82,22 +80,26 @@ def main() -> None:
     for module, doc, code in functions[: given.texts]:
         kept[crc32(module.encode()) % SHARE_HELD_OUT == 0].append({"anchor": doc, "positive": code})
     learnt, held_out = kept[False], kept[True]
+    print(f"{len(learnt):,} pairs to learn from; docstrings that find their own code among {len(held_out):,}:")
     texts = [text for pair in learnt for text in pair.values()]
     tokenizer = train_tokenizer(texts, vocab_size=WORDS, model_max_length=MAX_LENGTH)
-    model = AutoModel.from_config(CONFIG)
+    model, before, after = AutoModel.from_config(CONFIG, seed=given.seed), "random weights", "in-batch negatives"
+    folder = given.out / str(given.seed)
     if given.mlm_seconds:
-        model = learn_words(learnt, tokenizer, given.mlm_seconds, given.out / "masked-words")
+        model = learn_words(learnt, tokenizer, given.mlm_seconds, given.seed, folder / "masked-words")
+        before, after = "masked words", "masked words, then in-batch negatives"
     how = {"pooling": "mean", "normalize": True, "max_seq_length": MAX_LENGTH}
-    save_sentence_encoder(given.out / "before", model, tokenizer, **how)
+    save_sentence_encoder(folder / "before", model, tokenizer, **how)
+    if not given.mlm_seconds:
+        report(given, "TF-IDF", **search_by_words(learnt, held_out)._asdict())
+    report(given, before, **search(folder / "before", held_out)._asdict())
     objective = MultipleNegativesRanking(max_length=MAX_LENGTH)
-    args = arguments(given.out, given.seconds, 5e-4)
-    done = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective).train()
-    save_sentence_encoder(given.out, model, tokenizer, **how)
-    print(f"{len(learnt):,} pairs, {done.global_step} steps in {done.metrics['train_runtime']:.0f} s")
-    print(f"docstrings that find their own code among {len(held_out):,}:")
-    print(f"TF-IDF: {search_by_words(learnt, held_out)}")
-    print(f"before in-batch negatives: {search(given.out / 'before', held_out)}")
-    print(f"after: {search(given.out, held_out)}")
+    args = arguments(folder, given.seconds, 5e-4, given.seed)
+    trainer = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective)
+    trainer.train()
+    save_sentence_encoder(folder, model, tokenizer, **how)
+    learned = {"tokens": trainer.state.num_input_tokens_seen, "steps": trainer.state.global_step}
+    report(given, after, **search(folder, held_out)._asdict(), **learned, curve=curve_of(trainer))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Distils the classifier of film snippets into 3 layers: which of the teacher's outputs teach a student best?
 
     python examples/finetune_films.py                       # the teacher, once
-    python examples/distill_films.py [--max-seconds 120]    # for each student
+    python examples/distill_films.py [--seconds 120] [--seed 0] [--json FILE]    # for each student
 
 Every student begins with the same layers of the teacher and learns for as many seconds from the same sentences: from
 their labels alone, then from the teacher as well, by each kind of term alone and by all of them.
@@ -14,6 +14,7 @@ import statistics
 from typing import Any
 
 from finetune_films import as_tokens, labelled_films
+from runs import curve_of, options, report
 
 from bertcore import AutoModelForSequenceClassification, AutoTokenizer, student_from_teacher
 from bertcore.models.student import with_layers
@@ -67,40 +68,31 @@ def seconds(models: list[Any], given: argparse.Namespace, tokenizer: Any, exampl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, seconds=120, out="students")
     parser.add_argument("--teacher", default="films", help="the folder that finetune_films.py wrote (default: films)")
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--max-seconds", type=float, default=120, help="of training, for each student (default: 120)")
-    parser.add_argument("--sentences", type=int, help="to train on and to measure with (default: all)")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each student, in another order (default: 1)")
-    parser.add_argument("--out", default="students")
     given = parser.parse_args()
 
     tokenizer = AutoTokenizer.from_pretrained(given.teacher)
     teacher = AutoModelForSequenceClassification.from_pretrained(given.teacher)
-    train, held_out = (as_tokens(tokenizer, part[: given.sentences]) for part in labelled_films())
+    train, held_out = (as_tokens(tokenizer, part[: given.texts]) for part in labelled_films())
     begun = student_from_teacher(with_layers(teacher.config, given.layers), teacher)
     slow, fast = seconds([teacher, begun], given, tokenizer, held_out[:256])
-    best = measured(teacher, given, tokenizer, held_out)
-    sizes = [f"{model.num_parameters():,} parameters" for model in (teacher, begun)]
-    print(f"{len(train):,} sentences, {len(held_out):,} held out, {given.max_seconds:g} s each")
-    print(f"teacher: {teacher.spec.num_layers} layers, {sizes[0]}, accuracy {best:.1%}")
-    print(f"student: {given.layers} layers, {sizes[1]}, {slow / fast:.2f} times as fast")
-    print("\n| learns from | accuracy | of the teacher's | steps |\n| --- | --- | --- | --- |")
-    print(
-        f"| nothing: {given.layers} of the teacher's layers | {measured(begun, given, tokenizer, held_out):.1%} | | 0 |"
-    )
+    best, first = (measured(model, given, tokenizer, held_out) for model in (teacher, begun))
+    often = statistics.mode(example["label"] for example in train)
+    trivial = statistics.fmean(example["label"] == often for example in held_out)
+    report(given, "teacher", parameters=teacher.num_parameters(), figure=best, trivial=trivial, times_as_fast=1.0)
+    common = {"parameters": begun.num_parameters(), "trivial": trivial, "times_as_fast": slow / fast}
+    report(given, "student before", figure=first, of_teacher=first / best, **common)
     for name, terms in {"labels alone": [], **TERMS}.items():
-        found, steps = [], 0
-        for seed in range(given.seeds):
-            student = student_from_teacher(begun.config, teacher)
-            objective = Distillation(teacher, *terms, objective=Supervised()) if terms else Supervised()
-            args = settings(given, max_seconds=given.max_seconds, seed=seed)
-            trainer = Trainer(student, args, train_dataset=train, processing_class=tokenizer, objective=objective)
-            steps += trainer.train().global_step
-            found.append(measured(student, given, tokenizer, held_out))
-        mean, spread = statistics.mean(found), f" ({min(found):.1%} to {max(found):.1%})" if given.seeds > 1 else ""
-        print(f"| {name} | {mean:.1%}{spread} | {mean / best:.1%} | {steps / given.seeds:.0f} |", flush=True)
+        student = student_from_teacher(begun.config, teacher)
+        objective = Distillation(teacher, *terms, objective=Supervised()) if terms else Supervised()
+        args = settings(given, max_seconds=given.seconds, seed=given.seed, logging_steps=10)
+        trainer = Trainer(student, args, train_dataset=train, processing_class=tokenizer, objective=objective)
+        trainer.train()
+        found = {"figure": (figure := measured(student, given, tokenizer, held_out)), "of_teacher": figure / best}
+        common |= {"steps": trainer.state.global_step, "tokens": trainer.state.num_input_tokens_seen}
+        report(given, name, **found, **common, curve=curve_of(trainer))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Teaches a small LUKE words and entities behind masks on Python's documentation, whose links are its entities.
 
-    python examples/entities.py [--seconds 300] [--out entities]
+    python examples/entities.py [--seconds 150] [--seed 0] [--json FILE]
 
 An entity is what a link leads to, as the page names it: "len", "os.path.join", "bytes-like object" (Yamada et al. 2020,
 arXiv:2010.01057, took the links of Wikipedia). A tenth of the pages is held out. As in the paper the words of a masked
@@ -10,7 +10,6 @@ often led to in training. The figure is also given with these words masked, too,
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from zlib import crc32
 
 import numpy as np
 from corpora import documented_mentions
+from runs import curve_of, options, report
 
 from bertcore import AutoModelForMaskedLM, AutoTokenizer
 from bertcore.presets import preset_config
@@ -90,7 +90,8 @@ def masked_mentions(examples: list[dict], batches: list[dict[str, np.ndarray]]) 
 
 
 def trivial_shares(learnt: list[dict], held_out: list[dict], batches: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    """What counts alone find: of words the most frequent one, of entities that, and by the words of the mention."""
+    """What counts alone find: of words and of entities the most frequent one, and the one that the mention's words most
+    often led to."""
     counts, by_words = entity_counts(learnt)
     words = Counter(word for example in learnt for word in example["input_ids"][1:-1])
     often = counts.most_common(1)[0][0]
@@ -98,49 +99,48 @@ def trivial_shares(learnt: list[dict], held_out: list[dict], batches: list[dict[
     mentions = masked_mentions(held_out, batches)
     of_words = [by_words.get(tokens, counts).most_common(1)[0][0] == entity for entity, tokens in mentions]
     return {
-        "most frequent word": float((labels == words.most_common(1)[0][0]).mean()),
-        "most frequent entity": float(np.mean([entity == often for entity, _ in mentions])),
-        "most frequent entity of the mention's words": float(np.mean(of_words)),
+        "words": float((labels == words.most_common(1)[0][0]).mean()),
+        "entities, their words masked": float(np.mean([entity == often for entity, _ in mentions])),
+        "entities": float(np.mean(of_words)),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--texts", type=int, help="how many paragraphs (default: all, about 16,000)")
-    parser.add_argument("--out", default="entities", type=Path)
-    given = parser.parse_args()
-
+    given = options(__doc__, seconds=150, out="entities").parse_args()
     records = documented_mentions()
     records = [records[i] for i in np.random.default_rng(0).permutation(len(records))[: given.texts]]
     kept: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     for record in records:
         kept[crc32(record["page"].encode()) % SHARE_HELD_OUT == 0].append(record)
-    tokenizer, objective = make_tokenizer(kept[False], given.out), EntityMaskedLM()
+    folder = given.out / str(given.seed)
+    tokenizer, objective = make_tokenizer(kept[False], folder), EntityMaskedLM()
     learnt, held_out = (list(objective.examples(kept[x], tokenizer, max_length=MAX_LENGTH)) for x in (False, True))
     sizes = {"vocab_size": len(tokenizer), "entity_vocab_size": len(tokenizer.entity_vocab)}
-    model = AutoModelForMaskedLM.from_config({**CONFIG, **sizes, "pad_token_id": tokenizer.pad_token_id})
+    config = {**CONFIG, **sizes, "pad_token_id": tokenizer.pad_token_id}
+    model = AutoModelForMaskedLM.from_config(config, seed=given.seed)
     args = TrainingArguments(
-        output_dir=given.out,
+        output_dir=folder,
         max_seconds=given.seconds,
         per_device_train_batch_size=32,
         learning_rate=1.5e-3,
         warmup_steps=0.05,
-        logging_steps=50,
+        logging_steps=20,
+        seed=given.seed,
         save_strategy="no",
     )
+    print(f"{len(learnt):,} texts to learn from, {len(held_out):,} held out, {sizes['entity_vocab_size']:,} entities")
     trainer = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective)
-    done = trainer.train()
+    trainer.train()
     trainer.save_model()
-    collator = objective.collator(tokenizer, seed=1)
+    collator = objective.collator(tokenizer, seed=given.seed + 1)
     batches = [collator(held_out[start : start + 32]) for start in range(0, len(held_out), 32)]
     words, entities = shares_found(model, batches)
     _, by_context = shares_found(model, [without_mentions(batch, tokenizer.mask_token_id) for batch in batches])
-    print(f"{len(learnt):,} texts, {done.global_step} steps, {done.metrics['train_tokens']:,} tokens")
-    print(f"{sizes['entity_vocab_size']:,} entities; held out: {len(held_out):,} texts")
-    print(f"masked words {words:.1%}, masked entities {entities:.1%}, with their words masked {by_context:.1%}")
-    for name, share in trivial_shares(learnt, held_out, batches).items():
-        print(f"{name}: {share:.1%}")
+    found = {"words": words, "entities": entities, "entities, their words masked": by_context}
+    trivial, tokens = trivial_shares(learnt, held_out, batches), trainer.state.num_input_tokens_seen
+    for name, figure in found.items():
+        curve = curve_of(trainer) if name == "words" else []
+        report(given, name, tokens=tokens, figure=figure, trivial=trivial[name], curve=curve)
 
 
 if __name__ == "__main__":

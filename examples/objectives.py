@@ -1,16 +1,17 @@
 """One corpus, one budget of seconds, one size: what do models learn from each objective?
 
-    python examples/objectives.py [--seconds 120] [--seeds 1] [--only mlm rtd] [--out objectives]
+    python examples/objectives.py [--seconds 100] [--seed 0] [--only mlm rtd] [--json FILE] [--out objectives]
+    python examples/spread.py FILE --plot curves.png        # of several seeds
 
 Each objective trains a model of Mini-BERT's size on package descriptions. Its own figure is of 1,000 texts held out,
 beside that of the trivial guess: the most frequent word, or the most frequent class. The probe is the same for all:
-logistic regression on the mean of the last hidden states tells the 20 largest sections apart, beside TF-IDF.
+logistic regression on the mean of the last hidden states tells the 20 largest sections apart, beside TF-IDF and an
+encoder with random weights. "mlm+nsp" and "mlm+sop, own layers" learn from pairs of the same texts in encoders of the
+same size: one asks whether segments belong together, the other in which order.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from corpora import package_descriptions, package_sections
+from runs import curve_of, options, report
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -44,6 +46,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  
 BERT = {**preset_config("mini-bert"), **NO_DROPOUT}
 WIDTH = BERT["hidden_size"]
 ALBERT = {**BERT, "model_type": "albert", "embedding_size": WIDTH, "classifier_dropout_prob": 0.0}
+ALBERT_OWN_LAYERS = {**ALBERT, "num_hidden_groups": BERT["num_hidden_layers"]}
 ELECTRA = {**BERT, "model_type": "electra", "embedding_size": WIDTH}
 XLNET = {
     "model_type": "xlnet", "vocab_size": WORDS, "d_model": WIDTH, "n_layer": BERT["num_hidden_layers"],
@@ -63,7 +66,8 @@ WAYS = {
     "mlm, static": Way(MaskedLM(Masking(is_static=True)), BERT),
     "mlm": Way(MaskedLM(), BERT),
     "mlm+nsp": Way(MaskedLM() + NextSentence(), BERT, "pair_accuracy"),
-    "mlm+sop": Way(MaskedLM() + SentenceOrder(), ALBERT, "pair_accuracy"),
+    "mlm+sop": Way(MaskedLM() + SentenceOrder(), ALBERT, "pair_accuracy"),  # its layers share their weights
+    "mlm+sop, own layers": Way(MaskedLM() + SentenceOrder(), ALBERT_OWN_LAYERS, "pair_accuracy"),
     "rtd": Way(ReplacedToken(), ELECTRA, "replaced_f1"),
     "plm": Way(PermutationLM(), XLNET),
     "mlm+sbo": Way(SpanBoundary(), BERT),
@@ -76,7 +80,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
     model = kind.from_config({**way.config, "pad_token_id": tokenizer.pad_token_id}, seed=seed)
     records, language = [{"text": text} for text in texts], "en" if way.figure == "pair_accuracy" else None
     held_out, examples = (
-        list(way.objective.examples(Documents(some, language=language), tokenizer, max_length=MAX_LENGTH))
+        list(way.objective.examples(Documents(some, language=language), tokenizer, max_length=MAX_LENGTH, seed=seed))
         for some in (records[:HELD_OUT], records[HELD_OUT:])
     )
     args = TrainingArguments(
@@ -86,6 +90,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
         per_device_eval_batch_size=64,
         learning_rate=1.5e-3,
         warmup_steps=0.05,
+        logging_steps=20,
         seed=seed,
         save_strategy="no",
     )
@@ -107,9 +112,8 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
     model.save_pretrained(folder)
     encoder = model.discriminator if way.figure == "replaced_f1" else model
     tokenizer.save_pretrained(encoder_of(folder))
-    return {"parameters": encoder.num_parameters(), "tokens": done.metrics["train_tokens"]} | {
-        "figure": figure, "trivial": trivial
-    }  # fmt: skip
+    figures = {"tokens": done.metrics["train_tokens"], "figure": figure, "trivial": trivial}
+    return {"parameters": encoder.num_parameters(), **figures, "curve": curve_of(trainer)}
 
 
 def encoder_of(folder: Path) -> Path:
@@ -140,13 +144,16 @@ def _accuracy(classifier: Any, inputs: Any, classes: list[str]) -> float:
     return float(classifier.fit(inputs[:count], classes[:count]).score(inputs[count:], classes[count:]))
 
 
+def random_encoder(tokenizer: Any, seed: int, folder: Path) -> Path:
+    """A folder with an encoder that learnt nothing."""
+    bertcore.AutoModel.from_config(BERT, seed=seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120, help="of training, for each objective and seed")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--texts", type=int, help="of the corpus (default: all, 60,000)")
+    parser = options(__doc__, seconds=100, out="objectives")
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--out", default="objectives", type=Path)
     given = parser.parse_args()
 
     described, section_of = package_descriptions(), package_sections()
@@ -160,24 +167,13 @@ def main() -> None:
     ]
     probed_texts, sections = map(list, zip(*probed[:PROBED], strict=True))
     words = make_pipeline(TfidfVectorizer(sublinear_tf=True), LogisticRegression(max_iter=300))
-    print(f"TF-IDF: {_accuracy(words, probed_texts, sections):.1%} of {SECTIONS} sections")
-    untrained = given.out / "untrained"
-    bertcore.AutoModel.from_config(BERT).save_pretrained(untrained)
-    tokenizer.save_pretrained(untrained)
-    print(f"a model with random weights: {probe(untrained, probed_texts, sections):.1%}")
+    report(given, "TF-IDF", probe=_accuracy(words, probed_texts, sections))
+    untrained = random_encoder(tokenizer, given.seed, given.out / f"untrained-{given.seed}")
+    report(given, "random weights", probe=probe(untrained, probed_texts, sections))
     for name in given.only:
-        for seed in range(given.seeds):
-            folder = given.out / f"{name.replace(', ', '-')}-{seed}"
-            result = run(WAYS[name], list(texts), tokenizer, given.seconds, seed, folder)
-            result |= {"objective": name, "seed": seed, "probe": probe(encoder_of(folder), probed_texts, sections)}
-            with (given.out / "results.jsonl").open("a") as file:
-                print(json.dumps(result), file=file)
-            print(
-                f"{name:<12} seed {seed}: {result['parameters'] / 1e6:.1f} M parameters, "
-                f"{result['tokens'] / 1e6:.2f} M tokens, {WAYS[name].figure} {result['figure']:.1%} "
-                f"(trivial {result['trivial']:.1%}), sections {result['probe']:.1%}",
-                flush=True,
-            )
+        folder = given.out / f"{name.replace(', ', '-').replace(' ', '-')}-{given.seed}"
+        figures = run(WAYS[name], list(texts), tokenizer, given.seconds, given.seed, folder)
+        report(given, name, **figures, probe=probe(encoder_of(folder), probed_texts, sections))
 
 
 if __name__ == "__main__":

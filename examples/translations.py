@@ -1,6 +1,6 @@
 """What does learning from translations add? Translation language modelling against plain masked language modelling.
 
-    python examples/translations.py [--seconds 300] [--only mlm tlm] [--out translations]
+    python examples/translations.py [--seconds 150] [--seed 0] [--only mlm tlm] [--json FILE]
 
 Both ways train a model of Mini-BERT's size, for the same seconds, on package descriptions in English and in one or more
 of German, French and Italian: "mlm" sees a text at a time, "tlm" (Conneau and Lample 2019, arXiv:1901.07291) a text and
@@ -12,7 +12,6 @@ by them; so the same is asked once more without the words that both texts of a p
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from zlib import crc32
 import numpy as np
 from corpora import translated_descriptions
 from retrieval import found
+from runs import curve_of, options, report
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from bertcore import AutoModelForMaskedLM, SentenceEncoder
@@ -53,14 +53,14 @@ def split_pairs(languages: list[str], count: int | None) -> tuple[Pairs, dict[st
     return [learnt[i] for i in rng.permutation(len(learnt))], {name: some[:HELD_OUT] for name, some in held_out.items()}
 
 
-def train(way: str, learnt: Pairs, held_out: Pairs, tokenizer: Any, seconds: float, folder: Path) -> str:
-    """What a run of training came to; the encoder is in the folder then."""
+def train(way: str, learnt: Pairs, held_out: Pairs, tokenizer: Any, seconds: float, seed: int, folder: Path) -> dict:
+    """The figures of a run of training; the encoder is in the folder then."""
     objective, max_length = WAYS[way]
     examples, questions = (
         list(objective.examples(pairs if way == "tlm" else _single(pairs), tokenizer, max_length=max_length))
         for pairs in (learnt, held_out)
     )
-    model = AutoModelForMaskedLM.from_config(CONFIG)
+    model = AutoModelForMaskedLM.from_config(CONFIG, seed=seed)
     args = TrainingArguments(
         output_dir=folder,
         max_seconds=seconds,
@@ -68,7 +68,8 @@ def train(way: str, learnt: Pairs, held_out: Pairs, tokenizer: Any, seconds: flo
         per_device_eval_batch_size=32,
         learning_rate=1.5e-3,
         warmup_steps=0.05,
-        logging_steps=50,
+        logging_steps=20,
+        seed=seed,
         save_strategy="no",
     )
     trainer = Trainer(
@@ -83,10 +84,8 @@ def train(way: str, learnt: Pairs, held_out: Pairs, tokenizer: Any, seconds: flo
     )
     tokens, metrics = trainer.train().metrics["train_tokens"], trainer.evaluate()
     save(model, tokenizer, folder)
-    return (
-        f"{tokens / 1e6:.2f} M tokens, masked accuracy {metrics['eval_masked_accuracy']:.1%} "
-        f"(most frequent word {metrics['eval_masked_accuracy_trivial']:.1%})"
-    )
+    found = {"figure": metrics["eval_masked_accuracy"], "trivial": metrics["eval_masked_accuracy_trivial"]}
+    return {"tokens": tokens, **found, "curve": curve_of(trainer)}
 
 
 def _single(pairs: Pairs) -> list[list[str]]:
@@ -103,44 +102,43 @@ def without_shared_words(pair: list[str]) -> list[str]:
     return [WORD.sub(lambda word: "" if word[0].lower() in shared else word[0], text) for text in pair]
 
 
-def search(folder: Path, pairs: Pairs) -> str:
+def search(folder: Path, pairs: Pairs) -> dict[str, float]:
     """The shares of texts whose translation is nearest, from English and to it."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
     return both_ways(*(encoder.encode(list(texts), normalize=True) for texts in zip(*pairs, strict=True)))
 
 
-def search_by_words(pairs: Pairs) -> str:
+def search_by_words(pairs: Pairs) -> dict[str, float]:
     """The same by TF-IDF."""
     words = TfidfVectorizer(sublinear_tf=True).fit(text for pair in pairs for text in pair)
     return both_ways(*(words.transform(texts) for texts in zip(*pairs, strict=True)))
 
 
-def both_ways(english: Any, other: Any) -> str:
-    return f"{found(english, other).first:.1%} from English, {found(other, english).first:.1%} to it"
+def both_ways(english: Any, other: Any) -> dict[str, float]:
+    return {"from English": found(english, other).first, "to English": found(other, english).first}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=300, help="of training, for each way")
+    parser = options(__doc__, seconds=150, out="translations")
     parser.add_argument("--languages", nargs="+", choices=("de", "fr", "it"), default=["de", "fr", "it"])
-    parser.add_argument("--texts", type=int, help="of each language (default: all, 13,000 to 47,000)")
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--out", default="translations", type=Path)
     given = parser.parse_args()
 
     learnt, held_out = split_pairs(given.languages, given.texts)
     texts = [text for pair in learnt for text in pair]
     tokenizer = train_tokenizer(texts, vocab_size=WORDS, model_max_length=2 * MAX_LENGTH)
-    save(AutoModelForMaskedLM.from_config(CONFIG), tokenizer, given.out / "untrained")
+    folders = {way: given.out / f"{way}-{given.seed}" for way in ("random weights", *given.only)}
+    save(AutoModelForMaskedLM.from_config(CONFIG, seed=given.seed), tokenizer, folders["random weights"])
     questions = [pair for pairs in held_out.values() for pair in pairs]
+    print(f"{len(learnt):,} pairs to learn from, of {', '.join(given.languages)}")
     for way in given.only:
-        print(f"{way}: {train(way, learnt, questions, tokenizer, given.seconds, given.out / way)}", flush=True)
-    print(f"the translation is the nearest one, after learning from {len(learnt):,} pairs:")
+        report(given, way, **train(way, learnt, questions, tokenizer, given.seconds, given.seed, folders[way]))
     for language, pairs in held_out.items():
         for what, some in (("", pairs), (", no shared words", [without_shared_words(pair) for pair in pairs])):
-            print(f"{language}{what}, TF-IDF, among {len(some):,}: {search_by_words(some)}")
-            for way in ("untrained", *given.only):
-                print(f"{language}{what}, {way}: {search(given.out / way, some)}", flush=True)
+            asked = f"{language}{what}"
+            report(given, f"{asked}: TF-IDF", candidates=len(some), **search_by_words(some))
+            for way, folder in folders.items():
+                report(given, f"{asked}: {way}", candidates=len(some), **search(folder, some))
 
 
 if __name__ == "__main__":
