@@ -18,7 +18,7 @@ from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
-from bertcore.kernels.linear.weight_gradient import CHUNK_ROWS, PART, STRIP
+from bertcore.kernels.linear.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close
@@ -156,7 +156,7 @@ def test_backward(rows, in_features, out_features, dtype, layout, seed):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features"),
-    [(CHUNK_ROWS + 1, 97, 2 * STRIP + 3), (2 * CHUNK_ROWS, 48, STRIP), (3, PART // STRIP + 5, STRIP + 7)],
+    [(CHUNK_ROWS + 1, 97, 2 * STRIP + 3), (2 * CHUNK_ROWS, 48, STRIP), (3, PART_COLUMNS + 5, 3 * PART // PART_COLUMNS)],
 )
 def test_weight_gradient_of_several_chunks_strips_and_parts(rows, in_features, out_features, dtype):
     x, weight, bias, grad = arguments(9, rows, in_features, out_features, dtype)
