@@ -29,8 +29,8 @@ from bertcore.cli.pretrain import kind_of, with_ids_of
 from bertcore.cli.training import (
     STORED,
     add_training_arguments,
+    callbacks_of,
     check_once,
-    early_stopping,
     example_length,
     from_first,
     number,
@@ -146,7 +146,7 @@ def distill(args: argparse.Namespace, folder: Path) -> None:
         layers = model.spec.num_layers
         print(f"{whose}   {model.num_parameters():,} parameters, {layers} layer{'s' * (layers > 1)}")
     common = {"args": training_arguments(args, folder, RATE), "eval_dataset": held_out, "processing_class": tokenizer}
-    common["callbacks"] = early_stopping(args, held_out)
+    common["callbacks"] = callbacks_of(args, held_out)
     common |= measure
     objective = _objective(args, teacher)
     if held_out is not None:

@@ -23,8 +23,8 @@ from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_
 from bertcore.cli.lora import add_lora_arguments, with_adapters
 from bertcore.cli.training import (
     add_training_arguments,
+    callbacks_of,
     check_once,
-    early_stopping,
     example_length,
     from_first,
     one_of_processes,
@@ -107,7 +107,7 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
         eval_dataset=measure or None,
         processing_class=tokenizer,
         compute_metrics=metric_of(columns, held_out, measure),
-        callbacks=early_stopping(args, measure),
+        callbacks=callbacks_of(args, measure),
     )
     train_and_tell(trainer, args)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from bertcore.cli.common import CommandError, model_folder
 from bertcore.cli.lora import with_adapters
-from bertcore.cli.training import early_stopping, example_length, train_and_tell, training_arguments
+from bertcore.cli.training import callbacks_of, example_length, train_and_tell, training_arguments
 
 RATE = 5e-5
 LONGEST = 128  # tokens, where the model takes more
@@ -41,7 +41,7 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
         eval_dataset=measured or None,
         processing_class=tokenizer,
         objective=kind(pooling=settings.pooling[0], max_length=length),
-        callbacks=early_stopping(args, measured),
+        callbacks=callbacks_of(args, measured),
     )
     print(f"data      {len(train):,} pairs, {len(measured):,} held out")
 

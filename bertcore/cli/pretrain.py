@@ -23,8 +23,8 @@ from bertcore.cli.lora import add_lora_arguments, with_adapters
 from bertcore.cli.training import (
     STORED,
     add_training_arguments,
+    callbacks_of,
     check_once,
-    early_stopping,
     example_length,
     from_first,
     one_of_processes,
@@ -149,7 +149,7 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
         objective=objective,
         compute_metrics=metrics.combined(*measures),
         preprocess_logits_for_metrics=metrics.predicted_next_words if is_causal else metrics.predicted_words,
-        callbacks=early_stopping(args, held_out),
+        callbacks=callbacks_of(args, held_out),
     )
     train_and_tell(trainer, args)
     if args.objective == "rtd":

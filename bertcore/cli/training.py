@@ -127,6 +127,7 @@ def from_first(make: Callable[[], Any]) -> Any:
 def out_folder(args: argparse.Namespace) -> Path:
     """The folder of --out; CommandError if it holds something that is not to be gone on with, or nothing that is."""
     from bertcore.checkpoint.replacing import sweep
+    from bertcore.cli.options_of_run import check_options
     from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
     from bertcore.training.reports import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
 
@@ -138,6 +139,8 @@ def out_folder(args: argparse.Namespace) -> Path:
     has_run = bool(checkpoints_in(folder))
     if args.resume and not has_run:
         raise CommandError(f"{folder} has no checkpoint to go on from")
+    if args.resume:
+        check_options(args, checkpoints_in(folder)[-1])
     left = STORED, LOG_NAME, PLOT_NAME, TENSORBOARD_NAME  # by a run that failed before its first checkpoint
     if not args.resume and folder.is_dir() and any(path.name not in left for path in folder.iterdir()):
         hint = "go on with --resume, or give" if has_run else "give"
@@ -209,13 +212,17 @@ def training_arguments(args: argparse.Namespace, folder: Path, default_lr: float
     )
 
 
-def early_stopping(args: argparse.Namespace, held_out: Any) -> list[Any]:
-    """The callbacks of --early-stopping; CommandError without data to measure the model with."""
+def callbacks_of(args: argparse.Namespace, held_out: Any) -> list[Any]:
+    """What keeps the options of a run in its checkpoints, and ends it early.
+
+    CommandError for --early-stopping without data to measure the model with.
+    """
+    from bertcore.cli.options_of_run import OptionsOfRun
     from bertcore.training import EarlyStoppingCallback
 
     if args.early_stopping and not held_out:
         raise CommandError("--early-stopping needs data to measure the model with: hold some out")
-    return [EarlyStoppingCallback(args.early_stopping)] if args.early_stopping else []
+    return [OptionsOfRun(args), *([EarlyStoppingCallback(args.early_stopping)] if args.early_stopping else [])]
 
 
 def train_and_tell(

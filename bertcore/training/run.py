@@ -79,6 +79,7 @@ class Run:
             data=batches.fingerprint(),
             masking=collate.masking,
             frozen=_fingerprint_beyond_checkpoints(model),
+            teacher=_fingerprint_of(objective.teacher),
         )
         self.control = TrainerControl()
         self._saved_at = -1
@@ -117,7 +118,7 @@ class Run:
         """ValueError if they do not have the same to begin with."""
         if self.processes.count > 1:
             self.processes.check_same("the number of examples", self.batches.num_examples)
-            self.processes.check_same("the model", _fingerprint(self.model.state_dict().values()))
+            self.processes.check_same("the model", _fingerprint_of(self.model))
 
     def _is_to_end(self, ending: list[int]) -> bool:
         """Whether a callback asked for it, or a signal in any of the processes, which is then noted in all."""
@@ -350,6 +351,11 @@ def _fingerprint(arrays: Iterable[np.ndarray]) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return digest.hexdigest()[:16]
+
+
+def _fingerprint_of(model: Any | None) -> str | None:
+    """Of the weights of a model; None without one."""
+    return None if model is None else _fingerprint(model.state_dict().values())
 
 
 def _fingerprint_beyond_checkpoints(model: Any) -> str | None:

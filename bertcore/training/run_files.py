@@ -25,7 +25,8 @@ OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS = (
     "training_args.json",
 )
 
-# Settings without which a position in the data, or what the optimiser keeps, means nothing.
+# Settings without which a position in the data, or what the optimiser keeps, means nothing, and those that would make
+# the steps to come others than they would have been.
 _KEPT = (
     "per_device_train_batch_size",
     "max_tokens_per_batch",
@@ -37,6 +38,16 @@ _KEPT = (
     "remove_unused_columns",
     "label_smoothing_factor",
     "optim",
+    "learning_rate",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "weight_decay",
+    "max_grad_norm",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "bf16",
 )
 
 
@@ -77,7 +88,7 @@ def load_run(
 
     Raises:
         ValueError: which file is missing or damaged; which setting, or which fact in the state `now` (the data and its
-            masking, the number of processes, the weights beside adapters), is another one than it was.
+            masking, the number of processes, the weights beside adapters, the teacher), is another one than it was.
     """
     for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
@@ -86,7 +97,7 @@ def load_run(
     known = {name: (before.get(name), getattr(args, name)) for name in _KEPT}
     facts = {"the number of examples": "num_examples", "the number of processes": "num_processes"}
     facts |= {"the dataset's fingerprint": "data", "masking": "masking"}
-    facts |= {"the fingerprint of the weights beside the adapters": "frozen"}
+    facts |= {"the fingerprint of the weights beside the adapters": "frozen", "the teacher's fingerprint": "teacher"}
     known |= {name: (getattr(state, fact), getattr(now, fact)) for name, fact in facts.items()}
     for name, (was, is_now) in known.items():
         if was != is_now:

@@ -21,6 +21,7 @@ class TrainerState:
         data: a fingerprint of the dataset; None where it has no length, or does not give the same twice.
         masking: how words are hidden; None where none are.
         frozen: a fingerprint of the weights beside adapters, which a checkpoint does not hold; None without adapters.
+        teacher: a fingerprint of the weights of the objective's teacher; None without one.
         epoch: the epochs gone through, with the share of the present one where the number of its batches is known.
         epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches taken from the next one.
         batches_done: all batches taken, which randomness is numbered by.
@@ -40,6 +41,7 @@ class TrainerState:
     data: str | None = None
     masking: dict[str, Any] | None = None
     frozen: str | None = None
+    teacher: str | None = None
     epoch: float = 0.0
     epochs_done: int = 0
     batches_of_epoch: int = 0

@@ -89,7 +89,7 @@ def test_masked_words(folder, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, capsys, monkeypatch):
     options = ["--student", str(folder / "narrow.json"), "--take", "none", "--terms", "states=0.1"]
     assert distill(folder, tmp_path / "whole", *options) == 0
     step = training_run.Run._step
@@ -102,6 +102,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(training_run.Run, "_step", interrupted)
         assert distill(folder, tmp_path / "parts", *options) == 130
+    assert distill(folder, tmp_path / "parts", *options, "--resume", teacher="other") == 1
+    error, taught = capsys.readouterr().err, f"made with --teacher {folder / 'teacher'}"
+    assert f"--teacher {folder / 'other'} cannot go on" in error and taught in error
     assert distill(folder, tmp_path / "parts", *options, "--resume") == 0
     for name in ("model.safetensors", "checkpoint-4/objective.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()

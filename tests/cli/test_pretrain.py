@@ -142,6 +142,9 @@ def test_replaced_tokens(inputs, tmp_path, capsys, options):
     assert found[0].spec.hidden_size == (12 if "--generator-size" in options else 6)
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out" / "discriminator")) == found[1].spec.vocab_size
     before = weights(tmp_path / "out" / "discriminator")
+    assert pretrain(inputs, tmp_path / "out", *options[:6], "--resume", model=tmp_path / "electra.json") == 1
+    error = f"no {options[6]} cannot go on from a checkpoint that was made with {options[6]} {options[7]}"
+    assert error in capsys.readouterr().err
     assert pretrain(inputs, tmp_path / "out", *options, "--resume", model=tmp_path / "electra.json") == 0
     assert weights(tmp_path / "out" / "discriminator") == before
 
@@ -202,8 +205,10 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
     assert [path.name for path in (tmp_path / "parts").glob("checkpoint-*")] == ["checkpoint-2"]
     assert pretrain(inputs, tmp_path / "parts") == 1
     assert "holds files: go on with --resume" in capsys.readouterr().err
-    assert pretrain(inputs, tmp_path / "parts", "--resume", "--column", "body") == 1
-    assert "was made with another column" in capsys.readouterr().err
+    paths = f"--tokenizer {inputs}", f"--model {inputs / 'gpt2.json'}"
+    for other in ("--column body", "--lr 0.001", "--bf16", "--seed 3", *paths):
+        assert pretrain(inputs, tmp_path / "parts", "--resume", *other.split()) == 1
+        assert f"{other} cannot go on from a checkpoint that was made with " in capsys.readouterr().err
     monkeypatch.setattr("bertcore.training.data.store_examples", None)  # they are there
     assert pretrain(inputs, tmp_path / "parts", "--resume") == 0
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
@@ -280,7 +285,7 @@ def test_adapters_beside_a_checkpoint(inputs, tmp_path, capsys):
     (tmp_path / "whole" / "checkpoint-2").rename(tmp_path / "parts" / "checkpoint-2")
     (tmp_path / "whole" / "examples").rename(tmp_path / "parts" / "examples")
     assert main([*corpus, "--out", str(tmp_path / "parts"), "--resume", "--mask-share", "0.3"]) == 1
-    assert "masking is" in capsys.readouterr().err
+    assert "--mask-share 0.3 cannot go on from a checkpoint that was made with no --mask" in capsys.readouterr().err
     assert main([*corpus, "--out", str(tmp_path / "parts"), "--resume"]) == 0
     assert weights(tmp_path / "parts") == whole
     assert pretrain(inputs, tmp_path / "c", "--lora", "2") == 1

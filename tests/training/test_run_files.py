@@ -175,6 +175,10 @@ def test_what_is_there_is_not_overwritten(tmp_path):
         language_trainer(tmp_path).train()
     with pytest.raises(ValueError, match=r"seed is 1, in .* it was 42"):
         language_trainer(tmp_path, seed=1).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"learning_rate is 0.1, in .* it was 0.01"):
+        language_trainer(tmp_path, learning_rate=0.1).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"bf16 is True, in .* it was False"):
+        language_trainer(tmp_path, bf16=True).train(resume_from_checkpoint=True)
     fewer = language_trainer(tmp_path)
     fewer.train_dataset = TEXTS[1:]
     with pytest.raises(ValueError, match=r"the number of examples is 22, in .* it was 23"):

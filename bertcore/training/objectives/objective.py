@@ -38,10 +38,12 @@ class Objective:
     Attributes:
         model_class: the name in `bertcore` of the class with the head it needs; None for any that has a loss.
         targets: the names of what a batch has for the loss and the model does not take.
+        teacher: a model that the loss compares with, and that a run goes on with; None where there is none.
     """
 
     model_class: str | None = None
     targets: Sequence[str] = ()
+    teacher: Any = None
 
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
@@ -109,6 +111,7 @@ class Sum(Objective):
             raise ValueError(f"{needs}: there is no model for their sum")
         self.first, self.second, self.model_class = first, second, first.model_class
         self.targets = (*first.targets, *second.targets)
+        self.teacher = first.teacher or second.teacher
 
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0

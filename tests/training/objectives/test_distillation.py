@@ -283,6 +283,9 @@ def test_a_resumed_run_has_the_same_bits_of_student_and_maps(tmp_path):
     parts = distilling_trainer(tmp_path / "parts", teacher)
     (tmp_path / "parts").mkdir()
     (tmp_path / "whole" / "checkpoint-3").rename(tmp_path / "parts" / "checkpoint-3")
+    other = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=3)
+    with pytest.raises(ValueError, match=r"the teacher's fingerprint is .*, in .* it was "):
+        distilling_trainer(tmp_path / "parts", other).train(resume_from_checkpoint=True)
     parts.train(resume_from_checkpoint=True)
     assert_same_weights(whole.model, parts.model)
     learned = [[p.array() for p in each.objective.parameters(each.model)] for each in (whole, parts)]
