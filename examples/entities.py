@@ -121,8 +121,8 @@ def main() -> None:
     args = TrainingArguments(
         output_dir=folder,
         max_seconds=given.seconds,
-        per_device_train_batch_size=32,
-        learning_rate=1.5e-3,
+        per_device_train_batch_size=8,
+        learning_rate=1e-3,
         warmup_steps=0.05,
         logging_steps=20,
         seed=given.seed,

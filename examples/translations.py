@@ -64,9 +64,9 @@ def train(way: str, learnt: Pairs, held_out: Pairs, tokenizer: Any, seconds: flo
     args = TrainingArguments(
         output_dir=folder,
         max_seconds=seconds,
-        per_device_train_batch_size=32 * MAX_LENGTH // max_length,
+        per_device_train_batch_size=8 * MAX_LENGTH // max_length,
         per_device_eval_batch_size=32,
-        learning_rate=1.5e-3,
+        learning_rate=1e-3,
         warmup_steps=0.05,
         logging_steps=20,
         seed=seed,
