@@ -117,6 +117,21 @@ def as_vector_pointer(builder, pointer, vec):
     return builder.bitcast(pointer, vec.llvm.as_pointer())
 
 
+class _VolatileLoad(ir.instructions.LoadInstr):
+    def descr(self, buf):
+        lines = []
+        super().descr(lines)
+        buf.append("".join(lines).replace("load", "load volatile", 1))
+
+
+def emit_load(builder, pointer, align, *, is_again):
+    """Load from memory; `is_again` does so although the same was loaded before, so that no register keeps it."""
+    load = (_VolatileLoad if is_again else ir.instructions.LoadInstr)(builder.block, pointer)
+    load.align = align
+    builder._insert(load)
+    return load
+
+
 def emit_prefetch(builder, pointer, *, level=1, write=False):
     """Fetch the cache line of `pointer` into the cache of the given level (1 or 2)."""
     at = builder.bitcast(pointer, ir.IntType(8).as_pointer())

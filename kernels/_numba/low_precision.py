@@ -1,5 +1,8 @@
 """Rows of float32 rounded to bfloat16 or to bytes, and what turns sums of bytes back into float32.
 
+Rows in bfloat16 are stored as ROUNDED, those in bytes as LEVELS: as what the products beside weights in bfloat16 and
+int8 take (see dot.py). In uint16 four levels stand in the order 0, 2, 1, 3.
+
 kernels/linear/reference.py has the formulas (`quantize_rows`); these give the same bits.
 """
 
@@ -9,10 +12,13 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from .codegen import INT32, Vec, call_llvm, element_pointer
+from . import isa
+from .codegen import INT32, Vec, call_llvm, element_pointer, shuffle
 from .jit import helper
 from .simd import broadcast, first_lanes, fma, lanes, load, load_masked, reduce_add, reduce_greatest, select
 
+ROUNDED = np.uint16 if isa.LEVEL.bfloat16_dot else np.float32
+LEVELS = np.uint16 if isa.has_pair_dot() else np.uint8
 STEPS = np.float32(254)
 _LARGEST, _LEAST_SPAN = np.finfo(np.float32).max, np.finfo(np.float32).tiny * STEPS
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
@@ -20,18 +26,22 @@ _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 _ROUNDER = np.float32(1.5 * 2**23)
 
 
-def _narrow_store(name, doc, dtype, narrow):
-    """A masked store of vectors of float32 as `dtype`; `narrow` turns their bits, an LLVM vector, into its integers."""
+def _narrow_store(name, doc, forms):
+    """A masked store of vectors of float32 as another dtype; `forms` has, by dtype, what makes its elements of their
+    bits, an LLVM vector.
+    """
 
     def store(typingctx, target, index, value, mask):
-        if not (isinstance(target, types.CPointer) and target.dtype == dtype and value.dtype == types.float32):
-            raise TypingError(f"{name}: expected a pointer to {dtype} and a vector of float32, got {target}, {value}")
+        dtype = target.dtype if isinstance(target, types.CPointer) else None
+        if dtype not in forms or value.dtype != types.float32:
+            expected = " or ".join(map(str, forms))
+            raise TypingError(f"{name}: expected a pointer to {expected} and float32, got {target} and {value}")
         narrowed = Vec(dtype, value.count)
 
         def codegen(context, builder, sig, args):
             bits = builder.bitcast(args[2], ir.VectorType(INT32, value.count))
             at = builder.bitcast(element_pointer(context, builder, target, *args[:2]), narrowed.llvm.as_pointer())
-            arguments = [narrow(builder, bits, args[2]), at, INT32(dtype.bitwidth // 8), args[3]]
+            arguments = [forms[dtype](builder, bits, args[2]), at, INT32(dtype.bitwidth // 8), args[3]]
             call_llvm(builder, f"llvm.masked.store.{narrowed.suffix}.p0", ir.VoidType(), arguments)
             return context.get_dummy_value()
 
@@ -45,7 +55,13 @@ def _low_byte(builder, bits, value):
     return builder.trunc(bits, ir.VectorType(ir.IntType(8), bits.type.count))
 
 
-def _bfloat16(builder, bits, value):
+def _low_byte_of_pairs(builder, bits, value):
+    order = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(bits.type.count)]
+    low = builder.and_(shuffle(builder, bits, bits, order), ir.Constant(bits.type, [0xFF] * bits.type.count))
+    return builder.trunc(low, ir.VectorType(ir.IntType(16), bits.type.count))
+
+
+def _upper_half(builder, bits, value):
     """The upper half of the bits, rounded to nearest even; the quiet bit keeps a NaN one."""
 
     def constant(integer):
@@ -55,15 +71,28 @@ def _bfloat16(builder, bits, value):
     odd = builder.and_(upper, constant(1))
     rounded = builder.lshr(builder.add(bits, builder.add(odd, constant(0x7FFF))), constant(16))
     is_nan = builder.fcmp_unordered("uno", value, value)
-    chosen = builder.select(is_nan, builder.or_(upper, constant(0x40)), rounded)
-    return builder.trunc(chosen, ir.VectorType(ir.IntType(16), bits.type.count))
+    return builder.select(is_nan, builder.or_(upper, constant(0x40)), rounded)
+
+
+def _bfloat16(builder, bits, value):
+    return builder.trunc(_upper_half(builder, bits, value), ir.VectorType(ir.IntType(16), bits.type.count))
+
+
+def _widened_bfloat16(builder, bits, value):
+    upper = _upper_half(builder, bits, value)
+    return builder.bitcast(builder.shl(upper, ir.Constant(bits.type, [16] * bits.type.count)), value.type)
 
 
 store_bfloat16 = _narrow_store(
-    "store_bfloat16", "Write a vector of float32 as bfloat16, in the mask's lanes.", types.uint16, _bfloat16
+    "store_bfloat16",
+    "Write a vector of float32 rounded to bfloat16, in the mask's lanes: two bytes each, or float32.",
+    {types.uint16: _bfloat16, types.float32: _widened_bfloat16},
 )
 store_low_byte = _narrow_store(
-    "store_low_byte", "Write the lowest byte of each float32's bits, in the mask's lanes.", types.uint8, _low_byte
+    "store_low_byte",
+    "Write the lowest byte of each float32's bits, in the mask's lanes: bytes, or 16 bits with the middle two of four "
+    "exchanged.",
+    {types.uint8: _low_byte, types.uint16: _low_byte_of_pairs},
 )
 
 
@@ -81,7 +110,7 @@ def corrected_sums(typingctx, sums, zero, column_sums):
 
 @helper
 def round_row(x, count, target, padded):
-    """`count` float32 at a pointer as bfloat16, zeros up to `padded`."""
+    """`count` float32 at a pointer as bfloat16 (uint16 or float32), zeros up to `padded`."""
     full = count - count % lanes(x)
     everywhere = first_lanes(x, lanes(x))
     for i in range(0, full, lanes(x)):

@@ -93,7 +93,7 @@ def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, l
         panel = pointer(panels, (p * depth + k) * width * _word_size(panels))
         for i in range(first, last, WEIGHT_TILE_ROWS):
             count = min(WEIGHT_TILE_ROWS, last - i)
-            x = pointer(a, (i // n * group + i % n * row + k * column) * _word_size(a))
+            x = pointer(a, (i // n * group + i % n * row + k * column) * _word_size(panels))
             tile = pointer(sums, (i - first) * width)
             fetched = panels.ctypes.data + (ahead * depth + k) * line + (i - first) // WEIGHT_TILE_ROWS * part * step
             if k + part < depth:

@@ -5,6 +5,7 @@ import numpy as np
 from .. import deferred
 from .._numba import as_kernel_array, empty, num_threads, zeros
 from .._numba.arrays import address_of
+from .._numba.low_precision import ROUNDED
 from .._numba.rows import task_count
 from .._numba.steps import ADDRESS, record
 from . import (
@@ -38,7 +39,7 @@ ALWAYS = "query", "key", "value", "output", "lse"
 GRAIN = 300_000  # multiply-adds: see task_count
 LEAST_TASKS = 32  # of a backward with tables, if there are as many sequences and heads
 RELATIVE = np.int8(0)  # the marker for compiled code with terms.py's terms
-STORAGE = {"bfloat16": np.uint16(0), np.dtype(np.float32): np.float32(0), np.dtype(np.float64): np.float64(0)}
+STORAGE = {"bfloat16": ROUNDED(0), np.dtype(np.float32): np.float32(0), np.dtype(np.float64): np.float64(0)}
 
 FORWARD = record(
     *COMMON,

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .._numba import helper
+from .._numba.low_precision import ROUNDED
 from .._numba.steps import FLOAT
 from ..deferred import Deferred
 from . import forward
@@ -11,7 +12,7 @@ from .forward import run
 from .records import absent_fields, integer_arrays, term_arrays
 
 STEP = FORWARD
-STORAGE_BESIDE = {np.float32: np.float32, np.uint16: np.uint16, np.int8: np.uint16}  # by that of the weights
+STORAGE_BESIDE = {np.float32: np.float32, np.uint16: ROUNDED, np.int8: ROUNDED}  # by that of the weights
 
 
 def deferred_attention(program, query, key, value, scoring, return_probs, return_components, compute_dtype):

@@ -23,7 +23,7 @@ from .._numba import (
     parallel_kernel,
     region,
 )
-from .._numba.low_precision import quantize_row, round_row
+from .._numba.low_precision import LEVELS, ROUNDED, quantize_row, round_row
 from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.product import (
     WEIGHT_PANEL_VECTORS,
@@ -111,21 +111,25 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
 def _product_of_rounded_columns(a, b):
     """a.T @ b for float32 a (rows, m) and b (rows, n), both rounded to bfloat16; float32.
 
-    Both are packed, the panels of a serving as rows of the product.
+    As pairs both are packed, the panels of a serving as rows of the product.
     """
-    words = [_pairs_of_rows(_rounded_bits(x)).T for x in (a, b)]
+    a, b = _rounded(a), _rounded(b)
+    if ROUNDED is np.float32:
+        return product_of_columns(a, b)
+    words = [_pairs_of_rows(x).T for x in (a, b)]
     depth = words[0].shape[1]
-    rows, columns = _pack(words[0], GROUP_ROWS).view(np.uint16), _pack(words[1], _panel_width(b.dtype)).view(np.uint16)
+    widths = GROUP_ROWS, _panel_width(np.dtype(np.float32))
+    rows, columns = (_pack(x, width).view(np.uint16) for x, width in zip(words, widths, strict=True))
     strides = 1, GROUP_ROWS, depth * GROUP_ROWS
-    return _multiply(rows, strides, a.shape[1], columns, b.shape[1], None, None, None, a.dtype)
+    return _multiply(rows, strides, a.shape[1], columns, b.shape[1], None, None, None, np.float32)
 
 
-def _rounded_bits(x):
-    """float32 rows as the bits of bfloat16."""
-    x, bits = as_kernel_array(x), empty(x.shape, np.uint16)
+def _rounded(x):
+    """float32 rows in bfloat16, as ROUNDED."""
+    x, rounded = as_kernel_array(x), empty(x.shape, ROUNDED)
     if x.size:
-        _round_rows(x, bits, num_threads())
-    return bits
+        _round_rows(x, rounded, num_threads())
+    return rounded
 
 
 def _pairs_of_rows(bits):
@@ -206,7 +210,7 @@ def _multiply_rounded(x, panels, columns, bias, activation, residual):
     """activation(rounded x @ panels + bias) + residual for float32 x and panels of bfloat16."""
     output = empty((len(x), columns), np.float32)
     if output.size:
-        rounded = empty((len(x), 2 * panels.shape[1]), np.uint16)
+        rounded = empty((len(x), 2 * panels.shape[1]), ROUNDED)
         finish = _finish(bias, residual, activation, output)
         _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(output.dtype))
     return output
@@ -217,7 +221,7 @@ def _multiply_quantized(x, packed, bias, activation, residual):
     rows, depth = len(x), packed.panels.shape[1] * 4
     output = empty((rows, packed.out_features), np.float32)
     if output.size:
-        rounded = empty((rows, depth), np.uint8), np.empty(rows, np.int32), np.empty(rows, np.float32)
+        rounded = empty((rows, depth), LEVELS), np.empty(rows, np.int32), np.empty(rows, np.float32)
         weight = packed.panels, packed.column_scales, packed.column_sums
         finish = _finish(bias, residual, activation, output)
         _product_int8(x, rounded, weight, output, finish, *_tasks(np.dtype(np.int32)))

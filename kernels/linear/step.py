@@ -5,10 +5,11 @@ from numba import types
 from numba.extending import overload
 
 from .._numba import inline_helper, num_threads
+from .._numba.low_precision import LEVELS, ROUNDED
 from .._numba.product import WEIGHT_PANEL_VECTORS
 from .._numba.rows import share
 from .._numba.simd import lanes
-from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, UINT8, array_at, record
+from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, array_at, record
 from ..activation_names import activation_code
 from ..deferred import is_plain
 from .cpu import GROUP_ROWS, PackedWeight, quantize_rows, round_rows, run_bfloat16, run_floats, run_int8
@@ -27,10 +28,11 @@ STEP = record(
     ("residual", ADDRESS),
     ("activation", np.intp),
     ("output", ADDRESS),
-    ("rounded", ADDRESS),  # rows of the input in low precision
+    ("rounded", ADDRESS),  # rows of the input in low precision: ROUNDED or LEVELS
     ("zero", ADDRESS),  # of each row in int8, as its step
     ("step_size", ADDRESS),
 )
+_ROUNDED, _LEVELS = ROUNDED(0), LEVELS(0)
 STORAGE = {"float32": FLOAT, "bfloat16": BFLOAT16, "int8": INT8}  # a weight's dtype -> a scalar of its panels' dtype
 
 
@@ -44,9 +46,10 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     rows, depth = input.shape[0], weight.panels.shape[1]
     output = program.empty((rows, weight.out_features), np.float32)
     rounded = zero = step_size = None
-    if weight.dtype.itemsize < 4:
-        rounded = program.empty((rows, depth * 4), np.uint8)  # words
+    if weight.dtype.name == "bfloat16":
+        rounded = program.empty((rows, depth * 2), ROUNDED)
     if weight.dtype == np.int8:
+        rounded = program.empty((rows, depth * 4), LEVELS)
         zero, step_size = program.empty((rows,), np.int32), program.empty((rows,), np.float32)
     arrays = {
         "input": input, "panels": weight.panels, "scale": weight.column_scales, "column_sums": weight.column_sums,
@@ -88,12 +91,12 @@ def prepare_step(step, storage, task, tasks):
 def _prepare_step(step, storage, task, tasks):
     def round_to_bfloat16(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
-        x, rounded = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 2 * depth), BFLOAT16)
+        x, rounded = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 2 * depth), _ROUNDED)
         round_rows(x, rounded, share(rows, task, tasks), share(rows, task + 1, tasks))
 
     def quantize(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
-        x, levels = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 4 * depth), UINT8)
+        x, levels = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 4 * depth), _LEVELS)
         zeros, steps = array_at(step.zero, (rows,), INT32), array_at(step.step_size, (rows,), FLOAT)
         quantize_rows(x, (levels, zeros, steps), share(rows, task, tasks), share(rows, task + 1, tasks))
 
@@ -128,7 +131,7 @@ def _run_step(step, counter, scratch, storage):
         output, finish = _output_and_finish(step)
         width = 2 * WEIGHT_PANEL_VECTORS * lanes(FLOAT)
         panels = array_at(step.panels, (step.panel_count, step.depth, width), BFLOAT16)
-        rounded = array_at(step.rounded, (step.rows, 2 * step.depth), BFLOAT16)
+        rounded = array_at(step.rounded, (step.rows, 2 * step.depth), _ROUNDED)
         run_bfloat16(rounded, panels, output, finish, counter, scratch)
 
     def int8(step, counter, scratch, storage):
@@ -137,7 +140,7 @@ def _run_step(step, counter, scratch, storage):
         panels = array_at(step.panels, (count, depth, 4 * width), INT8)
         scales = array_at(step.scale, (count * width,), FLOAT)
         column_sums = array_at(step.column_sums, (count * width,), INT32)
-        levels, zeros = array_at(step.rounded, (rows, 4 * depth), UINT8), array_at(step.zero, (rows,), INT32)
+        levels, zeros = array_at(step.rounded, (rows, 4 * depth), _LEVELS), array_at(step.zero, (rows,), INT32)
         steps = array_at(step.step_size, (rows,), FLOAT)
         run_int8((levels, zeros, steps), (panels, scales, column_sums), output, finish, counter, scratch)
 

@@ -15,14 +15,16 @@ x86_only = pytest.mark.skipif(not isa.IS_X86, reason="levels of x86")
 
 @pytest.fixture
 def machine(monkeypatch):
-    """machine(features, answer, forced): a CPU of these features whose Linux answers so; the requests it got."""
+    """machine(features, answer, forced, cpu): a CPU of these features and name whose Linux answers so; the requests it
+    got."""
     requests = []
 
     def answer_with(answer):
         return lambda: requests.append(answer) or answer
 
-    def make(features=WITH_AMX, answer=None, forced=None):
+    def make(features=WITH_AMX, answer=None, forced=None, cpu="znver5"):
         requests.clear()
+        monkeypatch.setattr(isa.llvm, "get_host_cpu_name", lambda: cpu)
         for module in (isa, _numba):
             monkeypatch.setattr(module, "host_features", lambda: dict.fromkeys(isa.FEATURES, False) | features)
         monkeypatch.setattr(isa, "request_tiles", answer_with(answer))
@@ -56,6 +58,23 @@ def test_nothing_is_asked_for_without_the_cpu(machine, missing):
     requests = machine(WITH_AMX | {missing: False})
     assert isa._choose_level().name == "avx512_bf16"
     assert requests == []
+
+
+@x86_only
+@pytest.mark.parametrize(
+    ("cpu", "level"),
+    [
+        ("znver4", "avx512_bf16"),
+        ("znver5", "avx512_bf16"),
+        ("sapphirerapids", "avx512_vnni"),
+        ("x86-64", "avx512_vnni"),
+    ],
+)
+def test_the_instruction_for_bfloat16_is_taken_where_it_is_faster(machine, cpu, level):
+    machine(answer="no", cpu=cpu)
+    assert isa._choose_level().name == level
+    machine(answer="no", cpu=cpu, forced="avx512_bf16")
+    assert isa._choose_level().name == "avx512_bf16"
 
 
 @pytest.mark.parametrize("features", [{}, {"avx2": True, "fma": True}])
