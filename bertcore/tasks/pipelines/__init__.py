@@ -1,0 +1,73 @@
+"""Pipelines: from texts to answers, one class a task, with transformers' names and forms of results."""
+
+import importlib
+import os
+from typing import Any
+
+from bertcore.models.model import Model
+from bertcore.tasks.pipelines.base import Pipeline
+
+# Task -> module and class; each is loaded when it is first asked for.
+TASKS = {
+    "feature-extraction": ("feature_extraction", "FeatureExtractionPipeline"),
+    "fill-mask": ("fill_mask", "FillMaskPipeline"),
+    "next-sentence-prediction": ("next_sentence", "NextSentencePredictionPipeline"),
+    "question-answering": ("question_answering", "QuestionAnsweringPipeline"),
+    "text-classification": ("text_classification", "TextClassificationPipeline"),
+    "token-classification": ("token_classification", "TokenClassificationPipeline"),
+    "zero-shot-classification": ("zero_shot_classification", "ZeroShotClassificationPipeline"),
+}
+ALIASES = {"ner": "token-classification", "sentiment-analysis": "text-classification"}
+
+
+def pipeline(
+    task: str,
+    model: str | os.PathLike | Model,
+    tokenizer: Any = None,
+    *,
+    dtype: str | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    local_files_only: bool = False,
+    **options: Any,
+) -> Pipeline:
+    """A pipeline for a task: called with texts it returns answers, in the form that transformers' pipelines have.
+
+    Args:
+        task: one of TASKS, or "ner" and "sentiment-analysis", which are transformers' other names.
+        model: the folder of a checkpoint or its id on the hub, or a model that is loaded already.
+        tokenizer: a tokenizer that is loaded already; by default the checkpoint's. A loaded model needs one.
+        dtype, revision, token, cache_dir, local_files_only: as for `AutoModel.from_pretrained`, for what is not loaded.
+        options: defaults of the options of calls, which the class of the task documents (top_k, truncation, ...).
+
+    Raises:
+        ValueError: an unknown task; a checkpoint that has no head for it; wrong options.
+        TypeError: an unknown option; a loaded model without a tokenizer, or of another task.
+        CheckpointError: what is wrong with which file.
+    """
+    kind = pipeline_class(task)
+    if not isinstance(model, Model):
+        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        return kind.from_pretrained(model, tokenizer=tokenizer, dtype=dtype, hub=hub, **options)
+    given = {"dtype": dtype, "revision": revision, "token": token, "cache_dir": cache_dir}
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise TypeError(f"{wrong[0]} is for a model that is not loaded yet, and model is a {type(model).__name__}")
+    if tokenizer is None:
+        raise TypeError(f"tokenizer is None, expected the tokenizer of the {type(model).__name__}")
+    if not isinstance(model, kind.model_class()):
+        raise TypeError(f"model is a {type(model).__name__}, {kind.task} needs {kind.model_class().__name__}")
+    return kind(model, tokenizer, **options)
+
+
+def pipeline_class(task: str) -> type[Pipeline]:
+    """The class of a task; ValueError, naming the known ones, if there is none."""
+    name = ALIASES.get(task, task) if isinstance(task, str) else task
+    if not isinstance(name, str) or name not in TASKS:
+        raise ValueError(f"task is {task!r}, expected one of {', '.join(sorted([*TASKS, *ALIASES]))}")
+    module, kind = TASKS[name]
+    return getattr(importlib.import_module(f"bertcore.tasks.pipelines.{module}"), kind)
+
+
+__all__ = ["ALIASES", "TASKS", "Pipeline", "pipeline", "pipeline_class"]

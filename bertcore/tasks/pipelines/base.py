@@ -1,0 +1,307 @@
+"""What all pipelines share: loading, texts in windows, batches by tokens, answers in the order of what came in."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.checkpoint import resolve
+from bertcore.models import auto
+from bertcore.models.model import Model, NewlyInitialisedWarning
+from bertcore.models.spec import ConfigReader
+from bertcore.tasks.batching import batches, grouped, windows
+from bertcore.tasks.long_texts import CutTexts, Cutting, Text, Window, first_windows, windows_of
+from bertcore.tasks.progress import progress_bar
+from bertcore.tokenization import AutoTokenizer
+
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """What every call may say.
+
+    Attributes:
+        truncation: what happens to texts that are longer than the model takes: "warn" cuts them and warns once, with
+            counts; True cuts them; "error" refuses them; "chunk" reads all of them, in overlapping windows.
+        max_length: the tokens of a row, special ones included; by default the model's longest.
+        stride: for "chunk", how many tokens two neighbouring windows share; by default a quarter of a window.
+        batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
+        show_progress: True or False; by default on a terminal, when the work takes long.
+    """
+
+    truncation: Any = "warn"
+    max_length: int | None = None
+    stride: int | None = None
+    batch_tokens: int = BATCH_TOKENS
+    show_progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("batch_tokens", self.batch_tokens)
+        Cutting(self.truncation, self.max_length, self.stride)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """ValueError for what is no integer above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} is {value!r}, expected a positive integer")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """TypeError for what is neither True nor False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is {value!r}, expected True or False")
+
+
+def check_one_of(name: str, value: Any, choices: Sequence[str]) -> None:
+    """ValueError for what is none of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+
+
+@dataclass
+class _Item:
+    """One input on its way: what its texts' windows gave, and how much is still to come."""
+
+    name: str
+    value: Any
+    kept: list[list[Any]]
+    unread: int
+    in_work: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.unread and not self.in_work
+
+
+@dataclass(eq=False)
+class _Row:
+    """A window of one text of an item, and its place among what is kept."""
+
+    item: _Item
+    text: int
+    place: int
+    window: Window
+
+    def __len__(self) -> int:
+        return len(self.window)
+
+
+@dataclass(eq=False)
+class _ItemText:
+    item: _Item
+    number: int
+    text: Text
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+class Pipeline:
+    """From inputs to answers, for one task; made by `bertcore.pipeline`.
+
+    A call takes one input (a string, or what the task documents) and returns its answer; a list of inputs, and returns
+    the list of their answers; or an iterator or generator, and returns a generator of answers in the same order, which
+    reads a few batches ahead: memory does not grow with the number of inputs.
+
+    The options of a call, which each task documents, may be given to `pipeline` as well, as defaults.
+
+    Attributes:
+        model, tokenizer: the parts.
+        options: the defaults of a call's options.
+        has_warned: whether this pipeline has told that texts were cut.
+
+    One pipeline may be used by several threads at once.
+    """
+
+    task: ClassVar[str] = ""
+    options_class: ClassVar[type[CallOptions]] = CallOptions
+    _model_class: ClassVar[str] = ""
+    _head: ClassVar[str] = ""  # what a checkpoint must hold, in words
+    _most_shared: ClassVar[int | None] = None
+
+    def __init__(self, model: Model, tokenizer: Any, **options: Any):
+        self.model, self.tokenizer = model, tokenizer
+        self.has_warned = False
+        self.options = self.options_class()
+        self.options = self._options(options)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: str | None = None,
+                        hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
+        """The pipeline of a checkpoint.
+
+        Raises ValueError for a checkpoint without the task's head; CheckpointError as `Model.from_pretrained`.
+        """
+        folder = resolve(folder, "sentence_encoder", **(hub or {}))  # weights and tokenizer
+        model_class = cls.model_class()
+        with warnings.catch_warnings():  # a missing head is an error here
+            warnings.simplefilter("ignore", NewlyInitialisedWarning)
+            model = model_class.from_pretrained(folder, dtype=dtype, **cls._model_options())
+        if model.newly_initialised:
+            raise ValueError(f"{folder} has no {cls._head}, so it cannot do {cls.task}")
+        return cls(model, AutoTokenizer.from_pretrained(folder) if tokenizer is None else tokenizer, **options)
+
+    @classmethod
+    def model_class(cls) -> type[Model]:
+        """The class of the models that do the task."""
+        return getattr(auto, cls._model_class)
+
+    @classmethod
+    def _model_options(cls) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        """Answer one input, a list of them, or those of an iterator; see the class of the task."""
+        return self._call(inputs, self._options(options))
+
+    def _call(self, inputs: Any, options: Any) -> Any:
+        if self._is_one(inputs):
+            (answer,) = self._answers([inputs], options, total=1, one=True)
+            return self._answer_of_one(inputs, answer, options)
+        if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable):
+            raise TypeError(f"inputs is {type(inputs).__name__}, expected {self._expected()}, or several")
+        if isinstance(inputs, Iterator) or not hasattr(inputs, "__len__"):
+            return self._answers(inputs, options, total=None)
+        return list(self._answers(inputs, options, total=len(inputs)))
+
+    @property
+    def id2label(self) -> dict[int, str]:
+        """The names of the model's classes."""
+        names = self.model.config.get("id2label") or {}
+        count = ConfigReader(self.model.config).num_labels()
+        known = {int(index): str(name) for index, name in names.items()}
+        return {index: known.get(index, f"LABEL_{index}") for index in range(count)}
+
+    # What a task has of its own.
+
+    def _is_one(self, inputs: Any) -> bool:
+        return isinstance(inputs, str)
+
+    def _expected(self) -> str:
+        return "a string"
+
+    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+        """The texts that the model is given for one input."""
+        return [Text(checked_text(item, name, self._expected()))]
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        """What is kept of each window, of a batch that the model is given."""
+        raise NotImplementedError
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+        """The answer, of what was kept of the windows of each text."""
+        raise NotImplementedError
+
+    def _answer_of_one(self, item: Any, answer: Any, options: Any) -> Any:
+        """The answer to an input that stands alone."""
+        return answer
+
+    # The way from inputs to answers.
+
+    def _options(self, given: Mapping[str, Any]) -> Any:
+        names = [field.name for field in fields(self.options_class)]
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise TypeError(f"{self.task} got an unexpected option {unknown[0]!r}; it takes {', '.join(names)}")
+        return replace(self.options, **given)
+
+    def _cutting(self, options: CallOptions) -> Cutting:
+        longest, positions = options.max_length, self.model.spec.longest_sequence
+        stated = min(self.tokenizer.model_max_length, positions or self.tokenizer.model_max_length)
+        if longest is None:
+            longest = stated if stated < 1 << 40 else None  # a file that states none has a huge number
+        elif positions is not None and longest > positions:
+            raise ValueError(f"max_length is {longest}, expected at most {positions}, the model's positions")
+        return Cutting(options.truncation, longest, options.stride, self._most_shared)
+
+    def _answers(self, items: Iterable[Any], options: Any, total: int | None, one: bool = False) -> Iterator[Any]:
+        """The answers, in order. The backend is the one in force when this is called, not when it is read."""
+        cutting, backend = self._cutting(options), kernels.get_backend()
+        return self._generate(items, options, cutting, backend, total, one)
+
+    def _generate(
+        self, items: Iterable[Any], options: Any, cutting: Cutting, backend: str, total: int | None, one: bool
+    ) -> Iterator[Any]:
+        pending: deque[_Item] = deque()
+        cut = CutTexts(self, cutting.max_length, self.model.spec.longest_sequence)
+        texts = self._item_texts(items, options, pending, one)
+        with progress_bar(total, options.show_progress) as advance:
+            for rows in windows(self._rows(texts, cutting, cut), options.batch_tokens):
+                for indices in batches([len(row) for row in rows], options.batch_tokens):
+                    # Set batch by batch: a block that stayed open across a yield would leak into the caller's code.
+                    with kernels.use_backend(backend):
+                        self._compute([rows[index] for index in indices], options)
+                yield from self._complete(pending, options, advance)
+            yield from self._complete(pending, options, advance)
+        cut.warn()
+
+    def _complete(self, pending: deque[_Item], options: Any, advance: Callable[[int], object]) -> Iterator[Any]:
+        while pending and pending[0].is_complete:
+            item = pending.popleft()
+            yield self._answer(item.value, item.name, item.kept, options)
+            advance(1)
+
+    def _item_texts(self, items: Iterable[Any], options: Any, pending: deque[_Item], one: bool) -> Iterator[_ItemText]:
+        for number, value in enumerate(items):
+            name = "inputs" if one else f"inputs[{number}]"
+            texts = self._texts(value, name, options)
+            item = _Item(name, value, [[] for _ in texts], unread=len(texts))
+            pending.append(item)
+            for place, text in enumerate(texts):
+                yield _ItemText(item, place, text)
+
+    def _rows(self, texts: Iterable[_ItemText], cutting: Cutting, cut: CutTexts) -> Iterator[_Row]:
+        for group in grouped(texts):
+            found = windows_of(self.tokenizer, [each.text for each in group], cutting)
+            for each, all_windows in zip(group, found, strict=True):
+                read, was_cut = first_windows(all_windows, cutting, each.item.name)
+                cut.count([was_cut and cutting.truncation == "warn"])
+                kept = each.item.kept[each.number]
+                for place, window in enumerate(read):
+                    kept.append(None)
+                    each.item.in_work += 1
+                    yield _Row(each.item, each.number, place, window)
+                each.item.unread -= 1
+
+    def _compute(self, rows: Sequence[_Row], options: Any) -> None:
+        found = [row.window for row in rows]
+        for row, kept in zip(rows, self._read(found, self._arrays(found), options), strict=True):
+            row.item.kept[row.text][row.place] = kept
+            row.item.in_work -= 1
+
+    def _arrays(self, found: Sequence[Window]) -> dict[str, np.ndarray]:
+        """The rows as the model's arguments, padded on the right: int64 (rows, longest)."""
+        shape = len(found), max(map(len, found))
+        padding = self.tokenizer.pad_token_id
+        arrays = {
+            "input_ids": np.full(shape, 0 if padding is None else padding, np.int64),
+            "attention_mask": np.zeros(shape, np.int64),
+        }
+        for row, window in enumerate(found):
+            arrays["input_ids"][row, : len(window)] = window.ids
+            arrays["attention_mask"][row, : len(window)] = 1
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            types = arrays["token_type_ids"] = np.zeros(shape, np.int64)
+            for row, window in enumerate(found):
+                types[row, : len(window)] = window.encoding.type_ids
+        return arrays
+
+
+def checked_text(text: Any, name: str, expected: str = "a string") -> str:
+    """The text; TypeError, ValueError with its `name` if it is no string, or no valid Unicode."""
+    if not isinstance(text, str):
+        hint = ": decode it first" if isinstance(text, bytes) else ""
+        raise TypeError(f"{name} is {type(text).__name__}, expected {expected}{hint}")
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is not valid Unicode: a lone surrogate at {error.start}") from error
+    return text

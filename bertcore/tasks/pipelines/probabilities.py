@@ -1,0 +1,23 @@
+"""From scores to probabilities, in float64 on the host."""
+
+from typing import Any
+
+import numpy as np
+
+
+def on_host(array: Any) -> np.ndarray:
+    """The array in host memory."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """The softmax over the last axis, float64."""
+    weights = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(scores: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-score)), float64, without overflow."""
+    scores = scores.astype(np.float64)
+    small = np.exp(-np.abs(scores))
+    return np.where(scores >= 0, 1.0, small) / (1.0 + small)

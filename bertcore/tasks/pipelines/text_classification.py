@@ -1,0 +1,113 @@
+"""Classes of texts, or of pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from bertcore.tasks.long_texts import Text, Window
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_one_of, check_positive, checked_text
+from bertcore.tasks.pipelines.probabilities import on_host, sigmoid, softmax
+
+FUNCTIONS = ("softmax", "sigmoid", "none")
+MERGES = ("mean", "max")
+
+
+class _BestAlone:
+    """The default of top_k: the best class, not in a list of its own."""
+
+    def __repr__(self) -> str:
+        return "the best class"
+
+
+BEST_ALONE: Final = _BestAlone()
+
+
+@dataclass(frozen=True)
+class ClassificationOptions(CallOptions):
+    """What a call may say, beside `CallOptions`.
+
+    Attributes:
+        top_k: how many classes, the best first; None for all. Without it the best class alone.
+        function_to_apply: what makes probabilities of scores: "softmax", "sigmoid" or "none"; by default "none" for
+            regression, "sigmoid" for one class or several at once, "softmax" for others, as the config has it.
+        merge: for truncation="chunk", what makes one score of those of a text's windows: their "mean", weighted by
+            their tokens, or the "max" of each class.
+    """
+
+    top_k: Any = BEST_ALONE
+    function_to_apply: str | None = None
+    merge: str = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k is not BEST_ALONE and self.top_k is not None:
+            check_positive("top_k", self.top_k)
+        if self.function_to_apply is not None:
+            check_one_of("function_to_apply", self.function_to_apply, FUNCTIONS)
+        check_one_of("merge", self.merge, MERGES)
+
+
+class TextClassificationPipeline(Pipeline):
+    """The class of each text: {"label", "score"}, or with `top_k` a list of them, the best first.
+
+    An input is a string, or a pair of texts as {"text", "text_pair"}. As in transformers a string that stands alone
+    gets a list of its one class. Options: `ClassificationOptions`.
+    """
+
+    task = "text-classification"
+    options_class = ClassificationOptions
+    _model_class = "AutoModelForSequenceClassification"
+    _head = "classifier of texts"
+
+    def _is_one(self, inputs: Any) -> bool:
+        return isinstance(inputs, str | Mapping)
+
+    def _expected(self) -> str:
+        return 'a string or {"text": ..., "text_pair": ...}'
+
+    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+        if not isinstance(item, Mapping):
+            return super()._texts(item, name, options)
+        if "text" not in item or set(item) - {"text", "text_pair"}:
+            raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected 'text' and 'text_pair'")
+        second = item.get("text_pair")
+        if second is not None:
+            second = checked_text(second, f"{name}['text_pair']")
+        return [Text(checked_text(item["text"], f"{name}['text']"), second)]
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        scores = self._function(options)(on_host(self.model(**arrays).logits))
+        return list(zip(scores, map(len, windows), strict=True))
+
+    def _function(self, options: ClassificationOptions) -> Any:
+        problem, name = self.model.config.get("problem_type"), options.function_to_apply
+        if name is None and problem == "regression":
+            name = "none"
+        elif name is None:
+            several = problem == "multi_label_classification"
+            name = "sigmoid" if several or len(self.id2label) == 1 else "softmax"
+        return {"softmax": softmax, "sigmoid": sigmoid, "none": lambda scores: scores}[name]
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+        scores = merged_scores(kept[0], options.merge)
+        names = self.id2label
+        order = np.argsort(-scores, kind="stable")
+        ranked = [{"label": names[index], "score": float(scores[index])} for index in order.tolist()]
+        return ranked[0] if options.top_k is BEST_ALONE else ranked[: options.top_k]
+
+    def _answer_of_one(self, item: Any, answer: Any, options: Any) -> Any:
+        return [answer] if isinstance(item, str) and options.top_k is BEST_ALONE else answer
+
+
+def merged_scores(kept: Sequence[tuple[np.ndarray, int]], merge: str) -> np.ndarray:
+    """One score a class, of (scores, tokens) of each window: their mean, weighted by tokens, or their maximum."""
+    scores = np.stack([each for each, _ in kept])
+    if len(kept) == 1:
+        return scores[0]
+    if merge == "max":
+        return scores.max(axis=0)
+    return np.average(scores, axis=0, weights=[max(1, tokens) for _, tokens in kept])

@@ -1,0 +1,107 @@
+"""Classes that are given with the call, by a model of natural language inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertcore.tasks.long_texts import Text, Window
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_one_of, checked_text
+from bertcore.tasks.pipelines.probabilities import on_host, softmax
+from bertcore.tasks.pipelines.text_classification import MERGES, merged_scores
+
+TEMPLATE = "This example is {}."
+
+
+@dataclass(frozen=True)
+class ZeroShotOptions(CallOptions):
+    """What a call may say, beside `CallOptions`.
+
+    Attributes:
+        candidate_labels: the classes: a list, or a string with commas between them.
+        hypothesis_template: the sentence that says a text is of a class, with {} in the class's place.
+        multi_label: whether several classes may be right: then each is judged on its own, entailed or contradicted;
+            else the scores of all sum to 1.
+        merge: for truncation="chunk", what makes one score of those of a text's windows: "mean", weighted by their
+            tokens, or "max"; of probabilities with multi_label, else of entailment's scores.
+    """
+
+    candidate_labels: str | Sequence[str] = ()
+    hypothesis_template: str = TEMPLATE
+    multi_label: bool = False
+    merge: str = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flag("multi_label", self.multi_label)
+        check_one_of("merge", self.merge, MERGES)
+        template = self.hypothesis_template
+        if not isinstance(template, str) or template.format("x") == template:
+            raise ValueError(f"hypothesis_template is {template!r}, expected a text with {{}} in the class's place")
+        for number, label in enumerate(self.labels):
+            checked_text(label, f"candidate_labels[{number}]")
+
+    @property
+    def labels(self) -> list[str]:
+        """The classes as a list."""
+        if isinstance(self.candidate_labels, str):
+            return [label.strip() for label in self.candidate_labels.split(",") if label.strip()]
+        return list(self.candidate_labels)
+
+
+class ZeroShotClassificationPipeline(Pipeline):
+    """How well each of the given classes fits each text: {"sequence", "labels", "scores"}, the best first.
+
+    For each class the model is asked whether the text entails "This example is CLASS." (Yin et al. 2019,
+    arXiv:1909.00161), so that any model of natural language inference will do: one class of its config is called
+    entailment. Options: `ZeroShotOptions`.
+    """
+
+    task = "zero-shot-classification"
+    options_class = ZeroShotOptions
+    _model_class = "AutoModelForSequenceClassification"
+    _head = "classifier of texts"
+
+    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+        super().__init__(model, tokenizer, **options)
+        names = self.id2label
+        found = [index for index, name in names.items() if name.lower().startswith("entail")]
+        if not found:
+            raise ValueError(
+                f"id2label has {', '.join(names.values())}, expected a class called entailment: "
+                "zero-shot-classification needs a model of natural language inference"
+            )
+        self._entailment = found[0]
+        self._contradiction = len(names) - 1 if found[0] == 0 else 0
+
+    def __call__(self, inputs: Any, candidate_labels: Any = None, **options: Any) -> Any:
+        """Judge one text, a list of them, or those of an iterator; see the class."""
+        if candidate_labels is not None:
+            options["candidate_labels"] = candidate_labels
+        read = self._options(options)
+        if not read.labels:
+            raise ValueError("candidate_labels is empty, expected classes")
+        return self._call(inputs, read)
+
+    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+        text = checked_text(item, name)
+        return [Text(text, options.hypothesis_template.format(label), "only_first") for label in options.labels]
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        logits = on_host(self.model(**arrays).logits)
+        if options.multi_label or len(options.labels) == 1:
+            scores = softmax(logits[:, [self._contradiction, self._entailment]])[:, 1:]
+        else:
+            scores = logits[:, [self._entailment]].astype(np.float64)
+        return list(zip(scores, map(len, windows), strict=True))
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+        scores = np.concatenate([merged_scores(each, options.merge) for each in kept])
+        if not options.multi_label and len(kept) > 1:
+            scores = softmax(scores)
+        order = np.argsort(-scores, kind="stable").tolist()
+        labels = options.labels
+        return {"sequence": item, "labels": [labels[i] for i in order], "scores": scores[order].tolist()}

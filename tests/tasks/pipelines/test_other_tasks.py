@@ -1,0 +1,117 @@
+"""Zero-shot classification, feature extraction and next sentence prediction."""
+
+import numpy as np
+import pytest
+
+from bertcore import pipeline
+from tests.tasks.pipelines.folders import LONGEST, TEXTS, save_head
+from tests.tasks.pipelines.forms import assert_same_form
+from tests.tiny_bert import WIDTH, save_tiny_bert
+
+CANDIDATES = ["cat", "paris", "the mat"]
+LONG = " ".join(TEXTS) * 4
+
+
+@pytest.fixture(scope="module")
+def judge(classifier_folder):
+    return pipeline("zero-shot-classification", classifier_folder)
+
+
+def scores_of_pair(judge, text, hypothesis):
+    row = judge.tokenizer(text, hypothesis)
+    return judge.model([row["input_ids"]], token_type_ids=[row["token_type_ids"]]).logits[0].astype(np.float64)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_zero_shot(judge, multi_label):
+    template = "about {} ."
+    scores = np.stack([scores_of_pair(judge, TEXTS[0], template.format(label)) for label in CANDIDATES])
+    if multi_label:
+        expected = 1 / (1 + np.exp(scores[:, 0] - scores[:, 2]))
+    else:
+        expected = np.exp(scores[:, 2]) / np.exp(scores[:, 2]).sum()
+    found = judge(TEXTS[0], CANDIDATES, hypothesis_template=template, multi_label=multi_label)
+    assert found["sequence"] == TEXTS[0]
+    assert found["labels"] == [CANDIDATES[i] for i in np.argsort(-expected)]
+    np.testing.assert_allclose(found["scores"], np.sort(expected)[::-1], rtol=1e-5)
+    assert judge([TEXTS[0]], "cat, paris , the mat,", hypothesis_template=template, multi_label=multi_label) == [found]
+
+
+def test_zero_shot_of_a_long_text(judge):
+    found = judge(LONG, CANDIDATES, truncation="chunk", stride=3, multi_label=True, merge="max")
+    ids = judge.tokenizer(LONG, add_special_tokens=False)["input_ids"]
+    for label, score in zip(found["labels"], found["scores"], strict=True):
+        second = judge.tokenizer(f"This example is {label}.", add_special_tokens=False)["input_ids"]
+        room, best = LONGEST - 3 - len(second), 0.0
+        for start in range(0, len(ids) - 3, room - 3):
+            part = ids[start : start + room]
+            row = [judge.tokenizer.cls_token_id, *part, judge.tokenizer.sep_token_id, *second, 3]
+            types = [0] * (len(part) + 2) + [1] * (len(second) + 1)
+            logits = judge.model([row], token_type_ids=[types]).logits[0].astype(np.float64)
+            best = max(best, 1 / (1 + np.exp(logits[0] - logits[2])))
+        assert score == pytest.approx(best, rel=1e-5)
+
+
+def test_zero_shot_says_what_it_needs(judge, tmp_path):
+    with pytest.raises(ValueError, match="candidate_labels is empty"):
+        judge(TEXTS[0])
+    with pytest.raises(ValueError, match="hypothesis_template is 'of'"):
+        judge(TEXTS[0], CANDIDATES, hypothesis_template="of")
+    folder = save_head(tmp_path, "AutoModelForSequenceClassification", {"0": "a", "1": "b"})
+    with pytest.raises(ValueError, match="id2label has a, b, expected a class called entailment"):
+        pipeline("zero-shot-classification", folder)
+
+
+def test_features(tmp_path):
+    extract = pipeline("feature-extraction", save_tiny_bert(tmp_path))
+    ids = extract.tokenizer(TEXTS[0])["input_ids"]
+    expected = extract.model([ids]).last_hidden_state
+    np.testing.assert_allclose(extract(TEXTS[0], return_tensors=True), expected, rtol=1e-6)
+    assert extract(TEXTS[0]) == extract(TEXTS[0], return_tensors=True).tolist()
+    assert [np.shape(each) for each in extract(TEXTS[:4], truncation=True)][3] == (1, 3, WIDTH)
+
+
+def test_features_of_a_long_text(tmp_path):
+    extract = pipeline("feature-extraction", save_tiny_bert(tmp_path))
+    found = extract(LONG, truncation="chunk", stride=4, return_tensors=True)
+    ids = extract.tokenizer(LONG, add_special_tokens=False)["input_ids"]
+    assert found.shape == (1, len(ids) + 2, WIDTH)
+    cls, sep = extract.tokenizer.cls_token_id, extract.tokenizer.sep_token_id
+    first = extract.model([[cls, *ids[:38], sep]]).last_hidden_state[0]
+    second = extract.model([[cls, *ids[34:72], sep]]).last_hidden_state[0]
+    np.testing.assert_allclose(found[0, : 1 + 36], first[: 1 + 36], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[0, 1 + 36 : 1 + 70], second[1 + 2 : 1 + 36], rtol=1e-5, atol=1e-6)
+
+
+def test_next_sentence(tmp_path):
+    follows = pipeline("next-sentence-prediction", save_head(tmp_path, "AutoModelForNextSentencePrediction"))
+    pair = {"text": "the cat sat", "text_pair": "on an mat ."}
+    row = follows.tokenizer(*pair.values())
+    logits = follows.model([row["input_ids"]], token_type_ids=[row["token_type_ids"]]).logits[0].astype(np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum()
+    assert follows(pair) == pytest.approx({"is_next": expected[0], "not_next": expected[1]}, rel=1e-5)
+    assert follows([pair, pair]) == [follows(pair)] * 2
+    with pytest.raises(TypeError, match="inputs is str, expected {"):
+        follows("the cat")
+    with pytest.raises(ValueError, match="expected 'text' and 'text_pair'"):
+        follows({"text": "the cat"})
+
+
+@pytest.mark.parity
+def test_zero_shot_is_that_of_transformers(classifier_folder, judge):
+    import transformers
+
+    theirs = transformers.pipeline("zero-shot-classification", str(classifier_folder), device="cpu")
+    for options in ({}, {"multi_label": True}, {"hypothesis_template": "the {} is"}):
+        assert_same_form(judge(TEXTS[0], CANDIDATES, **options), theirs(TEXTS[0], CANDIDATES, **options))
+        assert_same_form(judge(TEXTS[:2], "cat", **options), theirs(TEXTS[:2], "cat", **options))
+
+
+@pytest.mark.parity
+def test_features_are_those_of_transformers(tmp_path):
+    import transformers
+
+    folder = save_tiny_bert(tmp_path)
+    theirs = transformers.pipeline("feature-extraction", str(folder), device="cpu")
+    for inputs in (TEXTS[0], TEXTS[:2]):
+        assert_same_form(pipeline("feature-extraction", folder)(inputs), theirs(inputs))

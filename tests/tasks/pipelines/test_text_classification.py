@@ -1,0 +1,226 @@
+"""Classes of texts, and what all pipelines do with their inputs."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline, use_backend
+from bertcore.tasks.long_texts import TextsCutWarning
+from tests.tasks.pipelines.folders import LABELS, LONGEST, TEXTS, save_head
+from tests.tasks.pipelines.forms import assert_same_form
+
+NAMES = list(LABELS.values())
+LONG = " ".join(["the cat sat on paris"] * 40)  # 200 words
+
+
+@pytest.fixture(scope="module")
+def classify(classifier_folder):
+    return pipeline("text-classification", classifier_folder)
+
+
+def probabilities(classify, text, pair=None):
+    """By way of the model itself, a text at a time."""
+    encoded = classify.tokenizer(text, pair, truncation=True, max_length=LONGEST)
+    (scores,) = classify.model([encoded["input_ids"]], token_type_ids=[encoded["token_type_ids"]]).logits
+    weights = np.exp(scores.astype(np.float64))
+    return weights / weights.sum()
+
+
+def assert_answer(answers, expected):
+    assert [answer["label"] for answer in answers] == [NAMES[i] for i in np.argsort(-expected)]
+    np.testing.assert_allclose([answer["score"] for answer in answers], np.sort(expected)[::-1], rtol=1e-5)
+
+
+def test_all_classes(classify):
+    for text, answers in zip(TEXTS, classify(TEXTS, top_k=None), strict=True):
+        assert_answer(answers, probabilities(classify, text))
+
+
+def test_forms(classify):
+    text = TEXTS[0]
+    best = classify([text])[0]
+    assert set(best) == {"label", "score"} and type(best["score"]) is float
+    assert classify(text) == [best]
+    assert classify(text, top_k=1) == [best]
+    assert classify([text], top_k=1) == [[best]]
+    assert classify([]) == []
+    assert len(classify(text, top_k=2)) == 2 and len(classify(text, top_k=99)) == 3
+
+
+def test_pairs(classify):
+    pair = {"text": "the cat sat", "text_pair": "paris is a mat"}
+    assert_answer(classify(pair, top_k=None), probabilities(classify, *pair.values()))
+    assert classify([pair, "the cat sat"]) == [classify(pair), classify("the cat sat")[0]]
+    assert classify({"text": "the cat sat"}) == classify("the cat sat")[0]
+
+
+def test_functions(classify):
+    scores = {each["label"]: each["score"] for each in classify("the cat", top_k=None, function_to_apply="none")}
+    for name, function in (("sigmoid", lambda x: 1 / (1 + np.exp(-x))), ("softmax", None)):
+        found = {each["label"]: each["score"] for each in classify("the cat", top_k=None, function_to_apply=name)}
+        total = sum(np.exp(score) for score in scores.values())
+        for label, score in found.items():
+            expected = function(scores[label]) if function else np.exp(scores[label]) / total
+            assert score == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "labels", "name"),
+    [
+        ({"problem_type": "regression"}, {"0": "x"}, "none"),
+        ({"problem_type": "multi_label_classification"}, LABELS, "sigmoid"),
+        ({}, {"0": "x"}, "sigmoid"),
+        ({"problem_type": "single_label_classification"}, LABELS, "softmax"),
+    ],
+)
+def test_the_function_that_the_config_asks_for(tmp_path, config, labels, name):
+    classify = pipeline(
+        "sentiment-analysis", save_head(tmp_path, "AutoModelForSequenceClassification", labels, **config)
+    )
+    assert classify("the cat", top_k=None) == classify("the cat", top_k=None, function_to_apply=name)
+    others = {"none", "sigmoid", "softmax"} - {name}
+    assert all(classify("the cat") != classify("the cat", function_to_apply=other) for other in others)
+
+
+def test_a_generator_is_read_as_it_is_answered(classify):
+    read = itertools.count()
+    texts = (f"{'the cat ' * (next(read) % 3)}" for _ in range(10**9))
+    answers = classify(texts, batch_tokens=64)
+    first = list(itertools.islice(answers, 300))
+    assert next(read) < 1500
+    assert first == classify([f"{'the cat ' * (n % 3)}" for n in range(300)])
+    answers.close()
+
+
+def test_answers_do_not_change_with_the_batch(classify):
+    alone = [classify(text, top_k=None) for text in TEXTS]
+    assert classify(TEXTS, top_k=None) == alone
+    assert classify(TEXTS, top_k=None, batch_tokens=1) == alone
+
+
+def test_the_backend_of_the_call_is_used(classify, monkeypatch):
+    from bertcore import get_backend
+
+    seen = []
+    model = classify.model
+    monkeypatch.setattr(classify, "model", lambda **arrays: seen.append(get_backend()) or model(**arrays), raising=True)
+    classify.model.__dict__.update(spec=model.spec, config=model.config)
+    answers = classify(iter(TEXTS))
+    with use_backend("numpy"):
+        list(answers)
+        assert get_backend() == "numpy"
+    assert set(seen) == {"numba"}
+
+
+def test_texts_that_are_cut(classifier_folder):
+    classify = pipeline("text-classification", classifier_folder)
+    with pytest.warns(TextsCutWarning, match=f"2 of 3 texts were cut to {LONGEST} tokens"):
+        answers = classify([LONG, "the cat", LONG], top_k=None)
+    assert_answer(answers[0], probabilities(classify, LONG))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert classify(LONG, top_k=None) == answers[0]  # told already
+        fresh = pipeline("text-classification", classifier_folder, truncation=True)
+        assert fresh(LONG, top_k=None) == answers[0]
+    with pytest.raises(ValueError, match=rf"inputs\[1\] has more than the {LONGEST} tokens"):
+        classify(["the cat", LONG], truncation="error")
+    assert classify(["the cat"], truncation="error") == classify(["the cat"])
+
+
+def windows_by_hand(tokenizer, text, stride, length=LONGEST):
+    """The token ids of the windows, of the definition: `length` - 2 tokens, of which the next one repeats `stride`."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    room = length - 2
+    starts = range(0, max(1, len(ids) - stride), room - stride)
+    return [[tokenizer.cls_token_id, *ids[start : start + room], tokenizer.sep_token_id] for start in starts]
+
+
+@pytest.mark.parametrize("stride", [0, 1, 13, 37])
+@pytest.mark.parametrize("merge", ["mean", "max"])
+def test_windows_of_a_long_text(classify, stride, merge):
+    rows = windows_by_hand(classify.tokenizer, LONG, stride)
+    assert len(rows) > 4
+    scores = np.concatenate([classify.model([row]).logits for row in rows]).astype(np.float64)
+    each = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    lengths = [len(row) for row in rows]
+    expected = each.max(axis=0) if merge == "max" else np.average(each, axis=0, weights=lengths)
+    answers = classify(LONG, top_k=None, truncation="chunk", stride=stride, merge=merge)
+    assert_answer(answers, expected)
+    assert classify(["the cat", LONG], top_k=None, truncation="chunk", stride=stride, merge=merge)[1] == answers
+
+
+def test_a_pair_is_read_in_windows_of_its_longer_text(classify):
+    answers = classify({"text": "the cat", "text_pair": LONG}, top_k=None, truncation="chunk", max_length=20, stride=5)
+    ids = classify.tokenizer(LONG, add_special_tokens=False)["input_ids"]
+    scores, lengths = [], []
+    first = classify.tokenizer("the cat")["input_ids"]
+    room = 20 - len(first) - 1
+    for start in range(0, len(ids) - 5, room - 5):
+        row = [*first, *ids[start : start + room], classify.tokenizer.sep_token_id]
+        types = [0] * len(first) + [1] * (len(row) - len(first))
+        scores.append(classify.model([row], token_type_ids=[types]).logits[0])
+        lengths.append(len(row))
+    each = np.exp(np.array(scores, np.float64))
+    assert_answer(answers, np.average(each / each.sum(axis=1, keepdims=True), axis=0, weights=lengths))
+
+
+def test_the_model_and_tokenizer_may_be_given(classifier_folder, classify):
+    model = AutoModelForSequenceClassification.from_pretrained(classifier_folder)
+    tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
+    assert pipeline("text-classification", model, tokenizer, top_k=None)(TEXTS) == classify(TEXTS, top_k=None)
+    with pytest.raises(TypeError, match="tokenizer is None"):
+        pipeline("text-classification", model)
+    with pytest.raises(TypeError, match="dtype is for a model that is not loaded yet"):
+        pipeline("text-classification", model, tokenizer, dtype="float32")
+    with pytest.raises(TypeError, match="needs AutoModelForSequenceClassification"):
+        pipeline("text-classification", AutoModelForMaskedLM.from_config(model.config), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "error", "message"),
+    [
+        (3, {}, TypeError, "inputs is int, expected a string or {"),
+        (b"x", {}, TypeError, "inputs is bytes"),
+        (["a", 3], {}, TypeError, r"inputs\[1\] is int, expected a string"),
+        ([b"a"], {}, TypeError, "decode it first"),
+        ("a\ud800", {}, ValueError, "inputs is not valid Unicode: a lone surrogate at 1"),
+        ({"text": "a", "pair": "b"}, {}, ValueError, "inputs has the keys 'text', 'pair'"),
+        ({"text": "a", "text_pair": 3}, {}, TypeError, r"inputs\['text_pair'\] is int"),
+        ("a", {"top_k": 0}, ValueError, "top_k is 0, expected a positive integer"),
+        ("a", {"topk": 1}, TypeError, "unexpected option 'topk'; it takes truncation"),
+        ("a", {"function_to_apply": "relu"}, ValueError, "function_to_apply is 'relu'"),
+        ("a", {"merge": "sum"}, ValueError, "merge is 'sum'"),
+        ("a", {"truncation": "yes"}, ValueError, "truncation is 'yes', expected one of True, 'warn'"),
+        ("a", {"truncation": False}, ValueError, "truncation is False"),
+        ("a", {"stride": 3}, ValueError, "windows are for 'chunk'"),
+        ("a", {"stride": -1, "truncation": "chunk"}, ValueError, "stride is -1"),
+        ("a", {"stride": 38, "truncation": "chunk"}, ValueError, "stride is 38, expected less than the 38 tokens"),
+        ("a", {"max_length": 41}, ValueError, "max_length is 41, expected at most 40"),
+        ("a", {"batch_tokens": 0}, ValueError, "batch_tokens is 0"),
+    ],
+)
+def test_bad_calls(classify, inputs, options, error, message):
+    with pytest.raises(error, match=message):
+        classify(inputs, **options)
+
+
+def test_what_cannot_be_made(tmp_path, classifier_folder):
+    with pytest.raises(ValueError, match="task is 'summarization', expected one of"):
+        pipeline("summarization", classifier_folder)
+    folder = save_head(tmp_path, "AutoModelForMaskedLM")
+    with pytest.raises(ValueError, match="has no classifier of texts, so it cannot do text-classification"):
+        pipeline("text-classification", folder)
+
+
+@pytest.mark.parity
+def test_answers_are_those_of_transformers(classifier_folder):
+    import transformers
+
+    theirs = transformers.pipeline("text-classification", str(classifier_folder), device="cpu")
+    ours = pipeline("text-classification", classifier_folder)
+    pair = {"text": "the cat", "text_pair": "paris is a mat"}
+    for inputs in (TEXTS[0], TEXTS, pair, [pair, pair]):
+        for options in ({}, {"top_k": None}, {"top_k": 2}, {"function_to_apply": "sigmoid", "top_k": 1}):
+            assert_same_form(ours(inputs, **options), theirs(inputs, **options))

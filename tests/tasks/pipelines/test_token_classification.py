@@ -1,0 +1,126 @@
+"""Classes of tokens, and entities."""
+
+import numpy as np
+import pytest
+
+from bertcore import pipeline
+from bertcore.tasks.pipelines.token_classification import STRATEGIES
+from tests.tasks.pipelines.folders import TAGS, TEXTS
+from tests.tasks.pipelines.forms import assert_same_form
+
+ALL = {"ignore_labels": []}
+LONG = " ".join(TEXTS) + " Upper catmat zq " * 20
+
+
+@pytest.fixture(scope="module")
+def tag(tagger_folder):
+    return pipeline("ner", tagger_folder)
+
+
+def probabilities(tag, ids):
+    (scores,) = tag.model([ids]).logits.astype(np.float64)
+    weights = np.exp(scores)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def test_tokens(tag):
+    text = TEXTS[1]
+    encoded = tag.tokenizer(text, return_offsets_mapping=True)
+    expected = probabilities(tag, encoded["input_ids"])
+    found = tag(text, **ALL)
+    assert [each["index"] for each in found] == list(range(1, len(expected) - 1))
+    for each in found:
+        row = expected[each["index"]]
+        assert each["entity"] == TAGS[str(row.argmax())]
+        assert each["score"] == pytest.approx(row.max(), rel=1e-5)
+        assert (each["start"], each["end"]) == tuple(encoded["offset_mapping"][each["index"]])
+        assert each["word"] == tag.tokenizer.convert_ids_to_tokens(encoded["input_ids"][each["index"]])
+    assert tag(text) == [each for each in found if each["entity"] != "O"]
+    assert tag([text, ""]) == [tag(text), []]
+
+
+def test_offsets_are_characters_of_the_text(tag):
+    text = "Ünknown  catmat,\tPARIS 🐈 sat"
+    for strategy in STRATEGIES:
+        for each in tag(text, aggregation_strategy=strategy, **ALL):
+            piece = text[each["start"] : each["end"]].lower()
+            if strategy == "none" and each["word"] != text[each["start"] : each["end"]]:
+                assert each["word"].removeprefix("##") == piece.replace("ü", "u")
+            assert piece.strip() == piece and piece
+
+
+def test_words_agree(tag):
+    text = "catmat paris unknownword sat"
+    tokens = tag(text, **ALL)
+    rows = probabilities(tag, tag.tokenizer(text)["input_ids"])[1:-1]
+    words = [[i for i, each in enumerate(tokens) if text[: each["start"]].count(" ") == n] for n in range(4)]
+    assert all(words) and len(words[0]) > 1
+    picks = {
+        "first": lambda part: part[0],
+        "average": lambda part: part.mean(axis=0),
+        "max": lambda part: part[part.max(axis=1).argmax()],
+    }
+    for strategy, pick in picks.items():
+        expected = []  # neighbours of one kind put together, as the names say
+        for word in words:
+            scores = pick(rows[word])
+            name = TAGS[str(scores.argmax())]
+            kind = name.split("-")[-1]
+            if expected and expected[-1][0] == kind and not name.startswith("B-"):
+                expected[-1][1].append(scores.max())
+                expected[-1][3] = tokens[word[-1]]["end"]
+            else:
+                expected.append([kind, [scores.max()], tokens[word[0]]["start"], tokens[word[-1]]["end"]])
+        found = tag(text, aggregation_strategy=strategy, **ALL)
+        assert [(e["entity_group"], e["start"], e["end"]) for e in found] == [(k, a, b) for k, _, a, b in expected]
+        np.testing.assert_allclose([e["score"] for e in found], [np.mean(s) for _, s, _, _ in expected], rtol=1e-5)
+
+
+@pytest.mark.parametrize("stride", [0, 1, 6, 11, None])
+def test_every_token_of_a_long_text_once(tag, stride):
+    """Each is tagged in the window where it is further from the edge; with windows by hand."""
+    encoded = tag.tokenizer(LONG, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+    room = 20 - 2
+    step = room - (room // 4 if stride is None else stride)
+    starts = list(range(0, len(ids) - (room - step), step))
+    found = tag(LONG, truncation="chunk", stride=stride, max_length=20, **ALL)
+    assert [(each["start"], each["end"]) for each in found] == offsets
+    assert [each["index"] for each in found] == list(range(1, len(ids) + 1))
+    for number, each in enumerate(found):
+        rows = [start for start in starts if start <= number < start + room]
+        edge = [min(number - start, start + room - 1 - number) for start in rows]
+        start = rows[int(np.argmax(edge))]  # the first one of equals
+        ids_of_row = [tag.tokenizer.cls_token_id, *ids[start : start + room], tag.tokenizer.sep_token_id]
+        expected = probabilities(tag, ids_of_row)[1 + number - start]
+        assert each["score"] == pytest.approx(expected.max(), rel=1e-5), (number, rows, edge)
+
+
+def test_bad_options(tag):
+    with pytest.raises(ValueError, match="aggregation_strategy is 'words', expected one of 'none', 'simple'"):
+        tag("a", aggregation_strategy="words")
+    with pytest.raises(TypeError, match="ignore_labels is 'O', expected a list"):
+        tag("a", ignore_labels="O")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_answers_are_those_of_transformers(tagger_folder, strategy):
+    import transformers
+
+    options = {"aggregation_strategy": strategy}
+    theirs = transformers.pipeline("ner", str(tagger_folder), device="cpu", **options)
+    ours = pipeline("ner", tagger_folder, **options)
+    texts = [*TEXTS[:4], TEXTS[5], "Upper, catmat.paris zq the the capital"]
+    for more in ({}, ALL):
+        assert_same_form(ours(texts, **more), plain(theirs(texts, **more)))
+        assert_same_form(ours(texts[0], **more), plain(theirs(texts[0], **more)))
+
+
+def plain(value):
+    """NumPy's numbers as Python's."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
