@@ -16,6 +16,8 @@ with interrupts_end_at_once():
 
     import bertcore
     from bertcore.cli import (
+        answer,
+        classify,
         compare,
         demo,
         distill,
@@ -28,6 +30,7 @@ with interrupts_end_at_once():
         pretrain,
         preview,
         quantize,
+        tag,
         warmup,
     )
     from bertcore.cli.outputs import UNWRITABLE
@@ -35,6 +38,8 @@ with interrupts_end_at_once():
     from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 
 COMMANDS = {
+    "answer": answer,
+    "classify": classify,
     "compare": compare,
     "demo": demo,
     "distill": distill,
@@ -47,6 +52,7 @@ COMMANDS = {
     "pretrain": pretrain,
     "preview": preview,
     "quantize": quantize,
+    "tag": tag,
     "warmup": warmup,
 }
 

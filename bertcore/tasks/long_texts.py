@@ -173,14 +173,11 @@ def _encoded(
 ) -> list[list]:
     """For each input its encodings: what truncation leaves of it, and what it cuts off."""
     columns = [list(column) for column in zip(*inputs, strict=True)]
-    options = {
-        "truncation": strategy or False,
-        "stride": stride or 0,
-        "return_overflowing_tokens": strategy is not None,
-    }
+    cuts = strategy is not None
+    options = {"truncation": strategy or False, "stride": stride or 0, "return_overflowing_tokens": cuts}
     encoded = tokenizer(*columns, max_length=max_length, **options)
     rows: list[list] = [[] for _ in inputs]
-    samples = encoded["overflow_to_sample_mapping"] if strategy is not None else range(len(inputs))
+    samples = encoded["overflow_to_sample_mapping"] if cuts else range(len(inputs))
     for sample, encoding in zip(samples, encoded.encodings, strict=True):
         rows[sample].append(encoding)
     return rows

@@ -29,14 +29,13 @@ def probabilities(masked_lm_folder):
 def test_json(masked_lm_folder, probabilities, capsys):
     assert fill_mask(masked_lm_folder, TEXT, "--json", "--top-k", 3) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["text"] == TEXT
-    assert [len(words) for words in answer["masks"]] == [3, 3]
-    for words, expected in zip(answer["masks"], probabilities, strict=True):
+    assert [len(words) for words in answer] == [3, 3]
+    for words, expected in zip(answer, probabilities, strict=True):
         best = np.argsort(-expected)[:3]
-        assert [word["id"] for word in words] == best.tolist()
-        np.testing.assert_allclose([word["probability"] for word in words], expected[best], rtol=1e-4)
+        assert [word["token"] for word in words] == best.tolist()
+        np.testing.assert_allclose([word["score"] for word in words], expected[best], rtol=1e-4)
         for word in words:
-            assert word["token"] == VOCABULARY[word["id"]].removeprefix("##")
+            assert word["token_str"] == VOCABULARY[word["token"]].removeprefix("##")
 
 
 def test_plain(masked_lm_folder, probabilities, capsys):
@@ -59,18 +58,18 @@ def test_several_masks_are_told_apart(masked_lm_folder, probabilities, capsys):
 
 def test_more_words_than_the_vocabulary_has(masked_lm_folder, capsys):
     assert fill_mask(masked_lm_folder, "[MASK]", "--json", "--top-k", 10**6) == 0
-    (words,) = json.loads(capsys.readouterr().out)["masks"]
-    assert sorted(word["id"] for word in words) == list(range(len(VOCABULARY)))
-    assert 0.5 < sum(word["probability"] for word in words) < 1  # the model's vocabulary is larger than the tokenizer's
+    words = json.loads(capsys.readouterr().out)
+    assert sorted(word["token"] for word in words) == list(range(len(VOCABULARY)))
+    assert 0.5 < sum(word["score"] for word in words) < 1  # the model's vocabulary is larger than the tokenizer's
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("paris is the capital", "the text has no [MASK]"),
-        ("", "the text has no [MASK]"),
-        ("paris is the [mask]", "the text has no [MASK]"),
-        ("[MASK] " + "a " * 100, "the text has 103 tokens, this model takes 40"),
+        ("paris is the capital", "has no [MASK]: put [MASK]"),
+        ("", "has no [MASK]: put [MASK]"),
+        ("paris is the [mask]", "has no [MASK]: put [MASK]"),
+        ("[MASK] " + "a " * 100, "has more than the 40 tokens that are read"),
     ],
 )
 def test_texts_that_cannot_be_filled(masked_lm_folder, text, message, capsys):

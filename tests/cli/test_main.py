@@ -161,7 +161,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path, masked_lm_folder
     write_tensors(folder / "model.safetensors", arrays)
     assert main(["fill-mask", str(folder), "[MASK]", "--backend", "numpy"]) == 1
     assert r"\x1b[2Jbert.x\u202e" in capsys.readouterr().err
-    monkeypatch.setattr("bertcore.tokenization.Tokenizer.decode", lambda *args: "\x1b[31mred ü")
+    monkeypatch.setattr("bertcore.tokenization.Tokenizer.decode", lambda *args, **options: "\x1b[31mred ü")
     assert main(["fill-mask", str(masked_lm_folder), "[MASK]", "--backend", "numpy"]) == 0
     assert r"\x1b[31mred ü" in capsys.readouterr().out
 

@@ -56,7 +56,7 @@ class FillMaskPipeline(Pipeline):
     _head = "masked language model's head"
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
-        if tokenizer.mask_token_id is None:
+        if tokenizer.mask_token is None:
             raise ValueError("this model's tokenizer has no mask token, so it cannot do fill-mask")
         super().__init__(model, tokenizer, **options)
 

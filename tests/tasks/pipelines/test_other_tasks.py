@@ -91,7 +91,7 @@ def test_next_sentence(tmp_path):
     expected = np.exp(logits) / np.exp(logits).sum()
     assert follows(pair) == pytest.approx({"is_next": expected[0], "not_next": expected[1]}, rel=1e-5)
     assert follows([pair, pair]) == [follows(pair)] * 2
-    with pytest.raises(TypeError, match="inputs is str, expected {"):
+    with pytest.raises(TypeError, match=r"inputs is str, expected \{"):
         follows("the cat")
     with pytest.raises(ValueError, match="expected 'text' and 'text_pair'"):
         follows({"text": "the cat"})

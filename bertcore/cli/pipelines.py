@@ -1,0 +1,99 @@
+"""What the commands that run a pipeline share: texts on the command line or from a file, answers as lines or JSON."""
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+from bertcore.cli.lines import input_stream, read_lines
+from bertcore.cli.outputs import output_stream
+from bertcore.cli.tables import printable
+
+TRUNCATIONS = ("warn", "error", "chunk", "cut")
+
+
+def add_pipeline_arguments(parser: argparse.ArgumentParser, *, truncation: str = "warn") -> None:
+    """Declare what all commands with pipelines take, beside their texts."""
+    parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to write (default: -, stdout)")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each answer")
+    add_dtype_argument(parser)
+    parser.add_argument(
+        "--truncation",
+        choices=TRUNCATIONS,
+        default=truncation,
+        help="of texts longer than the model takes: cut and say so, refuse, read in overlapping windows, or cut "
+        f"(default: {truncation})",
+    )
+    parser.add_argument("--max-length", type=positive, metavar="N", help="tokens of a window (default: the model's)")
+    parser.add_argument("--stride", type=whole, metavar="N", help="tokens that neighbouring windows share")
+    parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
+
+
+def whole(text: str) -> int:
+    """An argparse type: an integer from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 on")
+    return int(text)
+
+
+def add_texts_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the texts: arguments, or lines of a file."""
+    parser.add_argument("texts", metavar="TEXT", nargs="*", help="texts; without any, lines of --input")
+    parser.add_argument("--input", metavar="FILE", default="-", help="file of texts, one a line (default: -, stdin)")
+
+
+@contextlib.contextmanager
+def texts_of(args: argparse.Namespace) -> Iterator[Iterable[str]]:
+    """The texts of the command line, or the lines of --input as they come."""
+    if args.texts:
+        yield iter(args.texts)
+        return
+    with input_stream(args.input) as stream:
+        yield read_lines(*stream)
+
+
+def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The options of a pipeline's calls that the command line states."""
+    found = {name: getattr(args, name) for name in (*names, "max_length", "stride", "batch_tokens")}
+    options = {name: value for name, value in found.items() if value is not None}
+    return options | {"truncation": True if args.truncation == "cut" else args.truncation}
+
+
+def run_pipeline(
+    args: argparse.Namespace,
+    task: str,
+    inputs: Callable[[argparse.Namespace], Any],
+    show: Callable[[Any], str],
+    **options: Any,
+) -> None:
+    """Answer the inputs of the command line, and write each answer as it comes: JSON, or what `show` makes of it."""
+    folder = model_folder(args.model)
+    with contextlib.ExitStack() as stack:
+        items = stack.enter_context(inputs(args))
+        output = stack.enter_context(output_stream(args.output, seekable=False))
+        stack.enter_context(chosen_backend(args))
+        from bertcore.tasks.pipelines import pipeline
+
+        answers = pipeline(task, folder, dtype=args.dtype, show_progress=False)(items, **options)
+        for answer in answers:
+            line = json.dumps(answer, ensure_ascii=False) if args.json else show(answer)
+            output.write((line + "\n").encode("utf-8"))
+
+
+def columns(rows: Iterable[tuple[str, ...]]) -> str:
+    """Rows of words, their columns below one another."""
+    rows = [tuple(map(printable, row)) for row in rows]
+    if not rows:
+        return "-"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def checked_pair(line: str) -> dict[str, str]:
+    """The pair of texts of a line, with a tab between them; CommandError for another number."""
+    parts = line.split("\t")
+    if len(parts) != 2:
+        raise CommandError(f"{line[:60]!r} has {len(parts)} parts, expected two texts with a tab between them")
+    return {"text": parts[0], "text_pair": parts[1]}
