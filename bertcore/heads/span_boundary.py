@@ -14,7 +14,8 @@ from bertcore.nn.spec import EncoderSpec
 
 @dataclass(frozen=True)
 class SpanBoundarySpec:
-    """The head's name in a checkpoint, and its sizes: those of the published code, which the paper does not state.
+    """The head's name in a checkpoint, and its sizes: by default those of the authors' code
+    (facebookresearch/SpanBERT, fairseq/models/pair_bert.py).
 
     Attributes:
         name: how the names of its parameters begin, without the dot. transformers has no such head.

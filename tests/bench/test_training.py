@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from bench.training import objectives
 from bench.training.__main__ import COLUMNS, TOLERANCE, _compare, _parse, loss_errors
 from bench.training.cases import CASES, CLASSIFICATION, LABELLED, MASKED_LM, Case, find_case
 from bench.training.loops import LOOPS, OURS, RECOMPUTING, TORCH, Loop, checkpoint_of, ours, recomputing
@@ -75,3 +76,12 @@ def test_rows_of_a_case(tmp_path):
 def test_memory_is_that_of_a_process_of_its_own(tmp_path):
     checkpoint_of(SMALL, tmp_path)
     assert 50 < peak_of(OURS, SMALL.name, tmp_path, 1, quick=True) < 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", objectives.CASES)
+def test_a_step_takes_little_more_than_its_passes(name):
+    """A loose bound, at a small size: a pass that is made twice is found, a tenth more is not."""
+    case = objectives.CASES[name](objectives.Sizes(8, 32, 4, 128, 1000), np.random.default_rng(0))
+    assert objectives.error_of(case) <= objectives.TOLERANCE
+    assert objectives.ratio_of(case, rounds=7, seconds=5)["ratio"] <= 1.7

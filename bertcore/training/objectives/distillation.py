@@ -80,8 +80,12 @@ class Distillation(Objective):
         return None if self.objective is None else self.objective.collator(tokenizer, seed=seed)
 
     def weight(self, batch: Batch) -> float:
-        """That of the student's own objective; without one, the texts."""
-        return float(len(batch["input_ids"])) if self.objective is None else self.objective.weight(batch)
+        """That of the student's own objective. Without one, what the terms are means over: the real tokens, or the
+        texts where the only terms are soft targets of texts."""
+        if self.objective is not None:
+            return self.objective.weight(batch)
+        is_of_texts = all(term.is_of_texts(self.teacher) for term in self.terms)
+        return float(len(batch["input_ids"]) if is_of_texts else np.count_nonzero(_is_real(batch)))
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
         """The maps that the terms learn, made for the first model that is asked for."""

@@ -25,6 +25,7 @@ from bertcore.training.objectives.divergences import (
 
 Layers = str | Mapping[int, int]
 PARTS = ("query", "key", "value")
+TASKS_OF_TOKENS = {"masked_lm", "causal_lm", "token_classification"}  # whose logits are of tokens
 HIDDEN = -1e9  # added to scores of padding: its probability is 0
 
 
@@ -125,6 +126,10 @@ class Term:
     def check(self, student: Any, teacher: Any) -> None:
         """ValueError if these models cannot be compared so."""
 
+    def is_of_texts(self, teacher: Any) -> bool:
+        """Whether the loss is a mean over texts, and not over tokens."""
+        return False
+
     def maps(self, name: str, student: EncoderSpec, teacher: EncoderSpec) -> list[Linear]:
         """What the term learns beside the student, without values; parameters' names begin with `name`."""
         return []
@@ -171,6 +176,9 @@ class SoftTargets(Term):
                 raise ValueError(f"SoftTargets is for classes that exclude each other, the {whose} is for {kind}")
             if "replaced_tokens" in getattr(model, "_tasks", ()):
                 raise ValueError(f"SoftTargets is for classes, and the {whose} tells replaced tokens")
+
+    def is_of_texts(self, teacher: Any) -> bool:
+        return not TASKS_OF_TOKENS.intersection(getattr(teacher, "_tasks", ()))
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         options = {"temperature": self.temperature}

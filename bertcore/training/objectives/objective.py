@@ -101,15 +101,18 @@ class Objective:
 class Sum(Objective):
     """The sum of two losses of one batch, each with a pass of its own. Examples, collator and weight are the first's.
 
+    One that takes any model, such as `CustomLoss`, goes with every other; put it second. Neither gets the targets that
+    are the other's alone, unless the model takes them.
+
     Raises:
         ValueError: for objectives that need different models.
     """
 
     def __init__(self, first: Objective, second: Objective):
-        if first.model_class != second.model_class:
+        if first.model_class != second.model_class and None not in (first.model_class, second.model_class):
             needs = " and ".join(f"{type(each).__name__} needs {each.model_class}" for each in (first, second))
             raise ValueError(f"{needs}: there is no model for their sum")
-        self.first, self.second, self.model_class = first, second, first.model_class
+        self.first, self.second, self.model_class = first, second, first.model_class or second.model_class
         self.targets = (*first.targets, *second.targets)
         self.teacher = first.teacher or second.teacher
 
@@ -125,19 +128,26 @@ class Sum(Objective):
         return (*self.first.parameters(model), *self.second.parameters(model))
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        out, other = self.first.loss(model, batch), self.second.loss(model, batch)
+        out, other = (each.loss(model, part) for each, part in self._parts(model, batch))
         out.loss = functional.add(out.loss, other.loss)
         return out
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
         """As each of the two does it: in chunks, say."""
-        (out, grads), (other, more) = (each.value_and_grad(model, batch) for each in (self.first, self.second))
+        parts = self._parts(model, batch)
+        (out, grads), (other, more) = (each.value_and_grad(model, part) for each, part in parts)
         out.loss = out.loss + other.loss
         grads.accumulate(more)
         return out, grads
 
     def weight(self, batch: Batch) -> float:
         return self.first.weight(batch)
+
+    def _parts(self, model: Any, batch: Batch) -> Iterator[tuple[Objective, Batch]]:
+        """Each of the two, and the batch without the targets of the other."""
+        for each in (self.first, self.second):
+            others = {*self.targets} - {*each.targets, *model.arguments}
+            yield each, {name: value for name, value in batch.items() if name not in others}
 
 
 class CustomLoss(Objective):

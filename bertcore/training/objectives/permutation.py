@@ -18,9 +18,13 @@ from bertcore.training.objectives.texts import SpecialTokens, check_room, stream
 class PermutationLM(Supervised):
     """The last tokens of a random order of a text (Yang et al. 2019, arXiv:1906.08237, sections 2.2 and 2.3).
 
-    A share of the tokens is predicted: whole words, side by side in spans, as the authors' code chooses them. Their
-    order is random. Each is predicted from the tokens that are not, special ones among them, and from the predicted
-    ones before it in the order. What is not predicted comes first in the order and sees all of itself.
+    A share of the tokens is predicted: whole words, side by side in spans. Their order is random. Each is predicted
+    from the tokens that are not, special ones among them, and from the predicted ones before it in the order. What is
+    not predicted comes first in the order and sees all of itself.
+
+    The sizes of spans, their chances and the room around them are those of the authors' code (zihangdai/xlnet,
+    data_utils.py: at most 5, K = 6). There a span begins with a word and is counted in tokens; here it is in words, and
+    ends with one.
 
     Args:
         share: of the ordinary tokens of a text, rounded to a number of tokens, at least one: 1 / K of the paper.

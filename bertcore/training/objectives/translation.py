@@ -21,7 +21,9 @@ class TranslationLM(MaskedLM):
     section 3.3): a word that is masked in one language can be found in the other.
 
     As in the paper positions start again: the translation's first token has the position of the text's first one, and
-    what follows counts on from there. A model without a table of positions keeps its distances. Embeddings of languages
+    what follows counts on from there. The special tokens are those that the tokenizer puts around a pair; the authors'
+    code (facebookresearch/XLM, utils.py) has </s> before and after each of the two texts, and positions start again at
+    the translation's first </s>. A model without a table of positions keeps its distances. Embeddings of languages
     there are none, as in XLM-R and mBERT; where a model has token types, they tell the two texts apart, not their
     languages.
     """

@@ -148,8 +148,21 @@ def test_the_sum_is_weighted_beside_the_students_own_loss():
     own, soft, cosine = objective.losses(student, BATCH)
     assert own == pytest.approx(student(**BATCH).loss, rel=1e-12)
     assert objective.forward(student, BATCH).loss == pytest.approx(2 * own + 5 * soft + 0.5 * cosine, rel=1e-12)
-    assert objective.weight(BATCH) == 4 == Distillation(teacher, *terms).weight(inputs())
+    assert objective.weight(BATCH) == 4 == Distillation(teacher, SoftTargets()).weight(inputs())
+    assert Distillation(teacher, SoftTargets(), HiddenCosine()).weight(inputs()) == sum(LENGTHS)
     assert Distillation(teacher, *terms).losses(student, BATCH) == pytest.approx([soft, cosine], rel=1e-12)
+
+
+def test_batches_of_other_lengths_weigh_as_one_batch_of_both():
+    """Their losses are means over tokens."""
+    student, objective = classifier(), Distillation(classifier(DEEP, seed=1), HiddenCosine(), Relations())
+    parts = [{name: array[rows] for name, array in inputs().items()} for rows in ([0, 2], [1, 3])]
+    whole = objective.forward(student, inputs()).loss
+    losses = [objective.forward(student, part).loss for part in parts]
+    weights = [objective.weight(part) for part in parts]
+    assert weights == [10, 11]
+    assert np.average(losses, weights=weights) == pytest.approx(whole, rel=1e-12)
+    assert np.average(losses) != pytest.approx(whole, rel=1e-6)
 
 
 @pytest.mark.parametrize("terms", [*([term] for term, _ in TERMS.values()), [HiddenStates(), SoftTargets()]])
@@ -312,12 +325,10 @@ def test_maps_are_kept_beside_the_student_and_not_in_it(tmp_path):
 
 
 def test_a_checkpoint_of_other_maps_is_refused(tmp_path):
-    teachers = [
-        AutoModelForSequenceClassification.from_config(config, num_labels=2)
-        for config in (WIDE, {**WIDE, "hidden_size": 51})
-    ]
-    distilling_trainer(tmp_path, teachers[0]).train()
-    again = distilling_trainer(tmp_path, teachers[1])
+    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2)
+    distilling_trainer(tmp_path, teacher).train()
+    again = distilling_trainer(tmp_path, teacher)
+    again.objective = Distillation(teacher, HiddenStates(layers={1: 2}), objective=Supervised())
     before = again.model.state_dict()
     with pytest.raises(ValueError, match=r"objective\.safetensors is of another objective"):
         again.train(resume_from_checkpoint=True)

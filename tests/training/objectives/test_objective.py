@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, use_backend, value_and_grad
+from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
-from bertcore.training.objectives import CustomLoss, MultipleNegativesRanking
+from bertcore.training.objectives import CustomLoss, MaskedLM, MultipleNegativesRanking
 from tests.tiny_bert import CONFIG
 
 IDS = np.random.default_rng(0).integers(5, 40, (4, 2, 6))
@@ -47,6 +47,23 @@ def test_a_sum_adds_losses_and_gradients():
         parts = [objective.value_and_grad(model, batch) for objective in (first, second)]
         assert out.loss == pytest.approx(sum(part.loss for part, _ in parts), rel=1e-12)
         assert total.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
+    for name, gradient in grads.items():
+        np.testing.assert_allclose(gradient, sum(part[name] for _, part in parts), rtol=1e-9, atol=1e-12)
+
+
+def test_masked_words_and_a_loss_of_the_callers_own():
+    model = AutoModelForMaskedLM.from_config(CONFIG, dtype="float64")
+    texts = {"input_ids": IDS[:, 0], "labels": np.where(IDS[:, 0] % 3, -100, IDS[:, 0])}
+    target = {"wanted": np.random.default_rng(1).normal(size=(4, 6, 39))}
+    words, custom = MaskedLM(), CustomLoss(distance, targets=["wanted"], output_hidden_states=True)
+    total = words + custom
+    assert total.model_class == (custom + words).model_class == "AutoModelForMaskedLM"
+    assert total.weight(texts | target) == (texts["labels"] != -100).sum()
+    with use_backend("numpy"):
+        out, grads = total.value_and_grad(model, texts | target)
+        assert total.forward(model, texts | target).loss == pytest.approx(out.loss, rel=1e-12)
+        parts = words.value_and_grad(model, texts), custom.value_and_grad(model, texts | target)
+    assert out.loss == pytest.approx(sum(part.loss for part, _ in parts), rel=1e-12)
     for name, gradient in grads.items():
         np.testing.assert_allclose(gradient, sum(part[name] for _, part in parts), rtol=1e-9, atol=1e-12)
 

@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import AutoModelForNextSentencePrediction, AutoModelForPreTraining, AutoTokenizer, use_backend
 from bertcore.training.masking import IGNORED
-from bertcore.training.objectives import MaskedLM, NextSentence, SentenceOrder, SpanBoundary, Supervised, TranslationLM
+from bertcore.training.objectives import CausalLM, MaskedLM, NextSentence, SentenceOrder, SpanBoundary, TranslationLM
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import tiny_config
 
@@ -134,8 +134,8 @@ def test_pairs_alone(tokenizer):
 
 
 def test_sums_of_objectives_of_different_models_are_refused():
-    with pytest.raises(ValueError, match="MaskedLM needs AutoModelForMaskedLM and Supervised needs None"):
-        MaskedLM() + Supervised()
+    with pytest.raises(ValueError, match="MaskedLM needs AutoModelForMaskedLM and CausalLM needs AutoModelForCausalLM"):
+        MaskedLM() + CausalLM()
     with pytest.raises(TypeError):
         MaskedLM() + 1
 
