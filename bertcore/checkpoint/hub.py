@@ -28,6 +28,7 @@ TOKENIZER_NAMES = (
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 SENTENCE_NAMES = tuple(f"sentence_{family}_config.json" for family in FAMILIES)
 MODULES_NAME = "modules.json"
+MODULES_WITH_WEIGHTS = ("Dense", "LayerNorm")  # beside the first one
 SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
     "model": (CONFIG_NAME,),
     "tokenizer": (CONFIG_NAME, *TOKENIZER_NAMES),
@@ -71,12 +72,14 @@ def resolve(
     source = _Source(str(name), revision, token, cache_dir, local_files_only)
     with _explained(source):
         folder = source.snapshot(SMALL_NAMES[wanted])
-        parts = [""]
+        modules = [("", "")]
         if wanted == "sentence_encoder":
-            parts = _module_folders(folder / MODULES_NAME) or parts
-            source.snapshot([*SMALL_NAMES[wanted], *_module_files(parts)])
+            modules = _modules(folder / MODULES_NAME) or modules
+            source.snapshot([*SMALL_NAMES[wanted], *_module_files([part for _, part in modules])])
         if wanted != "tokenizer":
-            _fetch_weights(source, folder, parts[0])
+            later = [part for kind, part in modules[1:] if kind.endswith(MODULES_WITH_WEIGHTS)]
+            for part in [modules[0][1], *later]:
+                _fetch_weights(source, folder, part)
     return folder
 
 
@@ -126,18 +129,19 @@ class _Source:
         return Path(file)
 
 
-def _module_folders(modules: Path) -> list[str]:
-    """The folders of a sentence encoder's modules, the model's first; [] when modules.json does not say.
+def _modules(modules: Path) -> list[tuple[str, str]]:
+    """(type, folder) of a sentence encoder's modules, the model's first; [] when modules.json does not say.
 
     Errors in the file are reported when it is loaded.
     """
     try:
-        paths = [module["path"] for module in json.loads(modules.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        listed = json.loads(modules.read_text(encoding="utf-8"))
+        types, paths = [str(module.get("type")) for module in listed], [module["path"] for module in listed]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
     if not all(isinstance(path, str) and re.fullmatch(r"[\w-]*(/[\w-]+)*/?", path) for path in paths):
         return []
-    return [path.strip("/") for path in paths]
+    return [(kind, path.strip("/")) for kind, path in zip(types, paths, strict=True)]
 
 
 def _module_files(folders: list[str]) -> Iterator[str]:

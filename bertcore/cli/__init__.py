@@ -30,6 +30,9 @@ with interrupts_end_at_once():
         pretrain,
         preview,
         quantize,
+        rerank,
+        search,
+        serve,
         tag,
         warmup,
     )
@@ -52,6 +55,9 @@ COMMANDS = {
     "pretrain": pretrain,
     "preview": preview,
     "quantize": quantize,
+    "rerank": rerank,
+    "search": search,
+    "serve": serve,
     "tag": tag,
     "warmup": warmup,
 }

@@ -24,6 +24,8 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
     settings = read_settings(model_folder(args.model))
     if settings.pooling not in (("mean",), ("cls",)):
         raise CommandError(f"{args.model} pools by {', '.join(settings.pooling)}, supported is mean or cls")
+    if settings.is_static or settings.maps or not settings.include_prompt:
+        raise CommandError(f"{args.model} is no Transformer with Pooling and Normalize alone, which can be trained")
     is_scored = args.task == "similarity"
     label = (args.label or LABEL) if is_scored else None
     if is_scored:

@@ -57,7 +57,8 @@ def quantize(source: Path, target: Path, dtype: str) -> tuple[int, int]:
     tensors, unquantized = converted(opened, config, dtype)
     config = checkpoint.with_dtype(config, dtype, unquantized)
     with _written_beside(target) as beside:
-        _copy_files(source, beside, settings.folders, model / CONFIG_NAME)
+        with_weights = {module.folder for module in settings.maps}  # which stay as they are
+        _copy_files(source, beside, settings.folders, model / CONFIG_NAME, with_weights)
         checkpoint.save_checkpoint(beside / model.relative_to(source), config, tensors)
     return sum(opened[name].nbytes for name in opened), sum(array.nbytes for array in tensors.values())
 
@@ -172,12 +173,15 @@ def _written_beside(target: Path) -> Iterator[Path]:
         beside.rename(target)
 
 
-def _copy_files(source: Path, target: Path, folders: Iterable[Path], config: Path) -> None:
-    """Copy what is neither weights nor the file `config` from the folders of a model, which lie in `source`."""
+def _copy_files(
+    source: Path, target: Path, folders: Iterable[Path], config: Path, with_weights: Iterable[Path]
+) -> None:
+    """Copy what is neither weights nor the file `config` from the folders of a model, which lie in `source`; all from
+    those in `with_weights`."""
     for folder in filter(Path.is_dir, folders):
         place = target / folder.relative_to(source)
         place.mkdir(parents=True, exist_ok=True)
         for file in folder.iterdir():
             is_weights = file.name.endswith(".index.json") or file == config
-            if file.is_file() and file.suffix in COPIED and not is_weights:
+            if file.is_file() and (folder in with_weights or (file.suffix in COPIED and not is_weights)):
                 shutil.copyfile(file, place / file.name)

@@ -1,1 +1,1 @@
-"""What people do with encoders: sentence embeddings, pair scores and sparse vectors."""
+"""What people do with encoders: sentence embeddings, pair scores, sparse vectors, search."""

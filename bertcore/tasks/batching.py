@@ -1,8 +1,13 @@
 """Which texts are computed together: memory is bounded by tokens, never by the number of texts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, TypeVar
 
 import numpy as np
+
+BATCH_TOKENS = 4096  # computed at once, by default
+
+Row = TypeVar("Row", bound=Sized)
 
 # Texts are sorted by length within a window of this many batches: enough for batches of like lengths, and little
 # enough that a stream gives its first results soon.
@@ -13,20 +18,21 @@ GROUP_TEXTS = 256
 GROUP_CHARACTERS = 1 << 18
 
 
-def grouped(texts: Iterable[str]) -> Iterator[list[str]]:
+def grouped(texts: Iterable[Any], characters_of: Callable[[Any], int] = len) -> Iterator[list[Any]]:
     """Neighbouring texts in groups small enough to be tokenized at once."""
     group, characters = [], 0
     for text in texts:
-        if group and (len(group) == GROUP_TEXTS or characters + len(text) > GROUP_CHARACTERS):
+        size = characters_of(text)
+        if group and (len(group) == GROUP_TEXTS or characters + size > GROUP_CHARACTERS):
             yield group
             group, characters = [], 0
         group.append(text)
-        characters += len(text)
+        characters += size
     if group:
         yield group
 
 
-def windows(sequences: Iterable[np.ndarray], batch_tokens: int) -> Iterator[list[np.ndarray]]:
+def windows(sequences: Iterable[Row], batch_tokens: int) -> Iterator[list[Row]]:
     """Neighbouring token sequences in lists of about BATCHES_PER_WINDOW batches' worth of tokens."""
     window, tokens = [], 0
     for sequence in sequences:
@@ -53,3 +59,26 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
         tokens += lengths[index]
     if len(order):
         yield order[start:]
+
+
+def in_batches(
+    sequences: Iterable[Row],
+    batch_tokens: int,
+    compute: Callable[[list[Row]], Iterable[Any]],
+    advance: Callable[[int], object],
+) -> Iterator[list[Any]]:
+    """What `compute` makes of the sequences, in their order, in lists of a window each.
+
+    Args:
+        sequences: rows of tokens.
+        batch_tokens: how many tokens are computed at once.
+        compute: takes the rows of a batch, and gives a result for each.
+        advance: is told how many rows were just done.
+    """
+    for window in windows(sequences, batch_tokens):
+        results: list[Any] = [None] * len(window)
+        for indices in batches([len(sequence) for sequence in window], batch_tokens):
+            for index, result in zip(indices, compute([window[index] for index in indices]), strict=True):
+                results[index] = result
+            advance(len(indices))
+        yield results

@@ -56,7 +56,7 @@ def names(folder: Path) -> set[str]:
 
 
 def module_list(*paths) -> bytes:
-    return json.dumps([{"path": path, "type": "T"} for path in paths]).encode()
+    return json.dumps([{"path": path, "type": path.partition("_")[2]} for path in paths]).encode()
 
 
 def shards_of(kind: str) -> dict[str, bytes]:
@@ -101,6 +101,16 @@ FILES = [
         {**SMALL, **OTHERS, **PICKLE},
     ),
     ("sentence_encoder", IN_A_FOLDER, {"0_Transformer/tf_model.h5": b"tf", "2_Dense/pytorch_model.bin": b"dense"}),
+    (
+        "sentence_encoder",
+        {
+            **IN_A_FOLDER,
+            "modules.json": module_list("0_Transformer", "1_Pooling", "2_Dense"),
+            "2_Dense/config.json": b"{}",
+            "2_Dense/model.safetensors": b"dense",
+        },
+        {"0_Transformer/tf_model.h5": b"tf", "2_Dense/pytorch_model.bin": b"pickle"},
+    ),
     *[("sentence_encoder", {**NOT_README, "modules.json": wrong, **SAFE}, SMALL) for wrong in WRONG_MODULES],
 ]
 

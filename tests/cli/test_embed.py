@@ -207,7 +207,7 @@ def test_links_and_devices_stay_what_they_are(encoder_folder, texts_file, tmp_pa
 
 def test_numbers_that_json_cannot_hold(encoder_folder, texts_file, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
-        "bertcore.tasks.sentence_encoder.encoder.pool", lambda hidden, cu, modes: np.full((4, WIDTH), np.nan)
+        "bertcore.tasks.sentence_encoder.encoder.pool", lambda hidden, cu, modes, skipped: np.full((4, WIDTH), np.nan)
     )
     assert embed(encoder_folder, texts_file) == 1
     assert "embedding of line 1 is not finite, which JSON cannot hold" in capsys.readouterr().err

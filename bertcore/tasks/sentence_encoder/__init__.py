@@ -1,6 +1,8 @@
 """Sentence embeddings: text in, one vector a text out."""
 
-from .encoder import SentenceEncoder, TextsCutWarning
+from bertcore.tasks.texts import TextsCutWarning
+
+from .encoder import SentenceEncoder
 from .saving import save_sentence_encoder
 
 __all__ = ["SentenceEncoder", "TextsCutWarning", "save_sentence_encoder"]

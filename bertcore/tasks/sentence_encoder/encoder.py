@@ -1,8 +1,7 @@
 """SentenceEncoder: a published sentence encoder, from its folder to embeddings."""
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -12,26 +11,38 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.batching import batches, grouped, windows
+from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
+from bertcore.tasks.folder import Prompts, with_prompt
 from bertcore.tasks.progress import progress_bar
-from bertcore.tasks.sentence_encoder.pooling import cosine_similarity, normalized, pool
+from bertcore.tasks.quantization import check_precision, quantize_embeddings
+from bertcore.tasks.sentence_encoder.maps import read_maps
+from bertcore.tasks.sentence_encoder.pooling import pool
 from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.sentence_encoder.static import StaticModel
+from bertcore.tasks.similarity import SIMILARITIES, normalized, pairwise_similarity
+from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_batch_tokens, checked_texts, sequence_length
 from bertcore.tokenization import AutoTokenizer
-
-BATCH_TOKENS = 4096
-MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
-
-
-class TextsCutWarning(UserWarning):
-    """Texts were longer than the encoder's limit: only their first tokens are embedded."""
 
 
 @dataclass(frozen=True)
 class _Options:
-    """What one call asks for, checked."""
+    """What one call asks for, checked.
+
+    Attributes:
+        prompt: put before each text.
+        skipped: how many of the first tokens are not pooled.
+        normalize: whether embeddings are scaled to length 1 at the end; None for as published.
+        dimensions: how many of the first dimensions are kept; None for all.
+        precision, ranges: see `quantize_embeddings`.
+        batch_tokens, backend: how they are computed.
+    """
 
     prompt: str
-    normalize: bool
+    skipped: int
+    normalize: bool | None
+    dimensions: int | None
+    precision: str
+    ranges: np.ndarray | None
     batch_tokens: int
     backend: str
 
@@ -40,27 +51,31 @@ class SentenceEncoder:
     """Turns each text into one vector, as sentence-transformers does.
 
     Args:
-        folder: a model as sentence-transformers publishes it (modules.json: Transformer, Pooling and, if there,
-            Normalize). A plain model's folder, without modules.json, gets mean pooling and no normalisation, as it does
-            in sentence-transformers. Or its id on the Hugging Face hub ("ORGANISATION/NAME").
+        folder: a model as sentence-transformers publishes it (modules.json: Transformer and Pooling, or a
+            StaticEmbedding, then any of Dense, LayerNorm and Normalize). A plain model's folder, without modules.json,
+            gets mean pooling and no normalisation, as it does in sentence-transformers. Or its id on the Hugging Face
+            hub ("ORGANISATION/NAME").
         dtype: of the weights and the computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
             of a checkpoint of low precision, and float32 of any other); embeddings are float32.
         task: the task whose adapter is added to the weights, as for AutoModel; an encoder has one, or none, so that
             queries and passages need one each. The words that a task puts before its texts are for `prompt`.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published. At least the
             number of special tokens, at most the model's positions.
+        truncate_dim: keep this many of the first dimensions (Matryoshka embeddings); by default as published, or all.
+        similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default as published, or "cosine".
         revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
 
     Attributes:
         settings: those of the folder (pooling, normalize, prompts, ...).
         max_seq_length: where texts are cut, in tokens.
         embedding_dimension: the length of an embedding.
+        similarity_fn_name: what `similarity` computes.
         task: the task, as given.
         model, tokenizer: the parts.
 
     Raises:
         CheckpointError: which file of the folder is wrong or which module is not supported.
-        ValueError: a `max_seq_length` out of range; an unknown task.
+        ValueError: a `max_seq_length` or `truncate_dim` out of range; an unknown task or similarity.
 
     The first call that cuts texts ends with a TextsCutWarning that says how many.
 
@@ -74,6 +89,8 @@ class SentenceEncoder:
         dtype: str | None = None,
         task: str | None = None,
         max_seq_length: int | None = None,
+        truncate_dim: int | None = None,
+        similarity_fn_name: str | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | os.PathLike | None = None,
@@ -81,14 +98,30 @@ class SentenceEncoder:
     ):
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         self.task = task
-        self.settings = read_settings(resolve(folder, "sentence_encoder", **hub))
-        options = {"dtype": dtype, "task": task, "add_pooling_layer": False}
-        self.model = AutoModel.from_pretrained(self.settings.model_folder, **options)
-        self.tokenizer = AutoTokenizer.from_pretrained(self.settings.model_folder)
+        self.settings = settings = read_settings(resolve(folder, "sentence_encoder", **hub))
+        self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
+        if self.similarity_fn_name not in SIMILARITIES:
+            raise ValueError(f"similarity_fn_name is {similarity_fn_name!r}, expected one of {', '.join(SIMILARITIES)}")
+        self.model: Any = self._load_model(dtype)
+        self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
+        self._prompts = Prompts(settings.prompts, settings.default_prompt_name)
         self._check_width()
         self.max_seq_length = self._max_seq_length(max_seq_length)
-        self._has_warned = False
-        self.embedding_dimension = self.model.spec.hidden_size * len(self.settings.pooling)
+        self._cut = CutTexts(self.max_seq_length, self.model.spec.longest_sequence)
+        width = self.model.spec.hidden_size * len(settings.pooling)
+        of_maps = np.dtype(np.float64 if self.model.dtype == "float64" else np.float32)
+        self._maps, self._width = read_maps(settings.maps, width, of_maps)
+        self._dimensions = _dimensions(settings.truncate_dim if truncate_dim is None else truncate_dim)
+        self.embedding_dimension = min(self._width, self._dimensions or self._width)
+
+    def _load_model(self, dtype: str | None) -> Any:
+        folder = self.settings.model_folder
+        if not self.settings.is_static:
+            return AutoModel.from_pretrained(folder, dtype=dtype, task=self.task, add_pooling_layer=False)
+        for name, value, only in (("dtype", dtype, "float32"), ("task", self.task, None)):
+            if value not in (None, only):
+                raise ValueError(f"{name} is {value!r}, expected {only or 'None'}: these are static embeddings")
+        return StaticModel(folder)
 
     def _check_width(self) -> None:
         width = self.model.spec.hidden_size
@@ -99,17 +132,11 @@ class SentenceEncoder:
             )
 
     def _max_seq_length(self, wanted: int | None) -> int:
-        least = max(1, self.tokenizer.num_special_tokens_to_add())  # an empty text has these
-        positions = self.model.spec.longest_sequence or MOST_TOKENS
-        expected = f"expected {least} (the special tokens of a text) to {positions}, the model's positions"
-        if wanted is None:
-            published = self.settings.max_seq_length or self.tokenizer.model_max_length
-            if min(published, positions) < least:
-                raise CheckpointError(f"{self.settings.model_folder}: max_seq_length is {published}, {expected}")
-            return min(published, positions)
-        if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or not least <= wanted <= positions:
-            raise ValueError(f"max_seq_length is {wanted!r}, {expected}")
-        return int(wanted)
+        if self.settings.is_static:  # of which no text is too long
+            return sequence_length(wanted, MOST_TOKENS, None, 0, self.settings.model_folder)
+        special, positions = self.tokenizer.num_special_tokens_to_add(), self.model.spec.longest_sequence
+        published = self.settings.max_seq_length or self.tokenizer.model_max_length
+        return sequence_length(wanted, published, positions, special, self.settings.model_folder)
 
     def encode(
         self,
@@ -118,6 +145,9 @@ class SentenceEncoder:
         prompt: str | None = None,
         prompt_name: str | None = None,
         normalize: bool | None = None,
+        truncate_dim: int | None = None,
+        precision: str = "float32",
+        ranges: np.ndarray | None = None,
         task: str | None = None,
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
@@ -130,27 +160,61 @@ class SentenceEncoder:
             prompt_name: the name of one of the model's own prompts (`settings.prompts`); by default the model's
                 default prompt, if it has one.
             normalize: whether to scale embeddings to length 1; by default as published.
+            truncate_dim: keep this many of the first dimensions; by default the encoder's. What is scaled to length 1
+                as published is not scaled again; `normalize=True` does.
+            precision: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantize_embeddings`.
+            ranges: (2, dim), the least and the greatest value of each dimension, for int8 and uint8; by default those
+                of the embeddings of this call.
             task: the task that the texts are for, which has to be the encoder's own.
             batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
             show_progress: True or False; by default on a terminal, when the work takes long.
 
         Returns:
-            float32 (dim,) for one string, (texts, dim) for several, in their order; (0, dim) for none.
+            float32 (dim,) for one string, (texts, dim) for several, in their order; (0, dim) for none. int8 or uint8 in
+            another precision, of ceil(dim / 8) for "binary" and "ubinary".
 
         Raises:
-            TypeError: which of `texts` is not a string; a prompt, prompt name or `normalize` of another type.
-            ValueError: a text with a lone surrogate, an unknown prompt name, a `batch_tokens` that is not positive, a
-                task whose adapter is not in the weights.
+            TypeError: which of `texts` is not a string; an argument of another type.
+            ValueError: a text with a lone surrogate, an unknown prompt name or precision, a number that is not
+                positive, ranges to be taken from a single text, a task whose adapter is not in the weights.
         """
-        many = [texts] if isinstance(texts, str) else list(_checked(texts))
-        embeddings = np.empty((len(many), self.embedding_dimension), np.float32)
+        many = [texts] if isinstance(texts, str) else list(checked_texts(texts))
+        checked = self._options(
+            prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, batch_tokens=batch_tokens
+        )
+        embeddings = np.empty((len(many), self._kept(checked)), np.float32)
         done = 0
-        options = self._options(prompt, prompt_name, normalize, task, batch_tokens)
         with progress_bar(len(many), show_progress) as advance:
-            for rows in self._windows_of_rows(many, advance, options):
+            for rows in self._windows_of_rows(many, advance, checked):
                 embeddings[done : done + len(rows)] = rows
                 done += len(rows)
+        if checked.precision != "float32":
+            embeddings = quantize_embeddings(embeddings, checked.precision, ranges=checked.ranges)
         return embeddings[0] if isinstance(texts, str) else embeddings
+
+    def encode_query(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
+        """`encode` with the model's prompt for queries ("query"), or none if it has none; `prompt` and `prompt_name`
+        replace it."""
+        return self.encode(texts, **with_prompt(options, self.query_prompt))
+
+    def encode_document(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
+        """`encode` with the model's prompt for documents ("document", "passage" or "corpus"), or none if it has none;
+        `prompt` and `prompt_name` replace it."""
+        return self.encode(texts, **with_prompt(options, self.document_prompt))
+
+    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """What `encode` puts before a text, given these arguments; raises as it does."""
+        return self._prompts.resolve(prompt, prompt_name)
+
+    @property
+    def query_prompt(self) -> str:
+        """What `encode_query` puts before a text."""
+        return self._prompts.for_queries
+
+    @property
+    def document_prompt(self) -> str:
+        """What `encode_document` puts before a text."""
+        return self._prompts.for_documents
 
     def encode_stream(
         self,
@@ -159,6 +223,9 @@ class SentenceEncoder:
         prompt: str | None = None,
         prompt_name: str | None = None,
         normalize: bool | None = None,
+        truncate_dim: int | None = None,
+        precision: str = "float32",
+        ranges: np.ndarray | None = None,
         task: str | None = None,
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
@@ -167,21 +234,56 @@ class SentenceEncoder:
 
         Memory is bounded by `batch_tokens`, however many texts there are: a few batches' worth of them are read, sorted
         by length, computed and handed out before the next are read. The backend is the one in force at this call; the
-        arguments are those of `encode`.
+        arguments are those of `encode`, but that int8 and uint8 need `ranges`.
         """
-        checked = _checked(texts)
-        options = self._options(prompt, prompt_name, normalize, task, batch_tokens)
+        checked = checked_texts(texts)
+        options = self._options(
+            prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, batch_tokens=batch_tokens
+        )
+        if precision in ("int8", "uint8") and ranges is None:
+            raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
         return self._rows(checked, show_progress, options)
 
-    def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """The cosine of every embedding in `left` (n, dim) with every one in `right` (m, dim): (n, m).
+    def encode_tokens(self, texts: str | Iterable[str], **options: Any) -> Any:
+        """The hidden states of the tokens of one text, (tokens, hidden) float32, or a list of them for several texts.
 
-        Raises ValueError for other shapes.
+        Special tokens are among them; nothing is pooled. `options` are `prompt`, `prompt_name` and `batch_tokens` of
+        `encode`. Raises as `encode` does.
         """
-        return cosine_similarity(left, right)
+        many = [texts] if isinstance(texts, str) else list(checked_texts(texts))
+        checked, total = self._options(**options), [0, 0]
+
+        def compute(batch: list[np.ndarray]) -> list[np.ndarray]:
+            with kernels.use_backend(checked.backend):
+                return self.hidden_states(batch)
+
+        sequences = self._sequences(many, checked, total)
+        found = list(chain.from_iterable(in_batches(sequences, checked.batch_tokens, compute, lambda count: None)))
+        self._cut.warn(total, stacklevel=2)
+        return found[0] if isinstance(texts, str) else found
+
+    def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """How similar every embedding in `left` (n, dim) is to every one in `right` (m, dim): (n, m).
+
+        By `similarity_fn_name`: "cosine", "dot", or minus the "euclidean" or "manhattan" distance. Raises ValueError
+        for other shapes.
+        """
+        return SIMILARITIES[self.similarity_fn_name].of_all(left, right)
+
+    def similarity_pairwise(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """How similar left[i] is to right[i], both (n, dim): (n,). Raises ValueError for other shapes."""
+        return pairwise_similarity(self.similarity_fn_name, left, right)
 
     def _options(
-        self, prompt: str | None, prompt_name: str | None, normalize: bool | None, task: str | None, batch_tokens: int
+        self,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        normalize: bool | None = None,
+        truncate_dim: int | None = None,
+        precision: str = "float32",
+        ranges: np.ndarray | None = None,
+        task: str | None = None,
+        batch_tokens: int = BATCH_TOKENS,
     ) -> _Options:
         if task is not None and task != self.task:
             has = "no task's adapter" if self.task is None else f"the adapter for {self.task!r}"
@@ -189,105 +291,103 @@ class SentenceEncoder:
                 f"task is {task!r}, but this encoder has {has} in its weights: make another one, "
                 f"SentenceEncoder(folder, task={task!r})"
             )
-        if isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int | np.integer) or batch_tokens < 1:
-            raise ValueError(f"batch_tokens is {batch_tokens!r}, expected a positive integer")
+        batch_tokens = checked_batch_tokens(batch_tokens)
         if normalize is not None and not isinstance(normalize, bool | np.bool_):
             raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
+        check_precision(precision)
+        before = self.prompt(prompt, prompt_name)
         return _Options(
-            prompt=self._prompt(prompt, prompt_name),
-            normalize=self.settings.normalize if normalize is None else bool(normalize),
-            batch_tokens=int(batch_tokens),
+            prompt=before,
+            skipped=0 if self.settings.include_prompt else self._prompt_tokens(before),
+            normalize=None if normalize is None else bool(normalize),
+            dimensions=self._dimensions if truncate_dim is None else _dimensions(truncate_dim),
+            precision=precision,
+            ranges=ranges,
+            batch_tokens=batch_tokens,
             backend=kernels.get_backend(),
         )
 
-    def _prompt(self, prompt: str | None, prompt_name: str | None) -> str:
-        for argument, value in (("prompt", prompt), ("prompt_name", prompt_name)):
-            if value is not None and not isinstance(value, str):
-                raise TypeError(f"{argument} is {value!r}, expected a string or None")
-        if prompt is not None:
-            if prompt_name is not None:
-                raise ValueError(f"prompt and prompt_name ({prompt_name!r}) are both given, expected one of them")
-            return prompt
-        name = self.settings.default_prompt_name if prompt_name is None else prompt_name
-        if name is not None and name not in self.settings.prompts:
-            known = ", ".join(self.settings.prompts) or "none"
-            raise ValueError(f"prompt_name is {name!r}, this model has {known}")
-        return "" if name is None else self.settings.prompts[name]
+    def _prompt_tokens(self, prompt: str) -> int:
+        """How many tokens a prompt has, but a special one at its end."""
+        if not prompt:
+            return 0
+        text = prompt.lower() if self.settings.do_lower_case else prompt
+        row = self.tokenizer(text, return_special_tokens_mask=True)
+        return len(row["input_ids"]) - row["special_tokens_mask"][-1]
+
+    def _kept(self, options: _Options) -> int:
+        """How many dimensions the embeddings of a call have."""
+        return min(self._width, options.dimensions or self._width)
 
     def _rows(self, texts: Iterable[str], show_progress: bool | None, options: _Options) -> Iterator[np.ndarray]:
         with progress_bar(None, show_progress) as advance:
-            yield from chain.from_iterable(self._windows_of_rows(texts, advance, options))
+            for rows in self._windows_of_rows(texts, advance, options):
+                if options.precision != "float32":
+                    rows = quantize_embeddings(np.stack(rows), options.precision, ranges=options.ranges)
+                yield from rows
 
     def _windows_of_rows(
         self, texts: Iterable[str], advance: Callable[[int], object], options: _Options
-    ) -> Iterator[np.ndarray]:
-        """The embeddings of neighbouring texts, (some, dim) float32, window by window."""
-        cut = _CutTexts(self)
-        sequences = chain.from_iterable(self._tokenize(group, options.prompt, cut) for group in grouped(texts))
-        for window in windows(sequences, options.batch_tokens):
-            rows = np.empty((len(window), self.embedding_dimension), np.float32)
-            for indices in batches([len(sequence) for sequence in window], options.batch_tokens):
-                # Set batch by batch: a block that stayed open across a yield would leak into the caller's code.
-                with kernels.use_backend(options.backend):
-                    hidden, cu_seqlens = self.model.encode_packed([window[index] for index in indices])
-                pooled = pool(hidden, cu_seqlens, self.settings.pooling)
-                rows[indices] = normalized(pooled) if options.normalize else pooled
-                advance(len(indices))
-            yield rows
-        cut.warn()
+    ) -> Iterator[list[np.ndarray]]:
+        """The embeddings of neighbouring texts, float32 (dim,) each, window by window."""
+        total = [0, 0]
+        sequences = self._sequences(texts, options, total)
+        yield from in_batches(sequences, options.batch_tokens, lambda batch: self._compute(batch, options), advance)
+        self._cut.warn(total, stacklevel=3)
 
-    def _tokenize(self, texts: list[str], prompt: str, cut: "_CutTexts") -> list[np.ndarray]:
+    def _compute(self, batch: list[np.ndarray], options: _Options) -> np.ndarray:
+        # Batch by batch: a block that stayed open across a yield would leak into the caller's code.
+        with kernels.use_backend(options.backend):
+            return self.finished(self.pooled(batch, options.skipped), options.normalize, options.dimensions)
+
+    def pooled(self, batch: list[np.ndarray], skipped: int = 0) -> np.ndarray:
+        """The pooled vectors of a batch of token ids, after the modules that follow the pooling: (texts, dim).
+
+        `skipped` is how many of the first tokens of each text are not pooled.
+        """
+        hidden, cu_seqlens = self.model.encode_packed(batch)
+        rows = pool(hidden, cu_seqlens, self.settings.pooling, skipped)
+        for apply in self._maps:
+            rows = apply(rows)
+        return _in_host_memory(rows)
+
+    def finished(self, rows: np.ndarray, normalize: bool | None, dimensions: int | None) -> np.ndarray:
+        """Pooled vectors as embeddings, (texts, dim) float32: scaled as published, cut, scaled if asked for."""
+        if self.settings.normalize and normalize is not False:
+            rows = normalized(rows)
+        rows = rows[:, :dimensions]
+        if normalize and (dimensions or not self.settings.normalize):
+            rows = normalized(rows)
+        return rows.astype(np.float32, copy=False)
+
+    def hidden_states(self, batch: list[np.ndarray]) -> list[np.ndarray]:
+        """The hidden states of each text of a batch of token ids, (tokens, hidden) float32."""
+        hidden, cu_seqlens = self.model.encode_packed(batch)
+        rows = _in_host_memory(hidden).astype(np.float32, copy=False)
+        return [part.copy() for part in np.split(rows, cu_seqlens[1:-1])] if batch else []
+
+    def _sequences(self, texts: Iterable[str], options: _Options, total: list[int]) -> Iterator[np.ndarray]:
+        groups = grouped(texts)
+        return chain.from_iterable(self._cut.counted(self.tokenize(group, options.prompt), total) for group in groups)
+
+    def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
+        """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""
         texts = [prompt + text for text in texts]
         if self.settings.do_lower_case:
             texts = [text.lower() for text in texts]
-        found = self.tokenizer.encode_beginnings(texts, self.max_seq_length)
-        cut.count(was_cut for _, was_cut in found)
-        return [np.array(ids, np.int32) for ids, _ in found]
+        if self.settings.is_static:
+            rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            found = [(row[: self.max_seq_length], len(row) > self.max_seq_length) for row in rows]
+        else:
+            found = self.tokenizer.encode_beginnings(texts, self.max_seq_length)
+        return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]
 
 
-class _CutTexts:
-    """Counts the texts of a call, and those of them that were cut, for one warning of each encoder."""
-
-    def __init__(self, encoder: SentenceEncoder):
-        self._encoder, self._texts, self._cut = encoder, 0, 0
-
-    def count(self, was_cut: Iterable[bool]) -> None:
-        flags = list(was_cut)
-        self._texts += len(flags)
-        self._cut += sum(flags)
-
-    def warn(self) -> None:
-        """Warn when there is something to tell and this encoder has not yet told it."""
-        encoder = self._encoder
-        if not self._cut or encoder._has_warned:
-            return
-        encoder._has_warned = True
-        length, positions = encoder.max_seq_length, encoder.model.spec.longest_sequence
-        more = f"; the model takes up to {positions} (max_seq_length)" if positions and positions > length else ""
-        warnings.warn(
-            f"{self._cut} of {self._texts} texts were cut to {length} tokens{more}. This warning is given once",
-            TextsCutWarning,
-            stacklevel=4,
-        )
+def _dimensions(value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
+        raise ValueError(f"truncate_dim is {value!r}, expected a positive integer or None")
+    return None if value is None else int(value)
 
 
-def _checked(texts: Any) -> Iterator[str]:
-    """The texts one by one, each seen to be a string."""
-    expected = "expected a string or a list of strings"
-    if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
-        hint = "; decode it first" if isinstance(texts, bytes) else ""
-        raise TypeError(f"texts is {type(texts).__name__}, {expected}{hint}")
-    if isinstance(texts, np.ndarray) and texts.ndim == 0:  # which says of itself that it can be iterated over
-        raise TypeError(f"texts is an array without axes, {expected}")
-    return (_string(index, text) for index, text in enumerate(texts))
-
-
-def _string(index: int, text: Any) -> str:
-    if not isinstance(text, str):
-        hint = ": decode it first" if isinstance(text, bytes) else ""
-        raise TypeError(f"texts[{index}] is {type(text).__name__}, expected str{hint}")
-    try:
-        text.isascii() or text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"texts[{index}] is not valid Unicode: a lone surrogate at {error.start}") from error
-    return text
+def _in_host_memory(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.get()

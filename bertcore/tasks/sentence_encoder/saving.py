@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint.replacing import replace_files
+from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES
 from bertcore.tasks.sentence_encoder.pooling import POOLING
-from bertcore.tasks.sentence_encoder.settings import MODULES_NAME, POOLING_FLAGS, PROMPTS_NAME, TRANSFORMER_NAMES
+from bertcore.tasks.sentence_encoder.settings import POOLING_FLAGS
 
 MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
 
@@ -31,7 +32,7 @@ def save_sentence_encoder(
         folder: is made when it is not there; other files in it stay.
         model: an AutoModel, as an objective of sentence embeddings trains it.
         tokenizer: the texts'.
-        pooling: one or several of "cls", "max", "mean" and "mean_sqrt_len_tokens".
+        pooling: one or several of "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean" and "lasttoken".
         normalize: whether embeddings are scaled to length 1.
         max_seq_length: where texts are cut, in tokens; None leaves it to tokenizer and model.
         do_lower_case: whether texts are lower-cased before they are tokenized.
@@ -61,7 +62,7 @@ def save_sentence_encoder(
     _write(folder / "1_Pooling", {"config.json": {"word_embedding_dimension": model.spec.hidden_size, **flags}})
     texts = {"max_seq_length": max_seq_length, "do_lower_case": do_lower_case}
     named = {"prompts": prompts, "default_prompt_name": default_prompt_name}
-    _write(folder, {MODULES_NAME: modules, TRANSFORMER_NAMES[0]: texts, PROMPTS_NAME: named})
+    _write(folder, {MODULES_NAME: modules, TRANSFORMER_NAMES[0]: texts, SETTINGS_NAME: named})
 
 
 def _write(folder: Path, contents: Mapping[str, Any]) -> None:

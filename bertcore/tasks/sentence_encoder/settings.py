@@ -1,23 +1,28 @@
 """Reading the folder of a published sentence encoder, as sentence-transformers writes it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.config import checkpoint_folder, read_json_object
+from bertcore.checkpoint.config import read_json_object
+from bertcore.tasks.folder import (
+    MODULES_NAME,
+    SETTINGS_NAME,
+    Module,
+    check_kinds,
+    flag,
+    opened_folder,
+    positive_integer,
+    read_modules,
+    read_prompts,
+    read_saved_settings,
+    read_transformer,
+)
+from bertcore.tasks.sentence_encoder.maps import MAPS
 from bertcore.tasks.sentence_encoder.pooling import POOLING
-
-MODULES_NAME = "modules.json"
-PROMPTS_NAME = "config_sentence_transformers.json"
-
-# The settings of the Transformer module; early versions of sentence-transformers named the file after the family.
-TRANSFORMER_NAMES = [
-    f"sentence_{family}_config.json"
-    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-]
+from bertcore.tasks.similarity import SIMILARITIES
 
 # Before pooling_mode there was a flag for each mode, in the order in which several modes are joined.
 POOLING_FLAGS = {
@@ -39,137 +44,100 @@ class Settings:
     Attributes:
         model_folder: where config.json, the weights and the tokenizer are.
         folders: the folder that was read and those of its modules.
+        is_static: whether the model is a table of one vector for each token, whose mean is pooled.
         pooling_file: where the pooling stands; None for a plain model.
         width: of the hidden states that are pooled, and the key that says so; None if the folder does not say.
         pooling: modes of `pooling.POOLING`; the vectors of several are joined.
-        normalize: whether embeddings are scaled to length 1.
+        include_prompt: whether the tokens of a prompt are pooled, too.
+        maps: the modules that follow the pooling, but a last Normalize.
+        normalize: whether a last Normalize scales embeddings to length 1.
         max_seq_length: texts are cut to this many tokens; None leaves it to the tokenizer and the model.
         do_lower_case: whether texts are lower-cased before they are tokenized.
         prompts: texts to put before an input, by name.
         default_prompt_name: the prompt to use when none is asked for.
+        similarity: the name of the similarity the model is meant for.
+        truncate_dim: how many of the first dimensions embeddings have; None for all.
     """
 
     model_folder: Path
     folders: tuple[Path, ...] = ()
+    is_static: bool = False
     pooling_file: Path | None = None
     width: tuple[str, int] | None = None
     pooling: tuple[str, ...] = ("mean",)
+    include_prompt: bool = True
+    maps: tuple[Module, ...] = ()
     normalize: bool = False
     max_seq_length: int | None = None
     do_lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    similarity: str = "cosine"
+    truncate_dim: int | None = None
 
 
-def read_settings(folder) -> Settings:
+def read_settings(folder: Any) -> Settings:
     """The settings of a sentence encoder's folder.
 
     A folder without modules.json is a plain model: mean pooling and no normalisation, as sentence-transformers does.
 
     Raises CheckpointError: which file is wrong, or which module is not supported.
     """
-    if Path(folder).is_file():  # the weights are found by the settings: one file cannot be chosen
-        raise CheckpointError(f"{folder} is a file; expected the folder of a sentence encoder, or of a plain model")
-    folder = checkpoint_folder(folder)
-    model_folder, modules, pooling, normalize = folder, [], {}, False
-    if (folder / MODULES_NAME).is_file():
-        modules, normalize = _read_modules(folder / MODULES_NAME)
-        model_folder, pooling = modules[0], _read_pooling(modules[1] / "config.json")
+    folder = opened_folder(folder, "sentence encoder")
+    modules, prompts = read_modules(folder), read_prompts(folder)
+    options = {"prompts": prompts.by_name, "default_prompt_name": prompts.default, **_read_whole(folder)}
+    if modules is None:
+        return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options)
+    is_static = _check_order(folder, modules)
+    maps = modules[1 if is_static else 2 :]
+    normalize = bool(maps) and maps[-1].kind == "Normalize"
+    if not is_static:
+        options |= _read_pooling(modules[1].folder / "config.json")
+        options |= read_transformer(modules[0].folder, "feature-extraction")
     return Settings(
-        model_folder=model_folder,
-        folders=tuple(dict.fromkeys([folder, *modules])),
+        model_folder=modules[0].folder,
+        folders=tuple(dict.fromkeys([folder, *(module.folder for module in modules)])),
+        is_static=is_static,
+        maps=tuple(maps[:-1] if normalize else maps),
         normalize=normalize,
-        **pooling,
-        **_read_transformer_settings(model_folder),
-        **_read_prompts(folder / PROMPTS_NAME),
+        **options,
     )
 
 
-def _read_modules(file: Path) -> tuple[list[Path], bool]:
-    """The folders of the modules, Transformer and Pooling first, and whether Normalize follows them."""
-    try:
-        modules = json.loads(file.read_text(encoding="utf-8"))
-        listed = [(str(module["type"]), str(module["path"])) for module in modules]
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not a list of modules with type and path: {error!r}") from error
-    kinds = [kind.rpartition(".")[2] for kind, _ in listed]
-    for (kind, _), name in zip(listed, kinds, strict=True):
-        if name not in ("Transformer", "Pooling", "Normalize"):
-            raise CheckpointError(
-                f"{file} has the module {kind}, which is not supported; supported are Transformer, Pooling, Normalize"
-            )
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise CheckpointError(
-            f"{file} has the modules {', '.join(kinds) or 'none'}; "
-            "expected Transformer, Pooling and, if wanted, Normalize"
-        )
-    return [_inside(file, path) for _, path in listed], kinds[-1] == "Normalize"
-
-
-def _inside(file: Path, path: str) -> Path:
-    """The folder `path` beside `file`; the list is downloaded data and may not point elsewhere."""
-    relative = PurePosixPath(path)
-    if relative.is_absolute() or ".." in relative.parts or "\\" in path or ":" in path:
-        raise CheckpointError(f"{file} names the path {path!r}; expected a folder inside {file.parent}")
-    return file.parent / relative
-
-
-def _flag(file: Path, config: Mapping[str, Any], key: str) -> bool:
-    """True or false, false when the key is absent or null; "false" is refused, for it would count as true."""
-    value = config.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"{file}: {key} is {value!r}, expected true or false")
-    return bool(value)
+def _check_order(folder: Path, modules: list[Module]) -> bool:
+    """Whether the first module is a StaticEmbedding; CheckpointError for modules that are not these, in this order."""
+    check_kinds(folder, modules, ("Transformer", "Pooling", "StaticEmbedding", *MAPS))
+    kinds = [module.kind for module in modules]
+    for start in (["StaticEmbedding"], ["Transformer", "Pooling"]):
+        if kinds[: len(start)] == start and set(kinds[len(start) :]) <= set(MAPS):
+            return start == ["StaticEmbedding"]
+    raise CheckpointError(
+        f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}; expected Transformer, Pooling (or "
+        f"StaticEmbedding alone) and, if wanted, {', '.join(MAPS)}"
+    )
 
 
 def _read_pooling(file: Path) -> dict[str, Any]:
     config = read_json_object(file)
-    if config.get("include_prompt", True) is not True:
-        raise CheckpointError(f"{file}: include_prompt is {config['include_prompt']!r}, supported is true")
     modes = config.get("pooling_mode")
     if modes is None:
-        modes = [mode for flag, mode in POOLING_FLAGS.items() if _flag(file, config, flag)] or ["mean"]
+        modes = [mode for key, mode in POOLING_FLAGS.items() if flag(file, config, key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
         raise CheckpointError(f"{file}: pooling_mode is {modes!r}, expected one or several of {', '.join(POOLING)}")
     unknown = [mode for mode in modes if mode not in POOLING]
     if unknown:
         raise CheckpointError(f"{file}: pooling {unknown[0]!r} is not supported; supported are {', '.join(POOLING)}")
-    return {"pooling_file": file, "pooling": tuple(modes), "width": _read_width(file, config)}
+    include_prompt = flag(file, config, "include_prompt", True)
+    width = next(((key, config[key]) for key in WIDTH_KEYS if positive_integer(file, config, key)), None)
+    return {"pooling_file": file, "pooling": tuple(modes), "width": width, "include_prompt": include_prompt}
 
 
-def _read_width(file: Path, config: Mapping[str, Any]) -> tuple[str, int] | None:
-    for key in WIDTH_KEYS:
-        width = config.get(key)
-        if width is not None:
-            if type(width) is not int or width < 1:
-                raise CheckpointError(f"{file}: {key} is {width!r}, expected a positive integer or null")
-            return key, width
-    return None
-
-
-def _read_transformer_settings(folder: Path) -> dict[str, Any]:
-    file = next((folder / name for name in TRANSFORMER_NAMES if (folder / name).is_file()), folder)
-    config = {} if file == folder else read_json_object(file)
-    length = config.get("max_seq_length")
-    if length is not None and (type(length) is not int or length < 1):
-        raise CheckpointError(f"{file}: max_seq_length is {length!r}, expected a positive integer or null")
-    task = config.get("transformer_task", "feature-extraction")
-    if task != "feature-extraction":
-        raise CheckpointError(f"{file}: transformer_task is {task!r}, supported is 'feature-extraction'")
-    return {"max_seq_length": length, "do_lower_case": _flag(file, config, "do_lower_case")}
-
-
-def _read_prompts(file: Path) -> dict[str, Any]:
-    config = read_json_object(file) if file.is_file() else {}
-    prompts, default = config.get("prompts"), config.get("default_prompt_name")
-    prompts = {} if prompts is None else prompts
-    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise CheckpointError(f"{file}: prompts is {prompts!r}, expected an object of texts by name")
-    if default is not None and not isinstance(default, str):
-        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, expected the name of a prompt, or null")
-    if default is not None and default not in prompts:
-        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, known are {', '.join(prompts) or 'none'}")
-    return {"prompts": prompts, "default_prompt_name": default}
+def _read_whole(folder: Path) -> dict[str, Any]:
+    """The similarity and the dimensions that the settings of the whole model state."""
+    file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
+    similarity = config.get("similarity_fn_name") or "cosine"
+    if similarity not in SIMILARITIES:
+        known = ", ".join(SIMILARITIES)
+        raise CheckpointError(f"{file}: similarity_fn_name is {similarity!r}, expected one of {known}, or null")
+    return {"similarity": similarity, "truncate_dim": positive_integer(file, config, "truncate_dim")}

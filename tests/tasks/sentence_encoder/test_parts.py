@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertcore.tasks.batching import BATCHES_PER_WINDOW, GROUP_TEXTS, batches, grouped, windows
-from bertcore.tasks.sentence_encoder.pooling import normalized, pool
+from bertcore.tasks.sentence_encoder.pooling import pool
+from bertcore.tasks.similarity import normalized
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 60))

@@ -7,8 +7,8 @@ import pytest
 
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
-from bertcore.tasks.sentence_encoder.pooling import normalized
 from bertcore.tasks.sentence_encoder.settings import POOLING_FLAGS
+from bertcore.tasks.similarity import normalized
 from bertcore.training import AdamW
 from bertcore.training.objectives import MultipleNegativesRanking
 from tests.tiny_bert import CONFIG, save_tiny_bert

@@ -17,6 +17,8 @@ POOLED = {
     "max": lambda hidden: hidden.max(axis=0),
     "mean": lambda hidden: hidden.mean(axis=0),
     "mean_sqrt_len": lambda hidden: hidden.sum(axis=0) / np.sqrt(len(hidden)),
+    "weightedmean": lambda hidden: np.average(hidden, axis=0, weights=np.arange(1, len(hidden) + 1)),
+    "last": lambda hidden: hidden[-1],
 }
 
 
@@ -31,6 +33,7 @@ def hidden_states(encoder, text):
     [
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ["cls"]),
         ({"pooling_mode_max_tokens": True}, ["max"]),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_weightedmean_tokens": True}, ["weightedmean", "last"]),
         ({"pooling_mode_mean_tokens": True}, ["mean"]),
         ({"pooling_mode_mean_sqrt_len_tokens": True}, ["mean_sqrt_len"]),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ["cls", "mean"]),
@@ -165,7 +168,7 @@ MODES = "expected one or several of cls"
 # What is said in which file -> what is wrong with it; None for a file that is not there.
 REFUSED = {
     "modules.json": [
-        (listing("Transformer", "Pooling", "Dense"), "models.Dense, which is not supported; supported are Transf"),
+        (listing("Transformer", "Pooling", "Dense"), "1_/config.json cannot be read"),
         (listing("Transformer", "CNN", "Pooling"), "models.CNN, which is not supported"),
         (listing("Transformer"), "modules Transformer; expected Transformer, Pooling"),
         (listing("Pooling", "Transformer"), "modules Pooling, Transformer; expected"),
@@ -176,8 +179,6 @@ REFUSED = {
     ],
     "1_Pooling/config.json": [
         (None, "config.json cannot be read"),
-        ({"pooling_mode_weightedmean_tokens": True}, "'weightedmean' is not supported; supported are cls, max, me"),
-        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, "'lasttoken' is not supported"),
         ({"pooling_mode": "median"}, "'median' is not supported"),
         ({"pooling_mode": []}, f"pooling_mode is [], {MODES}"),
         ({"pooling_mode": 5}, f"pooling_mode is 5, {MODES}"),
@@ -186,7 +187,7 @@ REFUSED = {
         ({"word_embedding_dimension": 7}, f"config.json: word_embedding_dimension is 7, expected {WIDTH}, the model's"),
         ({"embedding_dimension": 7}, f"config.json: embedding_dimension is 7, expected {WIDTH}, the model's"),
         ({"word_embedding_dimension": "x"}, "word_embedding_dimension is 'x', expected a positive integer"),
-        ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt is False, supported is true"),
+        ({"pooling_mode": "mean", "include_prompt": "no"}, "include_prompt is 'no', expected true or false"),
     ],
     "sentence_bert_config.json": [
         ({"max_seq_length": 0}, "max_seq_length is 0, expected a positive integer"),
@@ -200,6 +201,8 @@ REFUSED = {
         ({"prompts": []}, "prompts is [], expected an object of texts by name"),
         ({"default_prompt_name": [1]}, "default_prompt_name is [1], expected the name of a prompt"),
         ({"default_prompt_name": "q", "prompts": {"a": "b"}}, "is 'q', known are a"),
+        ({"similarity_fn_name": "maxsim"}, "similarity_fn_name is 'maxsim', expected one of cosine, dot, euclidean"),
+        ({"truncate_dim": -1}, "truncate_dim is -1, expected a positive integer"),
     ],
 }  # fmt: skip
 

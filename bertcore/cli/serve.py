@@ -1,0 +1,59 @@
+"""Serve models over HTTP: embeddings, sparse embeddings, reranking and classification.
+
+POST /v1/embeddings (OpenAI's interface), /embed, /embed_all, /embed_sparse, /rerank, /predict and /similarity
+(text-embeddings-inference's); GET /health, /metrics (Prometheus) and / (a page to try it)."""
+
+import argparse
+import os
+
+from bertcore.cli.common import MODEL_HELP, CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+
+HELP = "serve models over HTTP"
+EXAMPLES = """\
+examples:
+  bertcore serve demo
+  bertcore serve all-MiniLM-L6-v2/ ms-marco-MiniLM-L6-v2/ --host 0.0.0.0 --port 8000
+  curl localhost:8080/embed -d '{"inputs": ["one text", "or many"]}'
+
+Requests of several clients are computed together. The environment variable BERTCORE_API_KEY sets the key that requests
+have to bring (Authorization: Bearer KEY). Needs: pip install "bertcore[serve]"."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="default: 8080")
+    add_dtype_argument(parser)
+    limits = (
+        ("--max-batch-tokens", "tokens computed at once (default: 4096)"),
+        ("--max-queue-tokens", "tokens that may wait; beyond, requests are refused with 429 (default: 262144)"),
+        ("--max-client-batch-size", "texts of a request (default: 1024)"),
+        ("--max-body-bytes", "of a request (default: 4194304)"),
+        ("--timeout", "seconds that a request may take (default: 60)"),
+    )
+    for name, text in limits:
+        parser.add_argument(name, type=positive, metavar="N", help=text)
+    parser.add_argument("--auto-truncate", action="store_true", help="cut texts that are too long, instead of refusing")
+    parser.add_argument("--graceful-timeout", type=positive, default=30, metavar="N", help="seconds that requests have "
+                        "to end when the server is stopped (default: 30)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    try:
+        import uvicorn
+
+        from bertcore.serving import ServerSettings, create_app
+    except ModuleNotFoundError as error:
+        raise CommandError(f'{error.name} is not installed: pip install "bertcore[serve]"') from error
+    names = ("max_batch_tokens", "max_queue_tokens", "max_client_batch_size", "max_body_bytes", "timeout")
+    limits = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    key = os.environ.get("BERTCORE_API_KEY") or None
+    settings = ServerSettings(**limits, api_key=key, auto_truncate=args.auto_truncate)
+    with chosen_backend(args):
+        folders = [name if name != "demo" else model_folder(name) for name in args.models]
+        app = create_app(folders, settings, dtype=args.dtype)
+    options = {"host": args.host, "port": args.port, "log_level": "warning", "timeout_keep_alive": 15}
+    print(f"bertcore: listening at http://{args.host}:{args.port}", flush=True)
+    uvicorn.run(app, **options, timeout_graceful_shutdown=args.graceful_timeout)

@@ -1,0 +1,180 @@
+"""The ASGI application: routes, limits, the API key, and errors as JSON."""
+
+import asyncio
+import contextlib
+import hmac
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bertcore.checkpoint import resolve
+from bertcore.serving.endpoints import ENDPOINTS, PAGES
+from bertcore.serving.errors import RequestError, invalid, malformed, timed_out, too_large
+from bertcore.serving.metrics import Metrics
+from bertcore.serving.models import Models, ServedModel
+from bertcore.serving.settings import ServerSettings
+
+CLIENT_GONE = 499  # what nginx calls it; nobody reads the answer
+Answer = Callable[[dict[str, Any], Models, ServerSettings], Awaitable[Any]]
+
+
+def create_app(
+    models: Sequence[str | os.PathLike], settings: ServerSettings | None = None, *, dtype: str | None = None
+) -> Starlette:
+    """A server of these models, as an ASGI application.
+
+    Args:
+        models: folders, or ids on the Hugging Face hub: sentence encoders, sparse encoders, classifiers. Requests call
+            them by the last part of their name.
+        settings: limits; see `ServerSettings`.
+        dtype: of the weights, as for AutoModel.
+
+    Raises:
+        CheckpointError: which model cannot be loaded, or two of the same name.
+        ValueError: for no model.
+    """
+    settings = settings or ServerSettings()
+    if not models:
+        raise ValueError("models is empty, expected at least one folder or id")
+    loaded = Models([_load(name, dtype) for name in models])
+    metrics = Metrics(lambda: sum(model.waiting_tokens for model in loaded.all))
+    routes = [
+        Route(path, _handler(path, answer, loaded, settings, metrics), methods=["POST"])
+        for path, answer in ENDPOINTS.items()
+    ]
+    routes += [Route(path, _page(page, loaded, metrics), methods=["GET"]) for path, page in PAGES.items()]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> Any:
+        # One batch at a time: its kernels use all the cores.
+        with ThreadPoolExecutor(1, "bertcore-compute") as executor:
+            for model in loaded.all:
+                model.start(executor, settings, metrics.batch)
+                await asyncio.get_running_loop().run_in_executor(executor, model.warm_up)
+            yield
+
+    handlers: Any = {HTTPException: _http_error}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
+    folder = resolve(name, "sentence_encoder")
+    return ServedModel(folder, Path(os.fspath(name)).name or Path(folder).resolve().name, dtype=dtype)
+
+
+def _handler(path: str, answer: Answer, models: Models, settings: ServerSettings, metrics: Metrics) -> Any:
+    """A POST route: reads the body within the limits, answers it, and counts it."""
+
+    async def handle(request: Request) -> Response:
+        start = time.perf_counter()
+        try:
+            _check_key(request, settings.api_key)
+            body = await _read_body(request, settings)
+            response = _json(await _answered(request, answer(body, models, settings), settings.timeout))
+        except RequestError as error:
+            response = _error(error, is_openai=path.startswith("/v1/"))
+        except ClientDisconnect:
+            response = Response(status_code=CLIENT_GONE)
+        metrics.request(path, response.status_code, time.perf_counter() - start)
+        return response
+
+    return handle
+
+
+def _page(page: Callable[[Models, Metrics], Response], models: Models, metrics: Metrics) -> Any:
+    async def handle(request: Request) -> Response:
+        return page(models, metrics)
+
+    return handle
+
+
+def _check_key(request: Request, key: str | None) -> None:
+    if key is None:
+        return
+    given = request.headers.get("authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        raise RequestError(401, "unauthorized", "expected the header Authorization: Bearer KEY, with this server's key")
+
+
+async def _read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
+    """The JSON object of a request; no more than the limit is ever in memory."""
+    most, stated = settings.max_body_bytes, request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > most:
+        raise too_large(f"the body has {stated} bytes, the limit is {most}")
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise too_large(f"the body has more than {most} bytes, the limit")
+    except TimeoutError as error:
+        message = f"the body did not arrive within {settings.body_timeout:g} s"
+        raise RequestError(408, "timeout", message) from error
+    try:
+        body = orjson.loads(b"".join(parts))
+    except orjson.JSONDecodeError as error:
+        raise malformed(f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise invalid(f"the body is a JSON {type(body).__name__}, expected an object")
+    return body
+
+
+async def _answered(request: Request, work: Any, timeout: float) -> Any:
+    """The result of `work`, which is given up when its time is over or its client has gone."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientDisconnect
+        raise timed_out(f"the request was not done within {timeout:g} s")
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    options = orjson.OPT_SERIALIZE_NUMPY
+    return Response(orjson.dumps(value, option=options), status, media_type="application/json")
+
+
+def _error(error: RequestError, *, is_openai: bool) -> Response:
+    """OpenAI's clients read error.message; text-embeddings-inference's error and error_type."""
+    if is_openai:
+        inner = {"message": error.message, "type": error.kind, "code": error.status}
+        response = _json({"error": inner}, error.status)
+    else:
+        response = _json({"error": error.message, "error_type": error.kind}, error.status)
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 429:
+        response.headers["Retry-After"] = "1"
+    if error.status in (408, 413):  # what is left of the body is not read
+        response.headers["Connection"] = "close"
+    return response
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    kind = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
+    response = _json({"error": error.detail, "error_type": kind}, error.status_code)
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,101 @@
+"""Dynamic batching: rows of several requests are computed together, in the order in which they came."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from bertcore.serving.errors import overloaded
+
+Compute = Callable[[list[Any]], Sequence[Any]]
+
+
+class Batcher:
+    """Collects rows and computes them in batches of a bounded number of tokens.
+
+    While a batch computes, rows wait; the next batch takes as many as fit. A row alone is computed at once, so that a
+    single request waits for nobody. What comes beyond the queue's limit is refused.
+
+    Args:
+        compute: takes the rows of a batch (each has a length, in tokens), and returns a result for each; it runs in
+            `executor`.
+        executor: of one thread, which all batchers share: a batch uses all the cores.
+        batch_tokens: of a batch.
+        queue_tokens: how many tokens may wait.
+        observe: is told the rows and tokens of each batch.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        executor: Executor,
+        *,
+        batch_tokens: int,
+        queue_tokens: int,
+        observe: Callable[[int, int], None] = lambda rows, tokens: None,
+    ):
+        self._compute, self._executor = compute, executor
+        self._batch_tokens, self._queue_tokens = batch_tokens, queue_tokens
+        self._observe = observe
+        self._rows: deque[tuple[Any, asyncio.Future]] = deque()
+        self._worker: asyncio.Task | None = None
+        self.waiting_tokens = 0
+
+    async def submit(self, rows: Sequence[Any]) -> list[Any]:
+        """The results of the rows, in their order.
+
+        A caller that is cancelled takes back its rows that still wait.
+
+        Raises RequestError (429) when the queue cannot take the rows; what `compute` raises.
+        """
+        if not rows:
+            return []
+        tokens = sum(map(len, rows))
+        if self.waiting_tokens and self.waiting_tokens + tokens > self._queue_tokens:
+            raise overloaded(f"{self.waiting_tokens} tokens are waiting, the limit is {self._queue_tokens}: try again")
+        loop = asyncio.get_running_loop()
+        entries = [(row, loop.create_future()) for row in rows]
+        self._rows.extend(entries)
+        self.waiting_tokens += tokens
+        if self._worker is None:
+            self._worker = loop.create_task(self._work())
+        try:
+            return list(await asyncio.gather(*(future for _, future in entries)))
+        finally:
+            for _, future in entries:
+                future.cancel()
+
+    async def _work(self) -> None:
+        """Compute batches until no row waits."""
+        loop = asyncio.get_running_loop()
+        try:
+            while batch := self._next_batch():
+                rows = [row for row, _ in batch]
+                try:
+                    results = await loop.run_in_executor(self._executor, self._compute, rows)
+                except Exception as error:  # which is the answer to each of these requests
+                    for _, future in batch:
+                        if not future.done():
+                            future.set_exception(error)
+                    continue
+                for (_, future), result in zip(batch, results, strict=True):
+                    if not future.done():
+                        future.set_result(result)
+        finally:
+            self._worker = None
+
+    def _next_batch(self) -> list[tuple[Any, asyncio.Future]]:
+        batch, tokens = [], 0
+        while self._rows:
+            row, future = self._rows[0]
+            if not future.done():  # done: its caller has gone
+                if batch and tokens + len(row) > self._batch_tokens:
+                    break
+                batch.append((row, future))
+                tokens += len(row)
+            self._rows.popleft()
+            self.waiting_tokens -= len(row)
+        if batch:
+            self._observe(len(batch), tokens)
+        return batch

@@ -1,0 +1,51 @@
+"""What goes wrong with a request: a status, a kind and a message, as text-embeddings-inference names them."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class RequestError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: of HTTP.
+        kind: "validation", "overloaded", ...
+        message: what is wrong, and what was expected.
+    """
+
+    status: int
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def malformed(message: str) -> RequestError:
+    """A body that is no JSON object."""
+    return RequestError(400, "malformed", message)
+
+
+def invalid(message: str) -> RequestError:
+    """A field that is missing or of another type."""
+    return RequestError(422, "validation", message)
+
+
+def too_large(message: str) -> RequestError:
+    """A body, a batch or a text beyond the limits."""
+    return RequestError(413, "validation", message)
+
+
+def overloaded(message: str) -> RequestError:
+    """More work than the queue holds."""
+    return RequestError(429, "overloaded", message)
+
+
+def unsupported(message: str) -> RequestError:
+    """Something that no model here can do."""
+    return RequestError(424, "backend", message)
+
+
+def timed_out(message: str) -> RequestError:
+    """Work that took too long."""
+    return RequestError(504, "timeout", message)

@@ -1,0 +1,134 @@
+"""The models that a server has, by what they can do."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.checkpoint import CheckpointError, read_config
+from bertcore.serving.batcher import Batcher
+from bertcore.serving.errors import too_large, unsupported
+from bertcore.serving.settings import ServerSettings
+from bertcore.tasks.cross_encoder import CrossEncoder
+from bertcore.tasks.folder import opened_folder, read_modules
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+from bertcore.tasks.sparse_encoder import SparseEncoder
+
+CLASSES: dict[str, Any] = {"dense": SentenceEncoder, "sparse": SparseEncoder, "classifier": CrossEncoder}
+WHAT = {"dense": "embeds texts", "sparse": "embeds texts into sparse vectors", "classifier": "classifies texts"}
+
+
+def kind_of(folder: Path) -> str:
+    """What the model in `folder` does: "dense" (a sentence encoder), "sparse" or "classifier"."""
+    folder = opened_folder(folder, "model")
+    kinds = [module.kind for module in read_modules(folder) or []]
+    if kinds:
+        return "sparse" if "SpladePooling" in kinds else "classifier" if kinds == ["Transformer"] else "dense"
+    architectures = read_config(folder).get("architectures") or [""]
+    return "classifier" if str(architectures[0]).endswith("ForSequenceClassification") else "dense"
+
+
+class ServedModel:
+    """A loaded model, and the queues of what it computes.
+
+    Attributes:
+        name: what requests call it.
+        kind: "dense", "sparse" or "classifier".
+        engine: the SentenceEncoder, SparseEncoder or CrossEncoder.
+    """
+
+    def __init__(self, folder: Path, name: str, *, dtype: str | None = None):
+        self.name, self.kind = name, kind_of(folder)
+        self.engine = CLASSES[self.kind](folder, dtype=dtype)
+        self._backend = kernels.get_backend()
+        self._batchers: dict[str, Batcher] = {}
+
+    def start(self, executor: Executor, settings: ServerSettings, observe: Callable[[int, int], None]) -> None:
+        """Make the queues; their batches run in `executor`."""
+        computed = {
+            "dense": {"pooled": "pooled", "tokens": "hidden_states"},
+            "sparse": {"words": "words"},
+            "classifier": {"logits": "scored"},
+        }[self.kind]
+        sizes = {"batch_tokens": settings.max_batch_tokens, "queue_tokens": settings.max_queue_tokens}
+        for what, method in computed.items():
+            compute = self._on_backend(getattr(self._part, method))
+            self._batchers[what] = Batcher(compute, executor, **sizes, observe=observe)
+
+    @property
+    def _part(self) -> Any:
+        """Of what tokenizes and computes."""
+        return self.engine.scores if self.kind == "classifier" else self.engine
+
+    def _on_backend(self, compute: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        def call(rows: list[Any]) -> Any:
+            with kernels.use_backend(self._backend):
+                return compute(rows)
+
+        return call
+
+    def read(self, texts: Sequence[Any], *, truncate: bool, prompt: str = "", name: str = "inputs") -> list[Any]:
+        """The tokens of texts, or of rows of one or two texts for a classifier.
+
+        Raises RequestError (413) for a text that is too long, if it is not to be cut.
+        """
+        options = [] if self.kind == "classifier" else [prompt]
+        found = list(self._part.tokenize(list(texts), *options))
+        for index, (_, was_cut) in enumerate(found):
+            if was_cut and not truncate:
+                most = self.engine.max_seq_length
+                raise too_large(f"{name}[{index}] has more than {most} tokens, the limit; truncate cuts it")
+        return [row for row, _ in found]
+
+    async def compute(self, what: str, rows: list[Any]) -> list[Any]:
+        """ "pooled" or "tokens", "words", or "logits" of rows of tokens."""
+        return await self._batchers[what].submit(rows)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """How many tokens wait to be computed."""
+        return sum(batcher.waiting_tokens for batcher in self._batchers.values())
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of a classifier's labels."""
+        names = self.engine.model.config.get("id2label") or {}
+        return [str(names.get(str(index), f"LABEL_{index}")) for index in range(self.engine.num_labels)]
+
+    def warm_up(self) -> None:
+        """Compute a text, so that no request waits for kernels to compile."""
+        row = ("warm", "up") if self.kind == "classifier" else "warm up"
+        rows = self.read([row], truncate=True)
+        for batcher in self._batchers.values():
+            batcher._compute(rows)
+
+
+class Models:
+    """The models of a server.
+
+    Raises CheckpointError for two of the same name.
+    """
+
+    def __init__(self, models: Sequence[ServedModel]):
+        self.all = list(models)
+        names = [model.name for model in self.all]
+        for name in names:
+            if names.count(name) > 1:
+                raise CheckpointError(f"two models are called {name!r}, expected different names of folders")
+
+    def of_kind(self, kind: str, name: str | None = None) -> ServedModel:
+        """The model of that kind, of that name if several have the kind; RequestError (424) if there is none."""
+        found = [model for model in self.all if model.kind == kind]
+        if not found:
+            raise unsupported(f"no model here {WHAT[kind]}")
+        return next((model for model in found if model.name == name), found[0])
+
+
+def finite(values: np.ndarray) -> np.ndarray:
+    """The values, if JSON can hold them."""
+    if not np.isfinite(values).all():
+        raise unsupported("the result is not finite, which JSON cannot hold")
+    return values

@@ -1,0 +1,232 @@
+"""CrossEncoder: a published reranker, or another classifier of pairs, from its folder to scores."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.checkpoint import CheckpointError, read_config, resolve
+from bertcore.checkpoint.config import CONFIG_NAME
+from bertcore.tasks.batching import BATCH_TOKENS
+from bertcore.tasks.cross_encoder.activations import Activation, chosen_activation, published_activation, softmax
+from bertcore.tasks.folder import (
+    MODULES_NAME,
+    SETTINGS_NAME,
+    check_kinds,
+    opened_folder,
+    read_modules,
+    read_prompts,
+    read_saved_settings,
+    read_transformer,
+)
+from bertcore.tasks.progress import progress_bar
+from bertcore.tasks.sequence_scores import SequenceScores
+from bertcore.tasks.texts import checked_batch_tokens, checked_text, checked_texts
+
+Pair = Sequence[str]
+
+
+class CrossEncoder:
+    """Scores pairs of texts, as sentence-transformers does: both texts go through the model together.
+
+    Args:
+        folder: a sequence classifier (config.json, weights, a tokenizer), or its id on the Hugging Face hub.
+        dtype: of the weights and the computation, as for AutoModel; scores are float32.
+        max_seq_length: cut pairs to this many tokens, special ones included, from the longer text first; by default as
+            published.
+        activation_fn: what is made of the logits: "identity", "sigmoid", "softmax", "relu", "tanh", or a function of
+            (pairs, labels) float32. By default as published; where that is not said, the sigmoid for one label, the
+            identity for several.
+        revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
+
+    Attributes:
+        num_labels: how many scores a pair has.
+        max_seq_length: where pairs are cut, in tokens.
+        activation_fn: the function in force.
+        prompts: texts to put before the first text of a pair, by name.
+        model, tokenizer, scores: the parts; `scores` gives the logits of texts and pairs.
+
+    Raises:
+        CheckpointError: which file of the folder is wrong, a checkpoint without a classifier's head, an activation that
+            is not known.
+        ValueError: a `max_seq_length` out of range, an unknown activation.
+
+    The first call that cuts pairs ends with a TextsCutWarning that says how many. One CrossEncoder may be used by
+    several threads at once.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        dtype: str | None = None,
+        max_seq_length: int | None = None,
+        activation_fn: str | Activation | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike | None = None,
+        local_files_only: bool = False,
+    ):
+        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        opened = opened_folder(resolve(folder, "sentence_encoder", **hub), "cross-encoder")
+        self._prompts = read_prompts(opened)
+        self.prompts = self._prompts.by_name
+        where = _model_folder(opened)
+        settings = read_transformer(where, "sequence-classification")
+        self.scores = SequenceScores(
+            where,
+            dtype=dtype,
+            max_seq_length=max_seq_length,
+            published_length=settings["max_seq_length"],
+            do_lower_case=settings["do_lower_case"],
+        )
+        self.model, self.tokenizer = self.scores.model, self.scores.tokenizer
+        self.num_labels, self.max_seq_length = self.scores.num_labels, self.scores.max_seq_length
+        if activation_fn is None:
+            saved = opened / SETTINGS_NAME, read_saved_settings(opened)
+            config = where / CONFIG_NAME, read_config(where)
+            activation_fn = published_activation(saved, config, self.num_labels)
+        self.activation_fn = chosen_activation(activation_fn)
+
+    def predict(
+        self,
+        pairs: Pair | Iterable[Pair],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        activation_fn: str | Activation | None = None,
+        apply_softmax: bool = False,
+        batch_tokens: int = BATCH_TOKENS,
+        show_progress: bool | None = None,
+    ) -> np.ndarray:
+        """Score one pair of texts or many.
+
+        Args:
+            pairs: (text, text), or several of them.
+            prompt, prompt_name: text to put before the first of each pair, or the name of one of the model's own; by
+                default the model's default prompt, if it has one.
+            activation_fn: replaces the model's, for this call.
+            apply_softmax: whether the scores of several labels are made to sum to 1, after the activation.
+            batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
+            show_progress: True or False; by default on a terminal, when the work takes long.
+
+        Returns:
+            float32 (pairs,) for a model of one label, else (pairs, labels), in the order of the pairs; for one pair a
+            scalar, or (labels,).
+
+        Raises:
+            TypeError: which of `pairs` is no pair of strings.
+            ValueError: a text that is not valid Unicode, an unknown prompt name or activation, a `batch_tokens` that is
+                not positive.
+        """
+        is_one = _is_pair(pairs)
+        many = list(_checked([pairs] if is_one else pairs))
+        stream = self._stream(many, len(many), prompt, prompt_name, activation_fn, batch_tokens, show_progress)
+        shape = (len(many),) if self.num_labels == 1 else (len(many), self.num_labels)
+        scores = np.empty(shape, np.float32)
+        for index, score in enumerate(stream):
+            scores[index] = softmax(score) if apply_softmax and self.num_labels > 1 else score
+        return scores[0] if is_one else scores
+
+    def predict_stream(
+        self,
+        pairs: Iterable[Pair],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        activation_fn: str | Activation | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+        show_progress: bool | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Score pairs as they come: an iterator over their float32 scores, (labels,) or scalars, in their order.
+
+        Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one in force at this call;
+        the arguments are those of `predict`.
+        """
+        return self._stream(_checked(pairs), None, prompt, prompt_name, activation_fn, batch_tokens, show_progress)
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_k: int | None = None,
+        return_documents: bool = False,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """The documents by how well they answer the query, the best first; equal ones in their order.
+
+        Args:
+            query: a text.
+            documents: the texts it is paired with.
+            top_k: how many to return; all by default.
+            return_documents: whether to return the texts as well.
+            options: those of `predict`.
+
+        Returns:
+            {"corpus_id": index in `documents`, "score": float} and, if asked for, "text", for each.
+
+        Raises:
+            TypeError: a query or document that is no string.
+            ValueError: for a model of several labels; a `top_k` that is no positive integer.
+        """
+        if self.num_labels != 1:
+            raise ValueError(f"the model has {self.num_labels} labels; rank needs one: use predict")
+        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
+            raise ValueError(f"top_k is {top_k!r}, expected a positive integer or None")
+        query, texts = checked_text("query", query), list(checked_texts(documents, "documents"))
+        scores = self.predict([(query, text) for text in texts], **options)
+        best = np.argsort(-scores, kind="stable")[:top_k].tolist()
+        return [
+            {"corpus_id": index, "score": float(scores[index])} | ({"text": texts[index]} if return_documents else {})
+            for index in best
+        ]
+
+    def _stream(
+        self, pairs: Iterable[Pair], count: int | None, prompt, prompt_name, activation_fn, batch_tokens, show_progress
+    ) -> Iterator[np.ndarray]:
+        batch_tokens = checked_batch_tokens(batch_tokens)
+        activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
+        before, backend = self._prompts.resolve(prompt, prompt_name), kernels.get_backend()
+
+        def scores() -> Iterator[np.ndarray]:
+            rows = ((before + first, second) for first, second in pairs)
+            with progress_bar(count, show_progress) as advance:
+                for logits in self.scores.logits(rows, batch_tokens, advance, backend):
+                    found = np.asarray(activation(logits[None]), np.float32)[0]
+                    yield found[0] if self.num_labels == 1 else found
+
+        return scores()
+
+
+def _model_folder(folder: Path) -> Path:
+    """Where config.json is: the folder, or that of its only module."""
+    modules = read_modules(folder)
+    if modules is None:
+        return folder
+    check_kinds(folder, modules, ("Transformer",))
+    if len(modules) != 1:
+        raise CheckpointError(f"{folder / MODULES_NAME} has {len(modules)} modules, expected one Transformer")
+    return modules[0].folder
+
+
+def _is_pair(pairs: Any) -> bool:
+    return isinstance(pairs, list | tuple) and len(pairs) > 0 and isinstance(pairs[0], str)
+
+
+def _checked(pairs: Any) -> Iterator[tuple[str, str]]:
+    """The pairs one by one, each seen to be two strings."""
+    if isinstance(pairs, str | bytes | dict) or not isinstance(pairs, Iterable):
+        raise TypeError(f"pairs is {type(pairs).__name__}, expected a list of pairs of strings")
+
+    def checked() -> Iterator[tuple[str, str]]:
+        for index, pair in enumerate(pairs):
+            if isinstance(pair, str | bytes) or not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
+                raise TypeError(f"pairs[{index}] is {pair!r}, expected two strings")
+            first, second = (checked_text(f"pairs[{index}][{side}]", text) for side, text in enumerate(pair))
+            yield first, second
+
+    return checked()

@@ -1,0 +1,165 @@
+"""Reading what sentence-transformers writes beside a model: its modules, their settings, its prompts."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint.config import checkpoint_folder, read_json_object
+
+MODULES_NAME = "modules.json"
+SETTINGS_NAME = "config_sentence_transformers.json"
+
+# The settings of the Transformer module; early versions of sentence-transformers named the file after the family.
+TRANSFORMER_NAMES = [
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+
+
+@dataclass(frozen=True)
+class Module:
+    """One of the modules that follow each other: its kind ("Pooling"), the full name of it, its folder."""
+
+    kind: str
+    type: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Texts to put before an input, by name, and the name of the one to use when none is asked for."""
+
+    by_name: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+
+    def resolve(self, prompt: str | None, prompt_name: str | None) -> str:
+        """The text that the arguments of a call ask for.
+
+        Raises:
+            TypeError: for an argument of another type.
+            ValueError: for an unknown name, or for both arguments.
+        """
+        for argument, value in (("prompt", prompt), ("prompt_name", prompt_name)):
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{argument} is {value!r}, expected a string or None")
+        if prompt is not None:
+            if prompt_name is not None:
+                raise ValueError(f"prompt and prompt_name ({prompt_name!r}) are both given, expected one of them")
+            return prompt
+        name = self.default if prompt_name is None else prompt_name
+        if name is not None and name not in self.by_name:
+            known = ", ".join(self.by_name) or "none"
+            raise ValueError(f"prompt_name is {name!r}, this model has {known}")
+        return "" if name is None else self.by_name[name]
+
+    @property
+    def for_queries(self) -> str:
+        """The prompt of queries; empty where there is none."""
+        return self.by_name.get("query", "")
+
+    @property
+    def for_documents(self) -> str:
+        """The prompt of documents, under the first of its names that is there; empty where there is none."""
+        return next((self.by_name[name] for name in ("document", "passage", "corpus") if name in self.by_name), "")
+
+
+def with_prompt(options: dict[str, Any], prompt: str) -> dict[str, Any]:
+    """The options of a call with this prompt, unless they have one."""
+    asked = options.get("prompt"), options.get("prompt_name")
+    return {**options, "prompt": prompt} if asked == (None, None) else options
+
+
+def opened_folder(path: Any, what: str) -> Path:
+    """The folder at `path`; CheckpointError for a file, since settings stand beside the weights."""
+    if Path(path).is_file():
+        raise CheckpointError(f"{path} is a file; expected the folder of a {what}, or of a plain model")
+    return checkpoint_folder(path)
+
+
+def read_modules(folder: Path) -> list[Module] | None:
+    """The modules of a model, in their order; None for a plain model, which has no modules.json.
+
+    Raises CheckpointError for a modules.json that cannot be read, or that leads out of the folder.
+    """
+    file = folder / MODULES_NAME
+    if not file.is_file():
+        return None
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+        listed = [(str(module["type"]), str(module["path"])) for module in modules]
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not a list of modules with type and path: {error!r}") from error
+    return [Module(kind.rpartition(".")[2], kind, _inside(file, path)) for kind, path in listed]
+
+
+def _inside(file: Path, path: str) -> Path:
+    """The folder `path` beside `file`; the list is downloaded data and may not point elsewhere."""
+    relative = PurePosixPath(path)
+    if relative.is_absolute() or ".." in relative.parts or "\\" in path or ":" in path:
+        raise CheckpointError(f"{file} names the path {path!r}; expected a folder inside {file.parent}")
+    return file.parent / relative
+
+
+def check_kinds(folder: Path, modules: list[Module], supported: tuple[str, ...]) -> None:
+    """CheckpointError for the first module that is of no supported kind."""
+    for module in modules:
+        if module.kind not in supported:
+            raise CheckpointError(
+                f"{folder / MODULES_NAME} has the module {module.type}, which is not supported; supported are "
+                f"{', '.join(supported)}"
+            )
+
+
+def flag(file: Path, config: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    """True or false, the default when the key is absent or null; "false" is refused, for it would count as true."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{file}: {key} is {value!r}, expected true or false")
+    return default if value is None else value
+
+
+def positive_integer(file: Path, config: Mapping[str, Any], key: str) -> int | None:
+    """A positive integer, or None when the key is absent or null."""
+    value = config.get(key)
+    if value is not None and (type(value) is not int or value < 1):
+        raise CheckpointError(f"{file}: {key} is {value!r}, expected a positive integer or null")
+    return value
+
+
+def read_transformer(folder: Path, task: str) -> dict[str, Any]:
+    """max_seq_length and do_lower_case of a Transformer module, which has to be for `task`."""
+    file = next((folder / name for name in TRANSFORMER_NAMES if (folder / name).is_file()), None)
+    config = {} if file is None else read_json_object(file)
+    file = folder if file is None else file
+    stated = config.get("transformer_task", task)
+    if stated != task:
+        raise CheckpointError(f"{file}: transformer_task is {stated!r}, supported is {task!r}")
+    return {
+        "max_seq_length": positive_integer(file, config, "max_seq_length"),
+        "do_lower_case": flag(file, config, "do_lower_case"),
+    }
+
+
+def read_saved_settings(folder: Path) -> dict[str, Any]:
+    """What the settings of the whole model say; {} where there are none."""
+    file = folder / SETTINGS_NAME
+    return read_json_object(file) if file.is_file() else {}
+
+
+def read_prompts(folder: Path) -> Prompts:
+    """The prompts in the settings of the whole model."""
+    file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
+    prompts, default = config.get("prompts"), config.get("default_prompt_name")
+    prompts = {} if prompts is None else prompts
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise CheckpointError(f"{file}: prompts is {prompts!r}, expected an object of texts by name")
+    if default is not None and not isinstance(default, str):
+        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, expected the name of a prompt, or null")
+    if default is not None and default not in prompts:
+        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, known are {', '.join(prompts) or 'none'}")
+    return Prompts(prompts, default)

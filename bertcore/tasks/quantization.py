@@ -1,0 +1,75 @@
+"""Embeddings in one byte or one bit a dimension, with the bits of sentence-transformers."""
+
+from typing import Any
+
+import numpy as np
+
+PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
+
+
+def quantize_embeddings(
+    embeddings: np.ndarray,
+    precision: str,
+    *,
+    ranges: np.ndarray | None = None,
+    calibration_embeddings: np.ndarray | None = None,
+) -> np.ndarray:
+    """Embeddings in fewer bits, for a smaller index and a faster search.
+
+    Args:
+        embeddings: (n, dim) or (dim,) floating point.
+        precision: "float32"; "int8" or "uint8": the range of each dimension in 256 steps; "ubinary" or "binary": one
+            bit a dimension, whether it is positive, eight in a byte, which is shifted by -128 for "binary".
+        ranges: (2, dim), the least and the greatest value of each dimension, for one byte a dimension.
+        calibration_embeddings: (m, dim), which the ranges are taken from where they are not given; by default from the
+            embeddings themselves.
+
+    Returns:
+        float32, int8 or uint8 (n, dim); int8 ("binary") or uint8 ("ubinary") (n, ceil(dim / 8)).
+
+    Raises:
+        TypeError: embeddings that are integers.
+        ValueError: an unknown precision; shapes that do not fit; ranges to be taken from a single embedding.
+    """
+    check_precision(precision)
+    embeddings = np.asarray(embeddings)
+    if embeddings.dtype.kind != "f":
+        raise TypeError(f"embeddings has dtype {embeddings.dtype}, expected floating point: it is quantized already")
+    if embeddings.ndim not in (1, 2):
+        raise ValueError(f"embeddings has shape {embeddings.shape}, expected (n, dim) or (dim,)")
+    if precision == "float32":
+        return embeddings.astype(np.float32)
+    if precision in ("binary", "ubinary"):
+        packed = np.packbits(embeddings > 0, axis=-1)
+        return packed if precision == "ubinary" else (packed.astype(np.int16) - 128).astype(np.int8)
+    starts, steps = _steps(embeddings, ranges, calibration_embeddings)
+    values = np.clip(np.floor((embeddings - starts) / steps), 0, 255)
+    return values.astype(np.uint8) if precision == "uint8" else (values - 128).astype(np.int8)
+
+
+def check_precision(precision: Any) -> None:
+    """ValueError for what is none of PRECISIONS."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+
+
+def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The least value and the width of a step of each dimension, float32."""
+    width = embeddings.shape[-1]
+    if ranges is None:
+        name, source = "embeddings", embeddings
+        if calibration is not None:
+            name, source = "calibration_embeddings", np.asarray(calibration)
+        if source.size == 0 and embeddings.size == 0:  # nothing to quantize, and nothing to do it by
+            return np.zeros(width, np.float32), np.ones(width, np.float32)
+        if source.ndim != 2 or source.shape[1] != width or len(source) < (2 if calibration is None else 1):
+            raise ValueError(
+                f"{name} has shape {source.shape}, from which no ranges can be taken; expected several rows of {width} "
+                "(or give ranges, or calibration_embeddings)"
+            )
+        ranges = np.stack([source.min(axis=0), source.max(axis=0)])
+    ranges = np.asarray(ranges, np.float32)
+    if ranges.shape != (2, width):
+        raise ValueError(f"ranges has shape {ranges.shape}, expected (2, {width})")
+    steps = (ranges[1] - ranges[0]) / 255
+    return ranges[0], np.where(steps == 0, 1, steps).astype(np.float32)

@@ -1,0 +1,226 @@
+"""The nearest of many embeddings: search, pairs of like texts, communities; in blocks, so that memory is bounded."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore.tasks.similarity import cosine_similarity, normalized
+
+Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+class BestRows:
+    """The best rows of a corpus for each query, of a corpus that comes block by block.
+
+    Args:
+        queries: how many there are.
+        top_k: how many rows are kept for each.
+
+    Attributes:
+        scores, indices: (queries, kept), the best first; of equal rows the earlier one first.
+    """
+
+    def __init__(self, queries: int, top_k: int):
+        self.top_k, self._rows = top_k, 0
+        self.scores = np.empty((queries, 0), np.float32)
+        self.indices = np.empty((queries, 0), np.int64)
+
+    def add(self, scores: np.ndarray) -> None:
+        """Take the scores of the next rows of the corpus, (queries, rows)."""
+        rows = np.broadcast_to(self._rows + np.arange(scores.shape[1]), scores.shape)
+        self._rows += scores.shape[1]
+        scores, rows = np.hstack([self.scores, scores]), np.hstack([self.indices, rows])
+        best = largest(scores, self.top_k)
+        self.scores, self.indices = (np.take_along_axis(array, best, axis=1) for array in (scores, rows))
+
+
+def largest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Where the `count` largest of each row stand, the largest first, of equal ones the first: (rows, count)."""
+    if count < scores.shape[1]:
+        least = np.partition(scores, scores.shape[1] - count, axis=1)[:, -count][:, None]
+        kept = [np.flatnonzero(row) for row in scores >= least]
+        orders = (
+            found[np.argsort(-row[found], kind="stable")[:count]] for row, found in zip(scores, kept, strict=True)
+        )
+        return np.array(list(orders), np.int64).reshape(len(scores), count)
+    return np.argsort(-scores, axis=1, kind="stable")
+
+
+def semantic_search(
+    query_embeddings: np.ndarray,
+    corpus_embeddings: np.ndarray,
+    *,
+    top_k: int = 10,
+    score_function: Score = cosine_similarity,
+    query_chunk_size: int = 100,
+    corpus_chunk_size: int = 50_000,
+) -> list[list[dict[str, Any]]]:
+    """The embeddings of a corpus that are nearest to each query.
+
+    Args:
+        query_embeddings: (queries, dim), or (dim,) for one.
+        corpus_embeddings: (texts, dim).
+        top_k: how many to return for each query.
+        score_function: of (n, dim) and (m, dim), gives (n, m), greater for nearer ones.
+        query_chunk_size, corpus_chunk_size: how many are compared at once; they do not change the result.
+
+    Returns:
+        For each query a list of {"corpus_id": index, "score": float}, the best first, of equal ones the first.
+
+    Raises ValueError for shapes that do not fit, and sizes that are not positive.
+    """
+    queries, corpus = _table("query_embeddings", query_embeddings), _table("corpus_embeddings", corpus_embeddings)
+    _check_counts(top_k=top_k, query_chunk_size=query_chunk_size, corpus_chunk_size=corpus_chunk_size)
+    results = []
+    for start in range(0, len(queries), query_chunk_size):
+        some = queries[start : start + query_chunk_size]
+        best = BestRows(len(some), top_k)
+        for first in range(0, len(corpus), corpus_chunk_size):
+            best.add(score_function(some, corpus[first : first + corpus_chunk_size]))
+        for indices, scores in zip(best.indices.tolist(), best.scores.tolist(), strict=True):
+            pairs = zip(indices, scores, strict=True)
+            results.append([{"corpus_id": index, "score": score} for index, score in pairs])
+    return results
+
+
+def paraphrase_mining(
+    model: Any,
+    sentences: Sequence[str],
+    *,
+    top_k: int = 100,
+    max_pairs: int = 500_000,
+    score_function: Score = cosine_similarity,
+    query_chunk_size: int = 1000,
+    corpus_chunk_size: int = 50_000,
+    **options: Any,
+) -> list[list[Any]]:
+    """The pairs of sentences that are most alike; see `paraphrase_mining_embeddings`.
+
+    `model` is a SentenceEncoder, and `options` are those of its `encode`.
+    """
+    return paraphrase_mining_embeddings(
+        model.encode(sentences, **options),
+        top_k=top_k,
+        max_pairs=max_pairs,
+        score_function=score_function,
+        query_chunk_size=query_chunk_size,
+        corpus_chunk_size=corpus_chunk_size,
+    )
+
+
+def paraphrase_mining_embeddings(
+    embeddings: np.ndarray,
+    *,
+    top_k: int = 100,
+    max_pairs: int = 500_000,
+    score_function: Score = cosine_similarity,
+    query_chunk_size: int = 1000,
+    corpus_chunk_size: int = 50_000,
+) -> list[list[Any]]:
+    """The pairs of embeddings that are most alike.
+
+    Args:
+        embeddings: (texts, dim).
+        top_k: with how many others each is paired, before the best pairs are chosen.
+        max_pairs: how many pairs are returned at most.
+        score_function: of (n, dim) and (m, dim), gives (n, m); it has to be symmetric.
+        query_chunk_size, corpus_chunk_size: how many are compared at once; they do not change the result.
+
+    Returns:
+        [score, i, j] with i < j, the best first.
+
+    Raises ValueError for another shape, and sizes that are not positive.
+    """
+    rows = _table("embeddings", embeddings)
+    _check_counts(
+        top_k=top_k, max_pairs=max_pairs, query_chunk_size=query_chunk_size, corpus_chunk_size=corpus_chunk_size
+    )
+    kept: list[tuple[float, int, int]] = []
+    queued: set[tuple[int, int]] = set()
+    for start in range(0, len(rows), query_chunk_size):
+        some = rows[start : start + query_chunk_size]
+        best = BestRows(len(some), top_k + 1)  # each is nearest to itself
+        for first in range(0, len(rows), corpus_chunk_size):
+            best.add(score_function(some, rows[first : first + corpus_chunk_size]))
+        for offset, (others, scores) in enumerate(zip(best.indices.tolist(), best.scores.tolist(), strict=True)):
+            of_one = start + offset
+            found = [pair for pair in zip(others, scores, strict=True) if pair[0] != of_one][:top_k]
+            _queue(kept, queued, of_one, found, max_pairs)
+    return [[score, -left, -right] for score, left, right in sorted(kept, reverse=True)]
+
+
+def _queue(
+    kept: list[tuple[float, int, int]],
+    queued: set[tuple[int, int]],
+    of_one: int,
+    others: list[tuple[int, float]],
+    max_pairs: int,
+) -> None:
+    """Keep the pairs of one text with others among the `max_pairs` best, a heap of (score, -i, -j)."""
+    for other, score in others:
+        pair = min(of_one, other), max(of_one, other)
+        if pair in queued or (len(kept) == max_pairs and score <= kept[0][0]):
+            continue
+        queued.add(pair)
+        entry = (score, -pair[0], -pair[1])
+        if len(kept) < max_pairs:
+            heapq.heappush(kept, entry)
+        else:
+            _, left, right = heapq.heappushpop(kept, entry)
+            queued.discard((-left, -right))
+
+
+def community_detection(
+    embeddings: np.ndarray, *, threshold: float = 0.75, min_community_size: int = 10, batch_size: int = 1024
+) -> list[list[int]]:
+    """Groups of embeddings whose cosine with a central one is at least `threshold`, the largest group first.
+
+    Args:
+        embeddings: (texts, dim).
+        threshold: the least cosine.
+        min_community_size: how many texts a group has at least.
+        batch_size: how many are compared with all others at once; it does not change the result.
+
+    Returns:
+        The indices of each group, the central one first, then the nearest. No text is in two groups: larger groups
+        choose first.
+
+    Raises ValueError for another shape, and sizes that are not positive.
+    """
+    rows = normalized(_table("embeddings", embeddings))
+    _check_counts(min_community_size=min_community_size, batch_size=batch_size)
+    found = []
+    for start in range(0, len(rows), batch_size):
+        cosines = rows[start : start + batch_size] @ rows.T
+        near = cosines >= threshold
+        for offset in np.flatnonzero(near.sum(axis=1) >= min_community_size).tolist():
+            members = np.flatnonzero(near[offset])
+            order = np.argsort(-cosines[offset, members], kind="stable")
+            found.append((start + offset, members[order].astype(np.uint32)))
+    return _without_overlap(sorted(found, key=lambda group: -len(group[1])), len(rows), min_community_size)
+
+
+def _without_overlap(groups: list[tuple[int, np.ndarray]], texts: int, least: int) -> list[list[int]]:
+    """The groups, (center, members), each without what those before it have; those left with less are dropped."""
+    taken, kept = np.zeros(texts, bool), []
+    for center, members in groups:
+        free = members[~taken[members]]
+        if not taken[center] and len(free) >= least:
+            kept.append([center, *free[free != center].tolist()])
+            taken[kept[-1]] = True
+    return sorted(kept, key=len, reverse=True)
+
+
+def _table(name: str, rows: Any) -> np.ndarray:
+    table = np.atleast_2d(np.asarray(rows))
+    if table.ndim != 2:
+        raise ValueError(f"{name} has shape {table.shape}, expected (texts, dim)")
+    return table
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} is {value!r}, expected a positive integer")

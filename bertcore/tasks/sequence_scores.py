@@ -1,0 +1,115 @@
+"""Scores of texts, and of pairs of texts, by a model that classifies sequences."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.checkpoint import CheckpointError
+from bertcore.models.auto import AutoModelForSequenceClassification
+from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.tasks.batching import grouped, in_batches
+from bertcore.tasks.texts import CutTexts, sequence_length
+from bertcore.tokenization import AutoTokenizer
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one text or pair: ids, and token types where the tokenizer gives them, (tokens,) integers."""
+
+    ids: list[int]
+    types: list[int] | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class SequenceScores:
+    """A sequence classifier with its tokenizer: texts or pairs of texts in, logits out.
+
+    Args:
+        folder: of the model and the tokenizer.
+        dtype: as for AutoModel.
+        max_seq_length: cut texts, or pairs, to this many tokens; by default as published.
+        published_length: what the folder says of that, beside the tokenizer.
+        do_lower_case: whether texts are lower-cased before they are tokenized.
+
+    Raises:
+        CheckpointError: also for a checkpoint without a classifier's head.
+        ValueError: a `max_seq_length` out of range.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str | None = None,
+        max_seq_length: int | None = None,
+        published_length: int | None = None,
+        do_lower_case: bool = False,
+    ):
+        with warnings.catch_warnings():  # a missing head is an error here
+            warnings.simplefilter("ignore", NewlyInitialisedWarning)
+            self.model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype)
+        if self.model.newly_initialised:
+            raise CheckpointError(
+                f"{folder} does not hold {', '.join(self.model.newly_initialised)}: it is no classifier of sequences"
+            )
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.do_lower_case = do_lower_case
+        positions, special = self.model.spec.longest_sequence, self.tokenizer.num_special_tokens_to_add(pair=True)
+        published = published_length or self.tokenizer.model_max_length
+        self.max_seq_length = sequence_length(max_seq_length, published, positions, special, folder)
+        self.num_labels = self.model._num_labels()
+        self._cut = CutTexts(self.max_seq_length, positions)
+
+    def logits(
+        self, rows: Iterable[Sequence[str]], batch_tokens: int, advance: Callable[[int], object], backend: str
+    ) -> Iterator[np.ndarray]:
+        """The logits, (labels,) float32, of each row, in their order: a text alone, (text,), or a pair of texts.
+
+        Memory is bounded by `batch_tokens`; `advance` is told how many rows were just done.
+        """
+        total = [0, 0]
+        groups = grouped(rows, lambda row: sum(map(len, row)))
+        tokens = chain.from_iterable(self._cut.counted(self.tokenize(group), total) for group in groups)
+
+        def compute(batch: list[Tokens]) -> np.ndarray:
+            with kernels.use_backend(backend):
+                return self.scored(batch)
+
+        yield from chain.from_iterable(in_batches(tokens, batch_tokens, compute, advance))
+        self._cut.warn(total, stacklevel=3)
+
+    def tokenize(self, rows: list[Sequence[str]]) -> Iterator[tuple[Tokens, bool]]:
+        """The tokens of each text or pair, cut to `max_seq_length`, and whether it was cut."""
+        for _, same in groupby(rows, key=len):
+            columns = [list(column) for column in zip(*same, strict=True)]
+            if self.do_lower_case:
+                columns = [[text.lower() for text in column] for column in columns]
+            found = self.tokenizer(*columns, truncation=True, max_length=self.max_seq_length)
+            ids, were_cut = found["input_ids"], [bool(encoding.overflowing) for encoding in found.encodings]
+            types = found.get("token_type_ids", [None] * len(ids))
+            yield from zip(map(Tokens, ids, types), were_cut, strict=True)
+
+    def scored(self, batch: list[Tokens]) -> np.ndarray:
+        """The logits of a batch, (rows, labels) float32."""
+        longest = max(map(len, batch))
+        inputs = {"input_ids": _padded([row.ids for row in batch], longest)}
+        inputs["attention_mask"] = _padded([[1] * len(row) for row in batch], longest)
+        if batch[0].types is not None:
+            inputs["token_type_ids"] = _padded([row.types for row in batch], longest)
+        logits: Any = self.model(**inputs).logits
+        return (logits if isinstance(logits, np.ndarray) else logits.get()).astype(np.float32, copy=False)
+
+
+def _padded(rows: list[Any], length: int) -> np.ndarray:
+    padded = np.zeros((len(rows), length), np.int32)
+    for row, values in enumerate(rows):
+        padded[row, : len(values)] = values
+    return padded

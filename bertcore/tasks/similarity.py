@@ -1,0 +1,90 @@
+"""How similar embeddings are: the four functions of sentence-transformers, and vectors of length 1."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BLOCK = 1 << 22  # differences computed at once
+
+
+def normalized(rows: Any) -> Any:
+    """Rows (texts, dim) scaled to length 1; a row of zeros stays as it is."""
+    lengths = (rows * rows).sum(axis=-1, keepdims=True) ** 0.5
+    return rows / lengths.clip(1e-12)  # the floor of torch.nn.functional.normalize
+
+
+def cosine_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The cosine of every row of `left` (n, dim) with every row of `right` (m, dim): (n, m).
+
+    Raises ValueError for other shapes, as the other functions here do. A vector (dim,) is a row.
+    """
+    left, right = _tables(left, right)
+    return normalized(left) @ normalized(right).T
+
+
+def dot_score(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The dot product of every row of `left` with every row of `right`: (n, m)."""
+    left, right = _tables(left, right)
+    return left @ right.T
+
+
+def euclidean_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Minus the Euclidean distance of every row of `left` from every row of `right`: (n, m)."""
+    return _distances(left, right, lambda difference: (difference * difference).sum(axis=-1) ** 0.5)
+
+
+def manhattan_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Minus the sum of absolute differences of every row of `left` from every row of `right`: (n, m)."""
+    return _distances(left, right, lambda difference: np.abs(difference).sum(axis=-1))
+
+
+def _distances(left: np.ndarray, right: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Minus the lengths of all differences; a few rows of `left` at a time, so that memory is bounded."""
+    left, right = _tables(left, right)
+    scores = np.empty((len(left), len(right)), np.result_type(left, right))
+    step = max(1, BLOCK // max(1, right.size))
+    for start in range(0, len(left), step):
+        scores[start : start + step] = -length(left[start : start + step, None] - right)
+    return scores
+
+
+def _cosine_pairs(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return (normalized(left) * normalized(right)).sum(axis=-1)
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """A similarity of all rows with all rows, and of rows that stand at the same place."""
+
+    of_all: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    of_pairs: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+SIMILARITIES = {
+    "cosine": Similarity(cosine_similarity, _cosine_pairs),
+    "dot": Similarity(dot_score, lambda left, right: (left * right).sum(axis=-1)),
+    "euclidean": Similarity(euclidean_similarity, lambda left, right: -(((left - right) ** 2).sum(axis=-1) ** 0.5)),
+    "manhattan": Similarity(manhattan_similarity, lambda left, right: -np.abs(left - right).sum(axis=-1)),
+}
+
+
+def pairwise_similarity(name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The similarity of that name of left[i] with right[i], both (n, dim): (n,).
+
+    Raises ValueError for other shapes.
+    """
+    left, right = _tables(left, right)
+    if left.shape != right.shape:
+        raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected the same")
+    return SIMILARITIES[name].of_pairs(left, right)
+
+
+def _tables(left: Any, right: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Both as floating-point tables of the same width."""
+    left, right = (np.atleast_2d(np.asarray(rows)) for rows in (left, right))
+    if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[1]:
+        raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected (n, dim) and (m, dim)")
+    left, right = (rows if rows.dtype.kind == "f" else rows.astype(np.float32) for rows in (left, right))
+    return left, right

@@ -1,0 +1,39 @@
+"""`bertcore rerank`: lines of text in the order of their scores."""
+
+import json
+
+import pytest
+
+from bertcore import CrossEncoder, use_backend
+from bertcore.cli import main
+from tests.tasks.cross_encoder.tiny import save_tiny_classifier
+
+LINES = ["on a mat", "paris", "", "the cat sat", "on a mat"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_classifier(tmp_path_factory.mktemp("reranker"))
+
+
+@pytest.mark.parametrize("top_k", [None, 2, 9])
+def test_order(folder, stdin, capsys, top_k):
+    stdin("\n".join(LINES).encode())
+    options = [] if top_k is None else ["--top-k", str(top_k)]
+    assert main(["rerank", str(folder), "the cat", "--json", *options]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with use_backend("numba"):
+        assert found == CrossEncoder(folder).rank("the cat", LINES, top_k=top_k, return_documents=True)
+
+
+def test_lines(folder, tmp_path, capsys):
+    (tmp_path / "texts").write_text("paris\n", encoding="utf-8")
+    assert main(["rerank", str(folder), "the cat", str(tmp_path / "texts")]) == 0
+    score, number, text = capsys.readouterr().out.rstrip("\n").split("\t")
+    assert 0 < float(score) < 1 and (number, text) == ("1", "paris")
+
+
+def test_several_labels(tmp_path, capsys, stdin):
+    stdin(b"text")
+    assert main(["rerank", str(save_tiny_classifier(tmp_path, labels=3)), "query"]) == 1
+    assert "the model has 3 labels, and ordering needs one" in capsys.readouterr().err

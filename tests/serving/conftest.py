@@ -1,0 +1,43 @@
+"""Servers of tiny models, for tests of what they answer."""
+
+import pytest
+
+from bertcore import use_backend
+from tests.tasks.cross_encoder.tiny import save_tiny_classifier
+from tests.tasks.sparse_encoder.tiny import save_tiny_splade
+from tests.tiny_bert import save_tiny_encoder, write_json
+
+pytest.importorskip("starlette")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def on_numpy():
+    """The reference: what is tested here stands above the backends."""
+    with use_backend("numpy"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """A folder of each kind of model, by its name."""
+    root = tmp_path_factory.mktemp("models")
+    save_tiny_encoder(root / "encoder")
+    settings = {"prompts": {"query": "paris is "}}
+    write_json(root / "encoder" / "config_sentence_transformers.json", settings)
+    save_tiny_splade(root / "splade")
+    for name, labels in (("reranker", 1), ("classifier", 3)):
+        (root / name).mkdir()
+        save_tiny_classifier(root / name, labels=labels)
+    return {folder.name: folder for folder in root.iterdir()}
+
+
+@pytest.fixture(scope="session")
+def client(folders):
+    """A client of a server with an encoder, a sparse encoder and a reranker."""
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import create_app
+
+    app = create_app([folders[name] for name in ("encoder", "splade", "reranker")])
+    with TestClient(app) as client:
+        yield client

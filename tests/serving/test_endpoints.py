@@ -1,0 +1,145 @@
+"""Each endpoint's answer, beside what the encoders themselves return."""
+
+import base64
+
+import numpy as np
+import pytest
+
+from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder
+
+TEXTS = ["the cat sat on a mat.", "", "paris is the capital of france."]
+LONG = "the cat " * 60
+
+
+@pytest.fixture(scope="module")
+def encoder(folders):
+    return SentenceEncoder(folders["encoder"])
+
+
+def post(client, path, status=200, **body):
+    answer = client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_embed(client, encoder):
+    close(post(client, "/embed", inputs=TEXTS), encoder.encode(TEXTS, normalize=True))
+    close(post(client, "/embed", inputs=TEXTS[0]), encoder.encode(TEXTS[:1], normalize=True))
+    close(post(client, "/embed", inputs=TEXTS, normalize=False), encoder.encode(TEXTS))
+    found = post(client, "/embed", inputs=TEXTS, prompt_name="query", dimensions=7, truncate=None)
+    close(found, encoder.encode_query(TEXTS, normalize=True, truncate_dim=7))
+    close(post(client, "/embed", inputs=[LONG], truncate=True, normalize=False), encoder.encode([LONG]))
+    error = post(client, "/embed", 413, inputs=["a", LONG])
+    assert error == {
+        "error": "inputs[1] has more than 40 tokens, the limit; truncate cuts it",
+        "error_type": "validation",
+    }
+
+
+def test_embed_all(client, encoder):
+    found = post(client, "/embed_all", inputs=TEXTS)
+    for states, expected in zip(found, encoder.encode_tokens(TEXTS), strict=True):
+        close(states, expected)
+    assert len({len(states) for states in found}) > 1
+
+
+def test_embed_sparse(client, folders):
+    expected = SparseEncoder(folders["splade"]).encode(TEXTS).toarray()
+    for words, row in zip(post(client, "/embed_sparse", inputs=TEXTS), expected, strict=True):
+        assert [entry["index"] for entry in words] == np.flatnonzero(row).tolist()
+        close([entry["value"] for entry in words], row[row > 0])
+
+
+def test_rerank(client, folders):
+    expected = CrossEncoder(folders["reranker"]).rank("the cat", TEXTS)
+    found = post(client, "/rerank", query="the cat", texts=TEXTS)
+    assert [entry["index"] for entry in found] == [entry["corpus_id"] for entry in expected]
+    close([entry["score"] for entry in found], [entry["score"] for entry in expected])
+    raw = post(client, "/rerank", query="the cat", texts=TEXTS, raw_scores=True, return_text=True)
+    logits = CrossEncoder(folders["reranker"], activation_fn="identity").predict([("the cat", text) for text in TEXTS])
+    close([entry["score"] for entry in raw], np.sort(logits)[::-1])
+    assert all(entry["text"] == TEXTS[entry["index"]] for entry in raw)
+
+
+def test_predict(folders):
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import create_app
+
+    with TestClient(create_app([folders["classifier"]])) as client:
+        scores = CrossEncoder(folders["classifier"], activation_fn="softmax").predict(("the cat", "sat"))
+        (found,) = post(client, "/predict", inputs=[["the cat", "sat"]])
+        assert len(post(client, "/predict", inputs=["the cat", "sat"])) == 3  # a pair, and not two texts
+        order = np.argsort(-scores)
+        assert [entry["label"] for entry in found] == [f"LABEL_{index}" for index in order]
+        close([entry["score"] for entry in found], scores[order])
+        one, several = post(client, "/predict", inputs="paris"), post(client, "/predict", inputs=[["a"], ["paris"]])
+        assert [entry["label"] for entry in several[1]] == [entry["label"] for entry in one]
+        close([entry["score"] for entry in several[1]], [entry["score"] for entry in one])
+        assert abs(sum(entry["score"] for entry in one) - 1) < 1e-5
+        raw = post(client, "/predict", inputs="paris", raw_scores=True)
+        assert [entry["label"] for entry in raw] == [entry["label"] for entry in one] and raw != one
+        assert "has 3 labels; a reranker has one" in post(client, "/rerank", 424, query="a", texts=["b"])["error"]
+        assert post(client, "/embed", 424, inputs="a")["error"] == "no model here embeds texts"
+
+
+def test_similarity(client, encoder):
+    inputs = {"source_sentence": "the cat", "sentences": TEXTS}
+    found = post(client, "/similarity", inputs=inputs, parameters={"prompt_name": None})
+    close(found, encoder.similarity(encoder.encode(["the cat"]), encoder.encode(TEXTS))[0])
+
+
+def test_openai(client, encoder):
+    expected = encoder.encode(TEXTS, normalize=True)
+    found = post(client, "/v1/embeddings", input=TEXTS, model="encoder", user="me")
+    assert found["object"] == "list" and found["model"] == "encoder"
+    assert [(entry["object"], entry["index"]) for entry in found["data"]] == [("embedding", n) for n in range(3)]
+    close([entry["embedding"] for entry in found["data"]], expected)
+    tokens = sum(len(ids) for ids in encoder.tokenizer(TEXTS)["input_ids"])
+    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    found = post(client, "/v1/embeddings", input=TEXTS[0], model="x", encoding_format="base64", dimensions=5)
+    row = np.frombuffer(base64.b64decode(found["data"][0]["embedding"]), "<f4")
+    close(row, encoder.encode(TEXTS[0], normalize=True, truncate_dim=5))
+    error = post(client, "/v1/embeddings", 422, input=TEXTS, encoding_format="hex")["error"]
+    assert error["code"] == 422 and "encoding_format is 'hex', expected one of float, base64" in error["message"]
+
+
+def test_health_metrics_and_page(client):
+    assert client.get("/health").status_code == 200
+    before = client.get("/metrics").text
+    post(client, "/embed", inputs="the cat")
+    text = client.get("/metrics").text
+    assert 'bertcore_requests_total{path="/embed",status="200"}' in text and text != before
+    assert "bertcore_waiting_tokens 0.0" in text and "bertcore_batch_tokens_bucket" in text
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html") and "/embed_sparse" in page.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/embed", {}, "inputs is missing, expected a list of strings"),
+        ("/embed", {"inputs": 3}, "inputs is 3, expected a list of strings"),
+        ("/embed", {"inputs": []}, "inputs is empty"),
+        ("/embed", {"inputs": ["a", None]}, "inputs[1] is None, expected a string"),
+        ("/embed", {"inputs": "a", "normalize": "yes"}, "normalize is 'yes', expected true or false"),
+        ("/embed", {"inputs": "a", "dimensions": 0}, "dimensions is 0, expected a positive integer"),
+        ("/embed", {"inputs": "a", "dimensions": 40}, "dimensions is 40, the model has 39"),
+        ("/embed", {"inputs": "a", "prompt_name": "none"}, "prompt_name is 'none', this model has query"),
+        ("/embed", {"inputs": "a", "truncation_direction": "left"}, "truncation_direction is 'left', supported is"),
+        ("/embed_sparse", {"inputs": {}}, "inputs is {}, expected"),
+        ("/rerank", {"texts": ["a"]}, "query is missing, expected a string"),
+        ("/rerank", {"query": "a", "texts": "b"}, "texts is 'b', expected a list of strings"),
+        ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0] is no text or pair; expected a string"),
+        ("/predict", {"inputs": []}, "inputs is no text"),
+        ("/similarity", {"inputs": "a"}, "inputs is no object"),
+        ("/similarity", {"inputs": {"source_sentence": 1, "sentences": ["a"]}}, "source_sentence is 1, expected a"),
+    ],
+)
+def test_wrong_fields(client, path, body, message):
+    found = post(client, path, 422, **body)
+    assert message in found["error"] and found["error_type"] == "validation"

@@ -1,0 +1,218 @@
+"""What a server refuses, and how: bodies, keys, queues, time, clients that go away."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from bertcore.checkpoint import CheckpointError
+from bertcore.serving import ServerSettings, create_app
+from bertcore.serving.batcher import Batcher
+from bertcore.serving.errors import RequestError
+from bertcore.serving.models import ServedModel
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        (b"", 400, "the body is not valid JSON"),
+        (b"{", 400, "the body is not valid JSON"),
+        (b"\xff\xfe", 400, "the body is not valid JSON"),
+        (b'{"inputs": "\\ud800"}', 400, "the body is not valid JSON"),
+        (b'{"inputs": NaN}', 400, "the body is not valid JSON"),
+        (b"[" * 100_000, 400, "the body is not valid JSON"),
+        (b'["a"]', 422, "the body is a JSON list, expected an object"),
+    ],
+)
+def test_malformed_bodies(client, content, status, message):
+    answer = client.post("/embed", content=content)
+    assert answer.status_code == status and message in answer.json()["error"]
+
+
+def test_unknown_paths_and_methods(client):
+    assert client.get("/nothing").json() == {"error": "Not Found", "error_type": "not_found"}
+    answer = client.get("/embed")
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+
+
+@pytest.fixture
+def server(folders):
+    """A function: a client of a server with these settings."""
+    clients = []
+
+    def start(**settings):
+        client = TestClient(create_app([folders["encoder"]], ServerSettings(**settings)))
+        clients.append(client)
+        return client.__enter__()
+
+    yield start
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+def test_sizes(server):
+    client = server(max_body_bytes=100, max_client_batch_size=2)
+    assert client.post("/embed", json={"inputs": ["a", "b"]}).status_code == 200
+    answer = client.post("/embed", json={"inputs": ["a", "b", "c"]})
+    assert answer.status_code == 413 and answer.json()["error"] == "inputs has 3 texts, the limit is 2"
+    answer = client.post("/embed", json={"inputs": "a" * 100})
+    assert answer.status_code == 413 and "the limit is 100" in answer.json()["error"]
+    parts = (b"x" * 30 for _ in range(1000))  # without a content-length
+    answer = client.post("/embed", content=parts)
+    assert answer.status_code == 413 and "more than 100 bytes" in answer.json()["error"]
+
+
+def test_api_key(server):
+    client = server(api_key="secret")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer é"}):
+        answer = client.post("/embed", json={"inputs": "a"}, headers=[(k, v.encode()) for k, v in headers.items()])
+        assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert client.post("/embed", json={"inputs": "a"}, headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert client.get("/health").status_code == 200
+
+
+def test_auto_truncate(server):
+    assert server(auto_truncate=True).post("/embed", json={"inputs": "the cat " * 60}).status_code == 200
+
+
+def blocked(monkeypatch):
+    """Computing waits until the event that is returned is set."""
+    go_on, compute = threading.Event(), ServedModel._on_backend
+
+    def slow(self, function):
+        whole = compute(self, function)
+
+        def call(rows):
+            if blocked.is_armed:
+                go_on.wait(20)
+            return whole(rows)
+
+        return call
+
+    blocked.is_armed = False
+    monkeypatch.setattr(ServedModel, "_on_backend", slow)
+    return go_on
+
+
+def test_a_full_queue_is_told(server, monkeypatch):
+    go_on = blocked(monkeypatch)
+    client = server(max_queue_tokens=12, max_batch_tokens=5)
+    blocked.is_armed = True
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.post, "/embed", json={"inputs": ["a b"] * 4})  # one row computes, three wait
+        while "waiting_tokens 12.0" not in client.get("/metrics").text:
+            pass
+        answer = client.post("/embed", json={"inputs": "a b"})
+        go_on.set()
+        assert first.result().status_code == 200
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+    assert answer.json() == {"error": "12 tokens are waiting, the limit is 12: try again", "error_type": "overloaded"}
+    assert client.post("/embed", json={"inputs": "a b"}).status_code == 200
+
+
+def test_time_is_limited(server, monkeypatch):
+    go_on = blocked(monkeypatch)
+    client = server(timeout=0.2)
+    blocked.is_armed = True
+    answer = client.post("/embed", json={"inputs": "a"})
+    go_on.set()
+    assert answer.status_code == 504 and "was not done within 0.2 s" in answer.json()["error"]
+    blocked.is_armed = False
+    assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+    assert "waiting_tokens 0.0" in client.get("/metrics").text
+
+
+def test_slow_bodies(folders):
+    async def body():
+        yield b'{"inputs"'
+        await asyncio.sleep(30)
+
+    async def call():
+        app = create_app([folders["encoder"]], ServerSettings(body_timeout=0.1))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.post("/embed", content=body())
+
+    answer = asyncio.run(call())
+    assert answer.status_code == 408 and "did not arrive within 0.1 s" in answer.json()["error"]
+
+
+def test_settings_are_checked(folders):
+    for wrong in ({"max_batch_tokens": 0}, {"timeout": -1}, {"max_body_bytes": True}, {"body_timeout": float("nan")}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*, expected a positive number"):
+            ServerSettings(**wrong)
+    with pytest.raises(ValueError, match="api_key is empty"):
+        ServerSettings(api_key="")
+    with pytest.raises(ValueError, match="models is empty"):
+        create_app([])
+    with pytest.raises(CheckpointError, match="two models are called 'encoder'"):
+        create_app([folders["encoder"], folders["encoder"]])
+
+
+class Row(list):
+    """A row of tokens."""
+
+
+def run_batcher(scenario, compute, **sizes):
+    """Run `scenario(batcher)` with a batcher; the rows of each batch that it computed."""
+    batches = []
+
+    def noted(rows):
+        batches.append(len(rows))
+        return compute(rows)
+
+    async def main():
+        with ThreadPoolExecutor(1) as executor:
+            return await scenario(Batcher(noted, executor, **{"batch_tokens": 10, "queue_tokens": 100, **sizes}))
+
+    return asyncio.run(main()), batches
+
+
+def test_rows_of_several_requests_are_computed_together():
+    async def scenario(batcher):
+        requests = [batcher.submit([[number] * 3] * count) for number, count in enumerate([1, 2, 3, 0, 4])]
+        return await asyncio.gather(*requests)
+
+    found, batches = run_batcher(scenario, lambda rows: [row[0] for row in rows])
+    assert found == [[0], [1] * 2, [2] * 3, [], [4] * 4]
+    assert batches == [3, 3, 3, 1]
+
+
+def test_a_failure_is_the_answer_of_its_batch_alone():
+    def compute(rows):
+        if [13] in rows:
+            raise RuntimeError("no such number")
+        return rows
+
+    async def scenario(batcher):
+        return await asyncio.gather(*(batcher.submit([[n]]) for n in (1, 13, 2)), return_exceptions=True)
+
+    found, _ = run_batcher(scenario, compute, batch_tokens=1)
+    assert found[0] == [[1]] and found[2] == [[2]] and str(found[1]) == "no such number"
+
+
+def test_who_goes_away_takes_the_rows_along():
+    async def scenario(batcher):
+        first = asyncio.create_task(batcher.submit([[1]]))
+        gone = asyncio.create_task(batcher.submit([[2]] * 50))
+        last = asyncio.create_task(batcher.submit([[3]]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(first, last)
+        return batcher.waiting_tokens
+
+    waiting, batches = run_batcher(scenario, lambda rows: rows, batch_tokens=1)
+    assert waiting == 0 and sum(batches) <= 3
+
+
+def test_one_request_may_be_larger_than_the_queue():
+    async def scenario(batcher):
+        first = asyncio.create_task(batcher.submit([[1] * 9] * 30))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="the limit is 100"):
+            await batcher.submit([[1]])
+        return len(await first)
+
+    assert run_batcher(scenario, lambda rows: rows)[0] == 30

@@ -1,0 +1,152 @@
+"""SentenceEncoder beside sentence-transformers' own, on random models; each module and option."""
+
+import numpy as np
+import pytest
+
+from bertcore import SentenceEncoder, use_backend
+from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
+
+pytestmark = pytest.mark.parity
+
+TEXTS = ["the cat sat on a mat.", "paris", *random_texts(19, longest=20, seed=2)]
+MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+
+@pytest.fixture(autouse=True)
+def on_numba():
+    with use_backend("numba"):
+        yield
+
+
+def both(folder, **options):
+    """Ours and theirs, of the same folder."""
+    import sentence_transformers
+
+    peer = sentence_transformers.SentenceTransformer(str(folder), device="cpu", **options)
+    peer.max_seq_length = 40
+    return SentenceEncoder(folder, **options), peer
+
+
+def close(found, expected):
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, atol=2e-6 * max(1, np.abs(expected).max()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("modes", [*MODES, ["mean", "cls"], ["lasttoken", "weightedmean", "max"]], ids=str)
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_poolings(tmp_path, modes, include_prompt):
+    pooling = {"pooling_mode": modes, "include_prompt": include_prompt, "embedding_dimension": WIDTH}
+    ours, peer = both(save_tiny_encoder(tmp_path, pooling))
+    close(ours.encode(TEXTS), peer.encode(TEXTS))
+    close(ours.encode(TEXTS, prompt="paris is "), peer.encode(TEXTS, prompt="paris is "))
+    assert ours.embedding_dimension == peer.get_embedding_dimension()
+
+
+def save_with_peer(folder, tmp_path, *modules):
+    """The encoder in `folder` with these modules after its pooling, saved by sentence-transformers."""
+    import sentence_transformers
+
+    plain = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    sentence_transformers.SentenceTransformer(modules=[*plain, *modules], device="cpu").save(str(tmp_path / "saved"))
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_modules_after_the_pooling(tmp_path, case):
+    import torch
+    from sentence_transformers.base.modules import Dense, Normalize
+    from sentence_transformers.sentence_transformer.modules import LayerNorm
+
+    torch.manual_seed(case)
+    norm = LayerNorm(WIDTH)
+    torch.nn.init.normal_(norm.norm.weight)
+    torch.nn.init.normal_(norm.norm.bias)
+    modules = [
+        [Dense(WIDTH, 13), Normalize()],
+        [Dense(WIDTH, 50, activation_function=torch.nn.Identity(), bias=False)],
+        [norm, Dense(WIDTH, WIDTH, activation_function=torch.nn.GELU(), use_residual=True)],
+        [Normalize(), Dense(WIDTH, 7, activation_function=torch.nn.ReLU(), use_residual=True)],
+        [Dense(WIDTH, 16, activation_function=torch.nn.SiLU()), Dense(16, 9)],
+    ][case]
+    folder = save_with_peer(save_tiny_encoder(tmp_path / "plain"), tmp_path, *modules)
+    ours, peer = both(folder)
+    close(ours.encode(TEXTS), peer.encode(TEXTS))
+    assert ours.embedding_dimension == peer.get_embedding_dimension()
+    np.testing.assert_array_equal(ours.encode(TEXTS, batch_tokens=1), ours.encode(TEXTS))
+
+
+def test_static_embeddings(tmp_path):
+    import sentence_transformers
+    import tokenizers
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    from bertcore import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(save_tiny_encoder(tmp_path / "plain")).save_pretrained(tmp_path / "tokenizer")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    table = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 11)).astype(np.float32)
+    module = StaticEmbedding(tokenizer, embedding_weights=table)
+    sentence_transformers.SentenceTransformer(modules=[module], device="cpu").save(str(tmp_path / "saved"))
+    ours, peer = both(tmp_path / "saved")
+    texts = [*TEXTS, "", "the cat " * 500]
+    close(ours.encode(texts), peer.encode(texts))
+    close(ours.encode(texts, normalize=True), peer.encode(texts, normalize_embeddings=True))
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_options(tmp_path, normalized):
+    from sentence_transformers.util import quantize_embeddings as expected_of
+
+    folder = save_tiny_encoder(tmp_path, normalize=normalized)
+    settings = {"prompts": {"query": "paris is ", "document": "the "}, "default_prompt_name": "document"}
+    write_json(folder / "config_sentence_transformers.json", settings)
+    ours, peer = both(folder)
+    close(ours.encode(TEXTS), peer.encode(TEXTS))
+    close(ours.encode_query(TEXTS), peer.encode_query(TEXTS))
+    close(ours.encode_document(TEXTS), peer.encode_document(TEXTS))
+    close(ours.encode(TEXTS, prompt_name="query"), peer.encode(TEXTS, prompt_name="query"))
+    close(ours.encode(TEXTS, truncate_dim=10), peer.encode(TEXTS, truncate_dim=10))
+    options = {"truncate_dim": 10, "prompt": ""}
+    close(ours.encode(TEXTS, normalize=True, **options), peer.encode(TEXTS, normalize_embeddings=True, **options))
+    found = ours.encode(TEXTS)
+    for precision in ("int8", "uint8", "binary", "ubinary"):
+        quantized = ours.encode(TEXTS, precision=precision)
+        np.testing.assert_array_equal(quantized, expected_of(found, precision))  # the same bits
+        assert quantized.dtype == peer.encode(TEXTS, precision=precision).dtype
+    assert (ours.encode(TEXTS, precision="binary") == peer.encode(TEXTS, precision="binary")).mean() > 0.99
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarities(tmp_path, name):
+    folder = save_tiny_encoder(tmp_path)
+    write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": name})
+    ours, peer = both(folder)
+    assert ours.similarity_fn_name == peer.similarity_fn_name == name
+    left, right = ours.encode(TEXTS), ours.encode(TEXTS[::-1])
+    scale = np.abs(peer.similarity(left, right).numpy()).max()
+    np.testing.assert_allclose(ours.similarity(left, right), peer.similarity(left, right), atol=1e-5 * scale)
+    found = ours.similarity_pairwise(left, right)
+    np.testing.assert_allclose(found, peer.similarity_pairwise(left, right), atol=1e-5 * scale)
+
+
+def test_search_mining_and_communities(tmp_path):
+    from sentence_transformers import util
+
+    from bertcore.tasks import search
+
+    ours, peer = both(save_tiny_encoder(tmp_path))
+    texts = list(dict.fromkeys(random_texts(80, longest=6, seed=5)))
+    rows = ours.encode(texts)
+    sizes = {"query_chunk_size": 7, "corpus_chunk_size": 11}
+    found = search.semantic_search(rows[:9], rows, top_k=5, **sizes)
+    for mine, theirs in zip(found, util.semantic_search(rows[:9], rows, top_k=5), strict=True):
+        assert [entry["corpus_id"] for entry in mine] == [entry["corpus_id"] for entry in theirs]
+        np.testing.assert_allclose([e["score"] for e in mine], [e["score"] for e in theirs], atol=1e-5)
+    mined = search.paraphrase_mining(ours, texts, top_k=4, max_pairs=50, **sizes)
+    expected = util.paraphrase_mining(peer, texts, top_k=4, max_pairs=50)
+    assert [pair[1:] for pair in mined] == [pair[1:] for pair in expected]
+    np.testing.assert_allclose([pair[0] for pair in mined], [pair[0] for pair in expected], atol=1e-5)
+    for threshold in (0.5, 0.8, 0.95):
+        found = search.community_detection(rows, threshold=threshold, min_community_size=2, batch_size=13)
+        expected = util.community_detection(rows, threshold=threshold, min_community_size=2)
+        assert sorted(map(sorted, found)) == sorted(map(sorted, expected)) and found

@@ -1,0 +1,134 @@
+"""SparseEncoder: weights by their definition, limits, decoding, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from bertcore import SparseEncoder, use_backend
+from bertcore.checkpoint import CheckpointError
+from bertcore.tasks.sparse_encoder import pooling
+from tests.tasks.sparse_encoder.tiny import save_tiny_splade
+from tests.tiny_bert import random_texts, save_tiny_bert, write_json, write_modules
+
+TEXTS = ["the cat sat on a mat.", "", "paris is the capital of france.", "a " * 60]
+DEFINITIONS = {
+    ("max", "relu"): lambda logits: np.log1p(np.maximum(logits, 0)).max(axis=0),
+    ("sum", "relu"): lambda logits: np.log1p(np.maximum(logits, 0)).sum(axis=0),
+    ("max", "log1p_relu"): lambda logits: np.log1p(np.log1p(np.maximum(logits, 0))).max(axis=0),
+}
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    with use_backend("numpy"):
+        return SparseEncoder(save_tiny_splade(tmp_path_factory.mktemp("splade")))
+
+
+@pytest.mark.parametrize(("strategy", "activation"), DEFINITIONS)
+def test_weights(tmp_path, strategy, activation):
+    folder = save_tiny_splade(tmp_path, {"pooling_strategy": strategy, "activation_function": activation})
+    encoder = SparseEncoder(folder)
+    found = encoder.encode(TEXTS).toarray()
+    for text, weights in zip(TEXTS, found, strict=True):
+        ids = encoder.tokenizer([text], truncation=True, max_length=40)["input_ids"]
+        expected = DEFINITIONS[strategy, activation](encoder.model(ids).logits[0].astype(np.float64))
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
+    assert 0 < (found > 0).mean() < 1 and found.dtype == np.float32
+
+
+def test_a_plain_masked_language_model(tmp_path, encoder):
+    plain = SparseEncoder(save_tiny_bert(tmp_path, head=True))
+    np.testing.assert_array_equal(plain.encode(TEXTS).toarray(), encoder.encode(TEXTS).toarray())
+
+
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+def test_the_batch_changes_no_bit(tmp_path, monkeypatch, strategy):
+    texts = random_texts(31, seed=1)
+    folder = save_tiny_splade(tmp_path, {"pooling_strategy": strategy})
+    with use_backend("numba"):
+        encoder = SparseEncoder(folder)
+        whole = encoder.encode(texts).toarray()
+        np.testing.assert_array_equal(encoder.encode(texts, batch_tokens=1).toarray(), whole)
+        if strategy == "max":
+            monkeypatch.setattr(pooling, "GROUP_TOKENS", 3)
+            np.testing.assert_array_equal(encoder.encode(texts).toarray(), whole)
+
+
+def test_logits_of_few_tokens_are_in_memory(encoder, monkeypatch):
+    head, sizes = encoder.model.heads[0], []
+
+    def counted(hidden):
+        sizes.append(len(hidden))
+        return head(hidden)
+
+    monkeypatch.setattr(pooling, "GROUP_TOKENS", 16)
+    hidden = np.random.default_rng(0).normal(size=(70, 39)).astype(np.float32)
+    offsets = np.array([0, 5, 5, 16, 30, 67, 70])
+    found = list(pooling.pooled_words(counted, hidden, offsets[[0, 1, 3, 4, 5, 6]], encoder.settings))
+    assert max(sizes) <= 16 and sum(sizes) == 70 and len(found) == 5
+    np.testing.assert_allclose(found[3], np.log1p(np.maximum(head(hidden[30:67]), 0)).max(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_max_active_dims(encoder):
+    whole, cut = encoder.encode(TEXTS).toarray(), encoder.encode(TEXTS, max_active_dims=5).toarray()
+    assert ((cut > 0).sum(axis=1) == 5).all()
+    for before, after in zip(whole, cut, strict=True):
+        np.testing.assert_array_equal(np.sort(after[after > 0]), np.sort(before)[-5:])
+    np.testing.assert_array_equal(cut[cut > 0], whole[cut > 0])
+
+
+def test_decode(encoder):
+    (row,) = encoder.encode_stream(["the cat"])
+    words = encoder.decode(row)
+    assert len(words) == len(row.indices) and [weight for _, weight in words] == sorted(row.values.tolist())[::-1]
+    best = int(row.indices[row.values.argmax()])
+    assert encoder.decode(encoder.encode(["the cat", "paris"]), top_k=1)[0] == words[:1]
+    assert words[0][0] == encoder.tokenizer.convert_ids_to_tokens([best])[0]
+
+
+def test_similarity_and_prompts(tmp_path, encoder):
+    folder = save_tiny_splade(tmp_path)
+    settings = {"prompts": {"query": "paris is "}, "max_active_dims": 7}
+    write_json(folder / "config_sentence_transformers.json", settings)
+    prompted = SparseEncoder(folder)
+    found, expected = prompted.encode_query(["the"]), encoder.encode(["paris is the"], max_active_dims=7)
+    np.testing.assert_array_equal(found.toarray(), expected.toarray())
+    documents = prompted.encode_document(TEXTS)
+    np.testing.assert_array_equal(documents.toarray(), encoder.encode(TEXTS, max_active_dims=7).toarray())
+    np.testing.assert_allclose(encoder.similarity(found, documents), found.toarray() @ documents.toarray().T, rtol=1e-5)
+
+
+def test_no_texts(encoder):
+    assert encoder.encode([]).shape == (0, encoder.embedding_dimension)
+    assert list(encoder.encode_stream(iter([]))) == [] and encoder.decode(encoder.encode([])) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_active_dims": 0}, ValueError, "max_active_dims is 0, expected a positive"),
+        ({"batch_tokens": -1}, ValueError, "batch_tokens is -1"),
+        ({"prompt_name": "q"}, ValueError, "prompt_name is 'q', this model has none"),
+        ({"texts": "text"}, TypeError, "texts is str"),
+        ({"texts": [3]}, TypeError, r"texts\[0\] is int"),
+    ],
+)
+def test_bad_arguments(encoder, options, error, message):
+    with pytest.raises(error, match=message):
+        encoder.encode(**{"texts": TEXTS, **options})
+
+
+def test_folders_that_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"does not hold cls\..*: it is no masked language model"):
+        SparseEncoder(save_tiny_bert(tmp_path / "plain"))
+    folder = save_tiny_splade(tmp_path / "splade", {"pooling_strategy": "mean"})
+    with pytest.raises(CheckpointError, match="pooling_strategy is 'mean', expected one of max, sum"):
+        SparseEncoder(folder)
+    write_modules(folder, {"": "x.MLMTransformer", "1_": "x.SparseAutoEncoder"})
+    with pytest.raises(CheckpointError, match=r"x\.SparseAutoEncoder, which is not supported"):
+        SparseEncoder(folder)

@@ -1,0 +1,118 @@
+"""Search, mining, communities, similarities and quantisation, beside what their definitions say."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertcore.tasks.quantization import quantize_embeddings
+from bertcore.tasks.search import community_detection, largest, paraphrase_mining_embeddings, semantic_search
+from bertcore.tasks.similarity import SIMILARITIES, cosine_similarity, dot_score, pairwise_similarity
+
+ROWS = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=7, max_size=7), min_size=1, max_size=5), st.integers(1, 9))
+def test_the_largest_of_each_row(rows, count):
+    rows = np.array(rows, np.float32)
+    expected = [sorted(range(7), key=lambda index: -row[index])[:count] for row in rows.tolist()]
+    np.testing.assert_array_equal(largest(rows, count), expected)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 10), (100, 1000)])
+def test_semantic_search(sizes):
+    options = {"query_chunk_size": sizes[0], "corpus_chunk_size": sizes[1], "score_function": dot_score}
+    scores = ROWS[:7] @ ROWS.T
+    found = semantic_search(ROWS[:7], ROWS, top_k=4, **options)
+    assert [[hit["corpus_id"] for hit in hits] for hits in found] == np.argsort(-scores, axis=1)[:, :4].tolist()
+    np.testing.assert_allclose([[hit["score"] for hit in hits] for hits in found], -np.sort(-scores)[:, :4], rtol=1e-5)
+    assert len(semantic_search(ROWS[0], ROWS[:2], top_k=9)[0]) == 2
+    assert semantic_search(ROWS[:1], ROWS[:0]) == [[]] and semantic_search(ROWS[:0], ROWS) == []
+
+
+def test_paraphrase_mining():
+    scores = cosine_similarity(ROWS, ROWS)
+    pairs = sorted(([float(scores[i, j]), i, j] for i, j in itertools.combinations(range(37), 2)), reverse=True)
+    found = paraphrase_mining_embeddings(ROWS, max_pairs=20, query_chunk_size=5, corpus_chunk_size=7)
+    assert [pair[1:] for pair in found] == [pair[1:] for pair in pairs[:20]]
+    np.testing.assert_allclose([pair[0] for pair in found], [pair[0] for pair in pairs[:20]], atol=1e-6)
+    nearest = {tuple(sorted((i, int(j)))) for i, j in enumerate((scores - 2 * np.eye(37)).argmax(axis=1))}
+    assert {tuple(pair[1:]) for pair in paraphrase_mining_embeddings(ROWS, top_k=1)} == nearest
+    assert paraphrase_mining_embeddings(ROWS[:1]) == []
+
+
+def test_communities():
+    centers = np.eye(5, dtype=np.float32)[[0, 1, 2]]
+    noise = np.random.default_rng(1).normal(size=(30, 5), scale=0.05)
+    labels = np.repeat([0, 1, 2], [15, 10, 5])
+    found = community_detection(centers[labels] + noise, threshold=0.9, min_community_size=6, batch_size=4)
+    assert [sorted(group) for group in found] == [list(range(15)), list(range(15, 25))]
+    assert community_detection(ROWS[:0]) == [] and community_detection(ROWS, threshold=0.99) == []
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_similarities(name, monkeypatch):
+    monkeypatch.setattr("bertcore.tasks.similarity.BLOCK", 100)
+    exact = {
+        "cosine": lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b),
+        "dot": lambda a, b: a @ b,
+        "euclidean": lambda a, b: -np.linalg.norm(a - b),
+        "manhattan": lambda a, b: -np.abs(a - b).sum(),
+    }[name]
+    rows = ROWS.astype(np.float64)
+    expected = [[exact(a, b) for b in rows[:9]] for a in rows]
+    np.testing.assert_allclose(SIMILARITIES[name].of_all(ROWS, ROWS[:9]), expected, atol=1e-5)
+    pairs = [exact(a, b) for a, b in zip(rows, rows[::-1], strict=True)]
+    np.testing.assert_allclose(pairwise_similarity(name, ROWS, ROWS[::-1]), pairs, atol=1e-5)
+    with pytest.raises(ValueError, match=r"left has shape \(37, 5\), right \(3, 4\)"):
+        SIMILARITIES[name].of_all(ROWS, np.zeros((3, 4)))
+    with pytest.raises(ValueError, match=r"left has shape \(37, 5\), right \(36, 5\), expected the same"):
+        pairwise_similarity(name, ROWS, ROWS[1:])
+
+
+def test_bytes():
+    ranges = np.array([[-1.0] * 5, [1.0] * 5], np.float32)
+    found = quantize_embeddings(ROWS, "uint8", ranges=ranges)
+    steps = np.clip(np.floor((ROWS.astype(np.float64) + 1) * 127.5), 0, 255)
+    assert (np.abs(found - steps) <= 1).all() and (found == steps).mean() > 0.98 and found.dtype == np.uint8
+    signed = quantize_embeddings(ROWS, "int8", ranges=ranges)
+    assert signed.dtype == np.int8 and (signed.astype(int) + 128 == found).all()
+    own = quantize_embeddings(ROWS, "uint8")
+    assert (own.min(axis=0) == 0).all() and (own.max(axis=0) >= 254).all()
+    np.testing.assert_array_equal(own[:3], quantize_embeddings(ROWS[:3], "uint8", calibration_embeddings=ROWS))
+    constant = quantize_embeddings(np.ones((3, 2), np.float32), "uint8")
+    assert not constant.any()
+
+
+def test_bits():
+    found = quantize_embeddings(ROWS, "ubinary")
+    np.testing.assert_array_equal(np.unpackbits(found, axis=1)[:, :5], ROWS > 0)
+    assert found.shape == (37, 1) and found.dtype == np.uint8
+    signed = quantize_embeddings(ROWS, "binary")
+    assert signed.dtype == np.int8 and (signed.astype(int) + 128 == found).all()
+    assert quantize_embeddings(ROWS[:0], "binary").shape == (0, 1)
+    assert quantize_embeddings(ROWS[:0], "int8").shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((ROWS, "int4"), ValueError, "precision is 'int4', expected one of float32, int8"),
+        ((ROWS.astype(np.int8), "int8"), TypeError, "embeddings has dtype int8, expected floating point"),
+        ((ROWS[:1], "int8"), ValueError, r"embeddings has shape \(1, 5\), from which no ranges can be taken"),
+        ((ROWS[0], "uint8"), ValueError, r"embeddings has shape \(5,\), from which no ranges can be taken"),
+    ],
+)
+def test_what_cannot_be_quantized(arguments, error, message):
+    with pytest.raises(error, match=message):
+        quantize_embeddings(*arguments)
+    with pytest.raises(ValueError, match=r"ranges has shape \(2, 4\), expected \(2, 5\)"):
+        quantize_embeddings(ROWS, "int8", ranges=np.zeros((2, 4)))
+
+
+@pytest.mark.parametrize("options", [{"top_k": 0}, {"query_chunk_size": -1}, {"corpus_chunk_size": 2.5}])
+def test_counts_are_checked(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is .*, expected a positive integer"):
+        semantic_search(ROWS, ROWS, **options)
