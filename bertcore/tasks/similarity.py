@@ -83,8 +83,9 @@ def pairwise_similarity(name: str, left: np.ndarray, right: np.ndarray) -> np.nd
 
 def _tables(left: Any, right: Any) -> tuple[np.ndarray, np.ndarray]:
     """Both as floating-point tables of the same width."""
-    left, right = (np.atleast_2d(np.asarray(rows)) for rows in (left, right))
-    if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[1]:
+    left, right = np.asarray(left), np.asarray(right)
+    if not {left.ndim, right.ndim} <= {1, 2} or left.shape[-1] != right.shape[-1]:
         raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected (n, dim) and (m, dim)")
+    left, right = np.atleast_2d(left), np.atleast_2d(right)
     left, right = (rows if rows.dtype.kind == "f" else rows.astype(np.float32) for rows in (left, right))
     return left, right

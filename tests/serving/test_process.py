@@ -26,9 +26,10 @@ def server(folders):
     """A server's process and address."""
     port = free_port()
     command = [sys.executable, "-m", "bertcore", "serve", str(folders["encoder"]), "--port", str(port)]
-    process = subprocess.Popen(command, env={**os.environ, "BERTCORE_BACKEND": "numpy"})
+    process = subprocess.Popen(command, env={**os.environ, "BERTCORE_BACKEND": "numba"})
     address = f"http://127.0.0.1:{port}"
-    for _ in range(600):
+    deadline = time.monotonic() + 300  # kernels may have to be compiled
+    while time.monotonic() < deadline:
         try:
             httpx.get(f"{address}/health")
             break

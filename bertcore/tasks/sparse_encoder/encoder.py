@@ -170,6 +170,8 @@ class SparseEncoder:
         if top_k is not None:
             _active(top_k, "top_k")
         if isinstance(embeddings, SparseRow):
+            known = embeddings.indices < len(self.tokenizer)  # a model's vocabulary is often rounded up
+            embeddings = SparseRow(embeddings.indices[known], embeddings.values[known])
             order = np.argsort(-embeddings.values, kind="stable")[:top_k]
             words = self.tokenizer.convert_ids_to_tokens(embeddings.indices[order].tolist())
             return list(zip(words, embeddings.values[order].tolist(), strict=True))

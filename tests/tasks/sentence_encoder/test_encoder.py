@@ -177,7 +177,7 @@ def test_several_threads(encoder):
         assert_same(result, expected)
 
 
-@pytest.mark.parametrize(("left", "right"), [((2, 5), (3, 4)), ((5,), (3, 5)), ((2, 5), (1, 3, 5)), ((), ())])
+@pytest.mark.parametrize(("left", "right"), [((2, 5), (3, 4)), ((5,), (3, 4)), ((2, 5), (1, 3, 5)), ((), ())])
 def test_similarity_of_other_shapes(encoder, left, right):
     message = re.escape(f"left has shape {left}, right {right}, expected (n, dim) and (m, dim)")
     with pytest.raises(ValueError, match=message):
@@ -189,6 +189,7 @@ def test_similarity(encoder):
     found = encoder.similarity(left, right)
     expected = [[x @ y / np.sqrt((x @ x) * (y @ y)) for y in right] for x in left]
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(encoder.similarity(left[0], right), found[:1], atol=1e-6)
 
 
 def test_progress_on_request_and_not_by_itself(encoder, capsys):

@@ -23,8 +23,10 @@ def both(folder, **options):
     import sentence_transformers
 
     peer = sentence_transformers.SentenceTransformer(str(folder), device="cpu", **options)
-    peer.max_seq_length = 40
-    return SentenceEncoder(folder, **options), peer
+    ours = SentenceEncoder(folder, **options)
+    if not ours.settings.is_static:
+        peer.max_seq_length = 40
+    return ours, peer
 
 
 def close(found, expected):

@@ -1,0 +1,168 @@
+"""Modules after the pooling, static embeddings, and the options of `encode`, by their definitions."""
+
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from bertcore import SentenceEncoder
+from bertcore.checkpoint import CheckpointError
+from bertcore.tasks.quantization import quantize_embeddings
+from tests.tasks.sentence_encoder.comparison import TEXTS, assert_same
+from tests.tiny_bert import VOCABULARY, WIDTH, save_tiny_encoder, write_json, write_modules
+
+RNG = np.random.default_rng(0)
+WEIGHTS = {
+    "linear.weight": RNG.normal(size=(7, WIDTH)).astype(np.float32),
+    "linear.bias": RNG.normal(size=7).astype(np.float32),
+    "residual.weight": RNG.normal(size=(7, WIDTH)).astype(np.float32),
+}
+NORM = {"norm.weight": RNG.normal(size=7).astype(np.float32), "norm.bias": RNG.normal(size=7).astype(np.float32)}
+DENSE = {"in_features": WIDTH, "out_features": 7, "use_residual": True}
+
+
+@pytest.fixture
+def with_modules(tmp_path):
+    """A function: the folder of an encoder with a Dense of this config, a LayerNorm and a Normalize."""
+
+    def save(dense=DENSE, weights=WEIGHTS):
+        folder = save_tiny_encoder(tmp_path)
+        kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_LayerNorm": "LayerNorm"}
+        kinds["4_Normalize"] = "Normalize"
+        write_modules(folder, {path: f"sentence_transformers.models.{kind}" for path, kind in kinds.items()})
+        write_json(folder / "2_Dense" / "config.json", dense)
+        save_file(weights, folder / "2_Dense" / "model.safetensors")
+        write_json(folder / "3_LayerNorm" / "config.json", {"dimension": 7})
+        save_file(NORM, folder / "3_LayerNorm" / "model.safetensors")
+        return folder
+
+    return save
+
+
+def test_modules(with_modules, encoder):
+    pooled = encoder.encode(TEXTS).astype(np.float64)
+    dense = np.tanh(pooled @ WEIGHTS["linear.weight"].T + WEIGHTS["linear.bias"])
+    dense += pooled @ WEIGHTS["residual.weight"].T
+    centered = dense - dense.mean(axis=1, keepdims=True)
+    rows = centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + 1e-5) * NORM["norm.weight"]
+    rows += NORM["norm.bias"]
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    found = SentenceEncoder(with_modules())
+    assert found.embedding_dimension == 7 and found.settings.normalize
+    np.testing.assert_allclose(found.encode(TEXTS), rows / lengths, atol=1e-5)
+    np.testing.assert_allclose(found.encode(TEXTS, normalize=False), rows, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"in_features": 5}, "in_features is 5, expected 39, the width before it"),
+        ({"out_features": None}, "out_features is None, expected a positive integer"),
+        ({"out_features": 6}, "linear.weight has shape (7, 39), expected (6, 39)"),
+        ({"activation_function": "my.own"}, "activation_function is 'my.own', supported are PyTorch's Identity"),
+        ({"activation_function": "torch.nn.GLU"}, "activation_function is 'torch.nn.GLU', supported are"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', supported is"),
+        ({"bias": "no"}, "bias is 'no', expected true or false"),
+    ],
+)
+def test_modules_that_are_refused(with_modules, change, message):
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        SentenceEncoder(with_modules({**DENSE, **change}))
+
+
+def test_weights_that_are_missing(with_modules):
+    missing = {name: array for name, array in WEIGHTS.items() if name != "linear.bias"}
+    with pytest.raises(CheckpointError, match=r"linear\.bias is missing, expected \(7,\)"):
+        SentenceEncoder(with_modules(weights=missing))
+
+
+@pytest.fixture
+def static_folder(tmp_path, encoder):
+    """A table of random vectors, and a tokenizer."""
+    encoder.tokenizer.save_pretrained(tmp_path / "0_StaticEmbedding")
+    write_modules(tmp_path, {"0_StaticEmbedding": "sentence_transformers.models.StaticEmbedding"})
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_model2vec", [False, True])
+def test_static_embeddings(static_folder, encoder, is_model2vec):
+    table = RNG.normal(size=(len(VOCABULARY), 6)).astype(np.float32)
+    tensors, rows = {"embedding.weight": table}, table
+    if is_model2vec:
+        mapping, weights = RNG.integers(0, 9, len(VOCABULARY)), RNG.random(len(VOCABULARY))
+        tensors = {"embeddings": table[:9], "mapping": mapping, "weights": weights}
+        rows = table[mapping] * weights[:, None]
+    save_file(tensors, static_folder / "0_StaticEmbedding" / "model.safetensors")
+    static = SentenceEncoder(static_folder)
+    texts = [*TEXTS, "the cat " * 300]
+    ids = encoder.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    expected = [rows[row].mean(axis=0) if row else np.zeros(6) for row in ids]
+    np.testing.assert_allclose(static.encode(texts), expected, atol=1e-5)
+    assert static.embedding_dimension == 6 and [len(row) for row in ids] == list(map(len, static.encode_tokens(texts)))
+    with pytest.raises(ValueError, match="dtype is 'int8', expected float32: these are static embeddings"):
+        SentenceEncoder(static_folder, dtype="int8")
+
+
+def test_a_table_that_is_none(static_folder):
+    save_file({"weight": NORM["norm.bias"]}, static_folder / "0_StaticEmbedding" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has neither embedding\.weight nor embeddings"):
+        SentenceEncoder(static_folder)
+
+
+def test_prompts_of_queries_and_documents(tmp_path, encoder):
+    folder = save_tiny_encoder(tmp_path)
+    settings = {"prompts": {"query": "paris is ", "passage": "the "}, "default_prompt_name": "query"}
+    write_json(folder / "config_sentence_transformers.json", settings)
+    prompted = SentenceEncoder(folder)
+    assert_same(prompted.encode_query(TEXTS), encoder.encode(TEXTS, prompt="paris is "))
+    assert_same(prompted.encode_document(TEXTS), encoder.encode(TEXTS, prompt="the "))
+    assert_same(prompted.encode_document(TEXTS, prompt_name="query"), encoder.encode(TEXTS, prompt="paris is "))
+    assert_same(encoder.encode_query(TEXTS), encoder.encode(TEXTS))
+
+
+def test_prompts_that_are_not_pooled(tmp_path, encoder):
+    without = SentenceEncoder(save_tiny_encoder(tmp_path, {"include_prompt": False, "pooling_mode": "mean"}))
+    for text, found in zip(TEXTS[:1], without.encode(TEXTS[:1], prompt="paris is "), strict=True):
+        states = encoder.encode_tokens("paris is " + text)
+        np.testing.assert_allclose(found, states[3:].mean(axis=0), atol=1e-5)  # [CLS] paris is
+    assert_same(without.encode(TEXTS), encoder.encode(TEXTS))
+
+
+def test_dimensions(folder, encoder):
+    whole, short = encoder.encode(TEXTS), SentenceEncoder(folder, truncate_dim=5)
+    assert short.embedding_dimension == 5
+    assert_same(short.encode(TEXTS), whole[:, :5])
+    assert_same(short.encode(TEXTS, truncate_dim=8), whole[:, :8])
+    scaled = encoder.encode(TEXTS, truncate_dim=5, normalize=True)
+    assert_same(scaled, whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True))
+    assert encoder.encode([], truncate_dim=5).shape == (0, 5) and encoder.encode("a", truncate_dim=99).shape == (WIDTH,)
+    with pytest.raises(ValueError, match="truncate_dim is 0, expected a positive integer or None"):
+        encoder.encode(TEXTS, truncate_dim=0)
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
+def test_precisions(encoder, precision):
+    whole = encoder.encode(TEXTS)
+    ranges = np.stack([whole.min(axis=0), whole.max(axis=0)])
+    expected = quantize_embeddings(whole, precision)
+    found = encoder.encode(TEXTS, precision=precision)
+    assert found.dtype == expected.dtype and (found == expected).mean() > 0.95
+    rows = list(encoder.encode_stream(TEXTS, precision=precision, ranges=ranges, batch_tokens=8))
+    assert rows[0].shape == expected[0].shape and (np.stack(rows) == expected).mean() > 0.9
+    if precision.endswith("int8"):
+        with pytest.raises(ValueError, match="for which a stream needs ranges"):
+            encoder.encode_stream(TEXTS, precision=precision)
+        with pytest.raises(ValueError, match="no ranges can be taken"):
+            encoder.encode("a", precision=precision)
+    with pytest.raises(ValueError, match="precision is 'int4'"):
+        encoder.encode(TEXTS, precision="int4")
+
+
+def test_similarity_by_name(folder, encoder):
+    rows = encoder.encode(TEXTS)
+    far = SentenceEncoder(folder, similarity_fn_name="manhattan")
+    np.testing.assert_allclose(far.similarity(rows, rows[:1])[:, 0], -np.abs(rows - rows[0]).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(far.similarity_pairwise(rows, rows), np.zeros(len(rows)), atol=1e-6)
+    with pytest.raises(ValueError, match="similarity_fn_name is 'near', expected one of cosine"):
+        SentenceEncoder(folder, similarity_fn_name="near")
