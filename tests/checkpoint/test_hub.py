@@ -106,7 +106,7 @@ FILES = [
         {
             **IN_A_FOLDER,
             "modules.json": module_list("0_Transformer", "1_Pooling", "2_Dense"),
-            "2_Dense/config.json": b"{}",
+            "2_Dense/config.json": b"{ }",
             "2_Dense/model.safetensors": b"dense",
         },
         {"0_Transformer/tf_model.h5": b"tf", "2_Dense/pytorch_model.bin": b"pickle"},
