@@ -7,15 +7,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertcore.checkpoint import CheckpointError
+from bertcore.tasks.long_texts import TextsCutWarning
 
 MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
 
 
 Row = TypeVar("Row")
-
-
-class TextsCutWarning(UserWarning):
-    """Texts were longer than the model's limit: only their first tokens are used."""
 
 
 class CutTexts:
