@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "lora": {"checkpoint", "models", "nn"},
     "tokenization": {"checkpoint"},
     "demo_model": {"kernels"},
-    "serving": {"checkpoint", "kernels", "tasks"},
+    "tasks": {"checkpoint", "kernels", "tape", "tasks"},
     "tasks": {"checkpoint", "kernels", "models", "nn", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}

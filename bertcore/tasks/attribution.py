@@ -1,0 +1,170 @@
+"""What one prediction of a classifier was made of: attention rollout and integrated gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.tape import Tape, current_tape, value_of
+from bertcore.tasks.long_texts import Cutting, Window, windows_of
+from bertcore.tasks.pipelines.base import check_positive
+from bertcore.tasks.pipelines.probabilities import on_host
+from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What each token of a text had to do with a prediction.
+
+    Attributes:
+        tokens: of the row that the model was given, special ones included.
+        offsets: (tokens, 2), their characters in the text; (0, 0) for special ones.
+        scores: (tokens,) float64.
+        label: the class that the scores are about; None where they are about no class.
+        gap: for integrated gradients, how far the scores' sum is from the difference that it should be: the class's
+            score less that of the baseline. It shrinks as `steps` grow.
+    """
+
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    scores: np.ndarray
+    label: str | None = None
+    gap: float = 0.0
+
+
+def attention_rollout(classifier: TextClassificationPipeline, inputs: Any, **options: Any) -> Attribution:
+    """How much of each token reaches the first one ([CLS]) through all layers' attention.
+
+    Each layer passes on half of what a token has and half of what it attends to, on the mean of the heads; the product
+    of these matrices over the layers tells where a token's state is from (Abnar and Zuidema 2020, arXiv:2005.00928).
+    It does not look at values, so that it is about no class. The scores are positive and sum to 1.
+
+    Args:
+        classifier: a text-classification pipeline.
+        inputs: a text, or {"text", "text_pair"}.
+        options: max_length and truncation (True, where only the first tokens are to be read).
+
+    Raises TypeError, ValueError as the pipeline does, and ValueError for a text in windows.
+    """
+    window, arrays = _row(classifier, inputs, options)
+    out = classifier.model(**arrays, output_attentions=True)
+    if not out.attentions or any(layer is None for layer in out.attentions):
+        raise ValueError(f"models of type {classifier.model.family.model_type!r} give no attentions")
+    rollout = np.eye(len(window))
+    for layer in out.attentions:
+        mixed = 0.5 * (on_host(layer)[0].astype(np.float64).mean(axis=0) + np.eye(len(window)))
+        rollout = mixed / mixed.sum(axis=1, keepdims=True) @ rollout
+    return Attribution(list(window.encoding.tokens), list(window.encoding.offsets), rollout[0])
+
+
+def integrated_gradients(
+    classifier: TextClassificationPipeline, inputs: Any, *, label: str | None = None, steps: int = 50, **options: Any
+) -> Attribution:
+    """How much each token's embedding adds to the score (the logit) of a class.
+
+    The gradient of the score is averaged over `steps` points between a baseline and the text's embeddings, and
+    multiplied by their difference (Sundararajan et al. 2017, arXiv:1703.01365). The baseline has the padding word in
+    the place of each token that is not special; positions and token types
+    stay. The sum of the scores is the difference of the class's score from the baseline's, but for `gap`.
+
+    Args:
+        classifier: a text-classification pipeline, its model in float32 or float64.
+        inputs: a text, or {"text", "text_pair"}.
+        label: the class; by default the one that is predicted.
+        steps: midpoints of as many parts of the way.
+        options: max_length and truncation (True, where only the first tokens are to be read).
+
+    Raises TypeError, ValueError as the pipeline does; ValueError for an unknown label, wrong steps, a text in windows.
+    """
+    check_positive("steps", steps)
+    if current_tape() is not None:
+        raise ValueError("integrated_gradients is called while gradients are recorded, expected a call by itself")
+    window, arrays = _row(classifier, inputs, options)
+    names = classifier.id2label
+    if label is not None and label not in names.values():
+        raise ValueError(f"label is {label!r}, expected one of {', '.join(names.values())}")
+    probe = _Probe(classifier.model)
+    here, score = probe.embeddings(arrays)
+    column = int(score.argmax()) if label is None else next(i for i, name in names.items() if name == label)
+    baseline, base_score = probe.embeddings(arrays | {"input_ids": _baseline_ids(classifier, window)})
+    points = (np.arange(steps) + 0.5) / steps
+    gradient = np.zeros(here.shape, np.float64)
+    at_once = max(1, classifier.options.batch_tokens // len(window))
+    for first in range(0, steps, at_once):
+        share = points[first : first + at_once, None, None]
+        gradient += probe.gradients(arrays, baseline + share * (here - baseline), column)
+    scores = (gradient / steps * (here - baseline)).sum(axis=1)
+    gap = float(scores.sum() - (score[column] - base_score[column]))
+    tokens, offsets = list(window.encoding.tokens), list(window.encoding.offsets)
+    return Attribution(tokens, offsets, scores, names[column], gap)
+
+
+def _row(
+    classifier: TextClassificationPipeline, inputs: Any, options: Mapping[str, Any]
+) -> tuple[Window, dict[str, np.ndarray]]:
+    """The one row that the model is given, and its arguments."""
+    if not isinstance(classifier, TextClassificationPipeline):
+        raise TypeError(f"classifier is {type(classifier).__name__}, expected a text-classification pipeline")
+    read = classifier._options(options)
+    cutting: Cutting = classifier._cutting(read)
+    if cutting.reads_all:
+        raise ValueError("truncation is 'chunk', and a prediction from several windows is not taken apart")
+    found = list(windows_of(classifier.tokenizer, classifier._texts(inputs, "inputs", read), cutting)[0])
+    if len(found) > 1 and cutting.truncation is not True:
+        raise ValueError(
+            f"inputs has more than the {cutting.max_length} tokens that are read: truncation=True takes the first ones"
+        )
+    return found[0], classifier._arrays(found[:1])
+
+
+def _baseline_ids(classifier: TextClassificationPipeline, window: Window) -> np.ndarray:
+    padding = classifier.tokenizer.pad_token_id
+    if padding is None:
+        raise ValueError("the tokenizer has no padding word, which is integrated gradients' baseline")
+    special = np.array(window.encoding.special_tokens_mask, bool)
+    return np.where(special, window.ids, padding)[None]
+
+
+class _Probe:
+    """A model whose embeddings can be read and replaced, beside the one that others use."""
+
+    def __init__(self, model: Any):
+        self._model = copy.copy(model)
+        self._encoder = self._model.encoder = copy.copy(model.encoder)
+        self._embed = model.encoder.embeddings
+
+    def embeddings(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The embeddings of one row, (tokens, hidden), and the scores, (classes,), float64."""
+        seen = []
+
+        def read(inputs: Any) -> Any:
+            seen.append(self._embed(inputs))
+            return seen[-1]
+
+        scores = self._scores(read, arrays)
+        return on_host(value_of(seen[0])).astype(np.float64), on_host(scores)[0].astype(np.float64)
+
+    def gradients(self, arrays: Mapping[str, np.ndarray], points: np.ndarray, column: int) -> np.ndarray:
+        """The gradient of a class's score for the embeddings `points` (rows, tokens, hidden), summed over the rows."""
+        rows = {name: np.repeat(array, len(points), axis=0) for name, array in arrays.items()}
+        with Tape() as tape:
+
+            def leaf(inputs: Any) -> Any:
+                like = value_of(self._embed(inputs))
+                made = np.ascontiguousarray(points.reshape(like.shape), on_host(like).dtype)
+                return tape.leaf("points", lambda: kernels.to_backend(made))
+
+            scores = self._scores(leaf, rows)
+        seed = np.zeros(scores.value.shape, on_host(scores.value).dtype)
+        seed[:, column] = 1
+        found = tape.gradients(scores, kernels.to_backend(seed))["points"]
+        return on_host(found).astype(np.float64).reshape(points.shape).sum(axis=0)
+
+    def _scores(self, embeddings: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+        self._encoder.embeddings = embeddings
+        return self._model(**arrays).logits

@@ -1,0 +1,193 @@
+"""How far probabilities can be trusted, and how to make them right on held-out data.
+
+scikit-learn, SciPy and matplotlib are imported where they are used: `pip install "bertcore[training]"`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from bertcore.tasks.pipelines.probabilities import softmax
+
+MOST = 10.0  # the logarithm of the greatest temperature, and of the inverse of the least, that are looked for
+
+
+def _classes(labels: Any, texts: int, count: int) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.shape != (texts,) or labels.dtype.kind not in "iu":
+        raise ValueError(f"labels has shape {labels.shape} and dtype {labels.dtype}, expected {texts} integers")
+    if texts == 0:
+        raise ValueError("labels is empty, expected at least one text")
+    if labels.min() < 0 or labels.max() >= count:
+        raise ValueError(f"labels has {labels.min()} to {labels.max()}, expected 0 to {count - 1}")
+    return labels
+
+
+def _table(name: str, values: Any) -> np.ndarray:
+    array = np.asarray(values, np.float64)
+    if array.ndim != 2 or array.shape[1] < 2:
+        raise ValueError(f"{name} has shape {array.shape}, expected (texts, classes) with two classes at least")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} holds inf or NaN, expected finite numbers")
+    return array
+
+
+def _probabilities(values: Any) -> np.ndarray:
+    array = _table("probabilities", values)
+    if (array < 0).any() or not np.allclose(array.sum(axis=1), 1, atol=1e-4):
+        raise ValueError("probabilities has rows that are negative or do not sum to 1")
+    return array
+
+
+class TemperatureScaling:
+    """softmax(logits / temperature), with the temperature of the least cross-entropy on held-out texts (Guo et al.
+    2017, arXiv:1706.04599). The best class stays what it was.
+
+    Attributes:
+        temperature: above 1 for a model that is too sure of itself; 1 before `fit`.
+    """
+
+    def __init__(self) -> None:
+        self.temperature = 1.0
+
+    def fit(self, logits: Any, labels: Any) -> Self:
+        """Find the temperature for logits (texts, classes) and the right classes (texts,); returns this object.
+
+        Raises ValueError for other shapes, and where every text is right or as wrong as can be, so that no temperature
+        is best.
+        """
+        from scipy.optimize import minimize_scalar
+
+        logits = _table("logits", logits)
+        labels = _classes(labels, *logits.shape)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        own = shifted[np.arange(len(labels)), labels]
+
+        def loss(log_temperature: float) -> float:
+            scale = np.exp(-log_temperature)
+            return float(np.mean(np.log(np.exp(shifted * scale).sum(axis=1)) - own * scale))
+
+        # The loss is convex in 1 / temperature: it falls for ever where all are right, and rises from 0 on where the
+        # right classes' scores are no higher than the mean.
+        if not own.any() or own.mean() <= shifted.mean():
+            raise ValueError("no temperature is best for these texts: all are right, or no better than chance")
+        found = minimize_scalar(loss, bounds=(-MOST, MOST), method="bounded", options={"xatol": 1e-9})
+        self.temperature = float(np.exp(found.x))
+        return self
+
+    def transform(self, logits: Any) -> np.ndarray:
+        """Probabilities, float64 (texts, classes)."""
+        return softmax(_table("logits", logits) / self.temperature)
+
+
+class IsotonicCalibration:
+    """For each class a rising function of its probability, fitted to held-out texts; the functions' values are made to
+    sum to 1 (Zadrozny and Elkan 2002, doi:10.1145/775047.775151). It may change which class is the best."""
+
+    def __init__(self) -> None:
+        self._functions: list[Any] = []
+
+    def fit(self, probabilities: Any, labels: Any) -> Self:
+        """Fit to probabilities (texts, classes) and the right classes (texts,); returns this object.
+
+        Raises ValueError for other shapes, and for rows that are no probabilities.
+        """
+        from sklearn.isotonic import IsotonicRegression
+
+        probabilities = _probabilities(probabilities)
+        labels = _classes(labels, *probabilities.shape)
+        options = {"y_min": 0.0, "y_max": 1.0, "out_of_bounds": "clip"}
+        self._functions = [
+            IsotonicRegression(**options).fit(column, labels == index) for index, column in enumerate(probabilities.T)
+        ]
+        return self
+
+    def transform(self, probabilities: Any) -> np.ndarray:
+        """Probabilities, float64 (texts, classes); where every class's is 0, they are those that were given.
+
+        Raises RuntimeError before `fit`; ValueError for another number of classes.
+        """
+        if not self._functions:
+            raise RuntimeError("call fit first")
+        given = _probabilities(probabilities)
+        if given.shape[1] != len(self._functions):
+            raise ValueError(f"probabilities has {given.shape[1]} classes, fit had {len(self._functions)}")
+        found = np.stack([function.predict(column) for function, column in zip(self._functions, given.T, strict=True)])
+        total = found.sum(axis=0)
+        return np.where(total > 0, found / np.where(total > 0, total, 1), given.T).T
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Texts by how sure the model is of its best class, in bins of equal width from 0 to 1.
+
+    Attributes:
+        edges: of the bins, (bins + 1,).
+        counts: the texts in each, (bins,).
+        confidence, accuracy: the mean probability of the best class, and the share of texts where it is right, (bins,);
+            NaN for empty bins.
+    """
+
+    edges: np.ndarray
+    counts: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the mean of |accuracy - confidence|, weighted by the bins' texts."""
+        there = self.counts > 0
+        gaps = np.abs(self.accuracy - self.confidence)[there]
+        return float((gaps * self.counts[there]).sum() / self.counts.sum())
+
+
+def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliability:
+    """How often the best class is right, by its probability.
+
+    Args:
+        probabilities: (texts, classes), each row summing to 1.
+        labels: the right classes, (texts,) integers.
+        bins: how many.
+
+    Raises ValueError for other shapes, rows that are no probabilities, and `bins` below 1.
+    """
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"bins is {bins!r}, expected a positive integer")
+    probabilities = _probabilities(probabilities)
+    labels = _classes(labels, *probabilities.shape)
+    sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    edges = np.linspace(0, 1, bins + 1)
+    where = np.clip(np.searchsorted(edges, sure, side="left") - 1, 0, bins - 1)  # (lower, upper], as Guo et al.
+    counts = np.bincount(where, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        confidence, accuracy = (np.bincount(where, values, minlength=bins) / counts for values in (sure, right))
+    return Reliability(edges, counts, confidence, accuracy)
+
+
+def expected_calibration_error(probabilities: Any, labels: Any, *, bins: int = 15) -> float:
+    """The mean distance of accuracy and probability of the best class over bins of texts (Naeini et al. 2015; Guo et
+    al. 2017, arXiv:1706.04599). Arguments and errors are those of `reliability`."""
+    return reliability(probabilities, labels, bins=bins).error
+
+
+def reliability_diagram(probabilities: Any, labels: Any, *, bins: int = 15) -> Any:
+    """A matplotlib figure: accuracy by probability, beside the diagonal of a model that is right as often as it says,
+    and below it how many texts are in each bin. Arguments and errors are those of `reliability`."""
+    from matplotlib.figure import Figure
+
+    found = reliability(probabilities, labels, bins=bins)
+    figure = Figure(figsize=(4.5, 5.0), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    width, left = np.diff(found.edges), found.edges[:-1]
+    look = {"align": "edge", "edgecolor": "white"}
+    above.bar(left, np.nan_to_num(found.accuracy), width, color="#3b6ea5", label="accuracy", **look)
+    above.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, label="probability")
+    above.plot(found.confidence, found.accuracy, "o", color="#c0504d", markersize=4, label="mean of the bin")
+    above.set(ylim=(0, 1), ylabel="share that is right", title=f"expected calibration error {found.error:.3f}")
+    above.legend(loc="upper left", frameon=False)
+    below.bar(left, found.counts, width, color="#888888", **look)
+    below.set(xlim=(0, 1), xlabel="probability of the best class", ylabel="texts")
+    return figure

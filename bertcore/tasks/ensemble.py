@@ -1,0 +1,117 @@
+"""Several classifiers of texts that answer together, and how far they disagree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from bertcore.tasks.pipelines import pipeline
+from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
+
+VOTES = ("soft", "hard")
+TOGETHER = 64  # texts that a member classifies before the next one does
+
+
+class Ensemble:
+    """Classifiers of the same classes (other seeds of one training, or other models) as one.
+
+    Args:
+        members: text-classification pipelines, two at least, whose models have the same classes.
+        vote: "soft" takes the mean of the members' probabilities, "hard" the share of the members whose best class it
+            is (of classes with equal votes the one whose mean probability is higher).
+        weights: how much each member counts, positive; by default all the same.
+
+    Called with a text, a pair {"text", "text_pair"}, a list or an iterator of them, it returns for each:
+
+        {"label", "score"}: the class and its share.
+        "scores": {label: share} of all classes, which sum to 1.
+        "disagreement": the share of the members whose own best class is another one, from 0 to below 1.
+        "divergence": how far the members' probabilities are from their mean, in nats: the entropy of the mean less the
+            mean entropy (the generalised Jensen-Shannon divergence; Houlsby et al. 2011, arXiv:1112.5745, call it
+            mutual information). It tells what members do not agree on from what all find unclear.
+
+    Lakshminarayanan et al. 2017, arXiv:1612.01474. Raises ValueError for members of other classes, one member alone, an
+    unknown vote, and wrong weights; TypeError for members of another kind.
+    """
+
+    def __init__(self, members: Sequence[TextClassificationPipeline], *, vote: str = "soft", weights: Any = None):
+        self.members = list(members)
+        if len(self.members) < 2:
+            raise ValueError(f"members has {len(self.members)}, expected two at least")
+        for number, member in enumerate(self.members):
+            if not isinstance(member, TextClassificationPipeline):
+                raise TypeError(
+                    f"members[{number}] is {type(member).__name__}, expected a text-classification pipeline"
+                )
+            names, first = set(member.id2label.values()), set(self.members[0].id2label.values())
+            if names != first or len(names) != len(member.id2label):
+                raise ValueError(f"members[{number}] has the classes {sorted(names)}, the first has {sorted(first)}")
+        if vote not in VOTES:
+            raise ValueError(f"vote is {vote!r}, expected 'soft' or 'hard'")
+        self.vote, self.weights = vote, _weights(weights, len(self.members))
+        self.labels = [self.members[0].id2label[index] for index in sorted(self.members[0].id2label)]
+
+    @classmethod
+    def from_pretrained(cls, folders: Sequence[str | os.PathLike], *, vote: str = "soft", weights: Any = None,
+                        **options: Any) -> Self:  # fmt: skip
+        """The ensemble of checkpoints; options are those of `pipeline`."""
+        return cls([pipeline("text-classification", each, **options) for each in folders], vote=vote, weights=weights)
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        """Classify one text or several; options are those of the members' calls (truncation, batch_tokens, ...)."""
+        taken = [name for name in ("top_k", "function_to_apply") if name in options]
+        if taken:
+            raise TypeError(f"{taken[0]} is the ensemble's own: it needs all classes' probabilities")
+        options |= {"top_k": None, "function_to_apply": "softmax"}
+        if isinstance(inputs, str | Mapping):
+            return next(self._answers([inputs], options))
+        if isinstance(inputs, Iterator) or not hasattr(inputs, "__len__"):
+            return self._answers(inputs, options)
+        return list(self._answers(inputs, options))
+
+    def _answers(self, inputs: Iterable[Any], options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        rows = iter(inputs)
+        while some := [row for row, _ in zip(rows, range(TOGETHER), strict=False)]:
+            found = np.stack([self._probabilities(member(some, **options)) for member in self.members])
+            yield from (self._answer(found[:, number]) for number in range(len(some)))
+
+    def _probabilities(self, answers: Sequence[Sequence[Mapping[str, Any]]]) -> np.ndarray:
+        places = {label: index for index, label in enumerate(self.labels)}
+        table = np.zeros((len(answers), len(places)))
+        for row, answer in enumerate(answers):
+            for each in answer:
+                table[row, places[each["label"]]] = each["score"]
+        return table
+
+    def _answer(self, probabilities: np.ndarray) -> dict[str, Any]:
+        """The answer to one text, of (members, classes) probabilities."""
+        own = probabilities.argmax(axis=1)
+        mean = self.weights @ probabilities
+        votes = np.bincount(own, self.weights, minlength=len(self.labels))
+        shares = mean if self.vote == "soft" else votes
+        best = int(np.lexsort((-mean, -shares))[0])
+        divergence = _entropy(mean) - float(self.weights @ [_entropy(row) for row in probabilities])
+        return {
+            "label": self.labels[best],
+            "score": float(shares[best]),
+            "scores": dict(zip(self.labels, shares.tolist(), strict=True)),
+            "disagreement": max(0.0, float(1 - votes[best])),
+            "divergence": max(0.0, divergence),
+        }
+
+
+def _weights(weights: Any, count: int) -> np.ndarray:
+    if weights is None:
+        return np.full(count, 1 / count)
+    array = np.asarray(weights, np.float64)
+    if array.shape != (count,) or not (np.isfinite(array) & (array > 0)).all():
+        raise ValueError(f"weights is {weights!r}, expected {count} positive numbers")
+    return array / array.sum()
+
+
+def _entropy(probabilities: np.ndarray) -> float:
+    there = probabilities[probabilities > 0]
+    return float(-(there * np.log(there)).sum())

@@ -1,0 +1,76 @@
+"""Several classifiers as one."""
+
+import numpy as np
+import pytest
+
+from bertcore import pipeline, use_backend
+from bertcore.tasks.ensemble import Ensemble
+from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
+
+NAMES = list(LABELS.values())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = [tmp_path_factory.mktemp("member") for _ in range(3)]
+    for seed, folder in enumerate(made):
+        save_head(folder, "AutoModelForSequenceClassification", LABELS, seed=seed)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def numpy_backend():
+    with use_backend("numpy"):
+        yield
+
+
+def table(folders, text):
+    """(members, classes)."""
+    rows = []
+    for folder in folders:
+        found = pipeline("text-classification", folder, truncation=True)(text, top_k=None)
+        rows.append([{each["label"]: each["score"] for each in found}[name] for name in NAMES])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("weights", [None, [1, 2, 5]])
+@pytest.mark.parametrize("vote", ["soft", "hard"])
+def test_answers(folders, vote, weights):
+    ensemble = Ensemble.from_pretrained(folders, vote=vote, weights=weights, truncation=True)
+    share = np.full(3, 1 / 3) if weights is None else np.array(weights) / 8
+    answers = ensemble(TEXTS)
+    assert ensemble(TEXTS[0])["label"] == answers[0]["label"] and list(ensemble(iter(TEXTS))) == answers
+    for text, answer in zip(TEXTS, answers, strict=True):
+        rows = table(folders, text)
+        mean = share @ rows
+        own = np.array([NAMES[i] for i in rows.argmax(axis=1)])
+        votes = np.array([share[own == name].sum() for name in NAMES])
+        shares = mean if vote == "soft" else votes
+        assert list(answer["scores"]) == NAMES
+        np.testing.assert_allclose(list(answer["scores"].values()), shares, rtol=1e-4, atol=1e-9)
+        assert answer["score"] == pytest.approx(shares.max(), rel=1e-4)
+        assert answer["disagreement"] == pytest.approx(share[own != answer["label"]].sum(), abs=1e-9)
+        kl = share @ (rows * np.log(rows / mean)).sum(axis=1)  # the same by its other definition
+        assert answer["divergence"] == pytest.approx(kl, rel=1e-4)
+    assert {answer["disagreement"] for answer in answers} - {0.0}
+
+
+def test_equal_members_agree(folders):
+    answers = Ensemble.from_pretrained([folders[0]] * 3, truncation=True)(TEXTS)
+    for answer in answers:
+        assert answer["disagreement"] == pytest.approx(0, abs=1e-12) and answer["divergence"] < 1e-12
+
+
+def test_what_is_no_ensemble(folders, tmp_path):
+    members = [pipeline("text-classification", folder) for folder in folders]
+    with pytest.raises(ValueError, match="members has 1, expected two"):
+        Ensemble(members[:1])
+    with pytest.raises(ValueError, match="vote is 'loud'"):
+        Ensemble(members, vote="loud")
+    with pytest.raises(ValueError, match="weights is"):
+        Ensemble(members, weights=[1, 0, 1])
+    other = save_head(tmp_path, "AutoModelForSequenceClassification", {"0": "a", "1": "b"})
+    with pytest.raises(ValueError, match=r"members\[1\] has the classes \['a', 'b'\]"):
+        Ensemble([members[0], pipeline("text-classification", other)])
+    with pytest.raises(TypeError, match="top_k is the ensemble's own"):
+        Ensemble(members)("a", top_k=1)
