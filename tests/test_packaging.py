@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "lora": {"checkpoint", "models", "nn"},
     "tokenization": {"checkpoint"},
     "demo_model": {"kernels"},
-    "tasks": {"checkpoint", "kernels", "tape", "tasks"},
-    "tasks": {"checkpoint", "kernels", "models", "nn", "tokenization"},
+    "serving": {"checkpoint", "kernels", "tasks"},
+    "tasks": {"checkpoint", "kernels", "models", "nn", "tape", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 
