@@ -137,8 +137,8 @@ def _limits(x, count):
 
 
 @helper
-def quantize_row(x, count, levels, padded):
-    """Write the levels of `count` float32 at a pointer, anything up to `padded`; returns (zero, step)."""
+def row_scale(x, count):
+    """(inverse of the step, zero, step) of `count` float32 at a pointer; zero is a float32, too."""
     low, high, is_finite = _limits(x, count)
     span = high - low
     is_finite = is_finite and span <= _LARGEST
@@ -146,6 +146,12 @@ def quantize_row(x, count, levels, padded):
     if is_finite and span >= _LEAST_SPAN:
         inverse = STEPS / span
         zero = (-low * inverse + _ROUNDER) - _ROUNDER
+    return inverse, zero, span / STEPS if is_finite else _NAN
+
+
+@helper
+def store_levels(x, count, inverse, zero, levels, padded):
+    """Write the levels of `count` float32 at a pointer, anything up to `padded`."""
     full = count - count % lanes(x)
     everywhere = first_lanes(x, lanes(x))
     for i in range(0, full, lanes(x)):
@@ -153,4 +159,11 @@ def quantize_row(x, count, levels, padded):
     for i in range(full, padded, lanes(x)):
         value = load_masked(x, i, first_lanes(x, count - i), 0.0)
         store_low_byte(levels, i, value * inverse + _ROUNDER + zero, first_lanes(x, padded - i))
-    return np.int32(zero), span / STEPS if is_finite else _NAN
+
+
+@helper
+def quantize_row(x, count, levels, padded):
+    """Write the levels of `count` float32 at a pointer, anything up to `padded`; returns (zero, step)."""
+    inverse, zero, step = row_scale(x, count)
+    store_levels(x, count, inverse, zero, levels, padded)
+    return np.int32(zero), step

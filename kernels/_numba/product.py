@@ -11,6 +11,7 @@ from numba.extending import overload
 
 from ..activation_names import NO_ACTIVATION
 from . import isa
+from .amx import TILES_SCRATCH
 from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
 from .low_precision import corrected_sums
@@ -34,7 +35,8 @@ _output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 
 def scratch_size(dtype) -> int:
     """Elements of the scratch of one task, for sums of a NumPy dtype that begin on a cache line."""
-    return (TASK_ROWS * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + CACHE_LINE) // dtype.itemsize
+    size = (TASK_ROWS * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + CACHE_LINE) // dtype.itemsize
+    return max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size
 
 
 @inline_helper
@@ -103,7 +105,7 @@ def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, l
             place, meanwhile = (i, count, p * width), (fetched, step)
             if not _multiply_into(x, row, column, panel, part, tile, k > 0, output, place, finish, levels, meanwhile):
                 _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
-                _finish_tile(tile, width, output, i, count, p * width, finish, levels)
+                finish_tile(tile, width, output, i, count, p * width, finish, levels)
 
 
 @helper
@@ -187,7 +189,7 @@ def _finish_vector(sums, at, row, column, output, finish, levels, inside):
 
 
 @helper
-def _finish_tile(sums, width, output, first, count, column, finish, levels):
+def finish_tile(sums, width, output, first, count, column, finish, levels):
     """Send `count` rows of sums to the output."""
     end = min(column + width, output.shape[1])
     full = end - (end - column) % lanes(sums)

@@ -23,7 +23,7 @@ from .._numba import (
     parallel_kernel,
     region,
 )
-from .._numba.low_precision import LEVELS, ROUNDED, quantize_row, round_row
+from .._numba.low_precision import LEVELS, ROUNDED
 from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.product import (
     WEIGHT_PANEL_VECTORS,
@@ -33,12 +33,21 @@ from .._numba.product import (
     scratch_size,
 )
 from .._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
-from .._numba.simd import pointer, pointer_at, wide_pointer
+from .._numba.simd import pointer, pointer_at
 from ..activation_names import activation_code
+from . import by_vectors
+from .by_vectors import GROUP_ROWS
+from .low_precision import (
+    DEPTH_WORDS,
+    PANEL_WORDS,
+    quantize_rows,
+    round_rows,
+    rounded_rows,
+    run_bfloat16,
+    run_int8,
+)
 from .prepared import PreparedWeight
 from .weight_gradient import product_of_columns
-
-GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words of 32 bits, see run_product
 
 
 class PackedWeight(PreparedWeight):
@@ -53,10 +62,11 @@ class PackedWeight(PreparedWeight):
     def __init__(self, weight, scale=None):
         super().__init__(weight, scale)
         self._transpose = None
+        is_low = weight.dtype.itemsize < 4
         words = _words(weight)
-        self._words = _pack(words, _panel_width(words.dtype))
+        self._words = _pack(words, PANEL_WORDS if is_low else _panel_width(words.dtype))
         self.panels = self._words
-        if weight.dtype.itemsize < 4:
+        if is_low:
             self.panels = self._words.view(np.int8 if scale is not None else np.uint16)
         self.column_scales = self.column_sums = None
         if scale is not None:
@@ -69,8 +79,8 @@ class PackedWeight(PreparedWeight):
         """The panels of the transpose, made at the first backward."""
         if self._transpose is None:
             if self.dtype.itemsize < 4:
-                pairs = _pairs_of_rows(self._stored().view(np.uint16))
-                self._transpose = _pack(pairs.T, _panel_width(pairs.dtype)).view(np.uint16)
+                pairs = _pairs_of_rows(self._stored().view(np.uint16), DEPTH_WORDS)
+                self._transpose = _pack(pairs.T, PANEL_WORDS).view(np.uint16)
             else:
                 self._transpose = _transpose(self.panels, self.out_features, self.in_features)
         return self._transpose
@@ -132,10 +142,13 @@ def _rounded(x):
     return rounded
 
 
-def _pairs_of_rows(bits):
-    """Words, float32 patterns, of two neighbours in a column of uint16 (rows, n): (pairs, n), one pair at least."""
+def _pairs_of_rows(bits, multiple=1):
+    """Words, float32 patterns, of two neighbours in a column of uint16 (rows, n): (pairs, n), one pair at least.
+
+    Zeros fill the pairs up to a multiple.
+    """
     rows, columns = bits.shape
-    pairs = np.zeros((max(-(-rows // 2), 1), columns, 2), np.uint16)
+    pairs = np.zeros((max(-(-rows // (2 * multiple)), 1) * multiple, columns, 2), np.uint16)
     pairs[: -(-rows // 2), :, 0], pairs[: rows // 2, :, 1] = bits[::2], bits[1::2]
     return pairs.reshape(len(pairs), 2 * columns).view(np.float32)
 
@@ -143,7 +156,7 @@ def _pairs_of_rows(bits):
 def _words(weight):
     """(columns, depth in words) of a (columns, depth) matrix: of floats itself, of smaller types float32 patterns."""
     columns, depth = weight.shape
-    size = max(4 // weight.itemsize, 1)
+    size = max(4 // weight.itemsize, 1) * (DEPTH_WORDS if weight.itemsize < 4 else 1)
     whole = max(-(-depth // size), 1) * size
     if whole > depth:
         weight = np.concatenate([weight, np.zeros((columns, whole - depth), weight.dtype)], axis=1)
@@ -210,7 +223,7 @@ def _multiply_rounded(x, panels, columns, bias, activation, residual):
     """activation(rounded x @ panels + bias) + residual for float32 x and panels of bfloat16."""
     output = empty((len(x), columns), np.float32)
     if output.size:
-        rounded = empty((len(x), 2 * panels.shape[1]), ROUNDED)
+        rounded = empty((rounded_rows(len(x)), 2 * panels.shape[1]), ROUNDED)
         finish = _finish(bias, residual, activation, output)
         _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(output.dtype))
     return output
@@ -221,7 +234,7 @@ def _multiply_quantized(x, packed, bias, activation, residual):
     rows, depth = len(x), packed.panels.shape[1] * 4
     output = empty((rows, packed.out_features), np.float32)
     if output.size:
-        rounded = empty((rows, depth), LEVELS), np.empty(rows, np.int32), np.empty(rows, np.float32)
+        rounded = empty((rounded_rows(rows), depth), LEVELS), np.empty(rows, np.int32), np.empty(rows, np.float32)
         weight = packed.panels, packed.column_scales, packed.column_sums
         finish = _finish(bias, residual, activation, output)
         _product_int8(x, rounded, weight, output, finish, *_tasks(np.dtype(np.int32)))
@@ -284,7 +297,7 @@ def _product_bfloat16(x, rounded, panels, output, finish, counter, scratch, task
 
 @parallel_kernel
 def _round_rows(x, rounded, task, tasks):
-    round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+    by_vectors.round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
 
 
 @region
@@ -295,19 +308,6 @@ def _round(x, rounded, task, tasks):
 @region
 def _multiply_bfloat16(rounded, panels, output, finish, counter, scratch, task, tasks):
     run_bfloat16(rounded, panels, output, finish, counter, scratch[task])
-
-
-@helper
-def round_rows(x, rounded, first, last):
-    depth = rounded.shape[1]
-    for i in range(first, last):
-        round_row(wide_pointer(x, i * x.shape[1]), x.shape[1], pointer(rounded, i * depth), depth)
-
-
-@helper
-def run_bfloat16(rounded, panels, output, finish, counter, sums):
-    words = rounded.shape[1] // 2
-    run_product(rounded, (words, 1, words * GROUP_ROWS), panels, output, finish_with(finish), None, counter, sums)
 
 
 @kernel(regions=True)
@@ -325,25 +325,6 @@ def _quantize(x, rounded, task, tasks):
 @region
 def _multiply_int8(rounded, weight, output, finish, counter, scratch, task, tasks):
     run_int8(rounded, weight, output, finish, counter, scratch[task])
-
-
-@helper
-def quantize_rows(x, rounded, first, last):
-    levels, zeros, steps = rounded
-    depth = levels.shape[1]
-    for i in range(first, last):
-        row = wide_pointer(x, i * x.shape[1])
-        zeros[i], steps[i] = quantize_row(row, x.shape[1], pointer(levels, i * depth), depth)
-
-
-@helper
-def run_int8(rounded, weight, output, finish, counter, sums):
-    levels, zeros, steps = rounded
-    panels, scales, column_sums = weight
-    words = levels.shape[1] // 4
-    by_level = pointer(zeros, 0), pointer(steps, 0), pointer(scales, 0), pointer(column_sums, 0)
-    strides = words, 1, words * GROUP_ROWS
-    run_product(levels, strides, panels, output, finish_with(finish), by_level, counter, sums)
 
 
 @kernel(regions=True)

@@ -12,7 +12,9 @@ from .._numba.simd import lanes
 from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, array_at, record
 from ..activation_names import activation_code
 from ..deferred import is_plain
-from .cpu import GROUP_ROWS, PackedWeight, quantize_rows, round_rows, run_bfloat16, run_floats, run_int8
+from .by_vectors import GROUP_ROWS
+from .cpu import PackedWeight, run_floats
+from .low_precision import PANEL_WORDS, quantize_rows, round_rows, rounded_rows, run_bfloat16, run_int8
 
 STEP = record(
     ("input", ADDRESS),
@@ -47,9 +49,9 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     output = program.empty((rows, weight.out_features), np.float32)
     rounded = zero = step_size = None
     if weight.dtype.name == "bfloat16":
-        rounded = program.empty((rows, depth * 2), ROUNDED)
+        rounded = program.empty((rounded_rows(rows), depth * 2), ROUNDED)
     if weight.dtype == np.int8:
-        rounded = program.empty((rows, depth * 4), LEVELS)
+        rounded = program.empty((rounded_rows(rows), depth * 4), LEVELS)
         zero, step_size = program.empty((rows,), np.int32), program.empty((rows,), np.float32)
     arrays = {
         "input": input, "panels": weight.panels, "scale": weight.column_scales, "column_sums": weight.column_sums,
@@ -129,13 +131,12 @@ def _run_step(step, counter, scratch, storage):
 
     def bfloat16(step, counter, scratch, storage):
         output, finish = _output_and_finish(step)
-        width = 2 * WEIGHT_PANEL_VECTORS * lanes(FLOAT)
-        panels = array_at(step.panels, (step.panel_count, step.depth, width), BFLOAT16)
+        panels = array_at(step.panels, (step.panel_count, step.depth, 2 * PANEL_WORDS), BFLOAT16)
         rounded = array_at(step.rounded, (step.rows, 2 * step.depth), _ROUNDED)
         run_bfloat16(rounded, panels, output, finish, counter, scratch)
 
     def int8(step, counter, scratch, storage):
-        rows, count, depth, width = step.rows, step.panel_count, step.depth, WEIGHT_PANEL_VECTORS * lanes(FLOAT)
+        rows, count, depth, width = step.rows, step.panel_count, step.depth, PANEL_WORDS
         output, finish = _output_and_finish(step)
         panels = array_at(step.panels, (count, depth, 4 * width), INT8)
         scales = array_at(step.scale, (count * width,), FLOAT)
