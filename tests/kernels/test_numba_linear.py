@@ -289,6 +289,18 @@ def test_low_precision_without_some_instructions(isa):
     run_tests_under(isa, __file__, "-k", "low_precision or int8 or forced")
 
 
+@not_when_forced
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
+def test_low_precision_by_tiles(isa):
+    run_tests_under(isa, __file__, "-k", "bits_of_the_reference or bits_in_low or own_row_in_low or greatest or forced")
+
+
+@pytest.mark.slow
+@not_when_forced
+def test_low_precision_of_any_size_by_tiles():
+    run_tests_under("amx_emulated", __file__, "-k", "low_precision or int8 or bfloat16")
+
+
 @pytest.mark.slow
 @not_when_forced
 @pytest.mark.parametrize("isa", ["avx2", "generic"])

@@ -1,0 +1,70 @@
+"""Prints the assembly of a kernel on tiles for a CPU with AMX, whatever this machine is; nothing of it is run.
+
+    python -m tests.kernels.amx_code operations | bfloat16 | int8
+"""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import llvmlite.binding as llvm
+from numba import types
+
+PERMISSION = "bertcore.kernels._numba.tile_permission"
+FEATURES = (
+    "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16",
+    "amx-tile", "amx-int8", "amx-bf16",
+)  # fmt: skip
+
+
+def pretend():
+    """Before the kernels are imported: the features of a CPU with AMX, and Linux's permission."""
+    os.environ["BERTCORE_ISA"] = "amx"
+    llvm.get_host_cpu_features = lambda: dict.fromkeys(FEATURES, True)
+    sys.modules[PERMISSION] = SimpleNamespace(request_tiles=lambda: None)
+
+
+def array(dtype, dimensions):
+    return types.Array(dtype, dimensions, "C")
+
+
+def operations():
+    from tests.kernels.test_numba_tiles import bfloat16_products
+
+    floats, words = array(types.float32, 1), array(types.uint16, 3)
+    return bfloat16_products, (floats, words, words, array(types.float32, 3), types.intp)
+
+
+def product(run, storage, rounded, sums, levels):
+    """A product with a weight of `storage`."""
+    from bertcore.kernels._numba import kernel
+
+    @kernel
+    def multiply(rounded, weight, output, finish, counter, sums):
+        run(rounded, weight, output, finish, counter, sums)
+
+    panels = array(storage, 3)
+    finish = types.Tuple((array(types.float32, 1), array(types.float32, 2), types.intp))
+    weight = types.Tuple((panels, array(types.float32, 1), array(types.int32, 1))) if levels else panels
+    counter = array(types.int64, 1)
+    return multiply, (rounded, weight, array(types.float32, 2), finish, counter, array(sums, 1))
+
+
+def bfloat16():
+    from bertcore.kernels.linear.low_precision import run_bfloat16
+
+    return product(run_bfloat16, types.uint16, array(types.uint16, 2), types.float32, levels=False)
+
+
+def int8():
+    from bertcore.kernels.linear.low_precision import run_int8
+
+    rounded = types.Tuple((array(types.uint8, 2), array(types.int32, 1), array(types.float32, 1)))
+    return product(run_int8, types.int8, rounded, types.int32, levels=True)
+
+
+if __name__ == "__main__":
+    pretend()
+    compiled, signature = {"operations": operations, "bfloat16": bfloat16, "int8": int8}[sys.argv[1]]()
+    compiled.compile(signature)
+    print(compiled.inspect_asm(compiled.signatures[0]))
