@@ -2,7 +2,8 @@
 
 Scores are computed transposed, (keys, queries), for a panel of queries: two vectors, one lane per query. The maximum
 and the sum of a query's softmax then run down a lane, without sums across lanes, and neither keys nor values have to be
-transposed: the left operands of both products are rows as they lie in memory, the transposed scores being one.
+transposed: the left operands of both products are rows as they lie in memory, the transposed scores being one
+(products.py; in bfloat16 on CPUs with AMX by tiles, which want the values transposed).
 
 A task is a block of up to QUERY_BLOCK queries of one sequence and head. It goes through the keys in blocks of
 KEY_BLOCK, of which the highest score and the sum of exponentials are carried on, the sums so far being rescaled when
@@ -17,22 +18,35 @@ queries are, so that a sum's order does not depend on them: what is hidden adds 
 
 import numpy as np
 
-from .._numba import helper, inline_helper, kernel, parallel_kernel
-from .._numba.ladder import TILE_ROWS, multiply, pointer_to_word
-from .._numba.operands import as_words, elements_per_word, lay_columns, lay_depth, lay_rows
+from .._numba import LEVEL, helper, inline_helper, kernel, parallel_kernel
+from .._numba.ladder import TILE_ROWS
+from .._numba.operands import as_words
 from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.philox import BLOCK, fill_bits
 from .._numba.rows import share
 from .._numba.scores import row_pointer
 from .._numba.simd import first_lanes, lanes, load, pointer, select, store, store_masked
 from .._numba.tasks import take_task
-from .online_softmax import begin_softmax, continue_softmax, finish_probs, finish_softmax, rescale
+from .online_softmax import begin_softmax, continue_softmax, finish_probs, finish_softmax
+from .products import (
+    SPARE_KEYS,
+    TILES_ROOM,
+    begin_products,
+    end_products,
+    finish_sums,
+    lay_keys,
+    lay_queries,
+    lay_values,
+    multiply_queries,
+    rescale_sums,
+    weigh_values,
+)
 from .records import UINT32, band, bits_row, room_of, row_at, rows_of, span, view_of, whole_lines
 from .terms import add_terms, prepare_terms, terms_of, terms_size
 
 QUERY_BLOCK = 256
 KEY_BLOCK = 256
-KEY_GRAIN = 16  # whole vectors and words; divides KEY_BLOCK
+KEY_GRAIN = 32 if LEVEL.tiles else 16  # whole vectors, words and tiles; divides KEY_BLOCK
 _SPARE_ROWS = TILE_ROWS + 4  # of scores: a tile's last rows, and what fills up the last wide vector
 
 
@@ -48,7 +62,7 @@ def scratch_size(queries, keys, head_dim, relative, like):
     """Elements of a task's room for the longest sequences."""
     queries, keys = min(queries, QUERY_BLOCK), min(keys, KEY_BLOCK)
     own = _carve_scratch(queries, keys, head_dim, like)[-1]
-    return whole_lines(own + terms_size(relative, queries, keys, head_dim, like))
+    return whole_lines(own + terms_size(relative, queries, keys, head_dim, like)) + TILES_ROOM
 
 
 @helper
@@ -61,6 +75,8 @@ def run(step, counter, like, storage, relative, task):
         view_of(step.mask), view_of(step.bias), view_of(step.lse),
     )  # fmt: skip
     terms, scratch = terms_of(step, relative), room_of(step, task, like)
+    tiles = pointer(scratch, step.room - TILES_ROOM)
+    begin_products(tiles, storage)
     s, before, block_task = 0, 0, take_task(counter)
     while s < step.sequences:
         start, queries = span(step.cu_seqlens, s, step.length)
@@ -71,11 +87,12 @@ def run(step, counter, like, storage, relative, task):
             first, last = share(panels, block, blocks) * width, min(share(panels, block + 1, blocks) * width, queries)
             start_k, keys = span(step.cu_seqlens_k, s, step.length_k)
             place = s, h, start, queries, start_k, keys
-            _attend(step, views, place, first, last, storage, terms, scratch)
+            _attend(step, views, place, first, last, storage, terms, scratch, tiles)
             block_task = take_task(counter)
         else:
             before += step.heads * blocks
             s += 1
+    end_products(tiles, storage)
 
 
 @inline_helper
@@ -104,14 +121,14 @@ def _carve_scratch(count, keys, head_dim, like):
     spare = scores + (keys + _SPARE_ROWS) * width
     # a copy of the scores, of a panel of queries, or of a square block of scores
     k_rows = spare + max(keys + _SPARE_ROWS, row, width) * width
-    v_rows = k_rows + (keys + 1) * row
-    biases = v_rows + (keys + 1) * row
+    v_rows = k_rows + (keys + SPARE_KEYS) * row
+    biases = v_rows + (keys + SPARE_KEYS) * row
     rest = biases + row_size(whole + keys, like) + width
     return peaks, totals, factors, panel, sums, scores, spare, k_rows, v_rows, biases, rest
 
 
 @helper
-def _attend(step, views, place, first, last, storage, terms, scratch):
+def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     """The outputs of the queries from first to last of one sequence and head."""
     query, key, value, _, probs, mask, bias, _ = views
     s, h, start, queries, start_k, keys = place
@@ -121,8 +138,6 @@ def _attend(step, views, place, first, last, storage, terms, scratch):
     starts = _carve_scratch(count, min(keys, KEY_BLOCK), head_dim, scratch)
     peaks, totals, factors, panel, sums, scores, spare, k_rows, v_rows, biases, rest = _pointers(scratch, starts)
     state = scratch, peaks, totals, factors
-    per_word = elements_per_word(storage)
-    depth = (head_dim + per_word - 1) // per_word
     # What fills up a vector is -inf, which a scale that is not positive would turn into something else afterwards.
     is_banded = queries - 1 + below > 0 or above + 1 < keys
     has_biases = step.position_bias.address != 0
@@ -130,7 +145,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch):
     factor = 1.0 if stored else scale  # scores that are stored are scaled before they are
     begin_softmax(state, count)
     prefetch_rows(row_pointer(query, s, h, start + first, sums), query[3], 0, min(width, count), head_dim)
-    k_words, v_words = as_words(k_rows, storage), as_words(v_rows, storage)
+    k_words = as_words(k_rows, storage)
     low, end = max(first + below, 0) // KEY_GRAIN * KEY_GRAIN, min(max(last + above, 0), keys)
     begin = low
     while begin < end or begin == low:
@@ -138,8 +153,8 @@ def _attend(step, views, place, first, last, storage, terms, scratch):
         k, v = row_pointer(key, s, h_k, start_k + begin, sums), row_pointer(value, s, h_k, start_k + begin, sums)
         # Left where they lie, rows of a joined query, key and value fall into few sets of the first-level cache: 10 to
         # 15 % slower within BERT-base.
-        lay_rows(k, key[3], part, head_dim, k_words, row, storage)
-        lay_depth(v, value[3], part, head_dim, v_rows, row, storage)
+        lay_keys(k, key[3], part, head_dim, k_rows, row, storage)
+        lay_values(v, value[3], part, head_dim, v_rows, row, spare, storage)
         block = first, last, begin, part
         if has_biases:
             _lay_biases(step, place, block, biases)
@@ -151,9 +166,8 @@ def _attend(step, views, place, first, last, storage, terms, scratch):
             if seen == 0 and begin > low:
                 continue
             w = lanes(sums) if n <= lanes(sums) else width
-            lay_columns(row_pointer(query, s, h, start + i, sums), query[3], n, head_dim, panel, w, spare, storage)
-            own_keys = pointer_to_word(k_words, skip * row)
-            multiply(own_keys, row, 1, seen, as_words(panel, storage), w, depth, w, scores, w, False)
+            lay_queries(row_pointer(query, s, h, start + i, sums), query[3], n, head_dim, panel, w, spare, storage)
+            multiply_queries(tiles, pointer(k_rows, skip * row), row, seen, head_dim, panel, w, scores, storage)
             of_panel = i, n, w, skip, seen
             add_terms(terms, place, block, of_panel, k_words, head_dim, storage, rest, scores, spare)
             if stored:
@@ -166,11 +180,14 @@ def _attend(step, views, place, first, last, storage, terms, scratch):
                 _drop(step, place, begin + skip, of_panel, scores, as_words(spare, UINT32))
             target = pointer(sums, (i - first) * row)
             if begin > low:
-                rescale(target, n, row, factors)
-            deep = (seen + per_word - 1) // per_word
-            own_values = pointer_to_word(v_words, skip // per_word * row)
-            multiply(as_words(scores, storage), 1, w, n, own_values, row, deep, head_dim, target, row, begin > low)
+                rescale_sums(target, n, w, row, factors, storage)
+            weigh_values(
+                tiles, scores, w, n, v_rows, row, skip, seen, part, head_dim, target, begin > low, storage
+            )  # fmt: skip
         begin += max(part, 1)
+    for i in range(first, last, width):
+        w = lanes(sums) if last - i <= lanes(sums) else width
+        finish_sums(pointer(sums, (i - first) * row), w, row, spare, storage)
     finish_softmax(views, place, first, count, head_dim, sums, row, state, step.keep)
     if probs[0] != 0:
         for i in range(count):

@@ -1,6 +1,6 @@
 """Prints the assembly of a kernel on tiles for a CPU with AMX, whatever this machine is; nothing of it is run.
 
-    python -m tests.kernels.amx_code operations | bfloat16 | int8
+python -m tests.kernels.amx_code operations | bfloat16 | int8 | attention
 """
 
 import os
@@ -63,8 +63,25 @@ def int8():
     return product(run_int8, types.int8, rounded, types.int32, levels=True)
 
 
+def attention():
+    from numba import from_dtype
+
+    from bertcore.kernels._numba import kernel
+    from bertcore.kernels._numba.steps import BFLOAT16, FLOAT
+    from bertcore.kernels.attention.cpu import FORWARD
+    from bertcore.kernels.attention.forward import run
+
+    @kernel
+    def attend(steps, counter):
+        run(steps[0], counter, FLOAT, BFLOAT16, None, 0)
+
+    return attend, (array(from_dtype(FORWARD), 1), array(types.int64, 1))
+
+
+KERNELS = {"operations": operations, "bfloat16": bfloat16, "int8": int8, "attention": attention}
+
 if __name__ == "__main__":
     pretend()
-    compiled, signature = {"operations": operations, "bfloat16": bfloat16, "int8": int8}[sys.argv[1]]()
+    compiled, signature = KERNELS[sys.argv[1]]()
     compiled.compile(signature)
     print(compiled.inspect_asm(compiled.signatures[0]))

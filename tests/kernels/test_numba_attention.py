@@ -225,6 +225,15 @@ def test_a_window_has_the_same_bits_whatever_the_queries_are():
     np.testing.assert_array_equal(attend(only(problem, 0, 333)[0], backend="numba"), whole[333:])
 
 
+@only_float32
+def test_bfloat16_of_a_window_has_the_same_bits_whatever_the_queries_are():
+    problem = arguments("plain", [700], dtype=np.float32, head_dim=40) | {"window": (70, 9)}
+    asked = {"compute_dtype": "bfloat16", "backend": "numba"}
+    whole = attend(problem, **asked)
+    for first in (1, 333):
+        np.testing.assert_array_equal(attend(only(problem, 0, first)[0], **asked), whole[first:])
+
+
 @pytest.mark.parametrize("form", ["all masks", "all"])
 def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, form):
     lengths = [300] + [30, 5, 60, 1] * (cpu.LEAST_TASKS // 4)  # several sequences to a part of the tables' gradients
@@ -379,3 +388,10 @@ def test_the_forced_isa_is_in_force():
 @pytest.mark.slow
 def test_bfloat16_without_its_instruction():
     run_tests_under("avx512", __file__, "-k", "bfloat16 or forced")
+
+
+@not_when_forced
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
+def test_bfloat16_by_tiles(isa):
+    run_tests_under(isa, __file__, "-k", "bfloat16 or forced")

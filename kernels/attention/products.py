@@ -1,0 +1,284 @@
+"""The two products of attention's forward and how their operands lie: by vectors, or in bfloat16 by tiles (amx.py).
+
+By vectors the left operand of both is rows as words: keys, and the transposed scores. The sums are the rows of the
+output. Tiles read the left operand 16 words at a time, and cannot read it transposed: so the values are transposed
+instead, once for all panels of queries, and the sums are columns of the output until `finish_sums`. Depths are filled
+up with zeros to whole tiles, on both sides, and so are the scores.
+
+`storage` says which, as in _numba/operands.py; `room` is what tiles need of the scratch.
+"""
+
+from numba import types
+from numba.extending import overload
+
+from .._numba import LEVEL, helper, inline_helper
+from .._numba.amx import (
+    ROOM,
+    TILE_ROWS,
+    TILE_WORDS,
+    begin_tiles,
+    end_tiles,
+    load_tile,
+    multiply_bfloat16,
+    store_tile,
+    zero_tile,
+)
+from .._numba.ladder import multiply, pointer_to_word
+from .._numba.low_precision import round_row
+from .._numba.operands import AHEAD, as_words, elements_per_word, lay_columns, lay_depth, lay_rows
+from .._numba.panels import pack_panel, prefetch_rows
+from .._numba.simd import broadcast, lanes, load, pointer, store
+from .._numba.steps import BFLOAT16, OPTIONS
+from .._numba.tile import transpose_block
+from .online_softmax import rescale
+
+TILES_ROOM = ROOM if LEVEL.tiles else 0  # elements of a task's scratch
+SPARE_KEYS = TILE_ROWS if LEVEL.tiles else 1  # rows beside the keys and the values
+_PAIR_ROWS, _TILE_KEYS = 2 * TILE_ROWS, 2 * TILE_WORDS
+
+
+def begin_products(room, storage):
+    """Before the first product of a task."""
+    raise NotImplementedError("for compiled code")
+
+
+def end_products(room, storage):
+    """After the last one."""
+    raise NotImplementedError("for compiled code")
+
+
+def lay_keys(source, source_row, count, head_dim, target, row, storage):
+    """(count, head_dim) floats at a pointer as rows of words at `target`, `row` words apart."""
+    raise NotImplementedError("for compiled code")
+
+
+def lay_queries(source, source_row, count, head_dim, panel, width, spare, storage):
+    """(count, head_dim) floats at a pointer as a panel with a column for each row; spare has room for as much."""
+    raise NotImplementedError("for compiled code")
+
+
+def lay_values(source, source_row, count, head_dim, target, row, spare, storage):
+    """(count, head_dim) floats at a pointer as what `weigh_values` takes."""
+    raise NotImplementedError("for compiled code")
+
+
+def multiply_queries(room, keys, row, count, head_dim, panel, width, scores, storage):
+    """scores (count, width) = keys @ panel, of `count` rows of keys."""
+    raise NotImplementedError("for compiled code")
+
+
+def weigh_values(room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, storage):
+    """sums (+)= the values from key `skip` on, weighed by scores (seen, width); `values` are of `keys` keys in all."""
+    raise NotImplementedError("for compiled code")
+
+
+def rescale_sums(sums, queries, width, row, factors, storage):
+    """The sums of each query times its factor."""
+    raise NotImplementedError("for compiled code")
+
+
+def finish_sums(sums, width, row, spare, storage):
+    """The sums of a panel of queries as rows of `row` elements."""
+    raise NotImplementedError("for compiled code")
+
+
+# --- by vectors -----------------------------------------------------------------------------------
+
+
+def _nothing_to_begin(room, storage):
+    pass
+
+
+def _lay_keys(source, source_row, count, head_dim, target, row, storage):
+    lay_rows(source, source_row, count, head_dim, as_words(target, storage), row, storage)
+
+
+def _lay_values(source, source_row, count, head_dim, target, row, spare, storage):
+    lay_depth(source, source_row, count, head_dim, target, row, storage)
+
+
+def _lay_queries(source, source_row, count, head_dim, panel, width, spare, storage):
+    lay_columns(source, source_row, count, head_dim, panel, width, spare, storage)
+
+
+def _multiply_queries(room, keys, row, count, head_dim, panel, width, scores, storage):
+    per_word = elements_per_word(storage)
+    depth = (head_dim + per_word - 1) // per_word
+    multiply(
+        as_words(keys, storage), row, 1, count, as_words(panel, storage), width, depth, width, scores, width, False
+    )
+
+
+def _weigh_values(room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, storage):
+    per_word = elements_per_word(storage)
+    own = pointer_to_word(as_words(values, storage), skip // per_word * row)
+    deep = (seen + per_word - 1) // per_word
+    multiply(as_words(scores, storage), 1, width, queries, own, row, deep, head_dim, sums, row, accumulate)
+
+
+def _rescale_rows(sums, queries, width, row, factors, storage):
+    rescale(sums, queries, row, factors)
+
+
+def _nothing_to_finish(sums, width, row, spare, storage):
+    pass
+
+
+# --- by tiles -------------------------------------------------------------------------------------
+
+
+def _begin_tiles(room, storage):
+    begin_tiles(room)
+
+
+def _end_tiles(room, storage):
+    end_tiles()
+
+
+@inline_helper
+def _whole(count, size):
+    """`count`, filled up to a multiple."""
+    return (count + size - 1) // size * size
+
+
+@inline_helper
+def _value_row(keys):
+    """Words of a row of transposed values."""
+    return _whole(keys, _TILE_KEYS) // 2
+
+
+@helper
+def _round_rows(source, source_row, count, depth, target, row):
+    """Rows of bfloat16 at `target`, `row` words apart, filled up to whole tiles with zeros."""
+    for i in range(count):
+        prefetch_rows(source, source_row, i + AHEAD, i + AHEAD + 1, depth)
+        to = as_words(pointer(target, i * row), BFLOAT16)
+        round_row(pointer(source, i * source_row), depth, to, _whole(depth, 2 * TILE_WORDS))
+
+
+def _lay_keys_by_tiles(source, source_row, count, head_dim, target, row, storage):
+    _round_rows(source, source_row, count, head_dim, target, row)
+
+
+def _lay_queries_by_tiles(source, source_row, count, head_dim, panel, width, spare, storage):
+    words = _whole(head_dim, 2 * TILE_WORDS) // 2
+    _round_rows(source, source_row, count, head_dim, spare, words)
+    pack_panel(spare, words, 1, count, words, panel, width)
+
+
+def _lay_values_by_tiles(source, source_row, count, head_dim, target, row, spare, storage):
+    """Transposed: (head_dim in whole tiles, words of two keys), 32 keys at a time."""
+    target_row = _value_row(count)
+    for j in range(0, count, _TILE_KEYS):
+        part = min(_TILE_KEYS, count - j)
+        lay_depth(pointer(source, j * source_row), source_row, part, head_dim, spare, row, storage)
+        for k in range((part + 1) // 2 * row, TILE_WORDS * row, lanes(spare)):
+            store(spare, k, broadcast(spare, 0.0))
+        for d in range(0, row, TILE_ROWS):
+            transpose_block(
+                pointer(spare, d), row, TILE_WORDS - 1, pointer(target, d * target_row + j // 2), target_row
+            )
+
+
+@inline_helper
+def _multiply_tiles(room, tall, wide, a, a_row, b, b_row, depth, c, c_row, accumulate):
+    """c (+)= a @ b, of one tile of c or of two each way; strides and depth in words, depth in whole tiles."""
+    right, below = pointer(c, TILE_WORDS), pointer(c, TILE_ROWS * c_row)
+    diagonal = pointer(below, TILE_WORDS)
+    if accumulate:
+        load_tile(room, 0, c, 4 * c_row)
+        if wide:
+            load_tile(room, 1, right, 4 * c_row)
+        if tall:
+            load_tile(room, 2, below, 4 * c_row)
+        if tall and wide:
+            load_tile(room, 3, diagonal, 4 * c_row)
+    else:
+        zero_tile(room, 0)
+        zero_tile(room, 1)
+        zero_tile(room, 2)
+        zero_tile(room, 3)
+    for k in range(0, depth, TILE_WORDS):
+        load_tile(room, 4, pointer(a, k), 4 * a_row)
+        load_tile(room, 6, pointer(b, k * b_row), 4 * b_row)
+        multiply_bfloat16(room, 0, 4, 6)
+        if wide:
+            load_tile(room, 7, pointer(b, k * b_row + TILE_WORDS), 4 * b_row)
+            multiply_bfloat16(room, 1, 4, 7)
+        if tall:
+            load_tile(room, 5, pointer(a, TILE_ROWS * a_row + k), 4 * a_row)
+            multiply_bfloat16(room, 2, 5, 6)
+        if tall and wide:
+            multiply_bfloat16(room, 3, 5, 7)
+    store_tile(room, 0, c, 4 * c_row)
+    if wide:
+        store_tile(room, 1, right, 4 * c_row)
+    if tall:
+        store_tile(room, 2, below, 4 * c_row)
+    if tall and wide:
+        store_tile(room, 3, diagonal, 4 * c_row)
+
+
+@helper
+def _multiply_panel(room, a, a_row, rows, b, b_row, depth, columns, c, c_row, accumulate):
+    """c (+)= a @ b of 16 or 32 columns; whole tiles of c are written."""
+    for i in range(0, rows, _PAIR_ROWS):
+        x, y = pointer(a, i * a_row), pointer(c, i * c_row)
+        if rows - i > TILE_ROWS:
+            if columns > TILE_WORDS:
+                _multiply_tiles(room, True, True, x, a_row, b, b_row, depth, y, c_row, accumulate)
+            else:
+                _multiply_tiles(room, True, False, x, a_row, b, b_row, depth, y, c_row, accumulate)
+        elif columns > TILE_WORDS:
+            _multiply_tiles(room, False, True, x, a_row, b, b_row, depth, y, c_row, accumulate)
+        else:
+            _multiply_tiles(room, False, False, x, a_row, b, b_row, depth, y, c_row, accumulate)
+
+
+def _multiply_queries_by_tiles(room, keys, row, count, head_dim, panel, width, scores, storage):
+    depth = _whole(head_dim, 2 * TILE_WORDS) // 2
+    _multiply_panel(room, keys, row, count, panel, width, depth, width, scores, width, False)
+
+
+def _weigh_values_by_tiles(
+    room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, storage
+):
+    deep = _whole(seen, _TILE_KEYS) // 2
+    for j in range((seen + 1) // 2 * width, deep * width, lanes(scores)):
+        store(scores, j, broadcast(scores, 0.0))
+    own = pointer(values, skip // 2)
+    _multiply_panel(room, own, _value_row(keys), row, scores, width, deep, width, sums, width, accumulate)
+
+
+def _rescale_columns(sums, queries, width, row, factors, storage):
+    for d in range(0, row * width, width):
+        for j in range(0, width, lanes(sums)):
+            store(sums, d + j, load(sums, d + j) * load(factors, j))
+
+
+def _transpose_sums(sums, width, row, spare, storage):
+    for d in range(0, row, TILE_ROWS):
+        for j in range(0, width, TILE_WORDS):
+            transpose_block(pointer(sums, d * width + j), width, TILE_ROWS - 1, pointer(spare, j * row + d), row)
+    for j in range(0, width * row, lanes(sums)):
+        store(sums, j, load(spare, j))
+
+
+def _register(function, by_vectors, by_tiles):
+    """What `function` is: `storage` is its last argument."""
+
+    def choose(*arguments):
+        return by_tiles if LEVEL.tiles and arguments[-1] == types.uint16 else by_vectors
+
+    overload(function, jit_options=OPTIONS, strict=False)(choose)
+
+
+_register(begin_products, _nothing_to_begin, _begin_tiles)
+_register(end_products, _nothing_to_begin, _end_tiles)
+_register(lay_keys, _lay_keys, _lay_keys_by_tiles)
+_register(lay_queries, _lay_queries, _lay_queries_by_tiles)
+_register(lay_values, _lay_values, _lay_values_by_tiles)
+_register(multiply_queries, _multiply_queries, _multiply_queries_by_tiles)
+_register(weigh_values, _weigh_values, _weigh_values_by_tiles)
+_register(rescale_sums, _rescale_rows, _rescale_columns)
+_register(finish_sums, _nothing_to_finish, _transpose_sums)
