@@ -350,6 +350,6 @@ def test_a_copy_starts_empty():
 
 @not_when_forced
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "generic"])
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx", "avx512", "avx2", "generic"])
 def test_programs_on_a_lesser_cpu(isa):
     run_tests_under(isa, __file__, "-k", "same_bits or other_values")
