@@ -1,5 +1,6 @@
 """What is particular to linear on Numba: packing, blocking, and bits that depend on the row alone."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from numba.core.runtime import rtsys
 
 from bertcore import kernels
 from bertcore.kernels import activation_names, threads
-from bertcore.kernels._numba import LEVEL
+from bertcore.kernels._numba import LEVEL, THREADING_LAYER
 from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
 from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
@@ -269,6 +270,24 @@ def test_a_row_has_the_same_bits_in_low_precision(dtype, monkeypatch):
         np.testing.assert_array_equal(linear(x, prepared, bias, "gelu", residual), whole)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork") or THREADING_LAYER == "omp", reason="omp ends forked children")
+@pytest.mark.parametrize("dtype", LOW_PRECISION)
+def test_threads_and_a_forked_child_have_the_same_bits_in_low_precision(dtype):
+    x, weight, bias, residual = arguments(11, 50, 160, 97)
+    _, prepared = low_precision(weight, dtype)
+    expected = linear(x, prepared, bias, None, residual)
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if np.array_equal(linear(x, prepared, bias, None, residual), expected) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(lambda _: linear(x, prepared, bias, None, residual), range(12)):
+            np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("dtype", LOW_PRECISION)
 def test_nan_and_infinity_spoil_their_own_row_in_low_precision(dtype):
     x, weight, bias, residual = arguments(10, 39, 51, 60)
@@ -292,7 +311,7 @@ def test_low_precision_without_some_instructions(isa):
 @not_when_forced
 @pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
 def test_low_precision_by_tiles(isa):
-    run_tests_under(isa, __file__, "-k", "bits_of_the_reference or bits_in_low or own_row_in_low or greatest or forced")
+    run_tests_under(isa, __file__, "-k", "bits_of_the_reference or same_bits_in_low or own_row_in_low or forced")
 
 
 @pytest.mark.slow
