@@ -10,7 +10,7 @@ from tests.tiny_bert import save_tiny_encoder, write_json
 pytest.importorskip("starlette")
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def on_numpy():
     """The reference: what is tested here stands above the backends."""
     with use_backend("numpy"):
@@ -38,6 +38,7 @@ def client(folders):
 
     from bertcore.serving import create_app
 
-    app = create_app([folders[name] for name in ("encoder", "splade", "reranker")])
+    with use_backend("numpy"):  # which the server keeps
+        app = create_app([folders[name] for name in ("encoder", "splade", "reranker")])
     with TestClient(app) as client:
         yield client
