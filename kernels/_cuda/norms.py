@@ -1,10 +1,16 @@
-"""Launching the norms of rows (norms.cuh)."""
+"""Launching the norms of rows (norms.cuh) and their gradients (norms_backward.cuh)."""
 
 import numpy as np
 
-from . import array_module, rows
+from . import C_TYPES, array_module, c_type, column_sums, rows
 
-INSTANTIATIONS = rows.instantiations("norm_rows", "norm_long_rows")
+INSTANTIATIONS = (
+    *rows.instantiations("norm_rows", "norm_long_rows"),
+    *rows.any_width_instantiations("norm_backward_rows"),
+    *(f"norm_backward_columns<{c_name}>" for c_name in C_TYPES.values()),
+    *column_sums.FINAL,
+)
+STATISTICS = 3  # floats of a RowStatistics
 
 
 def launch(module, input, weight, bias, eps, residual, centred):
@@ -21,3 +27,29 @@ def launch(module, input, weight, bias, eps, residual, centred):
     sizes = np.int64(input.size // width), np.int32(width), np.float32(eps), np.bool_(centred)
     module.launch(name, grid, block, (input, residual, weight, bias, output, *sizes))
     return output
+
+
+def launch_backward(module, grad_output, input, weight, bias, eps, residual, centred):
+    """(grad_input, grad_weight or None, grad_bias or None); the gradient of an absent weight or bias is None."""
+    xp, dtype = array_module(input), input.dtype
+    grad_output, input, residual, weight = (
+        None if array is None else xp.ascontiguousarray(array) for array in (grad_output, input, residual, weight)
+    )
+    grad_input, width = xp.empty(input.shape, dtype), input.shape[-1]
+    has_parameters = weight is not None or bias is not None
+    if input.size == 0:
+        return grad_input, *(None if array is None else xp.zeros(width, dtype) for array in (weight, bias))
+    count = input.size // width
+    statistics = xp.empty((count, STATISTICS), np.float32)
+    name, grid, block = rows.plan_any_width("norm_backward_rows", input)
+    sizes = np.int64(count), np.int32(width)
+    args = grad_output, input, residual, weight, grad_input, statistics, *sizes, np.float32(eps), np.bool_(centred)
+    module.launch(name, grid, block, args)
+    if not has_parameters:
+        return grad_input, None, None
+    grid = column_sums.grid(count, width)
+    weight_sums, bias_sums = (xp.empty((grid[0], width), np.float32) for _ in range(2))
+    args = grad_output, input, residual, statistics, weight_sums, bias_sums, *sizes
+    module.launch(f"norm_backward_columns<{c_type(dtype)}>", grid, column_sums.BLOCK, args)
+    sums = (weight, weight_sums), (bias, bias_sums)
+    return grad_input, *(None if array is None else column_sums.finish(module, it, dtype) for array, it in sums)

@@ -9,6 +9,7 @@ from . import C_TYPES, c_type, is_aligned
 # (GROUP, ITEMS). Up to 1024 elements a warp has a row to itself and waits for no other.
 REGISTER_SHAPES = ((32, 8), (32, 32), (256, 16), (512, 32))
 LONG_SHAPE = (512,)
+WARP_WIDTH = 1024
 VECTOR_BYTES = 16
 
 
@@ -19,6 +20,19 @@ def instantiations(in_registers, long):
         for c_name in C_TYPES.values()
         for name, shape in (*((in_registers, shape) for shape in REGISTER_SHAPES), (long, LONG_SHAPE))
     )
+
+
+def any_width_instantiations(kernel):
+    """Every name expression of a kernel <T, GROUP> that takes rows of any width, by a warp or by a block."""
+    return tuple(f"{kernel}<{c_name}, {group}>" for c_name in C_TYPES.values() for group in (32, *LONG_SHAPE))
+
+
+def plan_any_width(kernel, array):
+    """(name expression, grid, block) of such a kernel for the rows of a contiguous, non-empty (..., width) array."""
+    width = array.shape[-1]
+    group, rows_per_block = (32, 4) if width <= WARP_WIDTH else (*LONG_SHAPE, 1)
+    blocks = -(-array.size // width // rows_per_block)
+    return _expression(kernel, c_type(array.dtype), (group,)), (blocks,), (group * rows_per_block,)
 
 
 def plan(in_registers, long, array):

@@ -3,9 +3,14 @@
 import numpy as np
 
 from .. import _cuda
+from .._cuda import column_sums
 
 THREADS, VECTOR_BYTES = 256, 16
-KERNELS = _cuda.Module(__file__, "affine.cu", tuple(f"affine_rows<{c_name}>" for c_name in _cuda.C_TYPES.values()))
+INSTANTIATIONS = (
+    *(f"{kernel}<{c_name}>" for kernel in ("affine_rows", "affine_columns") for c_name in _cuda.C_TYPES.values()),
+    *column_sums.FINAL,
+)
+KERNELS = _cuda.Module(__file__, "affine.cu", INSTANTIATIONS)
 
 
 def affine(input, weight, bias, residual):
@@ -21,3 +26,19 @@ def affine(input, weight, bias, residual):
         blocks = -(-rows * vectors // THREADS)
         KERNELS.launch(f"affine_rows<{_cuda.c_type(input.dtype)}>", (blocks,), (THREADS,), args)
     return output
+
+
+def affine_backward(grad_output, input, weight, bias, residual):
+    """(grad_input, grad_weight, grad_bias)."""
+    xp, dtype, width = _cuda.array_module(input), input.dtype, input.shape[-1]
+    grad_output, input, weight = map(xp.ascontiguousarray, (grad_output, input, weight))
+    residual = None if residual is None else xp.ascontiguousarray(residual)
+    grad_input = xp.empty(input.shape, dtype)
+    if grad_input.size == 0:
+        return grad_input, xp.zeros(width, dtype), xp.zeros(width, dtype)
+    rows = input.size // width
+    grid = column_sums.grid(rows, width)
+    sums = tuple(xp.empty((grid[0], width), np.float32) for _ in range(2))
+    args = grad_output, input, residual, weight, grad_input, *sums, np.int64(rows), np.int32(width)
+    KERNELS.launch(f"affine_columns<{_cuda.c_type(dtype)}>", grid, column_sums.BLOCK, args)
+    return grad_input, *(column_sums.finish(KERNELS, it, dtype) for it in sums)

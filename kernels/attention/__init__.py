@@ -95,7 +95,8 @@ def attention(
         scale: 1 / sqrt(head_dim) by default.
         dropout_p: the probability that a weight of the softmax is 0, while the others are divided by 1 - dropout_p.
             Which weights these are is a function of dropout_seed (64 bits), the query's number among all tokens, its
-            head and the key's place in its sequence (see `dropout`). Not on CUDA, nor with a compute_dtype.
+            head and the key's place in its sequence (see `dropout`). Not with a compute_dtype, nor, on CUDA, with
+            relative tables or segments.
         compute_dtype: "bfloat16" rounds what is multiplied, all of it float32, to bfloat16; sums and softmax stay
             float32. Faster on a CPU that multiplies bfloat16, not on CUDA. By default the arrays' dtype.
         return_lse: also return the log-sum-exp of the scores, which `attention_backward` needs.
@@ -118,7 +119,7 @@ def attention(
     call = _open(backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
     inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
     check_compute_dtype(compute_dtype, call.backend, inputs[0])
-    scoring = _with_dropout(scoring, dropout_p, dropout_seed, call.backend, compute_dtype)
+    scoring = _with_dropout(scoring, dropout_p, dropout_seed, compute_dtype)
     if return_components and call.backend == "cupy":
         raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
     output, lse, probs, components = call.compute(
@@ -177,7 +178,7 @@ def attention_backward(
     if bias is not None and 0 in bias.strides:
         arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
     inputs, scoring = _normalise(call.backend, arrays, relative, is_causal, window, scale)
-    scoring = _with_dropout(scoring, dropout_p, dropout_seed, call.backend, None)
+    scoring = _with_dropout(scoring, dropout_p, dropout_seed, None)
     checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
     checks.shape(query.shape, grad_output=grad_output, output=output)
     is_packed = scoring.cu_seqlens is not None
@@ -235,14 +236,13 @@ def _normalise(
     return (_four_axes(query, is_packed), _four_axes(key, is_packed), _four_axes(value, is_packed)), scoring
 
 
-def _with_dropout(scoring: Scoring, p: Any, seed: Any, backend: str, compute_dtype: str | None) -> Scoring:
+def _with_dropout(scoring: Scoring, p: Any, seed: Any, compute_dtype: str | None) -> Scoring:
     if p == 0:
         return scoring
     p, seed = checks.probability("dropout_p", p), checks.seed("dropout_seed", seed)
     scoring = scoring._replace(dropout_p=p, dropout_seed=seed)
-    if backend == "cupy" or compute_dtype is not None:
-        beside = f"compute_dtype is {compute_dtype!r}" if compute_dtype else "backend 'cupy' has none in attention yet"
-        raise ValueError(f"dropout_p is {p}, but {beside}")
+    if compute_dtype is not None:
+        raise ValueError(f"dropout_p is {p}, but compute_dtype is {compute_dtype!r}, which has none")
     return scoring
 
 

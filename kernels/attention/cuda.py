@@ -1,7 +1,8 @@
-"""CUDA backend of attention, forward: float16 and bfloat16 on tensor cores, float32 by FMA; reference.py defines it.
+"""CUDA backend of attention: float16 and bfloat16 on tensor cores, float32 by FMA; reference.py defines it.
 
 Windows, causality, heads that share keys and values, biases by distance, bias and mask are read by every kernel where
-they are there; tables of relative positions and segments take kernels of their own (relative_cuda.py).
+they are there; tables of relative positions and segments take kernels of their own (relative_cuda.py), and so do
+dropout and the gradients (backward_cuda.py).
 
 Nothing here reads an array: the launches depend on shapes and strides alone, so that no call waits for the GPU. The one
 exception is return_probs of packed sequences, whose result's very shape is on the device.
@@ -10,8 +11,11 @@ exception is return_probs of packed sequences, whose result's very shape is on t
 import numpy as np
 
 from .. import _cuda
-from . import relative_cuda
+from . import backward_cuda, relative_cuda
+from .backward_cuda import attention_backward
 from .problem import PROBS_THREADS, compute_probs, kernel_inputs, tile_count
+
+__all__ = ["attention", "attention_backward"]
 
 # What the kernels are instantiated for, and the bytes of shared memory each takes (Tiling in tensor_cores.cuh,
 # Fp32Tiling in fp32.cuh): {(padded head_dim, strips): bytes} on tensor cores, {padded head_dim: (queries per block,
@@ -36,6 +40,8 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     has_terms = relative_cuda.has_terms(scoring.relative)
     most, prefix, kernels = MAX_HEAD_DIM, "", KERNELS
     if has_terms:
+        if scoring.dropout_p:
+            raise NotImplementedError("dropout_p with relative tables or segments is not on backend 'cupy' yet")
         most, prefix, kernels = relative_cuda.MAX_HEAD_DIM, "relative_", relative_cuda.KERNELS
     batch, heads, length, head_dim = query.shape
     if head_dim > most:
@@ -54,6 +60,8 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
         kernel, rows, threads, shared_bytes = choose(problem, query.dtype, is_packed, *terms[:3])
         grid = tile_count(problem, is_packed, rows), heads
         kernels.launch(prefix + kernel, grid, (threads,), (output, lse, *arrays, problem, *terms), shared_bytes)
+        if scoring.dropout_p:
+            backward_cuda.dropped_output(output, lse, arrays, problem, scoring)
     if not return_probs:
         return output, lse, None, None
 

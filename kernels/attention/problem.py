@@ -71,7 +71,7 @@ def tile_count(problem, is_packed, rows):
 def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
     """The probabilities that launch(blocks, probabilities, (longest query sequence, longest key sequence)) writes."""
     xp = _cuda.array_module(query)
-    longest_q, longest_k = _longest(query, key, cu_seqlens, cu_seqlens_k)
+    longest_q, longest_k = longest_sequences(query, key, cu_seqlens, cu_seqlens_k)
     heads = query.shape[1]
     probs = xp.empty((sequences, heads, longest_q, longest_k), dtype=query.dtype)
     if probs.size:
@@ -85,7 +85,7 @@ def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
     return probs
 
 
-def _longest(query, key, cu_seqlens, cu_seqlens_k):
+def longest_sequences(query, key, cu_seqlens, cu_seqlens_k):
     """Lengths of the longest sequence of queries and of keys; packed offsets are read, which synchronises."""
     if cu_seqlens is None:
         return query.shape[2], key.shape[2]

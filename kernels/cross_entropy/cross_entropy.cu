@@ -27,3 +27,30 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
   else if (target < 0 || target >= classes) losses[index] = NAN;
   else losses[index] = log_total - (to_float(row[target]) - shift);  // lse - x would lose digits for large logits
 }
+
+// grad_input = (softmax(row) - onehot(target)) * grad_loss, zeros where the target is ignore_index, NaN where it is no
+// class.
+template <class T, int GROUP, class Target>
+__global__ void __launch_bounds__(ROW_THREADS<GROUP>)
+    cross_entropy_backward_rows(const T *__restrict__ input, const Target *__restrict__ targets,
+                                const float *__restrict__ grad_losses, const float *__restrict__ lse,
+                                T *__restrict__ grad_input, long long rows, int classes, long long ignore_index) {
+  constexpr int SIZE = VECTOR<T>;
+  const long long index = row_of_thread<GROUP>();
+  if (index >= rows) return;  // a whole group: nobody waits for it
+  const T *row = input + index * classes;
+  const long long target = targets[index];
+  const bool counts = target != ignore_index;
+  const float grad = counts && (target < 0 || target >= classes) ? NAN : grad_losses[index];
+  const float shift = lse[2 * index], log_total = lse[2 * index + 1];
+  each_vector<T, GROUP>(classes, misalignment(row), [&](long long begin) {
+    float values[SIZE];
+    to_floats<T>(values, load_packed(row, begin, classes, 0.f));
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) {
+      const float difference = expf(values[i] - shift - log_total) - (begin + i == target ? 1.f : 0.f);
+      values[i] = counts ? difference * grad : 0.f;
+    }
+    store_vector(grad_input + index * classes, begin, classes, values);
+  });
+}

@@ -14,7 +14,8 @@ KERNELS = _cuda.Module(
     __file__,
     "cross_entropy.cu",
     tuple(
-        f"cross_entropy_rows<{c_name}, {group}, {target}>"
+        f"{kernel}<{c_name}, {group}, {target}>"
+        for kernel in ("cross_entropy_rows", "cross_entropy_backward_rows")
         for c_name in _cuda.C_TYPES.values()
         for group in GROUPS
         for target in TARGETS.values()
@@ -25,14 +26,27 @@ KERNELS = _cuda.Module(
 def cross_entropy(input, target, ignore_index):
     """(losses, lse), (rows,) and (rows, 2) of float32, from (rows, classes) logits and (rows,) integer targets."""
     xp = _cuda.array_module(input)
-    input = xp.ascontiguousarray(input)
-    target = xp.ascontiguousarray(target if target.dtype.name in TARGETS else target.astype(np.int64))
-    rows, classes = input.shape
-    losses, lse = xp.empty(rows, np.float32), xp.empty((rows, 2), np.float32)
-    if rows == 0:
-        return losses, lse
-    group, rows_per_block = (32, 4) if classes <= WARP_CLASSES else (512, 1)
-    kernel = f"cross_entropy_rows<{_cuda.c_type(input.dtype)}, {group}, {TARGETS[target.dtype.name]}>"
-    args = (input, target, losses, lse, np.int64(rows), np.int32(classes), np.int64(ignore_index))
-    KERNELS.launch(kernel, (-(-rows // rows_per_block),), (group * rows_per_block,), args)
+    losses, lse = xp.empty(len(input), np.float32), xp.empty((len(input), 2), np.float32)
+    _launch("cross_entropy_rows", input, target, (losses, lse), ignore_index)
     return losses, lse
+
+
+def cross_entropy_backward(grad_losses, input, target, lse, ignore_index):
+    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward."""
+    xp = _cuda.array_module(input)
+    grad_input = xp.empty(input.shape, input.dtype)
+    arrays = xp.ascontiguousarray(grad_losses), xp.ascontiguousarray(lse), grad_input
+    _launch("cross_entropy_backward_rows", input, target, arrays, ignore_index)
+    return grad_input
+
+
+def _launch(kernel, input, target, arrays, ignore_index):
+    xp, (rows, classes) = _cuda.array_module(input), input.shape
+    if rows == 0:
+        return
+    target = xp.ascontiguousarray(target if target.dtype.name in TARGETS else target.astype(np.int64))
+    group, rows_per_block = (32, 4) if classes <= WARP_CLASSES else (512, 1)
+    name = f"{kernel}<{_cuda.c_type(input.dtype)}, {group}, {TARGETS[target.dtype.name]}>"
+    numbers = np.int64(rows), np.int32(classes), np.int64(ignore_index)
+    args = (xp.ascontiguousarray(input), target, *arrays, *numbers)
+    KERNELS.launch(name, (-(-rows // rows_per_block),), (group * rows_per_block,), args)

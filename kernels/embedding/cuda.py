@@ -12,9 +12,13 @@ from .. import _cuda
 UNITS = {16: "uint4", 4: "unsigned", 2: "unsigned short"}  # what a row is copied in, by its bytes
 IDS = {"int32": "int", "int64": "long long"}
 THREADS = 256
-KERNELS = _cuda.Module(
-    __file__, "embedding.cu", tuple(f"embedding_rows<{unit}, {id}>" for unit in UNITS.values() for id in IDS.values())
+CHUNK = 64  # sorted ids whose rows are summed one after the other, as in embedding.cu
+SUM_THREADS = 128
+INSTANTIATIONS = (
+    *(f"embedding_rows<{unit}, {id}>" for unit in UNITS.values() for id in IDS.values()),
+    *(f"{kernel}<{c_name}>" for kernel in ("sum_continued", "sum_runs") for c_name in _cuda.C_TYPES.values()),
 )
+KERNELS = _cuda.Module(__file__, "embedding.cu", INSTANTIATIONS)
 
 
 def embedding(input, weight):
@@ -35,4 +39,27 @@ def embedding(input, weight):
     kernel = f"embedding_rows<{UNITS[unit_bytes]}, {IDS[ids.dtype.name]}>"
     args = (ids, table, output, np.int64(ids.size), np.int32(units), np.int64(table_rows))
     KERNELS.launch(kernel, (-(-ids.size // down),), (across, down), args)
+    return output
+
+
+def embedding_backward(grad_output, input, num_embeddings, add_to):
+    """Gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None.
+
+    The ids are sorted, equal ones in their order: each distinct id is summed by one block, a fixed number of rows by
+    others before it, so that no order depends on the schedule. Ids outside the table have no part in it.
+    """
+    xp, dim = _cuda.array_module(grad_output), grad_output.shape[-1]
+    output = xp.zeros((num_embeddings, dim), grad_output.dtype) if add_to is None else add_to
+    if not grad_output.size or not num_embeddings:
+        return output
+    ids = xp.ascontiguousarray(input).reshape(-1).astype(np.int64)
+    order = xp.argsort(ids, kind="stable")
+    sorted_ids, chunks = ids[order], -(-ids.size // CHUNK)
+    partials = xp.empty((chunks, dim), np.float32)
+    arrays = xp.ascontiguousarray(grad_output), order, sorted_ids, partials
+    numbers = np.int64(ids.size), np.int32(dim)
+    c_name = _cuda.c_type(grad_output.dtype)
+    KERNELS.launch(f"sum_continued<{c_name}>", (chunks,), (SUM_THREADS,), (*arrays, *numbers))
+    args = (*arrays, output, *numbers, np.int64(num_embeddings))
+    KERNELS.launch(f"sum_runs<{c_name}>", (ids.size,), (SUM_THREADS,), args)
     return output

@@ -31,3 +31,53 @@ __global__ void __launch_bounds__(256)
     }
   }
 }
+
+// ---- gradient of the table ----------------------------------------------------------------------------------------
+//
+// The ids are sorted; a run is the places of equal ids. Chunks of SUM_CHUNK sorted ids cut long runs, of the first
+// position or of a type that every token has: what of a run lies in a chunk that it does not begin in is summed by
+// sum_continued, the rest, and the run's total, by sum_runs.
+
+constexpr int SUM_CHUNK = 64;  // CHUNK in cuda.py
+
+// The sum of a column over the sorted places first, first + 1, .. of one id, up to the end of `first`'s chunk.
+template <class T>
+__device__ __forceinline__ float sum_in_chunk(const T *grad_output, const long long *order,
+                                              const long long *sorted_ids, long long first, long long count, int column,
+                                              int dim) {
+  const long long next = (first / SUM_CHUNK + 1) * SUM_CHUNK, end = next < count ? next : count;
+  float total = 0.f;
+  for (long long place = first; place < end && sorted_ids[place] == sorted_ids[first]; ++place)
+    total += to_float(grad_output[order[place] * dim + column]);
+  return total;
+}
+
+// partials[chunk]: the sum of the run that reaches into the chunk from the one before, if there is one.
+template <class T>
+__global__ void __launch_bounds__(128)
+    sum_continued(const T *__restrict__ grad_output, const long long *__restrict__ order,
+                  const long long *__restrict__ sorted_ids, float *__restrict__ partials, long long count, int dim) {
+  const long long first = (long long)blockIdx.x * SUM_CHUNK;
+  if (first == 0 || sorted_ids[first] != sorted_ids[first - 1]) return;
+  for (int column = threadIdx.x; column < dim; column += blockDim.x)
+    partials[blockIdx.x * (long long)dim + column] =
+        sum_in_chunk(grad_output, order, sorted_ids, first, count, column, dim);
+}
+
+// A block for each sorted place; those at which no run begins have nothing to do.
+template <class T>
+__global__ void __launch_bounds__(128)
+    sum_runs(const T *__restrict__ grad_output, const long long *__restrict__ order,
+             const long long *__restrict__ sorted_ids, const float *__restrict__ partials, T *__restrict__ output,
+             long long count, int dim, long long table_rows) {
+  const long long first = blockIdx.x, id = sorted_ids[first];
+  if (id < 0 || id >= table_rows || (first > 0 && sorted_ids[first - 1] == id)) return;
+  for (int column = threadIdx.x; column < dim; column += blockDim.x) {
+    float total = sum_in_chunk(grad_output, order, sorted_ids, first, count, column, dim);
+    for (long long chunk = first / SUM_CHUNK + 1; chunk * SUM_CHUNK < count; ++chunk) {
+      if (sorted_ids[chunk * SUM_CHUNK] != id) break;
+      total += partials[chunk * dim + column];
+    }
+    output[id * dim + column] = from_float<T>(to_float(output[id * dim + column]) + total);
+  }
+}

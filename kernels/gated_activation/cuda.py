@@ -6,20 +6,32 @@ from .. import _cuda
 from ..activation_names import activation_code
 
 THREADS, VECTOR_BYTES = 256, 16
-KERNELS = _cuda.Module(
-    __file__, "gated_activation.cu", tuple(f"gated_activation<{c_name}>" for c_name in _cuda.C_TYPES.values())
-)
+NAMES = ("gated_activation", "gated_activation_backward")
+INSTANTIATIONS = tuple(f"{name}<{c_name}>" for name in NAMES for c_name in _cuda.C_TYPES.values())
+KERNELS = _cuda.Module(__file__, "gated_activation.cu", INSTANTIATIONS)
 
 
 def gated_activation(input, activation, gate):
     """(..., 2 * width) to (..., width)."""
-    xp = _cuda.array_module(input)
-    input = xp.ascontiguousarray(input)
-    width = input.shape[-1] // 2
-    output = xp.empty((*input.shape[:-1], width), input.dtype)
-    if output.size:
-        rows, vectors = output.size // width, -(-width * input.dtype.itemsize // VECTOR_BYTES)
-        sizes = np.int64(rows), np.int32(width), np.int32(activation_code(activation)), np.bool_(gate == "first")
-        blocks = -(-rows * vectors // THREADS)
-        KERNELS.launch(f"gated_activation<{_cuda.c_type(input.dtype)}>", (blocks,), (THREADS,), (input, output, *sizes))
+    output = _cuda.array_module(input).empty((*input.shape[:-1], input.shape[-1] // 2), input.dtype)
+    _launch("gated_activation", (input, output), output, activation, gate)
     return output
+
+
+def gated_activation_backward(grad_output, input, activation, gate):
+    """The gradient of the (..., 2 * width) input."""
+    grad_input = _cuda.array_module(input).empty(input.shape, input.dtype)
+    _launch("gated_activation_backward", (grad_output, input, grad_input), grad_output, activation, gate)
+    return grad_input
+
+
+def _launch(kernel, arrays, halves, activation, gate):
+    """`halves`: an array of the output's shape. The arrays but the last, which is written, may have any strides."""
+    if halves.size == 0:
+        return
+    xp, width = _cuda.array_module(halves), halves.shape[-1]
+    rows, vectors = halves.size // width, -(-width * halves.dtype.itemsize // VECTOR_BYTES)
+    sizes = np.int64(rows), np.int32(width), np.int32(activation_code(activation)), np.bool_(gate == "first")
+    arrays = *map(xp.ascontiguousarray, arrays[:-1]), arrays[-1]
+    blocks = -(-rows * vectors // THREADS)
+    KERNELS.launch(f"{kernel}<{_cuda.c_type(halves.dtype)}>", (blocks,), (THREADS,), (*arrays, *sizes))

@@ -1,2 +1,2 @@
-// Layer norm of rows: norms.cuh has it all.
-#include "norms.cuh"
+// Layer norm of rows: norms.cuh and norms_backward.cuh have it all.
+#include "norms_backward.cuh"

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .. import _cuda
+from .._cuda import column_sums
 from .._cuda.vectors import pad_rows
 from ..activation_names import activation_code
 from .prepared import PreparedWeight
@@ -16,6 +17,7 @@ LAUNCH = {LARGE: (128, 64 << 10), SMALL: (128, 48 << 10), FEW_ROWS: (64, 48 << 1
 INSTANTIATIONS = [
     *(f"linear_mma<{dtype}, {m}, {n}>" for dtype in ("__half", "__nv_bfloat16") for m, n in LAUNCH),
     *(f"linear_fp32<{m}>" for m, _ in (LARGE, SMALL)),
+    *column_sums.INSTANTIATIONS,
 ]
 KERNELS = _cuda.Module(__file__, "linear.cu", instantiations=INSTANTIATIONS)
 
@@ -57,6 +59,15 @@ def linear(input, weight, bias, activation, residual):
     else:
         _launch_mma(args, input.dtype, rows, out_features)
     return output
+
+
+def linear_backward(grad_output, input, weight, bias, needs_weight):
+    """(grad_input, grad_weight or None, grad_bias or None); both products are CuPy's own, by cuBLAS."""
+    xp = _cuda.array_module(input)
+    weight = weight.array[:, : weight.in_features] if isinstance(weight, CudaWeight) else weight
+    grad_bias = None if bias is None else column_sums.launch(KERNELS, grad_output)
+    grad_weight = xp.matmul(grad_output.T, input) if needs_weight else None
+    return xp.matmul(grad_output, weight), grad_weight, grad_bias
 
 
 def _launch_mma(args, dtype, rows, out_features):

@@ -2,6 +2,7 @@
 // both with rows of whole, aligned 16-byte vectors and any stride between rows. Every block computes one tile of the
 // output, in fp32 arithmetic. Blocks are numbered along the output's columns first, so that those running at once share
 // few rows of the input and all of the weight (a few MB in this family: it stays in the L2 cache).
+#include "column_sums.cuh"
 #include "epilogue.cuh"
 #include "tile.cuh"
 

@@ -1,2 +1,2 @@
-// RMS norm of rows: norms.cuh has it all.
-#include "norms.cuh"
+// RMS norm of rows: norms.cuh and norms_backward.cuh have it all.
+#include "norms_backward.cuh"

@@ -8,7 +8,11 @@ import numpy as np
 from .. import _cuda
 from .._cuda import rows as _rows
 
-KERNELS = _cuda.Module(__file__, "softmax.cu", _rows.instantiations("softmax_rows", "softmax_long_rows"))
+INSTANTIATIONS = (
+    *_rows.instantiations("softmax_rows", "softmax_long_rows"),
+    *_rows.any_width_instantiations("softmax_backward_rows"),
+)
+KERNELS = _cuda.Module(__file__, "softmax.cu", INSTANTIATIONS)
 
 
 def softmax(input, dim):
@@ -21,3 +25,16 @@ def softmax(input, dim):
         name, grid, block = _rows.plan("softmax_rows", "softmax_long_rows", input)
         KERNELS.launch(name, grid, block, (input, output, np.int64(input.size // width), np.int32(width)))
     return xp.ascontiguousarray(xp.moveaxis(output, -1, dim))
+
+
+def softmax_backward(grad_output, output, dim):
+    """Gradient of the softmax input from the gradient of its output and the output itself."""
+    xp = _cuda.array_module(output)
+    grad_output, output = (xp.ascontiguousarray(xp.moveaxis(array, dim, -1)) for array in (grad_output, output))
+    grad_input = xp.empty(output.shape, output.dtype)
+    if output.size:
+        width = output.shape[-1]
+        name, grid, block = _rows.plan_any_width("softmax_backward_rows", output)
+        sizes = np.int64(output.size // width), np.int32(width)
+        KERNELS.launch(name, grid, block, (grad_output, output, grad_input, *sizes))
+    return xp.ascontiguousarray(xp.moveaxis(grad_input, -1, dim))

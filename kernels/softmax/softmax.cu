@@ -48,3 +48,32 @@ __global__ void __launch_bounds__(GROUP)
     store_vector(destination, begin, width, values);
   });
 }
+
+// grad_input = output * (grad_output - sum(grad_output * output)); rows are read twice, mostly from the caches.
+template <class T, int GROUP>
+__global__ void __launch_bounds__(ROW_THREADS<GROUP>)
+    softmax_backward_rows(const T *__restrict__ grad_output, const T *__restrict__ output, T *__restrict__ grad_input,
+                          long long rows, int width) {
+  constexpr int SIZE = VECTOR<T>;
+  const long long index = row_of_thread<GROUP>();
+  if (index >= rows) return;  // a whole group: nobody waits for it
+  const T *grad = grad_output + index * width, *probs = output + index * width;
+  const int offset = misalignment(probs);
+  float along = 0.f;
+  each_vector<T, GROUP>(width, offset, [&](long long begin) {
+    float g[SIZE], p[SIZE];
+    to_floats<T>(g, load_packed(grad, begin, width, 0.f));
+    to_floats<T>(p, load_packed(probs, begin, width, 0.f));
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) along += g[i] * p[i];
+  });
+  along = group_reduce<Sum, GROUP>(along);
+  each_vector<T, GROUP>(width, offset, [&](long long begin) {
+    float g[SIZE], p[SIZE];
+    to_floats<T>(g, load_packed(grad, begin, width, 0.f));
+    to_floats<T>(p, load_packed(probs, begin, width, 0.f));
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) g[i] = p[i] * (g[i] - along);
+    store_vector(grad_input + index * width, begin, width, g);
+  });
+}

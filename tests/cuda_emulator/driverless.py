@@ -162,13 +162,13 @@ def _to_device(value):
 
 
 def _through_numpy(real, substitute):
-    """`real`, done by `substitute` over host memory where it fails for want of a driver."""
+    """`real`, done by `substitute` over host memory where it fails for want of a driver, or of cuBLAS."""
 
     @functools.wraps(real)
     def call(*args, **options):
         try:
             return real(*args, **options)
-        except cupy.cuda.runtime.CUDARuntimeError:
+        except (cupy.cuda.runtime.CUDARuntimeError, ImportError):
             given = [_to_host(arg) for arg in args]
             with np.errstate(all="ignore"):
                 result = substitute(*given, **{name: _to_host(value) for name, value in options.items()})

@@ -1,0 +1,78 @@
+// The backward kernels of attention, and its forward with dropout.
+#include "../_cuda/rows.cuh"
+#include "backward.cuh"
+
+// deltas[row] = sum(grad_output * output) of contiguous rows: a warp each.
+template <class T>
+__global__ void __launch_bounds__(128)
+attention_deltas(const T *grad_output, const T *output, float *deltas, long long rows, int head_dim) {
+  const long long row = row_of_thread<WARP>();
+  if (row >= rows) return;  // a whole warp: nobody waits for it
+  float total = 0.f;
+  for (int d = threadIdx.x % WARP; d < head_dim; d += WARP)
+    total += to_float(grad_output[row * head_dim + d]) * to_float(output[row * head_dim + d]);
+  total = warp_reduce<Sum>(total);
+  if (threadIdx.x % WARP == 0) deltas[row] = total;
+}
+
+template <class T, int D>
+__global__ void __launch_bounds__(256)
+attention_backward_keys(T *grad_key, T *grad_value, const T *grad_output, const float2 *lse, const float *deltas,
+                        const T *query, const T *key, const T *value, const int *cu_seqlens, const int *cu_seqlens_k,
+                        const void *attn_mask, const T *bias, const T *position_bias, const int *distance_rows,
+                        const Problem problem, const Dropout dropout) {
+  const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
+  differentiate_keys<BackwardTiling<D>, T>(grad_key, grad_value, inputs, {grad_output, lse, deltas}, problem, dropout);
+}
+
+template <class T, int D>
+__global__ void __launch_bounds__(256)
+attention_backward_queries(T *grad_query, float *grad_scores, int longest_q, int longest_k, const T *grad_output,
+                           const float2 *lse, const float *deltas, const T *query, const T *key, const T *value,
+                           const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const T *bias,
+                           const T *position_bias, const int *distance_rows, const Problem problem,
+                           const Dropout dropout) {
+  const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
+  differentiate_queries<BackwardTiling<D>, T>(grad_query, grad_scores, inputs, {grad_output, lse, deltas}, problem,
+                                              dropout, longest_q, longest_k);
+}
+
+template <class T, int D>
+__global__ void __launch_bounds__(256)
+attention_dropout(T *output, const float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
+                  const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
+                  const int *distance_rows, const Problem problem, const Dropout dropout) {
+  const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
+  drop_and_multiply<BackwardTiling<D>, T>(output, lse, inputs, problem, dropout);
+}
+
+// distances (heads, 2 span + 1): the gradients of the scores of each distance of query and key, summed over sequences,
+// -span first; span = longest_q + longest_k. A block for each.
+__global__ void __launch_bounds__(256)
+sum_distances(const float *grad_scores, float *distances, const int *cu_seqlens, const int *cu_seqlens_k, int sequences,
+              int heads, int longest_q, int longest_k) {
+  const int span = longest_q + longest_k, distance = (int)blockIdx.x - span, head = blockIdx.y;
+  float total = 0.f;
+  for (long long place = threadIdx.x; place < (long long)sequences * longest_q; place += 256) {
+    const int sequence = place / longest_q, i = place % longest_q;
+    const int queries = cu_seqlens ? cu_seqlens[sequence + 1] - cu_seqlens[sequence] : longest_q;
+    const int keys = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - cu_seqlens_k[sequence] : longest_k;
+    const int j = i + keys - queries - distance;
+    if (i < queries && j >= 0 && j < keys)
+      total += grad_scores[(((long long)sequence * heads + head) * longest_q + i) * longest_k + j];
+  }
+  total = block_reduce<Sum, 256>(total);
+  if (threadIdx.x == 0) distances[head * (2ll * span + 1) + blockIdx.x] = total;
+}
+
+// table (rows, heads) = the sums of the distances that read each row; a block for a row, a thread for a head.
+__global__ void __launch_bounds__(256)
+sum_rows(const float *distances, const int *distance_rows, int known, float *table, int heads, int span) {
+  for (int head = threadIdx.x; head < heads; head += 256) {
+    float total = 0.f;
+    for (int distance = -span; distance <= span; ++distance)
+      if (row_of_distance(distance_rows, known, distance) == (int)blockIdx.x)
+        total += distances[head * (2ll * span + 1) + distance + span];
+    table[blockIdx.x * (long long)heads + head] = total;
+  }
+}
