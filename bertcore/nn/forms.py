@@ -107,15 +107,24 @@ class Forms:
         return self.array is None and self.device_array is not None
 
     def own_array(self) -> Any:
-        """The values in an array that may be written to: in host memory, or on the GPU if they are there."""
+        """The values in an array that may be written to: on the GPU if they are there or used there, else on the host.
+
+        What is trained on the GPU moves there with its first change.
+        """
+        if self._backend == "cupy" and not self.is_on_device:
+            array = self._on_device()
+            return (
+                array if self.is_own or kernels.array_module(array) is not np else array.astype(self.dtype, order="C")
+            )
         array = self.device_array if self.is_on_device else self.on_host()
         return array if self.is_own else array.astype(self.dtype, order="C")
 
     def next_version(self, own_array: Any) -> Forms:
-        """The forms of the next version, whose values are in `own_array`, of the same memory and dtype."""
+        """The forms of the next version, whose values are in `own_array`, of the same dtype."""
         forms = copy.copy(self)
         forms.weights, forms.rounded, forms.is_own = {}, {}, True
-        forms.array, forms.device_array = (None, own_array) if self.is_on_device else (own_array, None)
+        is_on_host = kernels.array_module(own_array) is np
+        forms.array, forms.device_array = (own_array, None) if is_on_host else (None, own_array)
         return forms
 
     def any_weight(self) -> kernels.PreparedWeight:

@@ -152,7 +152,7 @@ class Optimizer:
                 _check_arrays(state, {f"{kind}.{name}": shape for name, shape in parameter.expected.items()})
             known.update(*names)
             arrays = [{name: state[f"{kind}.{name}"] for name in parameter.names} for kind in kinds]
-            moments[parameter] = tuple(_on_device_of(parameter, parameter.joined(part)[0]) for part in arrays)
+            moments[parameter] = tuple(_in_memory_of(parameter, parameter.joined(part)[0]) for part in arrays)
         unknown = sorted(set(state) - known)
         if unknown or "step_count" not in state:
             raise ValueError(f"state: {'unknown are ' + ', '.join(unknown) if unknown else 'step_count is missing'}")
@@ -241,6 +241,6 @@ def _check_arrays(state: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
             raise ValueError(f"state[{name!r}] has shape {state[name].shape}, expected {shape}")
 
 
-def _on_device_of(parameter: Parameter, array: np.ndarray) -> Any:
-    array = np.array(array, parameter.dtype, order="C")
-    return kernels.to_backend(array) if parameter.forms.is_on_device else array
+def _in_memory_of(parameter: Parameter, array: np.ndarray) -> Any:
+    """A copy of the parameter's dtype, where the backend in force trains it."""
+    return kernels.to_backend(np.array(array, parameter.dtype, order="C"))

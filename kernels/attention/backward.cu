@@ -15,8 +15,9 @@ attention_deltas(const T *grad_output, const T *output, float *deltas, long long
   if (threadIdx.x % WARP == 0) deltas[row] = total;
 }
 
+// Two blocks a multiprocessor: left to itself, ptxas spills to fit four.
 template <class T, int D>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 attention_backward_keys(T *grad_key, T *grad_value, const T *grad_output, const float2 *lse, const float *deltas,
                         const T *query, const T *key, const T *value, const int *cu_seqlens, const int *cu_seqlens_k,
                         const void *attn_mask, const T *bias, const T *position_bias, const int *distance_rows,
@@ -26,7 +27,7 @@ attention_backward_keys(T *grad_key, T *grad_value, const T *grad_output, const 
 }
 
 template <class T, int D>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 attention_backward_queries(T *grad_query, float *grad_scores, int longest_q, int longest_k, const T *grad_output,
                            const float2 *lse, const float *deltas, const T *query, const T *key, const T *value,
                            const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const T *bias,
@@ -38,7 +39,7 @@ attention_backward_queries(T *grad_query, float *grad_scores, int longest_q, int
 }
 
 template <class T, int D>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 attention_dropout(T *output, const float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
                   const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
                   const int *distance_rows, const Problem problem, const Dropout dropout) {

@@ -90,8 +90,11 @@ __device__ __forceinline__ float probability(const float *queries, const float *
   const float2 lse = at.lse[i_query];
   if (lse.x == -INFINITY) return 0.f;
   float score = 0.f;
-#pragma unroll 4
-  for (int d = 0; d < S::D; ++d) score = fmaf(queries[i * S::PITCH + d], keys[j * S::PITCH + d], score);
+  const float *q = queries + i * S::PITCH, *k = keys + j * S::PITCH;
+  for (int d = 0; d < S::D; d += 4) {  // in the order of fp32.cuh: another's rounding would tell where scores are large
+#pragma unroll
+    for (int n = 3; n >= 0; --n) score = fmaf(q[d + n], k[d + n], score);
+  }
   return expf(at.added.apply(score * problem.scale, i_query, j_key, problem) - lse.x - lse.y);
 }
 

@@ -105,7 +105,7 @@ def _room_for_scores(query, key, scoring):
 
 def _sum_broadcast(grad_scores, bias):
     """The gradient of the bias, of size 1 along the axes of stride 0."""
-    axes = tuple(axis for axis, stride in enumerate(bias.strides) if stride == 0)
+    axes = tuple(axis for axis, stride in enumerate(bias.strides) if stride == 0 and grad_scores.size)
     total = grad_scores.sum(axis=axes, keepdims=True) if axes else grad_scores
     return total.astype(bias.dtype, copy=False)
 

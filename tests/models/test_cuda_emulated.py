@@ -1,14 +1,17 @@
 """The whole model line on the CUDA kernels and CuPy's arrays, as on a GPU; the kernels run in the CPU emulator."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, ReplacedTokenModel, SentenceEncoder, kernels, use_backend
+from bertcore import AutoModelForMaskedLM, ReplacedTokenModel, SentenceEncoder, kernels, use_backend, value_and_grad
+from bertcore.nn.dropout import dropout_seeds
+from bertcore.training import AdamW, clip_grad_norm
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.demo import demo_folder  # noqa: F401
-from tests.tiny_families import tiny_config
+from tests.tiny_families import drawn_anew, tiny_config
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
@@ -67,3 +70,53 @@ def test_both_parts_of_a_replaced_token_model_follow_the_ids(emulated_gpu):
     np.testing.assert_array_equal(out.given_ids, expected.given_ids)
     assert error(out.logits, expected.logits) < 1e-4
     assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-4)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def tiny_masked_lm():
+    """A BERT of two narrow layers whose every parameter tells, and a ragged batch with labels."""
+    with use_backend("numpy"):
+        model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config("bert-base-uncased")))
+    rng, real = np.random.default_rng(0), np.arange(7) < np.array([[7], [4]])
+    ids = np.where(real, rng.integers(5, 40, real.shape), 0)
+    labels = np.where(real & (rng.random(real.shape) < 0.5), ids, -100)
+    return model, {"input_ids": ids, "attention_mask": real.astype(int), "labels": labels}
+
+
+@pytest.mark.parametrize("is_dropping", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients(emulated_gpu, is_dropping):
+    """Those of the NumPy backend, with the same seeds of dropout; the kernels of both directions ran."""
+    model, batch = tiny_masked_lm()
+    found = {}
+    for backend in ("numpy", "cupy"):
+        with use_backend(backend), dropout_seeds(5) if is_dropping else nullcontext():
+            found[backend] = value_and_grad(model)(**batch)
+    (expected, grads), (out, on_gpu) = found["numpy"], found["cupy"]
+    assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-5)
+    assert set(on_gpu) == set(grads)
+    scale = max(np.abs(grad).max() for grad in grads.values())
+    for name, grad in grads.items():
+        assert np.abs(on_gpu[name].get() - grad).max() < 1e-5 * max(np.abs(grad).max(), 1e-2 * scale), name
+    launched = " ".join(launch.kernel for launch in emulated_gpu.launches)
+    for kernel in ("attention_backward_keys", "norm_backward_rows", "cross_entropy_backward", "sum_runs"):
+        assert kernel in launched
+    assert ("attention_dropout" in launched) == is_dropping
+
+
+@pytest.mark.slow
+def test_a_training_run_follows_numpy(emulated_gpu):
+    losses = {}
+    for backend in ("numpy", "cupy"):
+        with use_backend(backend):
+            model, batch = tiny_masked_lm()
+            optimizer, losses[backend] = AdamW(model, lr=3e-3), []
+            for step in range(8):
+                with dropout_seeds(step):
+                    out, grads = value_and_grad(model)(**batch)
+                clip_grad_norm(grads, 1.0)
+                optimizer.step(grads)
+                losses[backend].append(float(out.loss))
+    assert losses["numpy"][-1] < 0.7 * losses["numpy"][0]
+    np.testing.assert_allclose(losses["cupy"], losses["numpy"], rtol=1e-4)
