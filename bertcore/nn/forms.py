@@ -111,13 +111,10 @@ class Forms:
 
         What is trained on the GPU moves there with its first change.
         """
-        if self._backend == "cupy" and not self.is_on_device:
-            array = self._on_device()
-            return (
-                array if self.is_own or kernels.array_module(array) is not np else array.astype(self.dtype, order="C")
-            )
-        array = self.device_array if self.is_on_device else self.on_host()
-        return array if self.is_own else array.astype(self.dtype, order="C")
+        was_on_device = self.is_on_device
+        array = self._on_device() if was_on_device or kernels.get_backend() == "cupy" else self.on_host()
+        is_copy = not was_on_device and kernels.array_module(array) is not np
+        return array if self.is_own or is_copy else array.astype(self.dtype, order="C")
 
     def next_version(self, own_array: Any) -> Forms:
         """The forms of the next version, whose values are in `own_array`, of the same dtype."""
