@@ -85,7 +85,7 @@ def tiny_masked_lm():
     return model, {"input_ids": ids, "attention_mask": real.astype(int), "labels": labels}
 
 
-@pytest.mark.parametrize("is_dropping", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_dropping", [False, True])
 def test_gradients(emulated_gpu, is_dropping):
     """Those of the NumPy backend, with the same seeds of dropout; the kernels of both directions ran."""
     model, batch = tiny_masked_lm()
@@ -97,8 +97,8 @@ def test_gradients(emulated_gpu, is_dropping):
     assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-5)
     assert set(on_gpu) == set(grads)
     scale = max(np.abs(grad).max() for grad in grads.values())
-    for name, grad in grads.items():
-        assert np.abs(on_gpu[name].get() - grad).max() < 1e-5 * max(np.abs(grad).max(), 1e-2 * scale), name
+    for name, grad in grads.items():  # that of a bias of keys is nothing but rounding
+        assert np.abs(on_gpu[name].get() - grad).max() < 1e-5 * max(np.abs(grad).max(), scale / 10), name
     launched = " ".join(launch.kernel for launch in emulated_gpu.launches)
     for kernel in ("attention_backward_keys", "norm_backward_rows", "cross_entropy_backward", "sum_runs"):
         assert kernel in launched
