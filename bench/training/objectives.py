@@ -178,14 +178,19 @@ def distillation(*terms: Any) -> Callable[[Sizes, np.random.Generator], Case]:
     return case
 
 
-def distilled_words(sizes: Sizes, rng: np.random.Generator) -> Case:
-    """Soft targets of all tokens: the teacher's forward with the scores of all, and the student's pass with them."""
-    teacher = AutoModelForMaskedLM.from_config(sizes.config).eval()
-    student = student_from_teacher(with_layers(teacher.config, max(1, sizes.layers // 2)), teacher)
-    batch = masked(sizes, rng)
-    texts = {"input_ids": batch["input_ids"]}
-    passes = [lambda: teacher(**texts), lambda: value_and_grad(student)(**texts, labels=sizes.ids(rng))]
-    return Case(Distillation(teacher, SoftTargets(), objective=MaskedLM()), student, batch, passes)
+def distilled_words(labelled_only: bool) -> Callable[[Sizes, np.random.Generator], Case]:
+    """The teacher's forward and the student's pass, with scores of all tokens or of labelled ones in both."""
+
+    def case(sizes: Sizes, rng: np.random.Generator) -> Case:
+        teacher = AutoModelForMaskedLM.from_config(sizes.config).eval()
+        student = student_from_teacher(with_layers(teacher.config, max(1, sizes.layers // 2)), teacher)
+        batch = masked(sizes, rng)
+        scored = batch if labelled_only else {"input_ids": batch["input_ids"], "labels": sizes.ids(rng)}
+        passes = [lambda: teacher(**scored), lambda: value_and_grad(student)(**scored)]
+        objective = Distillation(teacher, SoftTargets(labelled_only=labelled_only), objective=MaskedLM())
+        return Case(objective, student, batch, passes)
+
+    return case
 
 
 CASES: Mapping[str, Callable[[Sizes, np.random.Generator], Case]] = {
@@ -194,7 +199,8 @@ CASES: Mapping[str, Callable[[Sizes, np.random.Generator], Case]] = {
     "mlm+sbo": sbo,
     "tlm": tlm,
     "soft targets": distillation(SoftTargets()),
-    "soft targets of words": distilled_words,
+    "soft targets of words": distilled_words(False),
+    "soft targets of masked words": distilled_words(True),
     "cosine": distillation(HiddenCosine()),
     "hidden states": distillation(HiddenStates()),
     "scores": distillation(AttentionScores()),

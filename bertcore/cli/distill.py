@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--terms", type=term, nargs="+", default=[("soft", 1.0)], metavar="TERM", help="see above (default: soft)"
     )
     parser.add_argument("--temperature", type=positive_number, metavar="T", help="of soft (default: 2)")
+    parser.add_argument("--labelled-only", action="store_true", help="soft, in mlm, of masked tokens alone, not of all")
     parser.add_argument(
         "--label-weight", type=number, default=1.0, metavar="X", help="of what DATA itself teaches (default: 1)"
     )
@@ -130,6 +131,8 @@ def _check_options(args: argparse.Namespace) -> None:
         raise CommandError(f"--terms has {twice} twice")
     if args.temperature and "soft" not in names:
         raise CommandError("--temperature is of the term soft, which --terms does not have")
+    if args.labelled_only and ("soft" not in names or args.task != "mlm"):
+        raise CommandError("--labelled-only is of the term soft in --task mlm")
 
 
 def distill(args: argparse.Namespace, folder: Path) -> None:
@@ -210,7 +213,7 @@ def _objective(args: argparse.Namespace, teacher: Any) -> Any:
     """What the student learns from."""
     from bertcore.training import objectives
 
-    options = {"soft": {"temperature": args.temperature or 2.0}}
+    options = {"soft": {"temperature": args.temperature or 2.0, "labelled_only": args.labelled_only}}
     terms = [getattr(objectives, TERMS[name])(weight=weight, **options.get(name, {})) for name, weight in args.terms]
     own = objectives.MaskedLM() if args.task == "mlm" else objectives.Supervised()
     return objectives.Distillation(teacher, *terms, objective=own, objective_weight=args.label_weight)

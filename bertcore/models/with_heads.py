@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextvars import Context
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
 from typing import Any
 
 from bertcore import kernels
@@ -17,6 +18,20 @@ from bertcore.models.spec import ConfigReader
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.tape import current_tape, value_of
+
+_KEPT: ContextVar[list[Any] | None] = ContextVar("scores of labelled tokens", default=None)
+
+
+@contextmanager
+def kept_scores() -> Iterator[list[Any]]:
+    """A block in which the scores that language models make of labelled tokens, (labels, words), are kept in a list,
+    for a loss that compares them: they need not be made twice."""
+    kept: list[Any] = []
+    token = _KEPT.set(kept)
+    try:
+        yield kept
+    finally:
+        _KEPT.reset(token)
 
 
 def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
@@ -66,6 +81,9 @@ class ModelWithHeads(Model):
         if labels is None:
             return None, encoded.packed.pad(head(encoded.hidden))
         scores, known = self._scores_of_labels(head, encoded, labels)
+        kept = _KEPT.get()
+        if kept is not None:
+            kept.append(scores)
         version, backend, tape = self.version, kernels.get_backend(), current_tape()
 
         def all_logits() -> Any:

@@ -82,6 +82,7 @@ def test_a_checkpoint_as_student(folder, tmp_path):
 
 def test_masked_words(folder, tmp_path, capsys):
     options = ["--layers", "1", "--terms", "soft=5", "cosine", "--label-weight", "2", "--max-length", "16"]
+    options += ["--labelled-only"]
     assert distill(folder, tmp_path, *options, data="a.txt", task="mlm", teacher="bert") == 0
     shown = capsys.readouterr().out
     assert "teacher   masked_accuracy" in shown and "held out  masked_accuracy" in shown
@@ -120,6 +121,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, capsys, m
         (["--layers", "1", "--teacher", "BERT"], "has no head for --task sequence"),
         (["--layers", "1", "--terms", "soft", "soft=2"], "--terms has soft twice"),
         (["--layers", "1", "--terms", "cosine", "--temperature", "2"], "--temperature is of the term soft"),
+        (["--layers", "1", "--labelled-only"], "--labelled-only is of the term soft in --task mlm"),
         (["--layers", "1", "--task", "token"], "has a head for another task than token"),
         (["--layers", "1", "--task", "mlm", "--eval", "a.txt"], "are of labelled data, which --task mlm has not"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.models.with_heads import kept_scores
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
@@ -66,6 +67,9 @@ class Distillation(Objective):
         if objective is not None:
             self.model_class = objective.model_class
         self._options = dict.fromkeys((name for term in terms for name in term.needs), True)
+        self._labelled_only = any(getattr(term, "labelled_only", False) for term in terms)
+        if self._labelled_only and objective is None:
+            raise ValueError("labelled_only needs an objective, whose labels tell the tokens")
         self._student: Any = None
         self._maps: list[list[Linear]] = []
 
@@ -115,16 +119,19 @@ class Distillation(Objective):
         """The student's output, and what its loss is the weighted sum of."""
         self._prepare(model)
         inputs = {name: array for name, array in batch.items() if name not in TARGETS}
-        with unrecorded():
-            teacher = self.teacher(**inputs, **self._options)
+        asked = {"labels": batch.get("labels")} if self._labelled_only else {}
+        with unrecorded(), kept_scores() as of_teacher:
+            teacher = self.teacher(**inputs, **asked, **self._options)
         if self.objective is None:
             out, losses = model(**inputs, **self._options), []
         else:
-            out = self.objective.loss(model, {**batch, **self._options})
+            with kept_scores() as of_student:
+                out = self.objective.loss(model, {**batch, **self._options})
             if out.loss is None:
                 raise ValueError(f"batch has no labels for the student's own objective; it has {', '.join(batch)}")
             losses = [out.loss]
-        outputs = Outputs(out, teacher, (model.spec, self.teacher.spec), _is_real(batch))
+        labelled = (of_student[0], of_teacher[0]) if self._labelled_only else None
+        outputs = Outputs(out, teacher, (model.spec, self.teacher.spec), _is_real(batch), labelled)
         return out, losses + [term.loss(outputs, maps) for term, maps in zip(self.terms, self._maps, strict=True)]
 
     def _prepare(self, model: Any) -> None:

@@ -14,7 +14,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
-from bertcore.training.checks import check_count, check_number
+from bertcore.training.checks import check_count, check_flag, check_number
 from bertcore.training.objectives.divergences import (
     cosine_distance,
     divergence_of_scores,
@@ -37,12 +37,15 @@ class Outputs:
         student, teacher: their outputs; the student's have gradients under a tape.
         specs: of the student's encoder and of the teacher's.
         is_real: which columns hold real tokens, (sequences, length) booleans.
+        labelled: the scores that both, as language models, made of labelled tokens, (labels, words); None where no term
+            asked for them.
     """
 
     student: Any
     teacher: Any
     specs: tuple[EncoderSpec, EncoderSpec]
     is_real: np.ndarray
+    labelled: tuple[Any, Any] | None = None
 
     @cached_property
     def cu_seqlens(self) -> np.ndarray:
@@ -75,9 +78,13 @@ class Outputs:
                 teacher[part] = self._target(student[part], self.tokens(part, of_teacher))
             yield student, teacher
 
-    def logits(self) -> Iterator[tuple[str, Any, Any]]:
-        """(name, the student's, the teacher's) logits, (rows, classes): of tokens, sequences, or of a sequence's
-        columns, of which padding has no probability."""
+    def logits(self, labelled_only: bool) -> Iterator[tuple[str, Any, Any]]:
+        """(name, the student's, the teacher's) logits, (rows, classes): of tokens, of labelled ones alone, of
+        sequences, or of a sequence's columns, of which padding has no probability."""
+        if labelled_only:
+            student, teacher = self.labelled
+            yield "logits", student, self._target(student, teacher)
+            return
         names = [name for name in self.student if name.endswith("logits")]
         if not names:
             raise ValueError("SoftTargets needs logits, and the student has no head")
@@ -161,13 +168,20 @@ class SoftTargets(Term):
 
     The rows of a language model are its tokens, those of a classifier of texts the texts. For question answering they
     are the texts, once for the start and once for the end, and their columns the classes.
+
+    Attributes:
+        temperature: T.
+        labelled_only: of a language model's tokens those alone that have a label, as masked ones have. Scores of all
+            tokens are most of the work of a small model. The paper compares all of them.
     """
 
     temperature: float = 2.0
+    labelled_only: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("temperature", self.temperature, above_zero=True)
+        check_flag("labelled_only", self.labelled_only)
 
     def check(self, student: Any, teacher: Any) -> None:
         for whose, model in (("student", student), ("teacher", teacher)):
@@ -176,13 +190,19 @@ class SoftTargets(Term):
                 raise ValueError(f"SoftTargets is for classes that exclude each other, the {whose} is for {kind}")
             if "replaced_tokens" in getattr(model, "_tasks", ()):
                 raise ValueError(f"SoftTargets is for classes, and the {whose} tells replaced tokens")
+            if self.labelled_only and getattr(model, "_tasks", ()) not in (("masked_lm",), ("causal_lm",)):
+                kind = type(model).__name__
+                raise ValueError(f"labelled_only is for masked and causal language models, the {whose} is {kind}")
 
     def is_of_texts(self, teacher: Any) -> bool:
         return not TASKS_OF_TOKENS.intersection(getattr(teacher, "_tasks", ()))
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         options = {"temperature": self.temperature}
-        return _sum(soft_target_divergence(own, targets=other, **options) for _, own, other in outputs.logits())
+        return _sum(
+            soft_target_divergence(own, targets=other, **options)
+            for _, own, other in outputs.logits(self.labelled_only)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

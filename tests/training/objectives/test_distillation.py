@@ -6,7 +6,9 @@ import pytest
 import bertcore
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
 from bertcore.checkpoint import open_checkpoint
+from bertcore.heads.language_model import LanguageModelHead
 from bertcore.kernels.program import Recordings
+from bertcore.tape import value_of
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import (
     AttentionDistributions,
@@ -151,6 +153,61 @@ def test_the_sum_is_weighted_beside_the_students_own_loss():
     assert objective.weight(BATCH) == 4 == Distillation(teacher, SoftTargets()).weight(inputs())
     assert Distillation(teacher, SoftTargets(), HiddenCosine()).weight(inputs()) == sum(LENGTHS)
     assert Distillation(teacher, *terms).losses(student, BATCH) == pytest.approx([soft, cosine], rel=1e-12)
+
+
+def test_soft_targets_of_labelled_tokens_alone():
+    """As those of all tokens where all have a label, and else the mean over those that have one."""
+    student, teacher = (AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=seed) for seed in (1, 2))
+    real = BATCH["attention_mask"] == 1
+    some = np.where(real & (BATCH["input_ids"] % 3 == 0), BATCH["input_ids"], -100)
+    every = np.where(real, BATCH["input_ids"], -100)
+    whole, labelled = (
+        Distillation(teacher, SoftTargets(labelled_only=only), objective=MaskedLM()) for only in (False, True)
+    )
+    (_, all_tokens), (own, same) = (each.losses(student, {**inputs(), "labels": every}) for each in (whole, labelled))
+    assert same == pytest.approx(all_tokens, rel=1e-12)
+    batch = {**inputs(), "labels": some}
+    logits, wanted = (model(**inputs()).logits[some != -100] for model in (student, teacher))
+    p, q = softmax(wanted / 2), softmax(logits / 2)
+    expected = 4 * (p * np.log(p / q)).sum(axis=-1).mean()
+    own, soft = labelled.losses(student, batch)
+    assert soft == pytest.approx(expected, rel=1e-9) and own == pytest.approx(student(**batch).loss, rel=1e-12)
+    _, grads = labelled.value_and_grad(student, batch)
+    name = "bert.encoder.layer.0.output.dense.weight"
+    for place in ((0, 0), (3, 5)):
+        found = []
+        for sign in (1, -1):
+            moved = AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=1)
+            arrays = {key: array.copy() for key, array in moved.state_dict().items()}
+            arrays[name][place] += sign * 1e-6
+            moved.load_state_dict(arrays)
+            found.append(labelled.forward(moved, batch).loss)
+        assert grads[name][place] == pytest.approx((found[0] - found[1]) / 2e-6, rel=1e-4, abs=1e-9)
+
+
+def test_soft_targets_of_labelled_tokens_score_no_others(monkeypatch):
+    student, teacher = (AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=seed) for seed in (1, 2))
+    labels = np.where(BATCH["input_ids"] % 3 == 0, BATCH["input_ids"], -100) * BATCH["attention_mask"]
+    labels[BATCH["attention_mask"] == 0] = -100
+    scored, call = [], LanguageModelHead.__call__
+
+    def counted(self, hidden):
+        scored.append(value_of(hidden).shape[0])
+        return call(self, hidden)
+
+    monkeypatch.setattr(LanguageModelHead, "__call__", counted)
+    objective = Distillation(teacher, SoftTargets(labelled_only=True), objective=MaskedLM())
+    objective.value_and_grad(student, {**inputs(), "labels": labels})
+    assert scored == [(labels != -100).sum()] * 2
+
+
+def test_labelled_tokens_are_those_of_language_models_with_an_objective():
+    teacher = AutoModelForMaskedLM.from_config(CONFIG, dtype="float64")
+    with pytest.raises(ValueError, match="labelled_only needs an objective"):
+        Distillation(teacher, SoftTargets(labelled_only=True))
+    objective = Distillation(classifier(), SoftTargets(labelled_only=True), objective=Supervised())
+    with pytest.raises(ValueError, match="labelled_only is for masked and causal language models"):
+        objective.loss(classifier(), BATCH)
 
 
 def test_batches_of_other_lengths_weigh_as_one_batch_of_both():
