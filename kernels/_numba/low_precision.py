@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 from . import isa
 from .codegen import INT32, Vec, call_llvm, element_pointer, shuffle
+from .dot import Bfloat16
 from .jit import helper
 from .simd import broadcast, first_lanes, fma, lanes, load, load_masked, reduce_add, reduce_greatest, select
 
@@ -75,7 +76,11 @@ def _upper_half(builder, bits, value):
 
 
 def _bfloat16(builder, bits, value):
-    return builder.trunc(_upper_half(builder, bits, value), ir.VectorType(ir.IntType(16), bits.type.count))
+    halves = ir.VectorType(ir.IntType(16), bits.type.count)
+    if isa.has_native_bfloat16_dot() and halves.count == 16:  # denormals become zeros, as in the products
+        name, rounded = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(Bfloat16(), 16)
+        return builder.bitcast(call_llvm(builder, name, rounded, [value]), halves)
+    return builder.trunc(_upper_half(builder, bits, value), halves)
 
 
 def _widened_bfloat16(builder, bits, value):

@@ -137,6 +137,14 @@ def test_rows_lie_any_stride_apart(stride):
     assert (target[:16, 20:] == 1).all() and (target[16] == 1).all()
 
 
+def test_the_configuration_has_eight_whole_tiles():
+    shape = np.array(amx._configuration(), np.uint8)  # palette, row to begin with, 16 bytes per row, 16 rows
+    expected = np.zeros(64, np.uint8)
+    expected[0], expected[48:56] = 1, 16
+    expected[16:32].view(np.uint16)[:] = 64
+    np.testing.assert_array_equal(shape, expected)
+
+
 def test_it_runs_on_tiles_where_they_are_forced():
     assert not FORCED or LEVEL.name == FORCED
 
