@@ -95,8 +95,7 @@ def attention(
         scale: 1 / sqrt(head_dim) by default.
         dropout_p: the probability that a weight of the softmax is 0, while the others are divided by 1 - dropout_p.
             Which weights these are is a function of dropout_seed (64 bits), the query's number among all tokens, its
-            head and the key's place in its sequence (see `dropout`). Not with a compute_dtype, nor, on CUDA, with
-            relative tables or segments.
+            head and the key's place in its sequence (see `dropout`). Not with a compute_dtype.
         compute_dtype: "bfloat16" rounds what is multiplied, all of it float32, to bfloat16; sums and softmax stay
             float32. Faster on a CPU that multiplies bfloat16, not on CUDA. By default the arrays' dtype.
         return_lse: also return the log-sum-exp of the scores, which `attention_backward` needs.

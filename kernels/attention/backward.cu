@@ -21,9 +21,13 @@ __global__ void __launch_bounds__(256, 2)
 attention_backward_keys(T *grad_key, T *grad_value, const T *grad_output, const float2 *lse, const float *deltas,
                         const T *query, const T *key, const T *value, const int *cu_seqlens, const int *cu_seqlens_k,
                         const void *attn_mask, const T *bias, const T *position_bias, const int *distance_rows,
-                        const Problem problem, const Dropout dropout) {
+                        const float *to_position, const float *from_position, const float *segment_scores,
+                        const int *segment_ids, const int *segment_ids_k, const Problem problem,
+                        const Dropout dropout) {
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
-  differentiate_keys<BackwardTiling<D>, T>(grad_key, grad_value, inputs, {grad_output, lse, deltas}, problem, dropout);
+  const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
+  differentiate_keys<BackwardTiling<D>, T>(grad_key, grad_value, inputs, {grad_output, lse, deltas}, problem, terms,
+                                           dropout);
 }
 
 template <class T, int D>
@@ -31,20 +35,26 @@ __global__ void __launch_bounds__(256, 2)
 attention_backward_queries(T *grad_query, float *grad_scores, int longest_q, int longest_k, const T *grad_output,
                            const float2 *lse, const float *deltas, const T *query, const T *key, const T *value,
                            const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const T *bias,
-                           const T *position_bias, const int *distance_rows, const Problem problem,
+                           const T *position_bias, const int *distance_rows,
+                           const float *to_position, const float *from_position, const float *segment_scores,
+                           const int *segment_ids, const int *segment_ids_k, const Problem problem,
                            const Dropout dropout) {
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
+  const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
   differentiate_queries<BackwardTiling<D>, T>(grad_query, grad_scores, inputs, {grad_output, lse, deltas}, problem,
-                                              dropout, longest_q, longest_k);
+                                              terms, dropout, longest_q, longest_k);
 }
 
 template <class T, int D>
 __global__ void __launch_bounds__(256, 2)
 attention_dropout(T *output, const float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
                   const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
-                  const int *distance_rows, const Problem problem, const Dropout dropout) {
+                  const int *distance_rows,
+                  const float *to_position, const float *from_position, const float *segment_scores,
+                  const int *segment_ids, const int *segment_ids_k, const Problem problem, const Dropout dropout) {
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
-  drop_and_multiply<BackwardTiling<D>, T>(output, lse, inputs, problem, dropout);
+  const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
+  drop_and_multiply<BackwardTiling<D>, T>(output, lse, inputs, problem, terms, dropout);
 }
 
 // distances (heads, 2 span + 1): the gradients of the scores of each distance of query and key, summed over sequences,
@@ -75,5 +85,33 @@ sum_rows(const float *distances, const int *distance_rows, int known, float *tab
       if (row_of_distance(distance_rows, known, distance) == (int)blockIdx.x)
         total += distances[head * (2ll * span + 1) + distance + span];
     table[blockIdx.x * (long long)heads + head] = total;
+  }
+}
+
+// The gradients of scores added up by what a query, or a key, added to them: table (heads, tokens, columns), zeros
+// before. A thread owns a token and a head, and goes through the keys, or queries, of its sequence in order. Columns
+// are rows of the tables; without distance_rows there are two, for keys of the same segment and of another.
+__global__ void __launch_bounds__(128)
+sum_scores(const float *grad_scores, float *table, const int *cu_seqlens, const int *cu_seqlens_k,
+           const int *distance_rows, int known, const int *segment_ids, const int *segment_ids_k, int sequences,
+           int heads, int longest_q, int longest_k, int tokens, int columns, float scale, bool of_keys) {
+  const int token = blockIdx.x * 128 + threadIdx.x, head = blockIdx.y;
+  if (token >= tokens) return;
+  const int *offsets = of_keys ? cu_seqlens_k : cu_seqlens;
+  int sequence = token / max(of_keys ? longest_k : longest_q, 1);
+  if (offsets)
+    for (sequence = 0; offsets[sequence + 1] <= token;) ++sequence;
+  const int begin = cu_seqlens ? cu_seqlens[sequence] : sequence * longest_q;
+  const int begin_k = cu_seqlens_k ? cu_seqlens_k[sequence] : sequence * longest_k;
+  const int queries = cu_seqlens ? cu_seqlens[sequence + 1] - begin : longest_q;
+  const int keys = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - begin_k : longest_k;
+  const int own = token - (of_keys ? begin_k : begin), others = of_keys ? queries : keys;
+  const float *scores = grad_scores + ((long long)sequence * heads + head) * longest_q * longest_k;
+  float *sums = table + ((long long)head * tokens + token) * columns;
+  for (int other = 0; other < others; ++other) {
+    const int i = of_keys ? other : own, j = of_keys ? own : other;
+    const int column = distance_rows ? row_of_distance(distance_rows, known, i + keys - queries - j)
+                                     : segment_ids[begin + i] != segment_ids_k[begin_k + j];
+    if ((unsigned)column < (unsigned)columns) sums[column] += scores[(long long)i * longest_k + j] * scale;
   }
 }

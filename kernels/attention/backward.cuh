@@ -29,6 +29,14 @@ template <class T> struct BackwardInputs {
   const float *deltas;
 };
 
+// What relative positions and segments add to the products of queries and keys, null where absent; Products in
+// relative_products.py. Contiguous: (heads, tokens, rows), (heads, tokens of keys, rows), (heads, tokens, 2), ids of
+// the tokens.
+struct Terms {
+  const float *to_position, *from_position, *segment_scores;
+  const int *segment_ids, *segment_ids_k;
+};
+
 // Of the probabilities: those whose bits are below the threshold are dropped, the others multiplied by factor.
 struct Dropout {
   long long seed;
@@ -61,6 +69,7 @@ __device__ __forceinline__ void load_floats(float *tile, const T *array, long lo
 template <class T> struct Sequence {
   Inputs<T> inputs;
   AddedScores<T> added;
+  Terms terms;
   Place place;
   const T *grad_output;
   const float2 *lse;
@@ -68,8 +77,8 @@ template <class T> struct Sequence {
   long long stride, deltas_stride, bits_row;  // of a row of grad_output, of deltas; bits_row: of query 0
 
   __device__ __forceinline__ Sequence(const Problem &problem, const Inputs<T> &all, const BackwardInputs<T> &backward,
-                                      const Place &place)
-      : inputs(all), added(find_added_scores(problem, all, place)), place(place) {
+                                      const Terms &given, const Place &place)
+      : inputs(all), added(find_added_scores(problem, all, place)), terms(given), place(place) {
     const bool packed = all.cu_seqlens;
     const long long begin = output_begin(problem, place, packed);
     enter(inputs, problem, place);
@@ -77,7 +86,34 @@ template <class T> struct Sequence {
     grad_output = backward.grad_output + begin;
     lse = backward.lse + lse_begin(problem, place);
     deltas = backward.deltas + begin / problem.head_dim;
-    bits_row = (place.begin + (packed ? 0 : (long long)place.sequence * problem.length)) * problem.heads + place.head;
+    const long long sequence = packed ? 0 : place.sequence;
+    const long long token = place.begin + sequence * problem.length;
+    const long long token_k = place.begin_k + sequence * problem.length_k;
+    bits_row = token * problem.heads + place.head;
+    enter_terms(problem, place.head, token, token_k, packed ? 1 : problem.sequences);
+  }
+
+  __device__ __forceinline__ void enter_terms(const Problem &problem, int head, long long token, long long token_k,
+                                              int batch) {
+    const long long first = head * (long long)batch * problem.length + token;
+    const long long first_k = head * (long long)batch * problem.length_k + token_k;
+    if (terms.to_position) terms.to_position += first * problem.rows;
+    if (terms.from_position) terms.from_position += first_k * problem.rows;
+    if (!terms.segment_scores) return;
+    terms.segment_scores += 2 * first;
+    terms.segment_ids += token;
+    terms.segment_ids_k += token_k;
+  }
+
+  __device__ __forceinline__ float add_terms(float score, int i, int j, const Problem &problem) const {
+    if (terms.to_position || terms.from_position) {
+      const int row = row_of_distance(added.distance_rows, problem.distances, i + added.position - j);
+      if ((unsigned)row >= (unsigned)problem.rows) return score;
+      if (terms.to_position) score += terms.to_position[i * (long long)problem.rows + row];
+      if (terms.from_position) score += terms.from_position[j * (long long)problem.rows + row];
+    }
+    if (terms.segment_scores) score += terms.segment_scores[2 * i + (terms.segment_ids[i] != terms.segment_ids_k[j])];
+    return score;
   }
 };
 
@@ -95,7 +131,8 @@ __device__ __forceinline__ float probability(const float *queries, const float *
 #pragma unroll
     for (int n = 3; n >= 0; --n) score = fmaf(q[d + n], k[d + n], score);
   }
-  return expf(at.added.apply(score * problem.scale, i_query, j_key, problem) - lse.x - lse.y);
+  score = at.add_terms(score, i_query, j_key, problem) * problem.scale;
+  return expf(at.added.apply(score, i_query, j_key, problem) - lse.x - lse.y);
 }
 
 // The probabilities of TILE queries from `query` on and TILE keys from `key` on, times what dropout multiplies them by,
@@ -139,7 +176,7 @@ __device__ __forceinline__ int find_keys(int &sequence, const Problem &problem, 
 template <class S, class T>
 __device__ __forceinline__ void differentiate_keys(T *grad_key, T *grad_value, const Inputs<T> &inputs,
                                                    const BackwardInputs<T> &backward, const Problem &problem,
-                                                   const Dropout &dropout) {
+                                                   const Terms &terms, const Dropout &dropout) {
   DYNAMIC_SHARED(shared);
   const Tiles<S> tiles(shared);
   int sequence;
@@ -154,7 +191,7 @@ __device__ __forceinline__ void differentiate_keys(T *grad_key, T *grad_value, c
   const int end = min(common.queries, first + S::TILE - common.below);
 #pragma unroll 1
   for (int head = head_k * problem.sharing; head < (head_k + 1) * problem.sharing; ++head) {
-    const Sequence<T> at(problem, inputs, backward, place_of(problem, inputs, sequence, head, 0));
+    const Sequence<T> at(problem, inputs, backward, terms, place_of(problem, inputs, sequence, head, 0));
     __syncthreads();  // everybody has left the tiles
     load_floats<S>(tiles.keys, at.inputs.key, problem.key[2], first, common.keys, problem.head_dim);
     load_floats<S>(tiles.values, at.inputs.value, problem.value[2], first, common.keys, problem.head_dim);
@@ -198,12 +235,13 @@ __device__ __forceinline__ void differentiate_keys(T *grad_key, T *grad_value, c
 template <class S, class T>
 __device__ __forceinline__ void differentiate_queries(T *grad_query, float *scores, const Inputs<T> &inputs,
                                                       const BackwardInputs<T> &backward, const Problem &problem,
-                                                      const Dropout &dropout, int longest_q, int longest_k) {
+                                                      const Terms &terms, const Dropout &dropout, int longest_q,
+                                                      int longest_k) {
   DYNAMIC_SHARED(shared);
   const Tiles<S> tiles(shared);
   const Place place = find_place(problem, inputs, S::TILE);
   if (place.first >= place.queries) return;
-  const Sequence<T> at(problem, inputs, backward, place);
+  const Sequence<T> at(problem, inputs, backward, terms, place);
   const int column = threadIdx.x % S::D, row = threadIdx.x / S::D;
   constexpr int STEP = S::THREADS / S::D;
   float held[S::HELD] = {};
@@ -246,12 +284,13 @@ __device__ __forceinline__ void differentiate_queries(T *grad_query, float *scor
 // Outputs once more, of probabilities that dropout has thinned: lse is the forward's.
 template <class S, class T>
 __device__ __forceinline__ void drop_and_multiply(T *output, const float2 *lse, const Inputs<T> &inputs,
-                                                  const Problem &problem, const Dropout &dropout) {
+                                                  const Problem &problem, const Terms &terms,
+                                                  const Dropout &dropout) {
   DYNAMIC_SHARED(shared);
   const Tiles<S> tiles(shared);
   const Place place = find_place(problem, inputs, S::TILE);
   if (place.first >= place.queries) return;
-  const Sequence<T> at(problem, inputs, {nullptr, lse, nullptr}, place);
+  const Sequence<T> at(problem, inputs, {nullptr, lse, nullptr}, terms, place);
   const int column = threadIdx.x % S::D, row = threadIdx.x / S::D;
   constexpr int STEP = S::THREADS / S::D;
   float held[S::HELD] = {};

@@ -1,15 +1,15 @@
 """CUDA kernels of attention's gradients and of its forward with dropout, which cuda.py launches; fp32 arithmetic.
 
-Of relative terms they know the biases by distance. Where scores have gradients of their own, of a bias or of biases by
-distance, these are written out as one array of the scores' size.
+Where something added to scores has a gradient (a bias, tables of relative positions, segments), those of the scores are
+written out, as one array of their size.
 """
 
 import numpy as np
 
 from .. import _cuda
 from ..philox import threshold
-from . import relative_cuda
-from .problem import kernel_inputs, longest_sequences, tile_count
+from .problem import contiguous, kernel_inputs, longest_sequences, tile_count
+from .relative_products import differentiate_key_terms, differentiate_query_terms, products_of
 
 PADDED = (64, 128, 256)  # head_dim; BackwardTiling in backward.cuh
 THREADS, DELTA_ROWS = 256, 4
@@ -20,24 +20,24 @@ INSTANTIATIONS = (
     *(f"{kernel}<{c_name}, {d}>" for kernel in TILED for c_name in _cuda.C_TYPES.values() for d in PADDED),
     "sum_distances",
     "sum_rows",
+    "sum_scores",
 )
 KERNELS = _cuda.Module(__file__, "backward.cu", INSTANTIATIONS)
 DROPOUT = np.dtype([("seed", np.uint64), ("threshold", np.uint32), ("factor", np.float32)])
 """struct Dropout of backward.cuh."""
 
 
-def dropped_output(output, lse, arrays, problem, scoring):
+def dropped_output(output, lse, query, key, arrays, problem, scoring):
     """Write the output of attention whose probabilities dropout has thinned; lse is that of the forward."""
     kernel, rows, shared_bytes = _plan("attention_dropout", problem, output.dtype)
     grid = tile_count(problem, scoring.cu_seqlens is not None, rows), output.shape[1]
-    args = (_memory(output, scoring), lse, *arrays, problem, _dropout(scoring))
+    products = products_of(query, key, scoring.relative)
+    args = (_memory(output, scoring), lse, *arrays, *products, problem, _dropout(scoring))
     KERNELS.launch(kernel, grid, (THREADS,), args, shared_bytes)
 
 
 def attention_backward(grad_output, query, key, value, output, lse, scoring):
     """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None)."""
-    if relative_cuda.has_terms(scoring.relative):
-        raise NotImplementedError("attention_backward with relative tables or segments is not on backend 'cupy' yet")
     check_head_dim(query)
     xp, is_packed = _cuda.array_module(query), scoring.cu_seqlens is not None
     arrays, problem = kernel_inputs(query, key, value, scoring)
@@ -47,12 +47,16 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring):
     if query.size and key.size:
         deltas = xp.empty(output.size // query.shape[3], np.float32)
         _launch_deltas(grad_output, output, deltas)
-        shared = grad_output, xp.ascontiguousarray(lse), deltas, *arrays, problem, _dropout(scoring)
+        kept = grad_output, xp.ascontiguousarray(lse), deltas
+        shared = *kept, *arrays, *products_of(query, key, scoring.relative), problem, _dropout(scoring)
         _launch_tiled("keys", (grad_key, grad_value), shared, problem, is_packed, key)
         _launch_tiled("queries", (grad_query, grad_scores, *map(np.int32, longest)), shared, problem, is_packed, query)
-    grads = (_four_axes(grad, is_packed) for grad in (grad_query, grad_key, grad_value))
+    grads = [_four_axes(grad, is_packed) for grad in (grad_query, grad_key, grad_value)]
     grad_bias = None if scoring.bias is None else _sum_broadcast(grad_scores, scoring.bias)
-    return *grads, grad_bias, _relative_gradients(grad_scores, longest, scoring, problem)
+    if scoring.relative is None:
+        return *grads, grad_bias, None
+    sums = _Sums(grad_scores, longest, scoring, problem)
+    return *grads, grad_bias, _relative_gradients(sums, query, key, *grads[:2])
 
 
 def check_head_dim(query):
@@ -95,8 +99,7 @@ def _room_for_scores(query, key, scoring):
 
     Packed, their lengths are read, which waits for the GPU.
     """
-    relative = scoring.relative
-    if scoring.bias is None and (relative is None or relative.position_bias is None):
+    if scoring.bias is None and scoring.relative is None:
         return None, (0, 0)
     longest = longest_sequences(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k)
     sequences = len(query) if scoring.cu_seqlens is None else len(scoring.cu_seqlens) - 1
@@ -110,29 +113,83 @@ def _sum_broadcast(grad_scores, bias):
     return total.astype(bias.dtype, copy=False)
 
 
-def _relative_gradients(grad_scores, longest, scoring, problem):
-    relative = scoring.relative
-    if relative is None:
-        return None
-    grad = None if relative.position_bias is None else _sum_by_distance(grad_scores, longest, scoring, problem)
-    return type(relative)(None, position_bias=grad)
+class _Sums:
+    """Sums of the gradients of scores, by what was added to them."""
+
+    def __init__(self, grad_scores, longest, scoring, problem):
+        self.grad_scores, self.longest, self.relative, self.problem = grad_scores, longest, scoring.relative, problem
+        self.offsets = contiguous(scoring.cu_seqlens, scoring.cu_seqlens_k)
+        self.distance_rows = contiguous(self.relative.distance_rows)[0]
+
+    def by_distance(self):
+        """The gradient of the (rows, heads) biases by distance."""
+        table, span = self.relative.position_bias, sum(self.longest)
+        xp, (rows, heads) = _cuda.array_module(table), table.shape
+        grad = xp.zeros((rows, heads), np.float32)
+        if self.grad_scores.size and grad.size:
+            distances = xp.empty((heads, 2 * span + 1), np.float32)
+            sizes = self.problem["sequences"], np.int32(heads), *map(np.int32, self.longest)
+            args = self.grad_scores, distances, *self.offsets, *sizes
+            KERNELS.launch("sum_distances", (2 * span + 1, heads), (256,), args)
+            args = distances, self.distance_rows, self.problem["distances"], grad, np.int32(heads), np.int32(span)
+            KERNELS.launch("sum_rows", (rows,), (256,), args)
+        return grad.astype(table.dtype, copy=False)
+
+    def by_row(self, tokens, of_keys):
+        """(heads, tokens, rows): of each query, or key, by row of the tables, times the scale."""
+        return self._by(tokens, int(self.problem["rows"]), of_keys, self.distance_rows, None, None)
+
+    def by_segment(self, tokens):
+        """(heads, tokens, 2): of each query for keys of its segment and of another, times the scale."""
+        segments = contiguous(self.relative.segment_ids, self.relative.segment_ids_k)
+        return self._by(tokens, 2, False, None, *segments)
+
+    def _by(self, tokens, columns, of_keys, distance_rows, *segments):
+        xp, heads = _cuda.array_module(self.grad_scores), int(self.problem["heads"])
+        table = xp.zeros((heads, tokens, columns), np.float32)
+        if table.size and self.grad_scores.size:
+            sizes = self.problem["sequences"], np.int32(heads), *map(np.int32, (*self.longest, tokens, columns))
+            distances = distance_rows, self.problem["distances"]
+            numbers = *sizes, self.problem["scale"], np.bool_(of_keys)
+            args = self.grad_scores, table, *self.offsets, *distances, *segments, *numbers
+            KERNELS.launch("sum_scores", (-(-tokens // 128), heads), (128,), args)
+        return table
 
 
-def _sum_by_distance(grad_scores, longest, scoring, problem):
-    """The gradient of the (rows, heads) biases by distance."""
-    table, distance_rows = scoring.relative.position_bias, scoring.relative.distance_rows
-    xp, (rows, heads), span = _cuda.array_module(table), table.shape, sum(longest)
-    grad = xp.zeros((rows, heads), np.float32)
-    if grad_scores.size and grad.size:
-        distances = xp.empty((heads, 2 * span + 1), np.float32)
-        offsets = (
-            None if it is None else xp.ascontiguousarray(it) for it in (scoring.cu_seqlens, scoring.cu_seqlens_k)
-        )
-        sizes = problem["sequences"], np.int32(heads), *map(np.int32, longest)
-        KERNELS.launch("sum_distances", (2 * span + 1, heads), (256,), (grad_scores, distances, *offsets, *sizes))
-        args = distances, xp.ascontiguousarray(distance_rows), problem["distances"], grad, np.int32(heads)
-        KERNELS.launch("sum_rows", (rows,), (256,), (*args, np.int32(span)))
-    return grad.astype(table.dtype, copy=False)
+def _relative_gradients(sums, query, key, grad_query, grad_key):
+    """The gradients of the terms; adds what is the queries' and keys' own to theirs."""
+    relative, found = sums.relative, {}
+    if relative.position_bias is not None:
+        found["position_bias"] = sums.by_distance()
+    if relative.position_key is not None:
+        per_row = sums.by_row(query.shape[0] * query.shape[2], False)
+        of_query, found["position_key"] = differentiate_query_terms(per_row, query, relative)
+        if relative.query_for_position is None:
+            _add_by_token(grad_query, of_query)
+        else:
+            found["query_for_position"] = _as_tokens(of_query, relative.query_for_position, sums.offsets[0] is not None)
+    if relative.position_query is not None:
+        per_row = sums.by_row(key.shape[0] * key.shape[2], True)
+        of_key, found["position_query"] = differentiate_key_terms(per_row, query, key, relative)
+        _add_by_token(grad_key, of_key)
+    if relative.segment_scores is not None:
+        by_segment = sums.by_segment(query.shape[0] * query.shape[2])
+        found["segment_scores"] = _as_tokens(by_segment, relative.segment_scores, sums.offsets[0] is not None)
+    return type(relative)(None, **found)
+
+
+def _as_tokens(by_token, like, is_packed):
+    """(heads, tokens, size) in the shape and dtype of `like`, (batch, heads, length, size)."""
+    array = _four_axes(_zeros(like, is_packed), is_packed)
+    _add_by_token(array, by_token)
+    return array
+
+
+def _add_by_token(array, by_token):
+    """Add (heads, tokens, size) of float32 to a (batch, heads, length, size) array."""
+    batch, heads, length, size = array.shape
+    added = by_token.reshape(heads, batch, length, size).transpose(1, 0, 2, 3)
+    array[...] = (array.astype(np.float32) + added).astype(array.dtype)
 
 
 # ---- how arrays lie: (tokens, heads, head_dim) when packed, else (batch, heads, length, head_dim) --------------------

@@ -40,8 +40,6 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     has_terms = relative_cuda.has_terms(scoring.relative)
     most, prefix, kernels = MAX_HEAD_DIM, "", KERNELS
     if has_terms:
-        if scoring.dropout_p:
-            raise NotImplementedError("dropout_p with relative tables or segments is not on backend 'cupy' yet")
         most, prefix, kernels = relative_cuda.MAX_HEAD_DIM, "relative_", relative_cuda.KERNELS
     batch, heads, length, head_dim = query.shape
     if head_dim > most:
@@ -61,7 +59,7 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
         grid = tile_count(problem, is_packed, rows), heads
         kernels.launch(prefix + kernel, grid, (threads,), (output, lse, *arrays, problem, *terms), shared_bytes)
         if scoring.dropout_p:
-            backward_cuda.dropped_output(output, lse, arrays, problem, scoring)
+            backward_cuda.dropped_output(output, lse, query, key, arrays, problem, scoring)
     if not return_probs:
         return output, lse, None, None
 

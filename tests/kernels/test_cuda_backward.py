@@ -146,13 +146,13 @@ def first(function, *args):
 
 def flat(function, *args):
     *grads, relative = function(*args)
-    return *grads, None if relative is None else relative.position_bias
+    return *grads, *(() if relative is None else vars(relative).values())
 
 
 def widened(scoring):
     relative = scoring.relative
     if relative is not None:
-        relative = RelativePositions(relative.distance_rows, position_bias=wide(relative.position_bias))
+        relative = RelativePositions(**{name: wide(array) for name, array in vars(relative).items()})
     return scoring._replace(attn_mask=wide(scoring.attn_mask), bias=wide(scoring.bias), relative=relative)
 
 
@@ -189,3 +189,18 @@ def test_attention_with_biases_by_distance(cuda, dtype):
     check_attention(cuda, dtype, scoring_of(relative=relative))
     offsets = np.array([0, 33, 33, 38, 40], np.int32)
     check_attention(cuda, dtype, scoring_of(offsets, offsets, relative=relative), lengths=(40, 40))
+
+
+def test_attention_with_tables_and_segments(cuda, dtype):
+    """Both tables, a vector of its own for positions, and segments, beside dropout."""
+    rows = np.clip(np.arange(-6, 7) // 2, -2, 2).astype(np.int32) + 2
+    tables = {name: normal(seed, (5, 2, 13), dtype) for seed, name in ((7, "position_key"), (8, "position_query"))}
+    per_query = {
+        "query_for_position": normal(9, (1, 2, 40, 13), dtype),
+        "segment_scores": normal(10, (1, 2, 40, 2), dtype),
+    }
+    segments = (np.arange(40, dtype=np.int32)[None] % 7) // 4
+    relative = RelativePositions(rows, **tables, **per_query, segment_ids=segments, segment_ids_k=segments)
+    offsets = np.array([0, 33, 33, 38, 40], np.int32)
+    check_attention(cuda, dtype, scoring_of(offsets, offsets, relative=relative, p=0.2), lengths=(40, 40))
+    check_attention(cuda, dtype, scoring_of(relative=RelativePositions(rows, **tables)), lengths=(20, 70))

@@ -75,20 +75,21 @@ def test_both_parts_of_a_replaced_token_model_follow_the_ids(emulated_gpu):
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def tiny_masked_lm():
-    """A BERT of two narrow layers whose every parameter tells, and a ragged batch with labels."""
+def tiny_masked_lm(preset="bert-base-uncased"):
+    """Two narrow layers whose every parameter tells, and a ragged batch with labels."""
     with use_backend("numpy"):
-        model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config("bert-base-uncased")))
+        model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config(preset)))
     rng, real = np.random.default_rng(0), np.arange(7) < np.array([[7], [4]])
     ids = np.where(real, rng.integers(5, 40, real.shape), 0)
     labels = np.where(real & (rng.random(real.shape) < 0.5), ids, -100)
     return model, {"input_ids": ids, "attention_mask": real.astype(int), "labels": labels}
 
 
+@pytest.mark.parametrize("preset", ["bert-base-uncased", "deberta-v3-small"])
 @pytest.mark.parametrize("is_dropping", [False, True])
-def test_gradients(emulated_gpu, is_dropping):
+def test_gradients(emulated_gpu, is_dropping, preset):
     """Those of the NumPy backend, with the same seeds of dropout; the kernels of both directions ran."""
-    model, batch = tiny_masked_lm()
+    model, batch = tiny_masked_lm(preset)
     found = {}
     for backend in ("numpy", "cupy"):
         with use_backend(backend), dropout_seeds(5) if is_dropping else nullcontext():

@@ -16,7 +16,6 @@ from tests.kernels.conformance.cases import CASES
 from tests.tolerances import assert_close
 
 KERNELS = Path(kernels.__file__).parent
-CUDA_HAS_NO_GRADIENT = {"position_key", "position_query", "segment_scores"}  # of attention beside these
 DTYPES_OF = {"numpy": tuple(DTYPES), **BACKEND_DTYPES}
 
 
@@ -64,7 +63,6 @@ def results(case, operation, backend, rounding, dtype, layout):
 
     given = {name: prepare(value) for name, value in case.arguments.items()}
     arguments = public_arguments(given)
-    forward_only = case.forward_only or (backend == "cupy" and not CUDA_HAS_NO_GRADIENT.isdisjoint(given))
 
     def grad(output):
         name = f"gradient {len(given)}"
@@ -73,7 +71,7 @@ def results(case, operation, backend, rounding, dtype, layout):
         return given[name]
 
     before = {name: contents(value) for name, value in given.items()}
-    called = everything(operation, arguments, None if forward_only else grad, backend)
+    called = everything(operation, arguments, None if case.forward_only else grad, backend)
     found = {name: array if array is None else to_host(array) for name, array in called}
     if operation == "embedding" and dtype == DTYPES["bfloat16"] and backend != "cupy":
         assert found["output"].dtype == np.float32  # the same values
