@@ -2,7 +2,7 @@
 
 from .adapters import AdaptedCheckpoint, Adapters
 from .config import read_config
-from .dtypes import SCALE, split_dtype, with_dtype
+from .dtypes import INPUT_SCALE, SCALE, split_dtype, with_dtype
 from .errors import CheckpointError
 from .hub import resolve
 from .names import NameRules
@@ -12,6 +12,7 @@ from .safetensors_file import TensorInfo
 from .saving import save_checkpoint
 
 __all__ = [
+    "INPUT_SCALE",
     "SCALE",
     "AdaptedCheckpoint",
     "Adapters",

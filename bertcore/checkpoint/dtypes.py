@@ -8,8 +8,11 @@ bfloat16, which lack that key, are loaded in float32.
 int8 is the format "int-quantized" of compressed-tensors (https://github.com/vllm-project/compressed-tensors): the
 weight X of a linear map is an int8 tensor X and a float32 tensor X_scale, (out_features, 1), whose product it stands
 for; tables are bfloat16, everything else float32. The "quantization_config" says so, and that activations are quantised
-for each token when it is computed. Where X is stored otherwise than (out_features, in_features), X_scale has the size 1
-along the axes of the input: (1, out_features) beside GPT-2's (in_features, out_features).
+for each token when it is computed. A calibrated checkpoint also has tensors X_input_scale, float32 (in_features,): the
+columns of the input are multiplied by them before they are rounded, and X stands for X * X_scale * X_input_scale. Its
+format is "int-quantized-smoothed", which other readers refuse. Where X is stored otherwise than (out_features,
+in_features), X_scale has the size 1 along the axes of the input: (1, out_features) beside GPT-2's (in_features,
+out_features).
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,6 +22,8 @@ from .config import CONFIG_NAME
 from .errors import CheckpointError
 
 SCALE = "_scale"  # ends the name of an int8 tensor's scales
+INPUT_SCALE = "_input_scale"  # and of its input's
+FORMATS = "int-quantized", "int-quantized-smoothed"  # the second has input scales, which is not compressed-tensors'
 QUANTIZATION = "quantization_config"
 LOADED_AS = "bertcore_dtype"
 
@@ -43,10 +48,13 @@ def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any],
     return rest, dtype
 
 
-def with_dtype(config: Mapping[str, Any], dtype: str, unquantized: Iterable[str] = ()) -> dict[str, Any]:
+def with_dtype(
+    config: Mapping[str, Any], dtype: str, unquantized: Iterable[str] = (), *, smoothed: bool = False
+) -> dict[str, Any]:
     """The config of a checkpoint whose tensors are of a model of `dtype`; the reverse of `split_dtype`.
 
     unquantized: the names of linear maps that an int8 checkpoint keeps in floating point.
+    smoothed: whether an int8 checkpoint has input scales.
     """
     if dtype == "bfloat16":
         rest = {key: value for key, value in config.items() if key != "torch_dtype"}  # the older name of "dtype"
@@ -56,7 +64,7 @@ def with_dtype(config: Mapping[str, Any], dtype: str, unquantized: Iterable[str]
     group = {"targets": ["Linear"], "weights": _WEIGHTS, "input_activations": _ACTIVATIONS}
     quantization = {
         "quant_method": "compressed-tensors",
-        "format": "int-quantized",
+        "format": FORMATS[smoothed],
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": sorted(unquantized),
@@ -69,7 +77,7 @@ def _check_quantization(where: str, found: Any) -> None:
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{where} is {found!r}, expected an object")
     method, form, groups = (found.get(key) for key in ("quant_method", "format", "config_groups"))
-    if method != "compressed-tensors" or form != "int-quantized" or not isinstance(groups, Mapping):
+    if method != "compressed-tensors" or form not in FORMATS or not isinstance(groups, Mapping):
         raise CheckpointError(f"{where} has quant_method {method!r}, format {form!r}; {expected} 'int-quantized'")
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None

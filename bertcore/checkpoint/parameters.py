@@ -1,12 +1,13 @@
 """Fitting the tensors of a checkpoint to the parameters of a model."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
 
-from .dtypes import SCALE
+from .dtypes import INPUT_SCALE, SCALE
 from .errors import CheckpointError, listed
 from .names import NameRules
 from .reading import Checkpoint
@@ -35,7 +36,8 @@ def load_parameters(
     scales: name -> the shape of the scales of an int8 tensor; (rows, 1) for a matrix that is not there.
 
     Returns name -> array in the order of `expected`, in the stored dtype. A matrix may be stored in int8 with its
-    scales; name + SCALE -> float32 scales then follow it. Arrays may be read-only views of the mapped file.
+    scales; name + SCALE -> float32 scales then follow it, and name + INPUT_SCALE where the file has them. Arrays may be
+    read-only views of the mapped file.
 
     Raises one CheckpointError that names every problem: missing tensors, tensors the model does not know, wrong shapes
     (name, expected, found), tensors that are not floating point, int8 without scales, parameters stored twice, tied
@@ -46,7 +48,9 @@ def load_parameters(
     for name in filter(sources.__contains__, expected):
         arrays[name] = checkpoint[sources[name]]
         if arrays[name].dtype == np.int8:
-            arrays[name + SCALE] = checkpoint[sources[name] + SCALE].astype(np.float32, copy=False)
+            for end in (SCALE, INPUT_SCALE):
+                if sources[name] + end in checkpoint:
+                    arrays[name + end] = checkpoint[sources[name] + end].astype(np.float32, copy=False)
     return arrays
 
 
@@ -81,7 +85,9 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
     by_spelling = {spelling: name for name in expected for spelling in rules.spellings(name)}
     sources: dict[str, str] = {}
     left_over: dict[str, str] = {}  # bare name -> the file's name
-    scales = {name + SCALE for name, info in checkpoint.info.items() if info.dtype == "I8"}
+    scales = {
+        name + end for name, info in checkpoint.info.items() if info.dtype == "I8" for end in (SCALE, INPUT_SCALE)
+    }
     for file_name in (name for name in checkpoint if name not in scales):
         plain = file_name.removeprefix(wrapper)
         name = by_spelling.get(plain)
@@ -156,6 +162,12 @@ class _Problems:
             self.wrong_shape.append(f"{name}{alias}: expected {tuple(shape)}, found {info.shape}")
         if info.dtype == "I8" and scale_shape is not None and len(shape) > 1:
             self._check_scale(name, alias, scale_shape, checkpoint.info.get(source + SCALE))
+            found, columns = (
+                checkpoint.info.get(source + INPUT_SCALE),
+                math.prod(shape) // max(math.prod(scale_shape), 1),
+            )
+            if found is not None:
+                self._check_scale(f"{name} (of its input)", alias, (columns,), found)
         elif info.dtype not in FLOATING:
             self.not_floating.append(f"{name}{alias}: {info.dtype}")
 

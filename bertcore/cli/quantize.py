@@ -2,24 +2,32 @@
 
 int8: the weights of linear maps become 8-bit integers with a scale for each output channel, embedding tables bfloat16;
 a quarter of the size. bfloat16: weights and tables, half the size; transformers reads it as any other model. Heads that
-bertcore has no class for stay as they are. The tokenizer and the settings of a sentence encoder are copied."""
+bertcore has no class for stay as they are. The tokenizer and the settings of a sentence encoder are copied.
+
+With --calibrate the encoder's int8 weights are rounded with regard to its inputs on sample texts, which brings results
+nearer to float32's: some hundred texts like those to come, a line each. It runs them in float32 and takes minutes."""
 
 import argparse
 import contextlib
+import itertools
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bertcore.cli.common import MODEL_HELP, CommandError, model_folder
+from bertcore.cli.lines import input_stream, read_lines
 
 HELP = "write a model in int8 or bfloat16"
 EXAMPLES = """\
 examples:
   bertcore quantize demo all-MiniLM-L6-v2-int8/
+  bertcore quantize demo all-MiniLM-L6-v2-int8/ --calibrate texts.txt
   bertcore quantize bert-base-uncased/ bert-base-bf16/ --dtype bfloat16
   bertcore precision demo < texts.txt      (what it would cost, on texts of yours)"""
 
+CALIBRATED_AT_ONCE = 32  # texts
 COPIED = (".json", ".txt", ".model", ".md")  # tokenizers, settings of sentence encoders, what is said of the model
 
 
@@ -28,19 +36,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("folder", metavar="FOLDER", help="where to write: a new or an empty folder")
     parser.add_argument("--dtype", choices=["int8", "bfloat16"], default="int8", help="default: int8")
+    parser.add_argument(
+        "--calibrate", metavar="TEXTS", help="file of sample texts, one a line, or - for stdin: int8 of less error"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     source, target = model_folder(args.model), Path(args.folder)
-    before, after = quantize(source, target, args.dtype)
+    if args.calibrate is None:
+        before, after = quantize(source, target, args.dtype)
+    else:
+        if args.dtype != "int8":
+            raise CommandError(f"--calibrate is for --dtype int8, not for {args.dtype}")
+        with input_stream(args.calibrate) as (stream, name):
+            before, after = quantize(source, target, args.dtype, read_lines(stream, name), name)
     print(f"{target}: {after / 1e6:,.1f} MB in {args.dtype}, from {before / 1e6:,.1f} MB")
 
 
-def quantize(source: Path, target: Path, dtype: str) -> tuple[int, int]:
+def quantize(
+    source: Path, target: Path, dtype: str, texts: Iterable[str] | None = None, name: str = "texts"
+) -> tuple[int, int]:
     """Write the model in `source` to the folder `target`; the bytes of its tensors before and after.
 
-    A `target` that is there is empty; all is written beside it first.
+    A `target` that is there is empty; all is written beside it first. int8 is calibrated on the `texts`, which errors
+    call `name`.
     """
     from bertcore import checkpoint
     from bertcore.checkpoint.config import CONFIG_NAME
@@ -54,8 +74,10 @@ def quantize(source: Path, target: Path, dtype: str) -> tuple[int, int]:
     if stored_dtype is not None:
         raise CommandError(f"{model} is in {stored_dtype} already: quantize the model it was made from")
     opened = checkpoint.open_checkpoint(model)
-    tensors, unquantized = converted(opened, config, dtype)
-    config = checkpoint.with_dtype(config, dtype, unquantized)
+    calibrated = {} if texts is None else _calibrated(source, opened, texts, name)
+    tensors, unquantized = converted(opened, config, dtype, calibrated)
+    smoothed = any(name.endswith(checkpoint.INPUT_SCALE) for name in tensors)
+    config = checkpoint.with_dtype(config, dtype, unquantized, smoothed=smoothed)
     with _written_beside(target) as beside:
         with_weights = {module.folder for module in settings.maps}  # which stay as they are
         _copy_files(source, beside, settings.folders, model / CONFIG_NAME, with_weights)
@@ -63,8 +85,52 @@ def quantize(source: Path, target: Path, dtype: str) -> tuple[int, int]:
     return sum(opened[name].nbytes for name in opened), sum(array.nbytes for array in tensors.values())
 
 
-def converted(opened: Any, config: dict[str, Any], dtype: str) -> tuple[dict[str, Any], list[str]]:
-    """The new tensors under the names of the old, and the matrices (of heads unknown here) that stay as they were."""
+def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> dict[str, dict[str, Any]]:
+    """The tensors that those of the encoder's weights become, by the old name."""
+    from bertcore import SentenceEncoder
+    from bertcore.checkpoint.parameters import find_parameters
+    from bertcore.models.rounding import observed_inputs, rounded_weight
+
+    encoder = SentenceEncoder(source, dtype="float32")
+    model, found = encoder.model, {}
+    rules = model.family.name_rules
+    sources = find_parameters(opened, model.expected_tensors(), rules, optional=rules.heads)
+    with observed_inputs(model) as statistics:
+        if not _encode_all(encoder, texts):
+            raise CommandError(f"{name} holds no texts")
+    for parameter, of_inputs in statistics.items():
+        label = ", ".join(parameter.names)
+        rounded = _named(label, lambda array, known=of_inputs: rounded_weight(array, known), parameter.array())
+        for own_name, tensors in _stored_parts(parameter, rounded).items():
+            found[sources[own_name]] = {sources[own_name] + end: array for end, array in tensors.items()}
+    return found
+
+
+def _encode_all(encoder: Any, texts: Iterable[str]) -> int:
+    """Encode the texts, some at a time; how many there were."""
+    count, texts = 0, iter(texts)
+    while some := list(itertools.islice(texts, CALIBRATED_AT_ONCE)):
+        encoder.encode(some, show_progress=False)
+        count += len(some)
+    return count
+
+
+def _stored_parts(parameter: Any, rounded: Any) -> dict[str, dict[str, Any]]:
+    """By each name of the parameter its tensors, by the ends of their names."""
+    from bertcore.checkpoint import INPUT_SCALE, SCALE
+
+    values, scales = dict(parameter.parts(rounded.values)), dict(parameter.parts(rounded.scale[:, None]))
+    of_input = {} if rounded.input_scale is None else {INPUT_SCALE: rounded.input_scale}
+    return {name: {"": values[name], SCALE: scales[name]} | of_input for name in values}
+
+
+def converted(
+    opened: Any, config: dict[str, Any], dtype: str, calibrated: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> tuple[dict[str, Any], list[str]]:
+    """The new tensors under the names of the old, and the matrices (of heads unknown here) that stay as they were.
+
+    `calibrated` has those that are known, by the old name.
+    """
     import ml_dtypes
     import numpy as np
 
@@ -76,6 +142,9 @@ def converted(opened: Any, config: dict[str, Any], dtype: str) -> tuple[dict[str
     for name in opened:
         array, use, layout = opened[name], uses.get(name, set()), layouts.get(name)
         if name in copies:
+            continue
+        if name in calibrated:
+            tensors.update(calibrated[name])
             continue
         if dtype == "int8" and use == {"weight"}:
             array = np.asarray(array, np.float32)

@@ -245,7 +245,12 @@ class Model(NamedParameters):
         config = {**self.family.config_to_save(self.config, self.spec)}
         config["architectures"] = [self.family.architecture + ending]
         tied = [copy.removesuffix(".weight") for copy, _ in self.family.name_rules.tied if copy.endswith(".weight")]
-        return checkpoint.with_dtype(config, self.dtype, unquantized=tied)
+        return checkpoint.with_dtype(config, self.dtype, unquantized=tied, smoothed=self._is_smoothed())
+
+    def _is_smoothed(self) -> bool:
+        if self.dtype != "int8":
+            return False
+        return any(name.endswith(checkpoint.INPUT_SCALE) for it in self.parameters() for name, _ in it.tensors())
 
     def __call__(
         self,

@@ -17,7 +17,9 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.linear import LOW_PRECISION
+from bertcore.kernels.linear.prepared import dequantized
 from bertcore.nn.autocast import autocast_dtype
+from bertcore.nn.layout import Scales
 from bertcore.nn.mapped_memory import release_pages
 
 QUANTIZED_ROWS = 2048  # of a weight at once
@@ -55,14 +57,14 @@ class Forms:
         uses: "weight", "table" or "vector", as in `Parameter`.
         dtype: that of the model.
         array: of any dtype; it is not copied if it has the right one. CuPy arrays stay on their device.
-        scale: float32 (rows,), of an int8 `array`.
+        scales: of an int8 `array`.
 
     Attributes:
         is_own: whether the array belongs to the parameter alone and may be written to; it is then kept beside the
             weights prepared from it.
     """
 
-    def __init__(self, label: str, uses: Set[str], dtype: np.dtype, array: Any, scale: Any = None):
+    def __init__(self, label: str, uses: Set[str], dtype: np.dtype, array: Any, scales: Scales | None = None):
         self.label, self.uses, self.dtype = label, uses, dtype
         self.is_own = False
         self.is_low = dtype.name in LOW_PRECISION
@@ -75,10 +77,10 @@ class Forms:
             self.device_array = array.astype(dtype, copy=False)
             return
         if not is_low_on_cpu or self.uses != {"weight"}:
-            array, scale = self._as_array(array, scale), None
+            array, scales = self._as_array(array, scales), None
             self.array = array
         if is_low_on_cpu and "weight" in self.uses:
-            self.weights[self._backend] = self._prepared(array, scale)
+            self.weights[self._backend] = self._prepared(array, scales)
 
     @property
     def is_low_on_cpu(self) -> bool:
@@ -175,7 +177,8 @@ class Forms:
         if self.dtype == np.int8 and backend == "cupy":
             return self._on_device()  # which refuses
         if self.array is None and self.dtype == np.int8:
-            weight = self._prepared(self.any_weight().integers(), self.any_weight().scale)
+            known = self.any_weight()
+            weight = self._prepared(known.integers(), Scales(known.scale, known.input_scale))
         elif backend == "cupy" and self.device_array is not None:
             weight = kernels.prepare_weight(self.device_array)
         else:
@@ -187,28 +190,28 @@ class Forms:
                 self.array = None
         return weight
 
-    def _as_array(self, array: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
+    def _as_array(self, array: np.ndarray, scales: Scales | None) -> np.ndarray:
         """The values in the dtype that the array form has in a model of this dtype."""
-        if scale is not None:
-            array = array * scale[:, None]
+        if scales is not None:
+            array = dequantized(array, *scales)
         dtype = self.dtype
         if self.is_low:
             dtype = np.dtype(np.float32) if self.uses == {"vector"} else bfloat16()
         return np.asarray(array, dtype)
 
-    def _prepared(self, array: np.ndarray, scale: np.ndarray | None = None) -> kernels.PreparedWeight:
+    def _prepared(self, array: np.ndarray, scales: Scales | None = None) -> kernels.PreparedWeight:
         """The weight for the backend in force."""
         if not self.is_low_on_cpu:
-            return kernels.prepare_weight(kernels.to_backend(self._as_array(array, scale)))
-        if scale is not None and self.dtype != np.int8:
-            array, scale = array * scale[:, None], None
-        if scale is None and self.dtype == np.int8:
-            array, scale = self._quantized(array)
-        elif scale is None and array.dtype != bfloat16():
+            return kernels.prepare_weight(kernels.to_backend(self._as_array(array, scales)))
+        if scales is not None and self.dtype != np.int8:
+            array, scales = dequantized(array, *scales), None
+        if scales is None and self.dtype == np.int8:
+            array, scales = self._quantized(array)
+        elif scales is None and array.dtype != bfloat16():
             array = np.asarray(array, np.float32)
-        return kernels.prepare_weight(array, scale, dtype=self.dtype.name)
+        return kernels.prepare_weight(array, *(scales or ()), dtype=self.dtype.name)
 
-    def _quantized(self, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _quantized(self, array: np.ndarray) -> tuple[np.ndarray, Scales]:
         """The int8 values and scales; in blocks of rows, for a vocabulary's weight is large in float32."""
         values, scale = np.empty(array.shape, np.int8), np.empty(len(array), np.float32)
         for first in range(0, len(array), QUANTIZED_ROWS):
@@ -217,4 +220,4 @@ class Forms:
                 values[rows], scale[rows] = kernels.quantize_weight(np.asarray(array[rows], np.float32))
             except ValueError as error:
                 raise ValueError(f"{self.label}: {error}") from error
-        return values, scale
+        return values, Scales(scale, None)

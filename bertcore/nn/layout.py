@@ -3,11 +3,18 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from bertcore.checkpoint.dtypes import SCALE
+from bertcore.checkpoint.dtypes import INPUT_SCALE, SCALE
+
+
+class Scales(NamedTuple):
+    """What int8 values are multiplied by: float32 (rows,), and of their input (columns,), or None."""
+
+    rows: np.ndarray
+    input: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -111,17 +118,22 @@ class JoinedTensors:
         for name, piece in zip(self.names, self.pieces(array), strict=True):
             yield name, piece if self.layout is None else self.layout.to_stored(piece)
 
-    def joined(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-        """The whole array of the tensors in `arrays`, and its scales, (rows,), if all of them are int8.
+    def joined(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, Scales | None]:
+        """The whole array of the tensors in `arrays`, and its scales if all of them are int8 of one input's scales.
 
-        An int8 tensor stands for itself times its scales, which have its name and "_scale"; their shapes are
-        `expected_scales`.
+        An int8 tensor stands for itself times its scales, which have its name and "_scale" (their shapes are
+        `expected_scales`) or "_input_scale".
         """
-        parts, scales = ([arrays.get(name + end) for name in self.names] for end in ("", SCALE))
-        if any(scale is None for scale in scales):
-            parts = [part if scale is None else part * scale for part, scale in zip(parts, scales, strict=True)]
+        parts, scales, of_inputs = ([arrays.get(name + end) for name in self.names] for end in ("", SCALE, INPUT_SCALE))
+        is_one_input = all(np.array_equal(one, of_inputs[0]) for one in of_inputs)
+        if all(scale is not None for scale in scales) and is_one_input:
+            return self._concatenated(parts), Scales(self._concatenated(scales)[:, 0], of_inputs[0])
+        parts = [part if scale is None else part * scale for part, scale in zip(parts, scales, strict=True)]
+        if not any(scale is not None for scale in of_inputs):
             return self._concatenated(parts), None
-        return self._concatenated(parts), self._concatenated(scales)[:, 0]
+        wide = [part if self.layout is None else self.layout.to_computing(part) for part in parts]
+        wide = [part if scale is None else part * scale for part, scale in zip(wide, of_inputs, strict=True)]
+        return np.concatenate(wide), None
 
     def _concatenated(self, parts: list[np.ndarray]) -> np.ndarray:
         if self.layout is not None:

@@ -8,11 +8,11 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint.dtypes import SCALE
+from bertcore.checkpoint.dtypes import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.forms import Forms
-from bertcore.nn.layout import JoinedTensors, Layout
+from bertcore.nn.layout import JoinedTensors, Layout, Scales
 from bertcore.nn.mapped_memory import release_pages
 from bertcore.tape import current_tape
 
@@ -120,8 +120,8 @@ class Parameter(JoinedTensors):
                 some[...] = rng.normal(0.0, spread, some.size)
         return tensors
 
-    def _take(self, array: Any, scale: np.ndarray | None, dtype: np.dtype) -> None:
-        self._renew(Forms(", ".join(self.names), self.uses, dtype, array, scale))
+    def _take(self, array: Any, scales: Scales | None, dtype: np.dtype) -> None:
+        self._renew(Forms(", ".join(self.names), self.uses, dtype, array, scales))
 
     def _renew(self, forms: Forms) -> None:
         global _moment
@@ -171,6 +171,8 @@ class Parameter(JoinedTensors):
         for (name, part), (_, part_scale) in zip(self.parts(values), self.parts(scale[:, None]), strict=True):
             yield name, part
             yield name + SCALE, part_scale
+            if weight.input_scale is not None:
+                yield name + INPUT_SCALE, weight.input_scale
 
     # --- values for computing -------------------------------------------------------------------------
 

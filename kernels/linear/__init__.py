@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import checks, dispatch
 from ..activation_names import ACTIVATIONS
+from ..affine import affine
 from .prepared import LOW_PRECISION, PreparedWeight
 
 OPTIONAL = ("bias", "residual")
@@ -39,7 +40,7 @@ def quantize_weight(weight: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare_weight(
-    weight: Any, scale: Any = None, *, dtype: str | None = None, backend: str | None = None
+    weight: Any, scale: Any = None, input_scale: Any = None, *, dtype: str | None = None, backend: str | None = None
 ) -> PreparedWeight:
     """Convert a weight to its backend's form once, instead of at every call of `linear`; the array can then be freed.
 
@@ -47,6 +48,9 @@ def prepare_weight(
         weight: (out_features, in_features), as checkpoints store it; dtypes as for `linear`, and on the CPU bfloat16,
             or int8 together with `scale`.
         scale: float32 (out_features,), what `quantize_weight` returns beside the int8 values.
+        input_scale: float32 (in_features,), of an int8 weight: what each column of the input is multiplied by before it
+            is rounded, in order that columns of large numbers do not cost the others their digits. The weight is then
+            values * scale[:, None] * input_scale (Xiao et al. 2023, arXiv:2211.10438).
         dtype: "bfloat16" or "int8" converts a floating weight to that form (on the CPU), which halves or quarters its
             memory and takes float32 inputs; by default the weight's own.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
@@ -56,15 +60,34 @@ def prepare_weight(
         BackendUnavailable: if the backend cannot run here.
     """
     checks.choice("dtype", dtype, (None, *LOW_PRECISION))
-    call = dispatch.open_call(__package__, backend, optional=("scale",), weight=weight, scale=scale)
-    weight, scale = call.arrays
+    call = dispatch.open_call(
+        __package__, backend, optional=("scale", "input_scale"), weight=weight, scale=scale, input_scale=input_scale
+    )
+    weight, scale, input_scale = call.arrays
     checks.shape((None, None), weight=weight)
     if weight.dtype == np.int8:
         _check_int8(call, weight, scale, dtype)
+        _check_input_scale(weight, input_scale)
     else:
-        _check_floating_weight(call, weight, scale, dtype)
+        _check_floating_weight(call, weight, scale, input_scale, dtype)
         weight, scale = _converted(weight, dtype)
-    return call.compute("prepare_weight", weight, scale)
+    prepared = call.compute("prepare_weight", weight, scale)
+    if input_scale is not None:
+        prepared.input_scale = np.array(input_scale)
+        prepared.input_scale.flags.writeable = False
+    return prepared
+
+
+def _check_input_scale(weight: Any, input_scale: Any) -> None:
+    if input_scale is None:
+        return
+    if input_scale.dtype != np.float32:
+        raise TypeError(f"input_scale has dtype {input_scale.dtype}, expected float32")
+    checks.shape((weight.shape[1],), input_scale=input_scale)
+    wrong = ~(np.isfinite(input_scale) & (input_scale > 0))
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ValueError(f"input_scale[{at}] is {input_scale[at]}, expected finite numbers above 0")
 
 
 def _check_int8(call: dispatch.Call, weight: Any, scale: Any, dtype: str | None) -> None:
@@ -84,7 +107,9 @@ def _check_int8(call: dispatch.Call, weight: Any, scale: Any, dtype: str | None)
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
 
 
-def _check_floating_weight(call: dispatch.Call, weight: Any, scale: Any, dtype: str | None) -> None:
+def _check_floating_weight(call: dispatch.Call, weight: Any, scale: Any, input_scale: Any, dtype: str | None) -> None:
+    if input_scale is not None:
+        raise ValueError(f"input_scale belongs to an int8 weight, but weight has dtype {weight.dtype}")
     if scale is not None:
         raise ValueError(f"scale belongs to an int8 weight, but weight has dtype {weight.dtype}")
     if call.backend == "cupy" and dtype is not None:
@@ -133,6 +158,8 @@ def linear(
         TypeError, ValueError: for a wrong kind of array, dtype or shape, and for a weight prepared for another backend.
         BackendUnavailable: if the backend cannot run here.
     """
+    if isinstance(weight, PreparedWeight) and weight.input_scale is not None:
+        input = affine(input, weight.input_scale, np.zeros_like(weight.input_scale), backend=backend or weight.backend)
     call, weight = _open_call(weight, backend, input=input, bias=bias, residual=residual)
     input, bias, residual = call.arrays[:3]
     checks.choice("activation", activation, ACTIVATIONS_OR_NONE)

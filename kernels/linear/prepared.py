@@ -18,6 +18,8 @@ class PreparedWeight:
         out_features, in_features: its shape.
         dtype: its dtype; bfloat16 and int8 on the CPU are for float32 inputs.
         scale: of an int8 weight, float32 (out_features,), read-only; None of others.
+        input_scale: what the columns of the input are multiplied by before they are rounded to int8, float32
+            (in_features,); None where they are not.
     """
 
     backend: str
@@ -25,7 +27,7 @@ class PreparedWeight:
     def __init__(self, weight: Any, scale: Any = None):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.scale = None
+        self.scale = self.input_scale = None
         if scale is not None:
             self.scale = np.array(scale)
             self.scale.flags.writeable = False
@@ -43,7 +45,7 @@ class PreparedWeight:
     def to_array(self) -> Any:
         """The weight as it was given, (out_features, in_features), as a NumPy or CuPy array; int8 comes as float32."""
         stored = self._stored()
-        return stored if self.scale is None else stored * self.scale[:, None]
+        return stored if self.scale is None else dequantized(stored, self.scale, self.input_scale)
 
     def integers(self) -> np.ndarray:
         """The int8 values of an int8 weight, (out_features, in_features); `scale` belongs to them."""
@@ -57,3 +59,9 @@ class PreparedWeight:
 
     def __repr__(self) -> str:
         return f"PreparedWeight({self.out_features}, {self.in_features}, {self.dtype}, backend={self.backend!r})"
+
+
+def dequantized(values: np.ndarray, scale: np.ndarray, input_scale: np.ndarray | None) -> np.ndarray:
+    """The float32 weight that int8 values stand for, of both scales of a PreparedWeight."""
+    weight = values * scale[:, None]
+    return weight if input_scale is None else weight * input_scale

@@ -78,6 +78,50 @@ def test_heads_without_a_class_stay_and_copies_of_tied_tensors_go(masked_lm_fold
     AutoModelForMaskedLM.from_pretrained(tmp_path / "low")
 
 
+def test_calibrated_on_texts(encoder_folder, tmp_path):
+    """What is nearer to float32 is loaded, and saved again, with the same bits, on every backend."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS * 4) + "\n", encoding="utf-8")
+    assert run(encoder_folder, tmp_path / "plain") == 0
+    assert run(encoder_folder, tmp_path / "low", "--calibrate", texts) == 0
+    assert files(tmp_path / "low") == files(encoder_folder)
+    before, after = open_checkpoint(encoder_folder), open_checkpoint(tmp_path / "low")
+    smoothed = [name.removesuffix("_input_scale") for name in after if name.endswith("_input_scale")]
+    assert all(after[name].dtype == np.int8 for name in smoothed)
+    expected = "int-quantized-smoothed" if smoothed else "int-quantized"
+    assert read_config(tmp_path / "low")["quantization_config"]["format"] == expected
+    query = next(name for name in before if name.endswith("layer.1.attention.self.query.weight"))
+    plain = open_checkpoint(tmp_path / "plain")[query]
+    assert (after[query] != plain).mean() > 0
+    with use_backend("numpy"):
+        exact, found, uncalibrated = (
+            SentenceEncoder(folder).encode(TEXTS) for folder in (encoder_folder, tmp_path / "low", tmp_path / "plain")
+        )
+        assert np.square(found - exact).sum() < np.square(uncalibrated - exact).sum()
+        model = AutoModel.from_pretrained(tmp_path / "low")
+        model.save_pretrained(tmp_path / "again")
+    again = open_checkpoint(tmp_path / "again")
+    for name, array in after.items():
+        np.testing.assert_array_equal(again[name], array)
+    assert read_config(tmp_path / "again")["quantization_config"]["format"] == expected
+
+
+def test_what_cannot_be_calibrated(encoder_folder, tmp_path, capsys):
+    files = {"empty": b"", "latin": b"good\ncaf\xe9\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    expected = {
+        (tmp_path / "empty",): "holds no texts",
+        (tmp_path / "latin",): "line 2: byte 4 (0xe9) is not UTF-8",
+        (tmp_path / "none",): "none",
+        (tmp_path / "latin", "--dtype", "bfloat16"): "--calibrate is for --dtype int8, not for bfloat16",
+    }
+    for arguments, problem in expected.items():
+        assert run(encoder_folder, tmp_path / "low", "--calibrate", *arguments) == 1
+        assert problem in capsys.readouterr().err
+        assert not (tmp_path / "low").exists()
+
+
 def test_an_empty_folder_is_taken(encoder_folder, tmp_path):
     (tmp_path / "target").mkdir()
     assert run(encoder_folder, tmp_path / "target") == 0

@@ -119,6 +119,38 @@ def test_scales_are_checked(wrong):
         kernels.prepare_weight(values, scale)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_the_columns_of_the_input_are_scaled_before_they_are_rounded(backend):
+    x, weight, bias, residual, _ = arguments(9, 7, 39, 11, dtype=np.float32)
+    x[:, 5] *= 500
+    values, scale = kernels.quantize_weight(weight)
+    factors = np.exp2(-np.arange(39) % 7).astype(np.float32)
+    prepared = kernels.prepare_weight(values, scale, factors, backend=backend)
+    found = kernels.linear(x, prepared, bias, activation="relu", residual=residual)
+    plain = kernels.prepare_weight(values, scale, backend=backend)
+    np.testing.assert_array_equal(found, kernels.linear(x * factors, plain, bias, activation="relu", residual=residual))
+    np.testing.assert_array_equal(prepared.to_array(), values * scale[:, None] * factors)
+    np.testing.assert_array_equal(prepared.input_scale, factors)
+    assert not prepared.input_scale.flags.writeable and plain.input_scale is None
+
+
+def test_scales_of_the_input_are_checked():
+    weight = normal(8, (6, 39), np.float32)
+    values, scale = kernels.quantize_weight(weight)
+    good = np.ones(39, np.float32)
+    for wrong in (0, -1, np.nan, np.inf):
+        bad = good.copy()
+        bad[3] = wrong
+        with pytest.raises(ValueError, match=r"input_scale\[3\] is"):
+            kernels.prepare_weight(values, scale, bad)
+    with pytest.raises(ValueError, match="input_scale has shape"):
+        kernels.prepare_weight(values, scale, good[1:])
+    with pytest.raises(TypeError, match="input_scale has dtype float64, expected float32"):
+        kernels.prepare_weight(values, scale, good.astype(np.float64))
+    with pytest.raises(ValueError, match="input_scale belongs to an int8 weight"):
+        kernels.prepare_weight(weight, None, good)
+
+
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize("size", SIZES)
 def test_int8_is_the_product_of_what_was_rounded(size, activation):

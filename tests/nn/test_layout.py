@@ -8,7 +8,7 @@ import pytest
 
 from bertcore import kernels
 from bertcore.checkpoint import NameRules, load_parameters, open_checkpoint, save_checkpoint
-from bertcore.nn.layout import Layout
+from bertcore.nn.layout import JoinedTensors, Layout
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import Tape
 
@@ -23,6 +23,19 @@ LAYOUTS = {
 }
 MATRICES = [name for name, layout in LAYOUTS.items() if layout.row_axes < len(layout.axes) and 0 not in layout.shape]
 NAMES = ("query.weight", "key.weight")
+
+
+def test_int8_tensors_of_different_input_scales_are_joined_as_floats():
+    values = {name: RNG.integers(-127, 128, (3, 5)).astype(np.int8) for name in NAMES}
+    scales = {f"{name}_scale": np.full((3, 1), 0.5, np.float32) for name in NAMES}
+    of_inputs = {f"{name}_input_scale": np.full(5, 1 + i, np.float32) for i, name in enumerate(NAMES)}
+    joined = JoinedTensors(NAMES, (3, 5), None)
+    array, found = joined.joined(values | scales | of_inputs)
+    assert found is None
+    np.testing.assert_array_equal(array, np.concatenate([values[NAMES[0]] * 0.5, values[NAMES[1]] * 1.0]))
+    of_inputs[f"{NAMES[1]}_input_scale"] = of_inputs[f"{NAMES[0]}_input_scale"]
+    array, found = joined.joined(values | scales | of_inputs)
+    assert array.dtype == np.int8 and found.rows.tolist() == [0.5] * 6 and found.input.tolist() == [1] * 5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

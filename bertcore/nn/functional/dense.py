@@ -1,5 +1,6 @@
 """Linear maps, normalisation and activations, each with its gradient rule."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bertcore import kernels
@@ -25,8 +26,21 @@ class LowRankWeight(NamedTuple):
     dropout: float
 
 
+class ObservedWeight(NamedTuple):
+    """A weight, and a function that is called with every input that it multiplies."""
+
+    weight: Any
+    observe: Callable[[Any], None]
+
+
 def linear(input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None) -> Any:
-    """activation(input @ weight.T + bias) + residual; see `kernels.linear`. `weight` may be a LowRankWeight."""
+    """activation(input @ weight.T + bias) + residual; see `kernels.linear`.
+
+    `weight` may be a LowRankWeight or an ObservedWeight.
+    """
+    if type(weight) is ObservedWeight:
+        weight.observe(input)
+        weight = weight.weight
     if type(weight) is LowRankWeight:
         return _linear_of_low_rank(input, weight, bias, residual, activation)
     if type(input) is Variable and type(weight) is not Variable:

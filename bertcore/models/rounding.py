@@ -1,0 +1,147 @@
+"""int8 weights rounded with regard to the inputs that a model gives them on sample texts.
+
+Two things cost int8 its digits, and both are seen in a layer's inputs. Columns of large numbers widen the steps of all
+others: they are divided by factors that the weight is multiplied by (SmoothQuant, Xiao et al. 2023, arXiv:2211.10438),
+where that helps this layer. And columns that go together let the error of one weight be made up for by the next ones
+(GPTQ, Frantar et al. 2022, arXiv:2210.17323). The kernels stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.nn.functional.dense import ObservedWeight
+from bertcore.nn.parameter import Block, Parameter
+
+EXPONENTS = (0.5, 0.6, 0.7)  # of the inputs' part in a column's factor
+WORTHWHILE = 0.9  # the error with factors over that without: they take a pass over the inputs
+DAMPING = 0.01  # of the mean second moment, added to each
+BLOCK = 64  # columns
+ROWS_PER_PASS, SAMPLE_ROWS = 16, 512
+
+
+class RoundedWeight(NamedTuple):
+    """An int8 weight: values (rows, columns), scale (rows,), and input_scale (columns,) or None; see
+    `kernels.prepare_weight`."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    input_scale: np.ndarray | None
+
+
+class InputStatistics:
+    """What is known of the inputs of a weight.
+
+    Attributes:
+        moments: the sum of x x^T over all inputs x, (columns, columns).
+        peaks: the greatest magnitude of each column.
+        sample: some of the inputs.
+        version: 0; a `Parameter` asks its adapter for it.
+    """
+
+    version = 0
+
+    def __init__(self, columns: int):
+        self.moments = np.zeros((columns, columns), np.float32)
+        self.peaks = np.zeros(columns, np.float32)
+        self._sample: list[np.ndarray] = []
+        self._sampled = 0
+
+    def weight(self, base: Any) -> ObservedWeight:
+        """The weight `base`, whose inputs are added to these."""
+        return ObservedWeight(base, self.add)
+
+    def add(self, inputs: np.ndarray) -> None:
+        """Add inputs, (..., columns)."""
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        if not len(rows):
+            return
+        self.moments += rows.T @ rows
+        np.maximum(self.peaks, np.abs(rows).max(axis=0), out=self.peaks)
+        some = rows[:: max(len(rows) // ROWS_PER_PASS, 1)][: min(ROWS_PER_PASS, SAMPLE_ROWS - self._sampled)]
+        self._sampled += len(some)
+        self._sample.append(some.copy())
+
+    @property
+    def sample(self) -> np.ndarray:
+        return np.concatenate(self._sample)
+
+
+@contextmanager
+def observed_inputs(model: Block) -> Iterator[dict[Parameter, InputStatistics]]:
+    """Within the block, passes of `model` on the backend numpy add to the statistics of the weights that tokens pass.
+
+    Raises ValueError for a model whose weights have adapters already.
+    """
+    weights = list(dict.fromkeys(weight for weight in model.token_weights() if weight.uses == {"weight"}))
+    if any(weight.adapter is not None for weight in weights):
+        raise ValueError("model has adapters: merge them into its weights first")
+    found = {weight: InputStatistics(weight.shape[1]) for weight in weights}
+    try:
+        for weight, statistics in found.items():
+            weight.adapt(statistics)
+        with kernels.use_backend("numpy"):
+            yield found
+    finally:
+        for weight in weights:
+            weight.adapt(None)
+
+
+def rounded_weight(weight: np.ndarray, statistics: InputStatistics) -> RoundedWeight:
+    """A float32 weight in int8, in the form of the least error of its outputs on the sample.
+
+    Raises ValueError where the weight or its inputs hold inf or NaN, or where there are no inputs.
+    """
+    if not statistics.peaks.any() or not np.isfinite(statistics.moments).all():
+        raise ValueError("the inputs of this weight are all 0, or hold inf or NaN")
+    sample = statistics.sample
+    exact = sample @ weight.T
+
+    def error(form: RoundedWeight) -> float:
+        prepared = kernels.prepare_weight(*form, backend="numpy")
+        return float(np.square(kernels.linear(sample, prepared, backend="numpy") - exact).sum())
+
+    plain = _rounded(weight, statistics.moments, None)
+    smooth = [_rounded(weight, statistics.moments, _factors(weight, statistics.peaks, it)) for it in EXPONENTS]
+    best = min(smooth, key=error)
+    return best if error(best) < WORTHWHILE * error(plain) else plain
+
+
+def _factors(weight: np.ndarray, peaks: np.ndarray, exponent: float) -> np.ndarray:
+    """What the columns of the inputs are multiplied by: 1 where all of a column is 0."""
+    own = np.abs(weight).max(axis=0, initial=0)
+    usable = (own > 0) & (peaks > 0)
+    factors = np.where(usable, own, 1) ** (1 - exponent) / np.where(usable, peaks, 1) ** exponent
+    return np.where(usable, factors, 1).astype(np.float32)
+
+
+def _rounded(weight: np.ndarray, moments: np.ndarray, factors: np.ndarray | None) -> RoundedWeight:
+    """GPTQ: column after column is rounded, those of the greatest inputs first, and what comes is corrected."""
+    wide = np.asarray(weight if factors is None else weight / factors, np.float64)
+    _, scale = kernels.quantize_weight(wide.astype(np.float32))
+    inputs = moments.astype(np.float64) if factors is None else moments * np.outer(factors, factors).astype(np.float64)
+    inputs[np.diag_indices(len(inputs))] += DAMPING * np.diag(inputs).mean()
+    order = np.argsort(-np.diag(inputs), kind="stable")
+    upper = np.linalg.cholesky(np.linalg.inv(inputs[np.ix_(order, order)])).T
+    values = np.empty(weight.shape, np.int8)
+    values[:, order] = _rounded_columns(wide[:, order], np.where(scale > 0, scale, 1).astype(np.float64), upper)
+    return RoundedWeight(values, scale, factors)
+
+
+def _rounded_columns(weight: np.ndarray, scale: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The int8 values of the columns; `weight` is overwritten. `upper` is the factor of the inverse of the moments."""
+    values = np.empty(weight.shape, np.int8)
+    for first in range(0, weight.shape[1], BLOCK):
+        last = min(first + BLOCK, weight.shape[1])
+        errors = np.empty((len(weight), last - first))
+        for j in range(first, last):
+            values[:, j] = np.clip(np.rint(weight[:, j] / scale), -127, 127)
+            errors[:, j - first] = (weight[:, j] - values[:, j] * scale) / upper[j, j]
+            weight[:, j + 1 : last] -= np.outer(errors[:, j - first], upper[j, j + 1 : last])
+        weight[:, last:] -= errors @ upper[first:last, last:]
+    return values
