@@ -61,7 +61,8 @@ class InputStatistics:
         rows = inputs.reshape(-1, inputs.shape[-1])
         if not len(rows):
             return
-        self.moments += rows.T @ rows
+        with np.errstate(invalid="ignore", over="ignore"):  # inf and NaN are an error where the weight is rounded
+            self.moments += rows.T @ rows
         np.maximum(self.peaks, np.abs(rows).max(axis=0), out=self.peaks)
         some = rows[:: max(len(rows) // ROWS_PER_PASS, 1)][: min(ROWS_PER_PASS, SAMPLE_ROWS - self._sampled)]
         self._sampled += len(some)

@@ -319,6 +319,19 @@ def test_infinite_scores(cuda, dtype):
     assert np.isfinite(output[0, 0, 1]).all()
 
 
+def test_scores_in_the_thousands_keep_their_digits(cuda, dtype):
+    """Exact scores near 3,840: the peak and the logarithm of the sum, which one float32 would round to 2e-4, apart."""
+    given = dense(dtype, length=5, length_k=70, head_dim=64)
+    given["query"][:], given["key"][:] = 40, 12
+    given["key"][..., 0] += np.arange(70) % 8 / 8
+    check(cuda, given, scale=0.125)
+    lse = computed(cuda, given | {"scale": 0.125})[1]
+    offsets = 0.625 * (np.arange(70) % 8)
+    np.testing.assert_array_equal(lse[..., 0], 3840 + offsets.max())
+    tolerance = 2e-6 if dtype is FLOAT32 else 5e-5  # exponentials are of the scaled scores, far below a half's digits
+    np.testing.assert_allclose(lse[..., 1], np.log(np.exp(offsets - offsets.max()).sum()), rtol=tolerance)
+
+
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 

@@ -70,13 +70,14 @@ def test_inputs_that_say_nothing(wrong):
 
 
 def test_a_model_is_observed_within_the_block_alone():
-    model = AutoModel.from_config(CONFIG)
+    model, batch = AutoModel.from_config(CONFIG), {"input_ids": [[5, 6, 7], [8, 9, 0]]}
+    batch["attention_mask"] = [[1, 1, 1], [1, 1, 0]]
     with use_backend("numpy"):
-        expected = model([[5, 6, 7], [8, 9]]).last_hidden_state
+        expected = model(**batch).last_hidden_state
         with observed_inputs(model) as found:
-            np.testing.assert_array_equal(model([[5, 6, 7], [8, 9]]).last_hidden_state, expected)
+            np.testing.assert_array_equal(model(**batch).last_hidden_state, expected)
         model([[5]])
-        first = model([[5, 6, 7], [8, 9]], output_hidden_states=True).hidden_states[0]
+        first = model(**batch, output_hidden_states=True).hidden_states[0]
     assert all(parameter.adapter is None for parameter in model.parameters())
     of_query = next(known for parameter, known in found.items() if "layer.0.attention.self.query" in parameter.names[0])
     rows = first.reshape(-1, first.shape[-1])[[0, 1, 2, 3, 4]]
