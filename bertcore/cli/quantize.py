@@ -99,6 +99,8 @@ def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> d
         if not _encode_all(encoder, texts):
             raise CommandError(f"{name} holds no texts")
     for parameter, of_inputs in statistics.items():
+        if of_inputs.rows == 0:  # no text reached it
+            continue
         label = ", ".join(parameter.names)
         rounded = _named(label, lambda array, known=of_inputs: rounded_weight(array, known), parameter.array())
         for own_name, tensors in _stored_parts(parameter, rounded).items():

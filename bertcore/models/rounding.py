@@ -40,6 +40,7 @@ class InputStatistics:
     Attributes:
         moments: the sum of x x^T over all inputs x, (columns, columns).
         peaks: the greatest magnitude of each column.
+        rows: how many inputs there were.
         sample: some of the inputs.
         version: 0; a `Parameter` asks its adapter for it.
     """
@@ -49,6 +50,7 @@ class InputStatistics:
     def __init__(self, columns: int):
         self.moments = np.zeros((columns, columns), np.float32)
         self.peaks = np.zeros(columns, np.float32)
+        self.rows = 0
         self._sample: list[np.ndarray] = []
         self._sampled = 0
 
@@ -64,6 +66,7 @@ class InputStatistics:
         with np.errstate(invalid="ignore", over="ignore"):  # inf and NaN are an error where the weight is rounded
             self.moments += rows.T @ rows
         np.maximum(self.peaks, np.abs(rows).max(axis=0), out=self.peaks)
+        self.rows += len(rows)
         some = rows[:: max(len(rows) // ROWS_PER_PASS, 1)][: min(ROWS_PER_PASS, SAMPLE_ROWS - self._sampled)]
         self._sampled += len(some)
         self._sample.append(some.copy())

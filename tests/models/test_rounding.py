@@ -84,4 +84,5 @@ def test_a_model_is_observed_within_the_block_alone():
     np.testing.assert_allclose(of_query.moments, rows.T @ rows, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(of_query.peaks, np.abs(rows).max(axis=0), rtol=1e-6)
     assert of_query.sample.shape == rows.shape
-    assert len(found) == 2 * 4  # query, key and value are one
+    assert of_query.rows == 5
+    assert len(found) == 2 * 4 + 1  # query, key and value are one; the pooler
