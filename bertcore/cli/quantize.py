@@ -9,6 +9,7 @@ nearer to float32's: some hundred texts like those to come, a line each. It runs
 
 import argparse
 import contextlib
+import functools
 import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -102,7 +103,11 @@ def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> d
         if of_inputs.rows == 0:  # no text reached it
             continue
         label = ", ".join(parameter.names)
-        rounded = _named(label, lambda array, known=of_inputs: rounded_weight(array, known), parameter.array())
+        rounded = _named(
+            label,
+            functools.partial(rounded_weight, statistics=of_inputs, parts=len(parameter.names)),
+            parameter.array(),
+        )
         for own_name, tensors in _stored_parts(parameter, rounded).items():
             found[sources[own_name]] = {sources[own_name] + end: array for end, array in tensors.items()}
     return found

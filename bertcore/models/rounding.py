@@ -22,6 +22,7 @@ EXPONENTS = (0.5, 0.6, 0.7)  # of the inputs' part in a column's factor
 WORTHWHILE = 0.9  # the error with factors over that without: they take a pass over the inputs
 DAMPING = 0.01  # of the mean second moment, added to each
 BLOCK = 64  # columns
+TINY = np.finfo(np.float32).tiny
 ROWS_PER_PASS, SAMPLE_ROWS = 16, 512
 
 
@@ -96,8 +97,10 @@ def observed_inputs(model: Block) -> Iterator[dict[Parameter, InputStatistics]]:
             weight.adapt(None)
 
 
-def rounded_weight(weight: np.ndarray, statistics: InputStatistics) -> RoundedWeight:
+def rounded_weight(weight: np.ndarray, statistics: InputStatistics, parts: int = 1) -> RoundedWeight:
     """A float32 weight in int8, in the form of the least error of its outputs on the sample.
+
+    Where it joins several weights of as many rows (query, key and value), their errors count relative to their outputs.
 
     Raises ValueError where the weight or its inputs hold inf or NaN, or where there are no inputs.
     """
@@ -108,7 +111,14 @@ def rounded_weight(weight: np.ndarray, statistics: InputStatistics) -> RoundedWe
 
     def error(form: RoundedWeight) -> float:
         prepared = kernels.prepare_weight(*form, backend="numpy")
-        return float(np.square(kernels.linear(sample, prepared, backend="numpy") - exact).sum())
+        squares = np.square(kernels.linear(sample, prepared, backend="numpy") - exact)
+        return sum(
+            float(own.sum() / max(np.square(whole).sum(), TINY))
+            for own, whole in zip(split(squares), split(exact), strict=True)
+        )
+
+    def split(outputs: np.ndarray) -> list[np.ndarray]:
+        return np.split(outputs, parts, axis=1)
 
     plain = _rounded(weight, statistics.moments, None)
     smooth = [_rounded(weight, statistics.moments, _factors(weight, statistics.peaks, it)) for it in EXPONENTS]
