@@ -44,6 +44,19 @@ def cpu_backend(request):
 
 
 @pytest.fixture
+def cpu_dtype(cpu_backend):
+    """The dtype in which each CPU backend is tried: Numba's kernels in float64 compile in the slow tests alone."""
+    return {"numpy": "float64", "numba": "float32"}[cpu_backend]
+
+
+@pytest.fixture
+def on_numpy():
+    """The definition computes: for models in float64, and for what no kernel decides."""
+    with use_backend("numpy"):
+        yield
+
+
+@pytest.fixture
 def ctrl_c():
     """Ctrl-C raises KeyboardInterrupt, as in a terminal; a shell's background jobs ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

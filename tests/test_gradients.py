@@ -16,6 +16,8 @@ from bertcore import (
 )
 from tests.tiny_families import tiny_config
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 IDS = np.random.default_rng(3).integers(6, 90, (3, 5))
 MASK = np.array([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [1, 0, 0, 0, 0]])
 BATCH = {"input_ids": IDS, "attention_mask": MASK}

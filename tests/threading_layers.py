@@ -17,7 +17,7 @@ def _loads(layer: str) -> bool:
     return True
 
 
-@pytest.fixture(params=["tbb", "workqueue", pytest.param("omp", marks=pytest.mark.slow)])
+@pytest.fixture(params=["tbb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("workqueue", "omp"))])
 def layer(request) -> dict[str, str]:
     """Environment of a process whose kernels run on two threads of one pool; each pool that can be loaded here."""
     if not _loads(request.param):

@@ -58,6 +58,7 @@ def test_the_command_runs_from_a_copied_folder(copied_folder, tmp_path):
     assert all(name in done.stdout for names in named.values() for name in names)
 
 
+@pytest.mark.slow  # a quarter of a minute: a model in every dtype
 def test_wrong_kernels_are_reported(monkeypatch):
     monkeypatch.setattr(softmax_cuda, "softmax", lambda input, dim: input.copy())
     monkeypatch.setattr(layer_norm_cuda, "layer_norm", lambda input, weight, bias, eps, residual: 2 * input)

@@ -225,6 +225,7 @@ def test_the_command_runs():
     assert "GB/s" in run_python("-m", "bench.ops", *arguments)
 
 
+@pytest.mark.slow
 def test_pytest_benchmark_runs_the_same_cases():
     selected = "softmax and mini and short and numpy and not backward"
     printed = run_python(

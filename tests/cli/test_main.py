@@ -133,7 +133,7 @@ def test_bertcore_itself_imports_at_once():
         ["info"],
         ["info", "mini-bert", "--json"],
         ["compare", "mini-bert"],
-        ["compare", "--csv"],
+        ["compare", "mini-bert", "--csv"],
         ["doctor", "--backend", "numpy"],
         ["fill-mask", "MASKED", "[MASK]", "--backend", "numpy"],
         ["embed", "ENCODER", "--backend", "numpy"],

@@ -106,7 +106,9 @@ def test_named_barriers(emulator):
     np.testing.assert_array_equal(output, values)
 
 
-@pytest.mark.parametrize("defines", [(), ("EMULATOR_UCONTEXT",)], ids=["assembly", "ucontext"])
+@pytest.mark.parametrize(
+    "defines", [(), pytest.param(("EMULATOR_UCONTEXT",), marks=pytest.mark.slow)], ids=["assembly", "ucontext"]
+)
 def test_warp_operations(defines):
     output = np.zeros((32, 8), np.int32)
     with _cuda.use_runtime(Emulator("random", defines=defines)):

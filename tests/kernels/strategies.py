@@ -1,6 +1,7 @@
 """Hypothesis strategies for awkward arrays: sizes, dtypes, memory layouts."""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -8,6 +9,9 @@ from tests.kernels.arrays import DTYPES, LAYOUTS, normal, with_layout  # noqa: F
 
 # Derandomised: a run that fails, fails again.
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+
+# Those of Numba's kernels, which take a minute and a half to compile in float64.
+NUMBA_DTYPES = [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
 
 # Nothing, one, primes beside powers of two, one short of a multiple of 8, and more than one block of a kernel.
 SIZES = (0, 1, 2, 3, 7, 8, 17, 39, 160)

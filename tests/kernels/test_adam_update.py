@@ -7,6 +7,7 @@ from bertcore.kernels import adam_update, get_num_threads, set_num_threads
 from bertcore.kernels.adam_update import RULES
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import normal, to_gpu
+from tests.kernels.strategies import NUMBA_DTYPES
 from tests.tolerances import assert_close
 
 SHAPES = [(0,), (1,), (39,), (7, 160), (131, 97)]
@@ -29,7 +30,7 @@ def steps(backend, shape, dtype, rule, count=3):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", NUMBA_DTYPES)
 def test_numba(rule, shape, dtype):
     exact = steps("numpy", shape, np.float64, rule)
     for found, expected in zip(steps("numba", shape, dtype, rule), exact, strict=True):

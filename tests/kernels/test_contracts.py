@@ -9,11 +9,7 @@ from tests.kernels.parity import torch_gradients
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
-
-@pytest.fixture(autouse=True)
-def numpy_backend():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def f32(*shape):
@@ -146,7 +142,7 @@ class TestPreparedWeight:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("dtype, large", [(np.float32, 3e38), (np.float64, 1e300)])
+@pytest.mark.parametrize("dtype, large", [(np.float32, 3e38), pytest.param(np.float64, 1e300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("eps", [1e-5, 1e10])
 def test_layer_norm_of_equal_numbers_however_large(backend, dtype, large, eps):
     """Their deviation is sqrt(eps), though eps is nothing beside the squares."""

@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import kernels
 from bertcore.kernels.cross_entropy import reference
-from tests.kernels.strategies import normal
+from tests.kernels.strategies import NUMBA_DTYPES, normal
 
 IGNORE = -100
 
@@ -53,7 +53,7 @@ def test_a_sum_that_overflows_is_infinite(cpu_backend):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", NUMBA_DTYPES)
 def test_a_backward_with_lse_computes_no_forward(cpu_backend, reduction, dtype):
     """The same bits as without; and it is this lse that is read."""
     x, target = normal(1, (5, 39), dtype), np.array([3, IGNORE, 0, 38, 7])

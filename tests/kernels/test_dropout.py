@@ -9,6 +9,7 @@ from bertcore.kernels.philox import philox, random_bits
 from tests.kernels.arrays import normal
 from tests.kernels.attention_forms import arguments, attend, results
 from tests.kernels.finite_differences import assert_gradient
+from tests.kernels.strategies import NUMBA_DTYPES
 from tests.tolerances import assert_close
 
 ONES = 2**32 - 1
@@ -116,7 +117,7 @@ def test_gradients_of_attention_that_drops(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", NUMBA_DTYPES)
 def test_numba_drops_as_the_definition_does(form, dtype):
     given = arguments(form, [3, 0, 1, 70, 300], [3, 2, 7, 70, 300], dtype, head_dim=8) | DROPOUT
     exact = {name: value.astype(np.float64) if _is_float(value) else value for name, value in given.items()}
@@ -131,7 +132,7 @@ def _is_float(value):
 
 
 def test_dense_attention_counts_the_queries_of_a_batch_on():
-    query, key, value = normal(1, (3, 2, 7, 5)), normal(2, (3, 2, 7, 5)), normal(3, (3, 2, 7, 5))
+    query, key, value = (normal(seed, (3, 2, 7, 5), np.float32) for seed in (1, 2, 3))
     offsets = np.arange(4, dtype=np.int32) * 7
     packed = [array.transpose(0, 2, 1, 3).reshape(21, 2, 5) for array in (query, key, value)]
     for backend in ("numpy", "numba"):

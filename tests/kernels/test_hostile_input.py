@@ -4,15 +4,10 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.kernels import use_backend
 from tests.kernels.attention_forms import attend
 from tests.kernels.strategies import normal
 
-
-@pytest.fixture(autouse=True)
-def numpy_backend():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def f32(*shape):

@@ -96,6 +96,7 @@ def test_arrows_point_down():
     assert not left, f"a circle in {sorted(map(str, left))}"
 
 
+@pytest.mark.slow
 def test_vendored_under_another_name(tmp_path):
     shutil.copytree(KERNELS, tmp_path / "numerics", ignore=shutil.ignore_patterns("__pycache__"))
     modules = [f"{path.parent.name}.{path.stem}" for path in sorted(KERNELS.glob("[a-z]*/*.py"))]

@@ -34,7 +34,9 @@ def test_equal_numbers_give_the_bias(cpu_backend, width, value):
 
 
 @NORMS
-@pytest.mark.parametrize("dtype, largest", [(np.float32, 3e38), (np.float64, 1e308)])
+@pytest.mark.parametrize(
+    "dtype, largest", [(np.float32, 3e38), pytest.param(np.float64, 1e308, marks=pytest.mark.slow)]
+)
 def test_rows_whose_squares_overflow(norm, cpu_backend, dtype, largest):
     """The result does not depend on the scale of a row, nor do its neighbours."""
     x, options = normal(5, (3, 39), dtype), {"eps": 0, "weight": normal(6, (39,), dtype), "backend": cpu_backend}

@@ -15,9 +15,13 @@ ROWS = 3000
 LARGE = (ROWS, 768)  # 9 MB of float32
 
 
+@pytest.fixture(autouse=True, scope="module")
+def without_garbage():
+    gc.collect()  # arrays that other tests have left in cycles
+
+
 @pytest.fixture(autouse=True)
 def empty_arena():
-    gc.collect()
     arena.release()
     yield
     arena.release()

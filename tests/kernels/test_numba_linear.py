@@ -21,11 +21,11 @@ from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
 from bertcore.kernels.linear.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
-from tests.kernels.strategies import QUICK, layouts, normal, seeds, sizes
+from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close
 
 LOW_PRECISION = ["bfloat16", "int8"]
-DTYPES = [np.float32, np.float64]
+every_dtype = pytest.mark.parametrize("dtype", NUMBA_DTYPES)
 ACTIVATIONS = [None, *activation_names.ACTIVATIONS]
 
 
@@ -44,12 +44,13 @@ def exact(x, weight, bias, activation, residual):
     return reference.linear(*wide[:3], activation, wide[3])
 
 
+@every_dtype
 @QUICK
 @given(
-    rows=sizes(), in_features=sizes(), out_features=sizes(), dtype=st.sampled_from(DTYPES), layout=layouts(),
+    rows=sizes(), in_features=sizes(), out_features=sizes(), layout=layouts(),
     activation=st.sampled_from(ACTIVATIONS), extras=st.tuples(*[st.booleans()] * 3), seed=seeds(),
 )  # fmt: skip
-def test_any_size_and_layout(rows, in_features, out_features, dtype, layout, activation, extras, seed):
+def test_any_size_and_layout(dtype, rows, in_features, out_features, layout, activation, extras, seed):
     x, weight, bias, residual = arguments(seed, rows, in_features, out_features, dtype, layout)
     with_bias, with_residual, prepared = extras
     bias, residual = bias if with_bias else None, residual if with_residual else None
@@ -65,7 +66,7 @@ def test_more_than_one_block(rows, in_features):
     assert_close(linear(x, weight, bias, "gelu", residual), exact(x, weight, bias, "gelu", residual))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 @pytest.mark.parametrize("layout", ["contiguous", "fortran", "every_second", "reversed", "slice", "read_only"])
 @pytest.mark.parametrize("shape", [(1, 1), (39, 160), (97, 17), (48, 16), (0, 5), (5, 0)])
 def test_a_prepared_weight_gives_back_the_original(shape, layout, dtype):
@@ -88,7 +89,7 @@ def test_arrays_at_odd_addresses():
     np.testing.assert_array_equal(linear(shifted(x), shifted(weight), shifted(bias), None, shifted(residual)), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(dtype):
     x, weight, bias, residual = arguments(4, 300, 2 * BLOCK + 39, 97, dtype)
     prepared = prepare_weight(weight, None)
@@ -139,10 +140,10 @@ def test_several_python_threads_at_once():
         np.testing.assert_array_equal(output, expected)
 
 
+@every_dtype
 @QUICK
-@given(rows=sizes(), in_features=sizes(), out_features=sizes(), dtype=st.sampled_from(DTYPES), layout=layouts(),
-       seed=seeds())  # fmt: skip
-def test_backward(rows, in_features, out_features, dtype, layout, seed):
+@given(rows=sizes(), in_features=sizes(), out_features=sizes(), layout=layouts(), seed=seeds())
+def test_backward(dtype, rows, in_features, out_features, layout, seed):
     x, weight, bias, grad = arguments(seed, rows, in_features, out_features, dtype, layout)
     wide = [array.astype(np.float64) for array in (grad, x, weight, bias)]
     expected = reference.linear_backward(*wide, True)
@@ -154,7 +155,7 @@ def test_backward(rows, in_features, out_features, dtype, layout, seed):
     assert linear_backward(grad, x, weight, None, True)[2] is None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features"),
     [(CHUNK_ROWS + 1, 97, 2 * STRIP + 3), (2 * CHUNK_ROWS, 48, STRIP), (3, PART_COLUMNS + 5, 3 * PART // PART_COLUMNS)],
@@ -186,7 +187,7 @@ def test_gradients_over_many_rows_keep_their_digits():
     assert_close(grad_weight, np.full((2, 1), exact), factor=10)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 def test_nan_and_infinity_spoil_their_own_row_alone(dtype):
     x, weight, bias, residual = arguments(7, 39, 50, 60, dtype)
     x[17, 3], x[20, 49] = np.nan, np.inf

@@ -193,6 +193,7 @@ def test_the_same_as_at_once(case):
     np.testing.assert_array_equal(np.asarray(run(Program().enter(x))), np.asarray(run(x)))
 
 
+@pytest.mark.slow
 def test_float64_computes_at_once():
     x = normal(1, (20, 64), np.float64)
     found = multiplied(Program().enter(x), WEIGHT.astype(np.float64))

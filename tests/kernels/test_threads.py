@@ -119,6 +119,7 @@ def model_threads(before="", between="", **variables):
     return run_python(_MODEL.format(before=before, between=between), **variables)[0]
 
 
+@pytest.mark.slow
 def test_environment_end_to_end():
     assert model_threads(OMP_NUM_THREADS="3") == "3 3"
 
@@ -135,6 +136,7 @@ def test_affinity_end_to_end():
     assert model_threads(between=f"os.sched_setaffinity(0, {{{only}}})") == "1 1"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
 def test_quota_end_to_end(tmp_path):
     """The process's own control group, but read from a folder of ours."""

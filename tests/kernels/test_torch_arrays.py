@@ -72,10 +72,7 @@ CALLS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def numpy_backend():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def tensor(array):

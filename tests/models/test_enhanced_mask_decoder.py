@@ -8,6 +8,8 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.families.deberta.models import DebertaForMaskedLM
 from tests.tiny_families import drawn_anew, tiny_config
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 NAMES = ("deberta-base", "deberta-v3-small")
 IDS = np.array([[7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 0, 0]])
 MASK = (IDS > 0).astype(int)

@@ -17,7 +17,6 @@ OUTPUT_TOLERANCE = {"float32": 2e-5, "float64": 1e-9}
 GRADIENT_TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
 
 every_golden = pytest.mark.parametrize("name", NAMES)
-every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 @cache
@@ -36,12 +35,11 @@ def assert_close(ours, truth, tolerance):
 
 
 @every_golden
-@every_dtype
-def test_encoder(cpu_backend, name, dtype):
-    truth, tolerance = golden(name), OUTPUT_TOLERANCE[dtype]
-    model = AutoModel.from_pretrained(GOLDENS / name, dtype=dtype)
+def test_encoder(cpu_dtype, name):
+    truth, tolerance = golden(name), OUTPUT_TOLERANCE[cpu_dtype]
+    model = AutoModel.from_pretrained(GOLDENS / name, dtype=cpu_dtype)
     out = model(**inputs_of(name), output_hidden_states=True, output_attentions=True)
-    assert out.last_hidden_state.dtype == dtype
+    assert out.last_hidden_state.dtype == cpu_dtype
     assert len(out.hidden_states) == len(truth["hidden_states"])
     for ours, theirs in zip(out.hidden_states, truth["hidden_states"], strict=True):
         assert_close(ours, theirs, tolerance)
@@ -52,22 +50,21 @@ def test_encoder(cpu_backend, name, dtype):
 
 
 @every_golden
-@every_dtype
-def test_masked_lm_and_every_gradient(cpu_backend, name, dtype):
-    truth = golden(name)
-    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name, dtype=dtype)
+def test_masked_lm_and_every_gradient(cpu_dtype, name):
+    truth, tolerance = golden(name), OUTPUT_TOLERANCE[cpu_dtype]
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name, dtype=cpu_dtype)
     out, grads = value_and_grad(model)(**inputs_of(name), labels=truth["labels"])
-    assert_close(out.logits, truth["logits"], OUTPUT_TOLERANCE[dtype])
-    assert float(out.loss) == pytest.approx(float(truth["loss"]), rel=OUTPUT_TOLERANCE[dtype])
+    assert_close(out.logits, truth["logits"], tolerance)
+    assert float(out.loss) == pytest.approx(float(truth["loss"]), rel=tolerance)
     theirs = {key.removeprefix("grad "): value for key, value in truth.items() if key.startswith("grad ")}
     assert set(grads) == set(theirs) == set(model.expected_tensors())
     largest = max(np.abs(gradient).max() for gradient in theirs.values())
     for parameter, gradient in theirs.items():
-        assert grads[parameter].dtype == dtype
+        assert grads[parameter].dtype == cpu_dtype
         # A key's bias shifts all scores of a row alike: its gradient is zero but for rounding, of no scale of its own.
         scale = largest if np.abs(gradient).max() < 1e-6 * largest else np.abs(gradient).max()
         worst = np.abs(grads[parameter] - gradient).max() / scale
-        assert worst < GRADIENT_TOLERANCE[dtype], parameter
+        assert worst < GRADIENT_TOLERANCE[cpu_dtype], parameter
 
 
 @every_golden

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bertcore
-from bertcore import use_backend, value_and_grad
+from bertcore import value_and_grad
 from bertcore.heads.classifier import ClassifierSpec
 
 CONFIG = {
@@ -24,10 +24,7 @@ IDS = np.array([[1, 2, 3, 4], [5, 6, 7, 0]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
 
 
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def model(task, **changes):

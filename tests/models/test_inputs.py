@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
+from bertcore import AutoModel, AutoModelForMaskedLM
 
 CONFIG = {
     "model_type": "bert",
@@ -28,10 +28,7 @@ def masked_lm():
     return AutoModelForMaskedLM.from_config(CONFIG)
 
 
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,8 @@ def test_another_dtype_than_the_checkpoints_converts(cpu_backend, stored, asked,
     expected.load_state_dict(state)
     found = AutoModelForMaskedLM.from_pretrained(tmp_path / "low", dtype=asked)
     assert found.dtype == asked
-    assert error(logits(found), logits(expected)) < (1e-2 if asked == "int8" else 1e-6)
+    with use_backend("numpy" if asked == "float64" else kernels.get_backend()):
+        assert error(logits(found), logits(expected)) < (1e-2 if asked == "int8" else 1e-6)
     found.save_pretrained(tmp_path / "again")  # the config tells of this model, not of the file it came from
     again = AutoModelForMaskedLM.from_pretrained(tmp_path / "again")
     assert again.dtype == (asked if asked in LOW else "float32")
@@ -171,7 +172,8 @@ def test_from_checkpoints_of_any_dtype(cpu_backend, stored, dtype, tmp_path):
     state = AutoModel.from_config(CONFIG).state_dict()
     save_checkpoint(tmp_path, CONFIG, {name: array.astype(stored) for name, array in state.items()})
     found = AutoModel.from_pretrained(tmp_path, dtype=dtype)([[1, 2, 3]]).last_hidden_state
-    expected = AutoModel.from_pretrained(tmp_path, dtype="float64")([[1, 2, 3]]).last_hidden_state
+    with use_backend("numpy"):
+        expected = AutoModel.from_pretrained(tmp_path, dtype="float64")([[1, 2, 3]]).last_hidden_state
     assert error(found, expected) < TOLERANCE[dtype]
 
 
@@ -259,6 +261,7 @@ print(json.dumps([loaded - before, resident() - before]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads /proc")
 def test_resident_memory(tmp_path):
     """In MB: 10.8 M numbers in weights and 3.3 M in tables; 56 MB of float32 in all, 43 MB of them weights."""

@@ -106,7 +106,7 @@ def mixture_by_definition(hidden, arrays, chosen):
 
 @pytest.mark.parametrize("experts, chosen", [(8, 2), (5, 1), (3, 3), (1, 1)])
 @pytest.mark.parametrize("tokens", [1, 7, 0])
-def test_a_mixture_is_its_definition(cpu_backend, experts, chosen, tokens):
+def test_a_mixture_is_its_definition(cpu_dtype, experts, chosen, tokens):
     names = {"router": "router", "experts_expand": "w1", "experts_contract": "w2", "experts_bias": "bias"}
     layer = LayerSpec(hidden_size=12, intermediate_size=7, num_heads=1, absent=frozenset({"feed_forward_norm"}))
     mixture, rng = MixtureOfExperts(names, layer, MixtureSpec(2, experts, chosen)), np.random.default_rng(experts)
@@ -114,10 +114,10 @@ def test_a_mixture_is_its_definition(cpu_backend, experts, chosen, tokens):
         name: rng.normal(size=shape) for parameter in mixture.parameters() for name, shape in parameter.expected.items()
     }
     for parameter in mixture.parameters():
-        parameter.fill(arrays, np.dtype(np.float64))
-    hidden = rng.normal(size=(tokens, 12))
-    found = mixture(hidden, None)
-    np.testing.assert_allclose(found, mixture_by_definition(hidden, arrays, chosen), rtol=1e-10, atol=1e-10)
+        parameter.fill(arrays, np.dtype(cpu_dtype))
+    hidden = rng.normal(size=(tokens, 12)).astype(cpu_dtype)
+    found, tolerance = mixture(hidden, None), {"float64": 1e-10, "float32": 1e-4}[cpu_dtype]
+    np.testing.assert_allclose(found, mixture_by_definition(hidden, arrays, chosen), rtol=tolerance, atol=tolerance)
 
 
 def test_gradients_of_a_mixture_are_differences():

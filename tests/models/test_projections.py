@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, use_backend, vjp
+from bertcore import AutoModel, vjp
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, tiny_config
 
@@ -11,10 +11,7 @@ MASK = np.array([[1] * 7, [1] * 4 + [0] * 3, [1] + [0] * 6])
 IDS = np.random.default_rng(0).integers(6, 40, MASK.shape)
 
 
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def random_model(name):

@@ -9,6 +9,8 @@ from bertcore.models.student import with_layers
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, tiny_config
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 TWELVE = {**CONFIG, "num_hidden_layers": 12}
 DISTILBERT = {
     "model_type": "distilbert",

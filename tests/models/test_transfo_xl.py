@@ -60,12 +60,10 @@ def lengths():
 
 @pytest.mark.parametrize("memory", [None, 3])
 @pytest.mark.parametrize("name", VARIATIONS)
-def test_outputs(cpu_backend, name, memory):
-    """On Numba in float32: in float64 it would compile for 20 s."""
-    dtype, atol = ("float64", 1e-10) if cpu_backend == "numpy" else ("float32", 2e-5)
-    config = config_of(name)
-    model, parameters = model_of(config, dtype=dtype)
-    mems = None if memory is None else memories_of(config, memory).astype(dtype)
+def test_outputs(cpu_dtype, name, memory):
+    config, atol = config_of(name), {"float64": 1e-10, "float32": 2e-5}[cpu_dtype]
+    model, parameters = model_of(config, dtype=cpu_dtype)
+    mems = None if memory is None else memories_of(config, memory).astype(cpu_dtype)
     asked = {"output_hidden_states": True, "output_attentions": True}
     out = model(IDS, MASK, mems=mems, **asked)
     for index, length in enumerate(lengths()):

@@ -100,6 +100,7 @@ def test_layers_that_run_again_have_the_same_bits():
         np.testing.assert_array_equal(found[name], array)
 
 
+@pytest.mark.usefixtures("on_numpy")
 def test_other_dtypes_are_left_as_they_are():
     model = AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=1)
     expected, expected_grads = value_and_grad(model)(**BATCH)

@@ -9,6 +9,7 @@ from tests.tiny_bert import CONFIG
 SIX_LAYERS = {**CONFIG, "num_hidden_layers": 6, "hidden_size": 96, "num_attention_heads": 2, "intermediate_size": 384}
 
 
+@pytest.mark.slow
 def test_weights_gradients_and_moments():
     found = cost.training_cost({**CONFIG, "num_hidden_layers": 1}, 2, 7)
     model = cost._model_of({**CONFIG, "num_hidden_layers": 1})

@@ -8,6 +8,8 @@ from bertcore.training import AdamW, Muon
 from bertcore.training.muon import is_matrix_of_a_layer, orthogonalized
 from tests.tiny_bert import CONFIG
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 RNG = np.random.default_rng(7)
 IDS = RNG.integers(5, CONFIG["vocab_size"], (3, 13))
 BATCH = {"input_ids": IDS, "labels": IDS}

@@ -61,6 +61,7 @@ def test_a_run_is_the_loop_that_its_parts_make(tmp_path):
     assert_same_weights(trainer.model, twin)
 
 
+@pytest.mark.usefixtures("on_numpy")
 def test_accumulated_batches_count_by_their_labels(tmp_path):
     """Two batches of one step move the weights as their union does, whatever number of labels each has."""
     options = {"max_steps": 1, "lr_scheduler_type": "constant", "save_strategy": "no", "max_grad_norm": 0.5}
@@ -200,6 +201,7 @@ def test_an_evaluation_is_in_the_precision_of_the_run(tmp_path):
         class_trainer(tmp_path, model=model, bf16=True)
 
 
+@pytest.mark.usefixtures("on_numpy")
 def test_a_model_of_next_words_is_weighed_by_what_it_predicts(tmp_path):
     config = {"model_type": "gpt2", "vocab_size": 40, "n_positions": 16, "n_embd": 24, "n_layer": 1, "n_head": 2}
     no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)

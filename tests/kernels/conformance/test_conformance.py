@@ -14,11 +14,15 @@ from tests.kernels.conformance.cases import CASES
 from tests.kernels.conformance.checks import DTYPES_OF, KERNELS, assert_conforms, on_disk, results
 
 TABLES = {"position_key", "position_query", "segment_scores"}
-SLOW = [pytest.mark.slow]  # half a minute of compiling for each direction
 
 
 def has_tables(case):
     return bool(case.arguments.keys() & TABLES)
+
+
+def marks_of(backend, dtype):
+    """Numba takes a minute and a half to compile all operations in float64."""
+    return [pytest.mark.slow] if (backend, dtype) == ("numba", "float64") else []
 
 
 def check(subtests, operation, backend, dtype, cases):
@@ -31,7 +35,7 @@ def check(subtests, operation, backend, dtype, cases):
 @pytest.mark.parametrize(
     "operation, backend, dtype",
     [
-        pytest.param(operation, backend, dtype, id=f"{operation}-{backend}-{dtype}")
+        pytest.param(operation, backend, dtype, id=f"{operation}-{backend}-{dtype}", marks=marks_of(backend, dtype))
         for backend in ("numpy", "numba")
         for operation, dtype in product(on_disk(backend), DTYPES_OF[backend])
     ],
@@ -44,7 +48,7 @@ def test_on_cpu(subtests, operation, backend, dtype):
 @pytest.mark.parametrize(
     "backend, dtype",
     [
-        pytest.param(backend, dtype, marks=SLOW if (backend, dtype) == ("numba", "float64") else [])
+        pytest.param(backend, dtype, marks=marks_of(backend, dtype))
         for backend in ("numpy", "numba")
         for dtype in DTYPES_OF[backend]
     ],

@@ -65,6 +65,7 @@ def growth(folder, budget, times=1):
     return int(run_python(PROCESS, str(folder), str(budget), str(times), BERTCORE_BACKEND="numba")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_memory_follows_the_budget(wide_folder):
     """Resident memory: activations and the kernels' own scratch, which Python's accounts do not show."""

@@ -29,10 +29,7 @@ from tests.training.tiny_runs import LABELLED, assert_same_weights, collate
 BOTH = {"output_hidden_states": True, "output_projections": True}
 
 
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 # --- definitions, one sequence and one head at a time ---------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 
 import bertcore
-from bertcore import AutoModel, AutoModelForSequenceClassification, use_backend
+from bertcore import AutoModel, AutoModelForSequenceClassification
 from bertcore.training.objectives import (
     AttentionDistributions,
     AttentionScores,
@@ -20,11 +20,7 @@ from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
 from tests.training.objectives.students import BATCH, DEEP, WIDE, classifier, inputs
 
-
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.mark.parametrize(

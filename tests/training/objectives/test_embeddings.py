@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoTokenizer, use_backend
+from bertcore import AutoModel, AutoTokenizer
 from bertcore.training import AdamW
 from bertcore.training.objectives import (
     ColumnCollator,
@@ -29,10 +29,7 @@ def tokenizer(tmp_path_factory):
     return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert")))
 
 
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def cosine(left, right):

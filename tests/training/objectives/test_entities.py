@@ -13,6 +13,8 @@ from tests.tokenization.corpus import write_json
 from tests.tokenization.family_folders import write_family
 from tests.training.tiny_runs import assert_same_weights
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 ENTITIES = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 2, "[MASK2]": 3} | {name: 4 + i for i, name in enumerate("ABCDEFGHIJ")}
 TEXT = "the value the values"  # the, Ġvalue, Ġthe, Ġvalue, s
 RECORDS = [

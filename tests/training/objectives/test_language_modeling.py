@@ -11,6 +11,8 @@ from bertcore.training.objectives.texts import SpecialTokens, document_ids
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import tiny_config
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 DOCUMENTS = [["the cat sat on an mat", "", "paris is an capital"], [], ["of france"]]
 
 

@@ -9,6 +9,8 @@ from bertcore.nn.parameter import Parameter
 from bertcore.training.objectives import CustomLoss, MaskedLM, MultipleNegativesRanking
 from tests.tiny_bert import CONFIG
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 IDS = np.random.default_rng(0).integers(5, 40, (4, 2, 6))
 
 

@@ -11,6 +11,8 @@ from tests.tiny_bert import random_texts, save_tiny_bert
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.training.tiny_runs import assert_same_weights
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 CLS, SEP = 2, 3
 
 

@@ -22,6 +22,8 @@ from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import drawn_anew
 from tests.training.tiny_runs import At, assert_same_weights, without_times
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 TINY = {
     "model_type": "electra", "vocab_size": CONFIG["vocab_size"], "embedding_size": 10, "hidden_size": 24,
     "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 20, "max_position_embeddings": 24,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForNextSentencePrediction, AutoModelForPreTraining, AutoTokenizer, use_backend
+from bertcore import AutoModelForNextSentencePrediction, AutoModelForPreTraining, AutoTokenizer
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import CausalLM, MaskedLM, NextSentence, SentenceOrder, SpanBoundary, TranslationLM
 from tests.tiny_bert import CONFIG, save_tiny_bert
@@ -19,10 +19,7 @@ def tokenizer(tmp_path_factory):
     return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert")))
 
 
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def segments(example):

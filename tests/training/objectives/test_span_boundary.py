@@ -14,6 +14,8 @@ from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 from tests.training.tiny_runs import assert_same_weights
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 HEAD = "span_boundary"
 
 

@@ -10,7 +10,6 @@ from bertcore import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
-    use_backend,
     value_and_grad,
 )
 from bertcore.training import AdamW, DataCollatorWithPadding, Trainer, TrainingArguments
@@ -28,10 +27,7 @@ TOKENS = np.where(MASK, RNG.integers(0, 3, (3, 6)), IGNORED)
 TOKENS[0, 2:5] = IGNORED
 
 
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def defined(logits, labels, smoothing, weights):

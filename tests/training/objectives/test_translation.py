@@ -11,6 +11,8 @@ from tests.tiny_families import drawn_anew, tiny_config
 from tests.tokenization.family_folders import write_family
 from tests.training.tiny_runs import assert_same_weights
 
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
 PAIRS = [["the cat sat", "paris is"], ["the", ""], ("on", "of france an mat sat on the")]
 
 
