@@ -88,7 +88,7 @@ def kept(given):
     return factors
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("numba", marks=pytest.mark.slow)])  # in float64
 @pytest.mark.parametrize("form", FORMS)
 def test_attention_drops_probabilities(form, backend):
     given = arguments(form, [3, 0, 1, 70, 300], [3, 2, 7, 70, 300], head_dim=8)

@@ -63,7 +63,7 @@ def filled(layout, arrays, dtype="float32"):
 
 
 @pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("dtype", ["float32", "float64", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow), ml_dtypes.bfloat16])
 def test_users_see_the_checkpoints_names_and_shapes(cpu_backend, name, dtype):
     layout = LAYOUTS[name]
     arrays = {name: RNG.normal(size=layout.shape).astype(np.float32).astype(dtype) for name in NAMES}

@@ -81,7 +81,9 @@ def test_long_weights_are_quantised_as_whole_ones(cpu_backend):
 
 
 @pytest.mark.parametrize("use", ["weight", "table"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", ml_dtypes.bfloat16, "int8"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow), ml_dtypes.bfloat16, "int8"]
+)
 def test_update_reaches_every_form(cpu_backend, dtype, use):
     parameter, wanted = filled(FLOATS, dtype, use), RNG.normal(size=(14, 5)).astype(np.float32)
     expected = filled(dict(parameter.parts(wanted)), dtype, use)

@@ -21,13 +21,13 @@ def new_model():
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (13, 5), (39, 39), (5, 160)])
-def test_singular_values_are_made_alike(shape, cpu_backend):
-    matrix = RNG.normal(size=shape)
+def test_singular_values_are_made_alike(shape, cpu_dtype):
+    matrix = RNG.normal(size=shape).astype(cpu_dtype)
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     found = orthogonalized(matrix)
     assert found.shape == shape
     new = np.diag(left.T @ found @ right.T)  # the singular vectors are kept
-    np.testing.assert_allclose(left @ np.diag(new) @ right, found, atol=1e-9)
+    np.testing.assert_allclose(left @ np.diag(new) @ right, found, atol={"float64": 1e-9, "float32": 2e-4}[cpu_dtype])
     kept = values > 0.02 * np.linalg.norm(values)
     assert ((new[kept] > 0.5) & (new[kept] < 1.3)).all()
 

@@ -116,7 +116,7 @@ TERMS = {
 
 
 @pytest.mark.parametrize("name", TERMS)
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("numba", marks=pytest.mark.slow)])  # in float64
 def test_a_term_is_its_definition(name, backend):
     term, definition = TERMS[name]
     student, teacher = classifier(), classifier(DEEP, seed=1)
