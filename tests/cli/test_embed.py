@@ -115,7 +115,8 @@ def test_options_reach_the_encoder(tmp_path, texts_file):
     folder = save_tiny_encoder(tmp_path / "model", normalize=True)
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "paris is "}})
     encoder, out = SentenceEncoder(folder, max_seq_length=4), tmp_path / "out.npy"
-    common = [folder, texts_file, "-o", out, "--max-seq-length", 4, "--batch-tokens", 9, "--dtype", "float64"]
+    common = [folder, texts_file, "-o", out, "--max-seq-length", 4, "--batch-tokens", 9]
+    common += ["--dtype", "float64", "--backend", "numpy"]
     for arguments, options in [
         (["--no-normalize"], {"normalize": False}),
         (["--prompt", "a "], {"prompt": "a "}),
