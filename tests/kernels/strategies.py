@@ -6,12 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.kernels.arrays import DTYPES, LAYOUTS, normal, with_layout  # noqa: F401
+from tests.kernels.forced_isa import FORCED
 
 # Derandomised: a run that fails, fails again.
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
 
-# Those of Numba's kernels, which take a minute and a half to compile in float64.
-NUMBA_DTYPES = [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
+# Those of Numba's kernels, which take a minute and a half to compile in float64. Runs for another CPU are slow anyway.
+NUMBA_DTYPES = [np.float32, pytest.param(np.float64, marks=[] if FORCED else pytest.mark.slow)]
 
 # Nothing, one, primes beside powers of two, one short of a multiple of 8, and more than one block of a kernel.
 SIZES = (0, 1, 2, 3, 7, 8, 17, 39, 160)
