@@ -1,6 +1,7 @@
 """One of the processes of a run that tests start with mpirun."""
 
 import argparse
+import ast
 import os
 import signal
 import sys
@@ -50,10 +51,7 @@ def main():
     parser.add_argument("--differ", action="store_true")
     parser.add_argument("--set", nargs="*", default=[])
     args = parser.parse_args()
-    settings = {
-        name: float(value) if "." in value else int(value)
-        for name, value in (setting.split("=") for setting in args.set)
-    }
+    settings = {name: ast.literal_eval(value) for name, value in (setting.split("=") for setting in args.set)}
     callbacks = [OnlyIn(1, 4, ACTIONS[args.action])] if args.action else []
     if args.kind == "class":
         trainer = class_trainer(args.folder, callbacks, classifier(**NO_DROPOUT), **settings)

@@ -60,6 +60,22 @@ def test_two_processes_equal_one_that_accumulates(run_of_two, tmp_path):
 
 
 @has_mpi
+@pytest.mark.slow
+def test_two_processes_with_products_in_bfloat16_equal_one_that_accumulates(tmp_path):
+    ended = start(2, tmp_path / "two", "--set", "bf16=True", "max_steps=2")
+    assert ended.returncode == 0, ended.stderr
+    runs = {}
+    for bf16 in (True, False):
+        folder = tmp_path / f"one-{bf16}"
+        runs[bf16] = language_trainer(folder, gradient_accumulation_steps=2, bf16=bf16, max_steps=2)
+        runs[bf16].train()
+    found, exact = weights(tmp_path / "two", 2), runs[False].model.state_dict()
+    for name, array in runs[True].model.state_dict().items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert any((found[name] != array).any() for name, array in exact.items())  # it was in bfloat16
+
+
+@has_mpi
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
     epsilon = 0.001  # with Adam's own, rounding decides where the gradient of a key's bias, zero, goes
     settings = "--set", "per_device_train_batch_size=3", f"adam_epsilon={epsilon}"
