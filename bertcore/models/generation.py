@@ -1,6 +1,6 @@
-"""Greedy generation: a causal model continues texts word by word."""
+"""Generation: a causal model continues texts word by word, the best, drawn ones, or the best of several beams."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
+from bertcore.models.sampling import restricted_scores, sample_words
 from bertcore.models.with_heads import ModelWithHeads
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.packing import PackedBatch
@@ -22,9 +23,16 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    num_return_sequences: int = 1,
+    seed: int | None = None,
 ) -> Any:
-    """Append to each sequence the word with the highest score until all have ended, as transformers' generate with
-    do_sample=False.
+    """Append words to each sequence until all have ended, as transformers' generate: the word with the highest score, a
+    word that is drawn (do_sample), or the words of the best beams (num_beams).
 
     Keys and values of earlier tokens are kept, so that each step computes the new tokens alone.
 
@@ -38,11 +46,19 @@ def generate(
         eos_token_id: the word, or the words, that end a text; by default the config's eos_token_id. With an empty list
             none does.
         pad_token_id: the word for padding; by default the config's pad_token_id.
-        do_sample: only False: words are not drawn.
+        do_sample: whether words are drawn, by their probabilities.
+        temperature: what scores are divided by before; low ones draw likely words.
+        top_k: draw from so many of the likeliest words; None for all.
+        top_p: of these, from the fewest whose probabilities sum to at least this.
+        num_beams: how many continuations are followed at once; those with the highest sum of logarithms of
+            probabilities, divided by (new words) ** length_penalty, are returned.
+        length_penalty: see num_beams; above 0 it favours long texts.
+        num_return_sequences: how many continuations of each text, one after another: drawn ones, or the best beams.
+        seed: of what is drawn; by default it is another each time.
 
     Returns:
-        (sequences, length + new tokens), int64: the ids that were given, and the new ones. What follows the end of a
-        text is pad_token_id, or if there is none, the first word that ends texts.
+        (sequences * num_return_sequences, length + new tokens), int64: the ids that were given, and the new ones. What
+        follows the end of a text is pad_token_id, or if there is none, the first word that ends texts.
 
     Raises:
         TypeError: for a model whose tokens see later ones, or whose layers keep no keys and values.
@@ -50,17 +66,60 @@ def generate(
             than the tokens need.
     """
     _check_family(model)
-    if do_sample:
-        raise ValueError(f"do_sample is {do_sample!r}, expected False: generation is greedy")
+    _check_choice(do_sample, temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences)
     ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
     ids = integer_batch("input_ids", input_ids)
     if attention_mask is None and padding is not None and padding not in ends:
         attention_mask = ids != padding
     if padding is None:
         padding = ends[0] if ends else 0
+    copies = num_return_sequences if num_beams == 1 else num_beams
+    given = np.repeat(ids, copies, axis=0)
+    mask = (
+        None if attention_mask is None else np.repeat(integer_batch("attention_mask", attention_mask), copies, axis=0)
+    )
     with kernels.use_backend(kernels.resolve_backend(None, on_gpu=kernels.array_module(input_ids) is not np)):
-        new = _Greedy(model, ids, attention_mask, _count(max_new_tokens), ends, padding).run()
+        steps = Steps(model, given, mask, _count(max_new_tokens))
+        if num_beams > 1:
+            new = search_beams(steps, ends, padding, num_beams, num_return_sequences, length_penalty)
+        else:
+            choose = _best
+            if do_sample:
+                rng = np.random.default_rng(seed)
+
+                def choose(scores: Any) -> np.ndarray:
+                    scores = restricted_scores(_on_host(scores), temperature, top_k, top_p)
+                    return sample_words(scores, rng.random(len(scores)))
+
+            new = _word_by_word(steps, choose, ends, padding)
+        ids = np.repeat(ids, num_return_sequences, axis=0)
         return kernels.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
+
+
+def _check_choice(
+    do_sample: Any, temperature: Any, top_k: Any, top_p: Any, num_beams: Any, length_penalty: Any, returned: Any
+) -> None:
+    if not isinstance(do_sample, bool):
+        raise TypeError(f"do_sample is {do_sample!r}, expected True or False")
+    for name, value in (("top_k", 1 if top_k is None else top_k), ("num_beams", num_beams),
+                        ("num_return_sequences", returned)):  # fmt: skip
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} is {value!r}, expected a positive integer")
+    for name, value, most in (("temperature", temperature, np.inf), ("top_p", top_p, 1.0)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or value == np.inf:
+            raise ValueError(f"{name} is {value!r}, expected a number above 0" + (", at most 1" if most == 1 else ""))
+    if (
+        isinstance(length_penalty, bool)
+        or not isinstance(length_penalty, int | float)
+        or not np.isfinite(length_penalty)
+    ):
+        raise ValueError(f"length_penalty is {length_penalty!r}, expected a number")
+    if num_beams > 1 and do_sample:
+        raise ValueError(f"num_beams is {num_beams} and do_sample True, expected one of them")
+    if not do_sample and returned > num_beams:
+        raise ValueError(
+            f"num_return_sequences is {returned}, expected at most num_beams ({num_beams}) where words are not drawn"
+        )
 
 
 def _check_family(model: ModelWithHeads) -> None:
@@ -99,44 +158,118 @@ def _count(max_new_tokens: Any) -> int:
     return int(max_new_tokens)
 
 
-class _Greedy:
-    """One run of generation."""
+class Steps:
+    """The steps of one run of generation: scores of the next words, after the prompts and after each word.
 
-    def __init__(
-        self, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, steps: int, ends: list[int], padding: int
-    ):
-        self._model, self._steps = model, steps
-        self._ends, self._padding = np.array(ends, np.int64), padding
-        self._packed, self._inputs = _prompts(model, ids, attention_mask, steps)
-        self._cache = KeyValueCache(len(ids), int(self._packed.lengths.max(initial=0)) + steps)
+    Attributes:
+        sequences: how many there are.
+        count: how many words are appended at most.
+    """
 
-    def run(self) -> np.ndarray:
-        """The new words, (sequences, steps or less)."""
-        going = np.ones(len(self._packed.lengths), bool)
-        inputs, counts, columns = self._inputs, self._packed.lengths, []
-        while len(columns) < self._steps and going.any():
-            words = self._words(inputs, counts)
-            column = np.full(len(going), self._padding, np.int64)
-            column[going] = words
-            columns.append(column)
-            going = going & ~np.isin(column, self._ends)
-            inputs, counts = self._one_each(column, going), going.astype(np.int64)
-        return np.stack(columns, axis=1) if columns else np.zeros((len(going), 0), np.int64)
+    def __init__(self, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, count: int):
+        self._model, self.count = model, count
+        self._packed, self._inputs = _prompts(model, ids, attention_mask, count)
+        self.sequences = len(self._packed.lengths)
+        self._cache = KeyValueCache(self.sequences, int(self._packed.lengths.max(initial=0)) + count)
 
-    def _words(self, inputs: EncoderInput, counts: np.ndarray) -> np.ndarray:
-        """The best word after the last of the `counts` new tokens of each sequence that has any."""
-        self._cache.begin(counts)
-        hidden = self._model.encoder.extend(inputs, self._cache)
-        words = self._model.heads[0](hidden[inputs.last_tokens]).argmax(axis=1)
-        return words if isinstance(words, np.ndarray) else words.get()
+    def first(self) -> Any:
+        """The scores of the words after the prompts, (sequences, words), in the memory of the backend in force."""
+        return self._scores(self._inputs, self._packed.lengths)
 
-    def _one_each(self, column: np.ndarray, going: np.ndarray) -> EncoderInput:
-        """The words of `column` as tokens of the sequences that are `going`."""
+    def following(self, words: np.ndarray, going: np.ndarray) -> Any:
+        """The scores after one word more of those sequences that are `going`, (going sequences, words)."""
         rows = np.arange(going.sum())
         offsets = np.concatenate([[0], np.cumsum(going)]).astype(np.int32)
-        arrays = column[going], self._cache.lengths[going], offsets, rows, rows
+        arrays = words[going], self._cache.lengths[going], offsets, rows, rows
         ids, positions, *others = map(kernels.to_backend, arrays)
-        return EncoderInput(ids, None, positions, *others)
+        return self._scores(EncoderInput(ids, None, positions, *others), going.astype(np.int64))
+
+    def reorder(self, order: np.ndarray) -> None:
+        """From now on sequence i goes on from what sequence order[i] is."""
+        self._cache.reorder(order)
+
+    def _scores(self, inputs: EncoderInput, counts: np.ndarray) -> Any:
+        self._cache.begin(counts)
+        hidden = self._model.encoder.extend(inputs, self._cache)
+        return self._model.heads[0](hidden[inputs.last_tokens])
+
+
+def _word_by_word(steps: Steps, choose: Callable[[Any], np.ndarray], ends: list[int], padding: int) -> np.ndarray:
+    """The new words, (sequences, count or less), each chosen by the scores at its place."""
+    going, columns = np.ones(steps.sequences, bool), []
+    while len(columns) < steps.count and going.any():
+        scores = steps.following(columns[-1], going) if columns else steps.first()
+        column = np.full(len(going), padding, np.int64)
+        column[going] = choose(scores)
+        columns.append(column)
+        going = going & ~np.isin(column, np.array(ends, np.int64))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(going), 0), np.int64)
+
+
+def _best(scores: Any) -> np.ndarray:
+    return _on_host(scores.argmax(axis=1))
+
+
+def _on_host(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def search_beams(
+    steps: Steps, ends: list[int], padding: int, beams: int, returned: int, length_penalty: float
+) -> np.ndarray:
+    """The new words of the best `returned` of the continuations that end among the `beams` best, (texts * returned,
+    words), as transformers' beam search finds them.
+
+    A text is done when it has `beams` of them and none of those that go on has a higher score, for its length so far.
+    """
+    texts, kept = steps.sequences // beams, max(2, 1 + len(ends)) * beams
+    running = np.full((texts, beams), -1e9)
+    running[:, 0] = 0.0  # all begin alike
+    words = np.zeros((texts, beams, 0), np.int64)
+    found: list[list[tuple[float, np.ndarray]]] = [[] for _ in range(texts)]
+    is_done = np.zeros(texts, bool)
+    while words.shape[2] < steps.count and not is_done.all():
+        is_first = words.shape[2] == 0
+        flat = words.reshape(texts * beams, -1)
+        scores = steps.first() if is_first else steps.following(flat[:, -1], np.ones(len(flat), bool))
+        parents, chosen, sums = _best_continuations(_on_host(scores), running, kept)
+        made = np.concatenate([np.take_along_axis(words, parents[:, :, None], axis=1), chosen[:, :, None]], axis=2)
+        length = made.shape[2]
+        has_ended = np.isin(chosen, ends) | (length == steps.count)
+        for text in np.flatnonzero(~is_done):
+            ranks = [rank for rank in range(beams) if has_ended[text, rank]]
+            found[text] += [(sums[text, rank] / length**length_penalty, made[text, rank]) for rank in ranks]
+            found[text] = sorted(found[text], key=lambda each: -each[0])[:beams]
+        going = np.argsort(has_ended, axis=1, kind="stable")[:, :beams]
+        words = np.take_along_axis(made, going[:, :, None], axis=1)
+        running = np.take_along_axis(sums, going, axis=1)
+        order = np.take_along_axis(parents, going, axis=1) + np.arange(texts)[:, None] * beams
+        steps.reorder(order.reshape(-1))
+        for text in range(texts):
+            is_full = len(found[text]) == beams
+            is_done[text] |= is_full and running[text, 0] / length**length_penalty <= found[text][-1][0]
+    best = [row for rows in found for _, row in rows[:returned]]
+    new = np.full((len(best), max(map(len, best), default=0)), padding, np.int64)
+    for row, each in enumerate(best):
+        new[row, : len(each)] = each
+    return new
+
+
+def _best_continuations(
+    scores: np.ndarray, running: np.ndarray, kept: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The beams, the words and the sums of the `kept` best continuations of each text, (texts, kept) each."""
+    scores = scores.astype(np.float64)
+    highest = scores.max(axis=1, keepdims=True)
+    logs = scores - highest - np.log(np.exp(scores - highest).sum(axis=1, keepdims=True))
+    sums = (logs.reshape(*running.shape, -1) + running[:, :, None]).reshape(len(running), -1)
+    kept = min(kept, sums.shape[1])
+    best = np.argpartition(-sums, kept - 1, axis=1)[:, :kept]
+    of_best = np.take_along_axis(sums, best, axis=1)
+    order = np.lexsort((best, -of_best), axis=1)
+    best, of_best = (np.take_along_axis(each, order, axis=1) for each in (best, of_best))
+    parents, words = np.divmod(best, scores.shape[1])
+    return parents, words, of_best
 
 
 def _prompts(

@@ -44,3 +44,25 @@ def _passed(shares: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarr
     with np.errstate(invalid="ignore"):  # scores that are NaN have no word
         into = np.clip((target - before) / size, 0, np.nextafter(1, 0))
     return found, into[:, 0]
+
+
+def restricted_scores(scores: np.ndarray, temperature: float, top_k: int | None, top_p: float) -> np.ndarray:
+    """Scores (rows, words), float64, divided by the temperature, and -inf for words that are not to be drawn.
+
+    top_k: the words with the highest scores, and those that equal the last of them; None for all. top_p: of these the
+    fewest whose probabilities sum to at least this (Holtzman et al. 2020, arXiv:1904.09751); at least one word.
+    """
+    scores = scores.astype(np.float64) / temperature
+    if top_k is not None and top_k < scores.shape[1]:
+        least = np.partition(scores, -top_k, axis=1)[:, -top_k]
+        scores[scores < least[:, None]] = -np.inf
+    if top_p < 1:
+        order = np.argsort(-scores, axis=1, kind="stable")
+        weights = np.exp(np.take_along_axis(scores, order, axis=1) - scores.max(axis=1, keepdims=True))
+        probabilities = weights / weights.sum(axis=1, keepdims=True)
+        is_beyond = np.cumsum(probabilities, axis=1) - probabilities >= top_p  # those before it are enough
+        is_beyond[:, 0] = False
+        np.put_along_axis(
+            scores, order, np.where(is_beyond, -np.inf, np.take_along_axis(scores, order, axis=1)), axis=1
+        )
+    return scores

@@ -40,6 +40,14 @@ class KeyValueCache:
         self._keys = _offsets(self.lengths, self._capacity - self.lengths)
         self._cu_seqlens = kernels.to_backend(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
 
+    def reorder(self, order: np.ndarray) -> None:
+        """From now on sequence i has what sequence order[i] had, (sequences,) in host memory."""
+        if np.array_equal(order, np.arange(len(self.lengths))):
+            return
+        rows = kernels.to_backend((order[:, None] * self._capacity + np.arange(self._capacity)).reshape(-1))
+        self.lengths = self.lengths[order]
+        self._layers = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._layers.items()}
+
     def attend(self, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None) -> Any:
         """Keep the new tokens' keys and values, and let them attend to all keys of their sequences so far.
 

@@ -88,6 +88,59 @@ def test_generation(cpu_backend, tmp_path, padding_word):
     assert expected.shape[1] < 24  # all have ended
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0])
+def test_beams(tmp_path, penalty):
+    import torch
+
+    from tests.models.family_parity import random_model
+
+    config = small_config(use_cache=True, tie_word_embeddings=False)
+    theirs = random_model(config, "CausalLM", np.random.default_rng(5)).float()
+    theirs.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    given = {"input_ids": torch.tensor(IDS), "attention_mask": torch.tensor(MASK)}
+    free = model.generate(IDS, MASK, max_new_tokens=12, eos_token_id=[], num_beams=3)
+    for ends in (59, int(free[1, 9]), free[[0, 1, 2], [9, 14, 11]].tolist()):
+        for beams, returned in ((2, 1), (3, 3), (5, 2)):
+            options = {"max_new_tokens": 12, "eos_token_id": ends, "num_beams": beams}
+            options |= {"num_return_sequences": returned, "length_penalty": penalty}
+            expected = theirs.generate(**given, do_sample=False, **options).numpy()
+            np.testing.assert_array_equal(model.generate(IDS, MASK, **options), expected)
+
+
+def test_beams_are_the_best_of_all_texts():
+    """With as many beams as there are texts nothing is cut off: compared with every continuation."""
+    model = made(vocab_size=7, pad_token_id=6, eos_token_id=5)
+    with use_backend("numpy"):
+        found = model.generate([[1, 2]], max_new_tokens=3, eos_token_id=[], num_beams=49, num_return_sequences=5)
+        every = np.array([[1, 2, a, b, c] for a in range(7) for b in range(7) for c in range(7)])
+        logits = model(every).logits.astype(np.float64)
+    logs = logits - np.log(np.exp(logits).sum(axis=2, keepdims=True))
+    sums = sum(np.take_along_axis(logs[:, 1 + i], every[:, 2 + i, None], axis=1)[:, 0] for i in range(3))
+    np.testing.assert_array_equal(found, every[np.argsort(-sums)[:5]])
+
+
+def test_drawn_words_have_the_models_probabilities():
+    model = made()
+    with use_backend("numpy"):
+        options = {"max_new_tokens": 1, "do_sample": True, "num_return_sequences": 4000, "seed": 3}
+        logits = model([[4, 8, 15]]).logits[0, -1].astype(np.float64)
+        for extra in ({}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}):
+            words = model.generate([[4, 8, 15]], **options, **extra)[:, 3]
+            np.testing.assert_array_equal(words, model.generate([[4, 8, 15]], **options, **extra)[:, 3])
+            scores = logits / extra.get("temperature", 1.0)
+            order = np.argsort(-scores)[: extra.get("top_k", 61)]
+            shares = np.exp(scores[order]) / np.exp(scores[order]).sum()
+            enough = int(np.searchsorted(np.cumsum(shares), extra.get("top_p", 1.0))) + 1
+            expected = np.zeros(61)
+            expected[order[:enough]] = shares[:enough] / shares[:enough].sum()
+            counts = np.bincount(words, minlength=61)
+            assert not counts[expected == 0].any()
+            deviation = np.sqrt(4000 * expected * (1 - expected)) + 1e-9
+            assert (np.abs(counts - 4000 * expected) < 5 * deviation + 1).all()
+
+
 def made(kind=AutoModelForCausalLM, dtype="float32", **changes):
     """A model whose weights are large enough for what they do to be seen."""
     return kind.from_config(CONFIG | {"initializer_range": 0.3} | changes, dtype=dtype)
@@ -169,7 +222,12 @@ def test_a_config_that_names_no_end_means_gpt2s():
         ({"attention_mask": 0 * MASK}, r"input_ids\[0\] has no real token"),
         ({"eos_token_id": [1.5]}, "eos_token_id holds 1.5"),
         ({"pad_token_id": "x"}, "pad_token_id is 'x', expected an integer"),
-        ({"do_sample": True}, "do_sample is True, expected False"),
+        ({"do_sample": 1}, "do_sample is 1, expected True or False"),
+        ({"temperature": 0}, "temperature is 0, expected a number above 0"),
+        ({"top_p": 1.5}, "top_p is 1.5, expected a number above 0, at most 1"),
+        ({"top_k": 0}, "top_k is 0, expected a positive integer"),
+        ({"num_beams": 2, "do_sample": True}, "num_beams is 2 and do_sample True"),
+        ({"num_return_sequences": 2}, "num_return_sequences is 2, expected at most num_beams"),
     ],
 )
 def test_generation_that_is_refused(options, message):

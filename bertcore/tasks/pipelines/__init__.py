@@ -14,6 +14,7 @@ TASKS = {
     "next-sentence-prediction": ("next_sentence", "NextSentencePredictionPipeline"),
     "question-answering": ("question_answering", "QuestionAnsweringPipeline"),
     "text-classification": ("text_classification", "TextClassificationPipeline"),
+    "text-generation": ("text_generation", "TextGenerationPipeline"),
     "token-classification": ("token_classification", "TokenClassificationPipeline"),
     "zero-shot-classification": ("zero_shot_classification", "ZeroShotClassificationPipeline"),
 }
