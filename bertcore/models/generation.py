@@ -70,7 +70,7 @@ def generate(
     ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
     ids = integer_batch("input_ids", input_ids)
     if attention_mask is None and padding is not None and padding not in ends:
-        attention_mask = ids != padding
+        attention_mask = (ids != padding).astype(np.int64)
     if padding is None:
         padding = ends[0] if ends else 0
     copies = num_return_sequences if num_beams == 1 else num_beams
