@@ -286,6 +286,36 @@ def first_windows(windows: Iterator[Window], cutting: Cutting, name: str) -> tup
     return iter(() if first is None else (first,)), more is not None
 
 
+class MergedWindows:
+    """One vector of those of a text's windows: their mean, weighted by tokens ("mean"), or each number's highest
+    ("max"). It holds one vector, however many windows there are."""
+
+    def __init__(self, merge: str):
+        self._merge = merge
+        self._vector: Any = None
+        self._tokens = self._windows = 0
+
+    def add(self, vector: np.ndarray, tokens: int) -> None:
+        """Add a window's vector."""
+        self._windows, self._dtype = self._windows + 1, vector.dtype
+        if self._merge == "max":
+            self._vector = vector if self._vector is None else np.maximum(self._vector, vector)
+            return
+        share = vector if self._vector is None else vector.astype(np.float64) * max(1, tokens)
+        if self._windows == 2:  # the first one was kept as it is: it may be the only one
+            self._vector = self._vector.astype(np.float64) * self._tokens
+        self._vector = share if self._vector is None else self._vector + share
+        self._tokens += max(1, tokens)
+
+    def take(self) -> np.ndarray:
+        """The text's vector, in the dtype of its windows'; a single window's has its bits. The next text begins."""
+        vector = self._vector
+        if self._merge == "mean" and self._windows > 1:
+            vector = (vector / self._tokens).astype(self._dtype)
+        self._vector, self._tokens, self._windows = None, 0, 0
+        return vector
+
+
 def owned(counts: Sequence[int], shared: Sequence[int]) -> list[slice]:
     """Of the tokens of neighbouring windows those that count: each token that two windows share is read where it has
     more context, which is in the first window for the first half of what they share.

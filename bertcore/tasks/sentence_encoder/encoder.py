@@ -1,6 +1,7 @@
 """SentenceEncoder: a published sentence encoder, from its folder to embeddings."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -13,6 +14,7 @@ from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import Prompts, with_prompt
+from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, windows_of
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.quantization import check_precision, quantize_embeddings
 from bertcore.tasks.sentence_encoder.maps import read_maps
@@ -35,6 +37,8 @@ class _Options:
         dimensions: how many of the first dimensions are kept; None for all.
         precision, ranges: see `quantize_embeddings`.
         batch_tokens, backend: how they are computed.
+        cutting: what happens to texts that are too long.
+        merge: what makes one vector of those of a text's windows.
     """
 
     prompt: str
@@ -45,6 +49,8 @@ class _Options:
     ranges: np.ndarray | None
     batch_tokens: int
     backend: str
+    cutting: Cutting
+    merge: str
 
 
 class SentenceEncoder:
@@ -149,6 +155,9 @@ class SentenceEncoder:
         precision: str = "float32",
         ranges: np.ndarray | None = None,
         task: str | None = None,
+        truncation: Any = "warn",
+        stride: int | None = None,
+        merge: str = "mean",
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> np.ndarray:
@@ -166,6 +175,11 @@ class SentenceEncoder:
             ranges: (2, dim), the least and the greatest value of each dimension, for int8 and uint8; by default those
                 of the embeddings of this call.
             task: the task that the texts are for, which has to be the encoder's own.
+            truncation: what happens to texts longer than `max_seq_length`: "warn" cuts them and warns once, with
+                counts; True cuts them; "error" refuses them; "chunk" reads all of them, in overlapping windows.
+            stride: for "chunk", how many tokens two windows share; by default a quarter of a window.
+            merge: for "chunk", what makes one vector of a text's windows: their "mean", weighted by their tokens, or
+                the "max" of each dimension.
             batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
             show_progress: True or False; by default on a terminal, when the work takes long.
 
@@ -180,7 +194,17 @@ class SentenceEncoder:
         """
         many = [texts] if isinstance(texts, str) else list(checked_texts(texts))
         checked = self._options(
-            prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, batch_tokens=batch_tokens
+            prompt,
+            prompt_name,
+            normalize,
+            truncate_dim,
+            precision,
+            ranges,
+            task,
+            truncation,
+            stride,
+            merge,
+            batch_tokens,
         )
         embeddings = np.empty((len(many), self._kept(checked)), np.float32)
         done = 0
@@ -227,6 +251,9 @@ class SentenceEncoder:
         precision: str = "float32",
         ranges: np.ndarray | None = None,
         task: str | None = None,
+        truncation: Any = "warn",
+        stride: int | None = None,
+        merge: str = "mean",
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> Iterator[np.ndarray]:
@@ -238,7 +265,17 @@ class SentenceEncoder:
         """
         checked = checked_texts(texts)
         options = self._options(
-            prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, batch_tokens=batch_tokens
+            prompt,
+            prompt_name,
+            normalize,
+            truncate_dim,
+            precision,
+            ranges,
+            task,
+            truncation,
+            stride,
+            merge,
+            batch_tokens,
         )
         if precision in ("int8", "uint8") and ranges is None:
             raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
@@ -283,6 +320,9 @@ class SentenceEncoder:
         precision: str = "float32",
         ranges: np.ndarray | None = None,
         task: str | None = None,
+        truncation: Any = "warn",
+        stride: int | None = None,
+        merge: str = "mean",
         batch_tokens: int = BATCH_TOKENS,
     ) -> _Options:
         if task is not None and task != self.task:
@@ -295,6 +335,8 @@ class SentenceEncoder:
         if normalize is not None and not isinstance(normalize, bool | np.bool_):
             raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
         check_precision(precision)
+        if merge not in ("mean", "max"):
+            raise ValueError(f"merge is {merge!r}, expected 'mean' or 'max'")
         before = self.prompt(prompt, prompt_name)
         return _Options(
             prompt=before,
@@ -305,7 +347,17 @@ class SentenceEncoder:
             ranges=ranges,
             batch_tokens=batch_tokens,
             backend=kernels.get_backend(),
+            cutting=self._cutting(truncation, stride, prompt=before),
+            merge=merge,
         )
+
+    def _cutting(self, truncation: Any, stride: int | None, *, prompt: str) -> Cutting:
+        cutting = Cutting(truncation, self.max_seq_length, stride)
+        if cutting.reads_all and prompt and not self.settings.include_prompt:
+            raise ValueError("truncation is 'chunk', and this encoder does not pool its prompt, which one window has")
+        if cutting.reads_all and self.settings.is_static:
+            raise ValueError("truncation is 'chunk', and static embeddings have no windows: max_seq_length can be any")
+        return cutting
 
     def _prompt_tokens(self, prompt: str) -> int:
         """How many tokens a prompt has, but a special one at its end."""
@@ -330,10 +382,50 @@ class SentenceEncoder:
         self, texts: Iterable[str], advance: Callable[[int], object], options: _Options
     ) -> Iterator[list[np.ndarray]]:
         """The embeddings of neighbouring texts, float32 (dim,) each, window by window."""
+        if options.cutting.reads_all:
+            yield from self._rows_of_windows(texts, advance, options)
+            return
         total = [0, 0]
         sequences = self._sequences(texts, options, total)
         yield from in_batches(sequences, options.batch_tokens, lambda batch: self._compute(batch, options), advance)
-        self._cut.warn(total, stacklevel=3)
+        if options.cutting.truncation == "warn":
+            self._cut.warn(total, stacklevel=3)
+
+    def _rows_of_windows(
+        self, texts: Iterable[str], advance: Callable[[int], object], options: _Options
+    ) -> Iterator[list[np.ndarray]]:
+        """The embeddings of texts that are read in windows: the windows' pooled vectors are put together."""
+        marks: deque[tuple[int, bool]] = deque()  # of each window that was read: its tokens, and whether it is the last
+
+        def compute(batch: list[np.ndarray]) -> np.ndarray:
+            with kernels.use_backend(options.backend):
+                return self.pooled(batch)
+
+        merged = MergedWindows(options.merge)
+        for rows in in_batches(self._all_windows(texts, options, marks), options.batch_tokens, compute, lambda _: None):
+            done = []
+            for row in rows:
+                tokens, is_last = marks.popleft()
+                merged.add(row, tokens)
+                if is_last:
+                    done.append(self.finished(merged.take()[None], options.normalize, options.dimensions)[0])
+            advance(len(done))
+            if done:
+                yield done
+
+    def _all_windows(
+        self, texts: Iterable[str], options: _Options, marks: deque[tuple[int, bool]]
+    ) -> Iterator[np.ndarray]:
+        for group in grouped(texts):
+            given = [options.prompt + text for text in group]
+            given = [text.lower() for text in given] if self.settings.do_lower_case else given
+            for found in windows_of(self.tokenizer, [Text(text) for text in given], options.cutting):
+                window = next(found)
+                while window is not None:
+                    after = next(found, None)
+                    marks.append((len(window), after is None))
+                    yield np.array(window.ids, np.int32)
+                    window = after
 
     def _compute(self, batch: list[np.ndarray], options: _Options) -> np.ndarray:
         # Batch by batch: a block that stayed open across a yield would leak into the caller's code.
@@ -368,7 +460,18 @@ class SentenceEncoder:
 
     def _sequences(self, texts: Iterable[str], options: _Options, total: list[int]) -> Iterator[np.ndarray]:
         groups = grouped(texts)
-        return chain.from_iterable(self._cut.counted(self.tokenize(group, options.prompt), total) for group in groups)
+        rows = chain.from_iterable(self._cut.counted(self.tokenize(group, options.prompt), total) for group in groups)
+        return self._refused(rows, total) if options.cutting.truncation == "error" else rows
+
+    def _refused(self, rows: Iterable[np.ndarray], total: list[int]) -> Iterator[np.ndarray]:
+        """The rows; ValueError at the first one that was cut."""
+        for number, row in enumerate(rows):
+            if total[1]:
+                raise ValueError(
+                    f"texts[{number}] has more than the {self.max_seq_length} tokens that are read, and truncation is "
+                    "'error': truncation='chunk' reads all of it"
+                )
+            yield row
 
     def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""
