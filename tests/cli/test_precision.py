@@ -104,7 +104,25 @@ def test_a_real_model_in_int8(demo_folder):  # noqa: F811
     with use_backend("numba"):
         exact, low = (SentenceEncoder(demo_folder, dtype=dtype, max_seq_length=512) for dtype in ("float32", "int8"))
         lengths = [len(ids) for ids in exact.tokenizer(texts, truncation=True, max_length=512)["input_ids"]]
-        expected, found = (encoder.encode(texts).astype(np.float64) for encoder in (exact, low))
-    cosines = (expected * found).sum(axis=1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(found, axis=1)
+        cosines = cosines_of(exact, low, texts)
     assert min(lengths) == 3 and max(lengths) == 512
     assert cosines.mean() > 0.998 and cosines.min() > 0.99
+
+
+def cosines_of(exact, low, texts):
+    expected, found = (encoder.encode(texts).astype(np.float64) for encoder in (exact, low))
+    return (expected * found).sum(axis=1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(found, axis=1)
+
+
+@pytest.mark.slow
+def test_a_real_model_in_calibrated_int8(demo_folder, tmp_path):  # noqa: F811
+    """Other texts than those it was calibrated on: half the error of plain int8 (0.9986 and 0.9954)."""
+    texts = varied_texts(1000)
+    sample = "\n".join(" ".join(text.split()) for text in texts[1::20])
+    (tmp_path / "sample.txt").write_text(sample, encoding="utf-8")
+    assert main(["quantize", str(demo_folder), str(tmp_path / "low"), "--calibrate", str(tmp_path / "sample.txt")]) == 0
+    with use_backend("numba"):
+        exact, low = (SentenceEncoder(folder, max_seq_length=512) for folder in (demo_folder, tmp_path / "low"))
+        assert low.model.dtype == "int8"
+        cosines = cosines_of(exact, low, texts[::20])
+    assert cosines.mean() > 0.9991 and cosines.min() > 0.9965
