@@ -116,7 +116,8 @@ def _tiles_unused(machinery: ModuleType, features: list[str]) -> Rows:
     if setting("ISA"):
         return [("AMX", f"not used: {variable('ISA')}={setting('ISA')}")]
     level = next(level for level in machinery.isa.LEVELS if level.name == "amx")
-    return [("AMX", f"not used: {machinery.isa.why_not(level) or 'Numba compiles for a CPU of its own setting'}")]
+    asked = f"{variable('ISA')}=amx asks for it; it has not been tried on such a CPU"
+    return [("AMX", f"not used: {machinery.isa.why_not(level) or asked}")]
 
 
 def _cpu_model() -> str:

@@ -6,8 +6,8 @@ of the others. It changes the CPU that Numba compiles for and must therefore be 
 compiled.
 
 The level "amx" multiplies bfloat16 and int8 by tiles (amx.py) and needs a permission (tile_permission.py) beside the
-CPU's features; where that is refused the next level is taken. "amx_emulated" is its twin for tests: the same kernels,
-of the same vectors and tiles, on any CPU with FMA.
+CPU's features. It has never run on such a CPU, and is therefore taken only where the variable asks for it.
+"amx_emulated" is its twin for tests: the same kernels, of the same vectors and tiles, on any CPU with FMA.
 """
 
 import platform
@@ -116,11 +116,11 @@ def _choose_level() -> Level:
 
 
 def best_level(cpu_name: str) -> Level:
-    """The first of LEVELS that this process can run code of and that is not slower than the next on such a CPU."""
+    """The first of LEVELS without tiles that this process can run and that is no slower than the next on this CPU."""
     return next(
         level
         for level in LEVELS
-        if level.tiles != EMULATED
+        if level.tiles is None
         and (level.name != "avx512_bf16" or has_fast_bfloat16(cpu_name))
         and why_not(level) is None
     )

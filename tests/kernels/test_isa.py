@@ -38,26 +38,12 @@ def machine(monkeypatch):
 
 
 @x86_only
-def test_amx_is_chosen_where_it_is_permitted(machine):
+def test_tiles_are_never_taken_unasked(machine):
     requests = machine()
     level = isa._choose_level()
-    assert (level.name, level.tiles) == ("amx", isa.NATIVE)
-    assert requests == [None]
-    assert config.CPU_NAME is None
-
-
-@x86_only
-def test_a_refusal_takes_the_next_level(machine):
-    machine(answer="no")
-    assert isa._choose_level().name == "avx512_bf16"
-
-
-@x86_only
-@pytest.mark.parametrize("missing", ["amx-tile", "amx-int8", "amx-bf16"])
-def test_nothing_is_asked_for_without_the_cpu(machine, missing):
-    requests = machine(WITH_AMX | {missing: False})
-    assert isa._choose_level().name == "avx512_bf16"
+    assert (level.name, level.tiles) == ("avx512_bf16", None)
     assert requests == []
+    assert config.CPU_NAME is None
 
 
 @x86_only
@@ -71,14 +57,14 @@ def test_nothing_is_asked_for_without_the_cpu(machine, missing):
     ],
 )
 def test_the_instruction_for_bfloat16_is_taken_where_it_is_faster(machine, cpu, level):
-    machine(answer="no", cpu=cpu)
+    machine(cpu=cpu)
     assert isa._choose_level().name == level
-    machine(answer="no", cpu=cpu, forced="avx512_bf16")
+    machine(cpu=cpu, forced="avx512_bf16")
     assert isa._choose_level().name == "avx512_bf16"
 
 
 @pytest.mark.parametrize("features", [{}, {"avx2": True, "fma": True}])
-def test_the_twin_is_never_chosen_by_itself(machine, features):
+def test_the_twin_is_never_taken_unasked(machine, features):
     machine(features)
     assert isa._choose_level().tiles is None
 
@@ -88,8 +74,9 @@ def test_the_variable_forbids_and_forces(machine):
     requests = machine(forced="avx512_bf16")
     assert isa._choose_level().name == "avx512_bf16"
     assert requests == []
-    machine(forced="amx")
+    requests = machine(forced="amx")
     assert isa._choose_level().name == "amx"
+    assert requests == [None]
     assert config.CPU_NAME == "sapphirerapids"
     assert "+amx-bf16" in config.CPU_FEATURES
 
@@ -111,6 +98,9 @@ def test_doctor_says_why_amx_is_not_used(machine, monkeypatch):
     monkeypatch.setattr(_numba, "LEVEL", isa._choose_level())
     assert dict(doctor._cpu(None))["AMX"] == "not used: BERTCORE_ISA=avx2"
     machine()
+    monkeypatch.setattr(_numba, "LEVEL", isa._choose_level())
+    assert dict(doctor._cpu(None))["AMX"].startswith("not used: BERTCORE_ISA=amx asks for it")
+    machine(forced="amx")
     monkeypatch.setattr(_numba, "LEVEL", isa._choose_level())
     rows = dict(doctor._cpu(None))
     assert "AMX" not in rows

@@ -15,7 +15,7 @@ from bertcore.kernels.attention import forward as kernel
 from bertcore.kernels.deferred import Deferred
 from bertcore.kernels.program import Program
 from tests.kernels.attention_forms import FORMS, ROWS, arguments, attend, only, results
-from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
+from tests.kernels.forced_isa import AMX, FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, normal, seeds
 from tests.kernels.test_attention import log_buckets
 from tests.tolerances import assert_close
@@ -396,6 +396,6 @@ def test_bfloat16_without_its_instruction():
 
 @not_when_forced
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
+@pytest.mark.parametrize("isa", ["amx_emulated", AMX])
 def test_bfloat16_by_tiles(isa):
     run_tests_under(isa, __file__, "-k", "bfloat16 or forced")

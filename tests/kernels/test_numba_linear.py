@@ -20,7 +20,7 @@ from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
 from bertcore.kernels.linear.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
-from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
+from tests.kernels.forced_isa import AMX, FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close
 
@@ -310,7 +310,7 @@ def test_low_precision_without_some_instructions(isa):
 
 
 @not_when_forced
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
+@pytest.mark.parametrize("isa", ["amx_emulated", AMX])
 def test_low_precision_by_tiles(isa):
     run_tests_under(isa, __file__, "-k", "bits_of_the_reference or same_bits_in_low or own_row_in_low or forced")
 
