@@ -343,9 +343,8 @@ def test_head_dim_too_large(head_dim, form, most):
 
 def test_what_there_is_not():
     given = packed(FLOAT32, (7,))
-    with _cuda.use_runtime(Emulator()):
-        with pytest.raises(ValueError, match="return_components"):
-            kernels.attention(**given, return_components=True, backend="cupy")
+    with _cuda.use_runtime(Emulator()), pytest.raises(ValueError, match="return_components"):
+        kernels.attention(**given, return_components=True, backend="cupy")
 
 
 @pytest.mark.slow  # the emulator compiles everything anew; test_cuda_linear.py has the same products
