@@ -100,12 +100,13 @@ sum_scores(const float *grad_scores, float *table, const int *cu_seqlens, const 
   const int *offsets = of_keys ? cu_seqlens_k : cu_seqlens;
   int sequence = token / max(of_keys ? longest_k : longest_q, 1);
   if (offsets)
-    for (sequence = 0; offsets[sequence + 1] <= token;) ++sequence;
+    for (sequence = 0; sequence + 1 < sequences && offsets[sequence + 1] <= token;) ++sequence;
   const int begin = cu_seqlens ? cu_seqlens[sequence] : sequence * longest_q;
   const int begin_k = cu_seqlens_k ? cu_seqlens_k[sequence] : sequence * longest_k;
   const int queries = cu_seqlens ? cu_seqlens[sequence + 1] - begin : longest_q;
   const int keys = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - begin_k : longest_k;
   const int own = token - (of_keys ? begin_k : begin), others = of_keys ? queries : keys;
+  if (own >= (of_keys ? keys : queries)) return;  // beyond the last sequence
   const float *scores = grad_scores + ((long long)sequence * heads + head) * longest_q * longest_k;
   float *sums = table + ((long long)head * tokens + token) * columns;
   for (int other = 0; other < others; ++other) {
