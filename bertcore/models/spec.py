@@ -253,3 +253,8 @@ class ConfigReader:
         if len(labels) > MOST_LABELS:
             raise ValueError(f"config: id2label has {len(labels)} entries, expected at most {MOST_LABELS}")
         return len(labels)
+
+    def label_names(self) -> list[str]:
+        """The names of those classes, LABEL_0 and so on where id2label has none."""
+        names = {int(index): str(name) for index, name in (self._config.get("id2label") or {}).items()}
+        return [names.get(index, f"LABEL_{index}") for index in range(self.num_labels())]

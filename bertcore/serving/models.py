@@ -95,8 +95,7 @@ class ServedModel:
     @property
     def labels(self) -> list[str]:
         """The names of a classifier's labels."""
-        names = self.engine.model.config.get("id2label") or {}
-        return [str(names.get(str(index), f"LABEL_{index}")) for index in range(self.engine.num_labels)]
+        return self.engine.labels
 
     def warm_up(self) -> None:
         """Compute a text, so that no request waits for kernels to compile."""

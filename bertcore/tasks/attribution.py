@@ -13,8 +13,8 @@ from bertcore import kernels
 from bertcore.tape import Tape, current_tape, value_of
 from bertcore.tasks.long_texts import Cutting, Window, windows_of
 from bertcore.tasks.pipelines.base import check_positive
-from bertcore.tasks.pipelines.probabilities import on_host
 from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
+from bertcore.tasks.probabilities import on_host
 
 
 @dataclass(frozen=True)

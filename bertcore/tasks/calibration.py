@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertcore.tasks.pipelines.probabilities import softmax
+from bertcore.tasks.probabilities import softmax
 
 MOST = 10.0  # the logarithm of the greatest temperature, and of the inverse of the least, that are looked for
 

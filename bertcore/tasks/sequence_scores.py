@@ -14,6 +14,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.models.auto import AutoModelForSequenceClassification
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.batching import grouped, in_batches
+from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.texts import CutTexts, sequence_length
 from bertcore.tokenization import AutoTokenizer
 
@@ -104,8 +105,7 @@ class SequenceScores:
         inputs["attention_mask"] = _padded([[1] * len(row) for row in batch], longest)
         if batch[0].types is not None:
             inputs["token_type_ids"] = _padded([row.types for row in batch], longest)
-        logits: Any = self.model(**inputs).logits
-        return (logits if isinstance(logits, np.ndarray) else logits.get()).astype(np.float32, copy=False)
+        return on_host(self.model(**inputs).logits).astype(np.float32, copy=False)
 
 
 def _padded(rows: list[Any], length: int) -> np.ndarray:

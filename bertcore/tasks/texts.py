@@ -77,11 +77,11 @@ def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
     return (checked_text(f"{name}[{index}]", text) for index, text in enumerate(texts))
 
 
-def checked_text(name: str, text: Any) -> str:
+def checked_text(name: str, text: Any, expected: str = "str") -> str:
     """The text, if it is a string that can be written as UTF-8; TypeError or ValueError name it."""
     if not isinstance(text, str):
         hint = ": decode it first" if isinstance(text, bytes) else ""
-        raise TypeError(f"{name} is {type(text).__name__}, expected str{hint}")
+        raise TypeError(f"{name} is {type(text).__name__}, expected {expected}{hint}")
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError as error:

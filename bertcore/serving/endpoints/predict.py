@@ -9,7 +9,7 @@ from bertcore.serving import fields
 from bertcore.serving.errors import invalid, too_large
 from bertcore.serving.models import Models, finite
 from bertcore.serving.settings import ServerSettings
-from bertcore.tasks.cross_encoder.activations import sigmoid, softmax
+from bertcore.tasks.probabilities import sigmoid, softmax
 
 EXPECTED = "expected a string, a pair of strings, or a list of lists of one or two strings"
 

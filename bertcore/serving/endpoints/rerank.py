@@ -9,7 +9,7 @@ from bertcore.serving import fields
 from bertcore.serving.errors import unsupported
 from bertcore.serving.models import Models, finite
 from bertcore.serving.settings import ServerSettings
-from bertcore.tasks.cross_encoder.activations import sigmoid
+from bertcore.tasks.probabilities import sigmoid
 
 
 async def answer(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:

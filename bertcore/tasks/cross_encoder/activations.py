@@ -7,21 +7,9 @@ from typing import Any
 import numpy as np
 
 from bertcore.checkpoint import CheckpointError
+from bertcore.tasks.probabilities import sigmoid, softmax
 
 Activation = Callable[[np.ndarray], np.ndarray]
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-logits)), without overflow."""
-    small = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1, small) / (1 + small)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """exp(logits) over its sum along the last axis."""
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
 
 # (pairs, labels) -> (pairs, labels), by the lower-case name of PyTorch's class.
 ACTIVATIONS: dict[str, Activation] = {

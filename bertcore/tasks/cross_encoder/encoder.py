@@ -10,8 +10,9 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config, resolve
 from bertcore.checkpoint.config import CONFIG_NAME
+from bertcore.models.spec import ConfigReader
 from bertcore.tasks.batching import BATCH_TOKENS
-from bertcore.tasks.cross_encoder.activations import Activation, chosen_activation, published_activation, softmax
+from bertcore.tasks.cross_encoder.activations import Activation, chosen_activation, published_activation
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -22,6 +23,7 @@ from bertcore.tasks.folder import (
     read_saved_settings,
     read_transformer,
 )
+from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.sequence_scores import SequenceScores
 from bertcore.tasks.texts import checked_batch_tokens, checked_text, checked_texts
@@ -43,7 +45,7 @@ class CrossEncoder:
         revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
 
     Attributes:
-        num_labels: how many scores a pair has.
+        num_labels, labels: how many scores a pair has, and the names of them.
         max_seq_length: where pairs are cut, in tokens.
         activation_fn: the function in force.
         prompts: texts to put before the first text of a pair, by name.
@@ -85,6 +87,7 @@ class CrossEncoder:
         )
         self.model, self.tokenizer = self.scores.model, self.scores.tokenizer
         self.num_labels, self.max_seq_length = self.scores.num_labels, self.scores.max_seq_length
+        self.labels = ConfigReader(self.model.config).label_names()
         if activation_fn is None:
             saved = opened / SETTINGS_NAME, read_saved_settings(opened)
             config = where / CONFIG_NAME, read_config(where)

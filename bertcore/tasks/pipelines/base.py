@@ -16,12 +16,11 @@ from bertcore.checkpoint import resolve
 from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.batching import batches, grouped, windows
+from bertcore.tasks.batching import BATCH_TOKENS, batches, grouped, windows
 from bertcore.tasks.long_texts import CutTexts, Cutting, Text, Window, first_windows, windows_of
 from bertcore.tasks.progress import progress_bar
+from bertcore.tasks.texts import checked_text
 from bertcore.tokenization import AutoTokenizer
-
-BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -175,10 +174,7 @@ class Pipeline:
     @property
     def id2label(self) -> dict[int, str]:
         """The names of the model's classes."""
-        names = self.model.config.get("id2label") or {}
-        count = ConfigReader(self.model.config).num_labels()
-        known = {int(index): str(name) for index, name in names.items()}
-        return {index: known.get(index, f"LABEL_{index}") for index in range(count)}
+        return dict(enumerate(ConfigReader(self.model.config).label_names()))
 
     # What a task has of its own.
 
@@ -190,7 +186,7 @@ class Pipeline:
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
         """The texts that the model is given for one input."""
-        return [Text(checked_text(item, name, self._expected()))]
+        return [Text(checked_text(name, item, self._expected()))]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         """What is kept of each window, of a batch that the model is given."""
@@ -293,15 +289,3 @@ class Pipeline:
             for row, window in enumerate(found):
                 types[row, : len(window)] = window.encoding.type_ids
         return arrays
-
-
-def checked_text(text: Any, name: str, expected: str = "a string") -> str:
-    """The text; TypeError, ValueError with its `name` if it is no string, or no valid Unicode."""
-    if not isinstance(text, str):
-        hint = ": decode it first" if isinstance(text, bytes) else ""
-        raise TypeError(f"{name} is {type(text).__name__}, expected {expected}{hint}")
-    try:
-        text.isascii() or text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name} is not valid Unicode: a lone surrogate at {error.start}") from error
-    return text

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore.tasks.long_texts import Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag
-from bertcore.tasks.pipelines.probabilities import on_host
+from bertcore.tasks.probabilities import on_host
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore.tasks.long_texts import Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_positive
-from bertcore.tasks.pipelines.probabilities import on_host, softmax
+from bertcore.tasks.probabilities import on_host, softmax
 
 
 @dataclass(frozen=True)

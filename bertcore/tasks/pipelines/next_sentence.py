@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from bertcore.tasks.long_texts import Text, Window
-from bertcore.tasks.pipelines.base import Pipeline, checked_text
-from bertcore.tasks.pipelines.probabilities import on_host, softmax
+from bertcore.tasks.pipelines.base import Pipeline
 from bertcore.tasks.pipelines.text_classification import merged_scores
+from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.texts import checked_text
 
 
 class NextSentencePredictionPipeline(Pipeline):
@@ -36,7 +37,7 @@ class NextSentencePredictionPipeline(Pipeline):
             raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
         if set(item) != {"text", "text_pair"}:
             raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected 'text' and 'text_pair'")
-        return [Text(*(checked_text(item[key], f"{name}[{key!r}]") for key in ("text", "text_pair")))]
+        return [Text(*(checked_text(f"{name}[{key!r}]", item[key]) for key in ("text", "text_pair")))]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         return list(zip(softmax(on_host(self.model(**arrays).logits)), map(len, windows), strict=True))

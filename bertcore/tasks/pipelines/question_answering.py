@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_positive, checked_text
-from bertcore.tasks.pipelines.probabilities import on_host
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_positive
+from bertcore.tasks.probabilities import on_host
+from bertcore.tasks.texts import checked_text
 
 LONGEST_WINDOW = 384  # tokens, as models were trained on SQuAD
 
@@ -105,7 +106,7 @@ class QuestionAnsweringPipeline(Pipeline):
             raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
         if set(item) != {"question", "context"}:
             raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected 'question' and 'context'")
-        question, context = (checked_text(item[key], f"{name}[{key!r}]") for key in ("question", "context"))
+        question, context = (checked_text(f"{name}[{key!r}]", item[key]) for key in ("question", "context"))
         if not question.strip() or not context.strip():
             empty = "context" if question.strip() else "question"
             raise ValueError(f"{name}[{empty!r}] is empty, expected a text")

@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from bertcore.tasks.long_texts import Text, Window
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_one_of, check_positive, checked_text
-from bertcore.tasks.pipelines.probabilities import on_host, sigmoid, softmax
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_one_of, check_positive
+from bertcore.tasks.probabilities import on_host, sigmoid, softmax
+from bertcore.tasks.texts import checked_text
 
 FUNCTIONS = ("softmax", "sigmoid", "none")
 MERGES = ("mean", "max")
@@ -76,8 +77,8 @@ class TextClassificationPipeline(Pipeline):
             raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected 'text' and 'text_pair'")
         second = item.get("text_pair")
         if second is not None:
-            second = checked_text(second, f"{name}['text_pair']")
-        return [Text(checked_text(item["text"], f"{name}['text']"), second)]
+            second = checked_text(f"{name}['text_pair']", second)
+        return [Text(checked_text(f"{name}['text']", item["text"]), second)]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         scores = self._function(options)(on_host(self.model(**arrays).logits))

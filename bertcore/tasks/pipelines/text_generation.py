@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_positive, checked_text
-from bertcore.tasks.pipelines.probabilities import on_host
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_positive
+from bertcore.tasks.probabilities import on_host
+from bertcore.tasks.texts import checked_text
 
 MOST_NEW = 256
 
@@ -73,7 +74,7 @@ class TextGenerationPipeline(Pipeline):
         return Cutting(options.truncation, longest)
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
-        if not checked_text(item, name):
+        if not checked_text(name, item):
             raise ValueError(f"{name} is empty, expected a text to go on from")
         return [Text(item)]
 

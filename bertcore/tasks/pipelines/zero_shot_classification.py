@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from bertcore.tasks.long_texts import Text, Window
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_one_of, checked_text
-from bertcore.tasks.pipelines.probabilities import on_host, softmax
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_one_of
 from bertcore.tasks.pipelines.text_classification import MERGES, merged_scores
+from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.texts import checked_text
 
 TEMPLATE = "This example is {}."
 
@@ -42,7 +43,7 @@ class ZeroShotOptions(CallOptions):
         if not isinstance(template, str) or template.format("x") == template:
             raise ValueError(f"hypothesis_template is {template!r}, expected a text with {{}} in the class's place")
         for number, label in enumerate(self.labels):
-            checked_text(label, f"candidate_labels[{number}]")
+            checked_text(f"candidate_labels[{number}]", label)
 
     @property
     def labels(self) -> list[str]:
@@ -87,7 +88,7 @@ class ZeroShotClassificationPipeline(Pipeline):
         return self._call(inputs, read)
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
-        text = checked_text(item, name)
+        text = checked_text(name, item)
         return [Text(text, options.hypothesis_template.format(label), "only_first") for label in options.labels]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:

@@ -15,6 +15,7 @@ from bertcore.models.auto import AutoModel
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import Prompts, with_prompt
 from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, windows_of
+from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.quantization import check_precision, quantize_embeddings
 from bertcore.tasks.sentence_encoder.maps import read_maps
@@ -441,7 +442,7 @@ class SentenceEncoder:
         rows = pool(hidden, cu_seqlens, self.settings.pooling, skipped)
         for apply in self._maps:
             rows = apply(rows)
-        return _in_host_memory(rows)
+        return on_host(rows)
 
     def finished(self, rows: np.ndarray, normalize: bool | None, dimensions: int | None) -> np.ndarray:
         """Pooled vectors as embeddings, (texts, dim) float32: scaled as published, cut, scaled if asked for."""
@@ -455,7 +456,7 @@ class SentenceEncoder:
     def hidden_states(self, batch: list[np.ndarray]) -> list[np.ndarray]:
         """The hidden states of each text of a batch of token ids, (tokens, hidden) float32."""
         hidden, cu_seqlens = self.model.encode_packed(batch)
-        rows = _in_host_memory(hidden).astype(np.float32, copy=False)
+        rows = on_host(hidden).astype(np.float32, copy=False)
         return [part.copy() for part in np.split(rows, cu_seqlens[1:-1])] if batch else []
 
     def _sequences(self, texts: Iterable[str], options: _Options, total: list[int]) -> Iterator[np.ndarray]:
@@ -490,7 +491,3 @@ def _dimensions(value: Any) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
         raise ValueError(f"truncate_dim is {value!r}, expected a positive integer or None")
     return None if value is None else int(value)
-
-
-def _in_host_memory(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()
