@@ -3,21 +3,18 @@
 A text of any length is tokenized piece by piece, so that memory follows the window and not the text.
 """
 
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bertcore.tasks.texts import too_long
+
 TRUNCATIONS = (True, "warn", "error", "chunk")
 STRATEGIES = ("longest_first", "only_first", "only_second")
 PIECE = 1 << 16  # characters that are tokenized at once, of a longer text; more where a window needs more
 OVERLAP = 4  # windows share this part of their room, if no stride is given
-
-
-class TextsCutWarning(UserWarning):
-    """Texts were longer than the model takes: only the tokens that it takes were read."""
 
 
 @dataclass(frozen=True)
@@ -240,36 +237,6 @@ def _word_start(text: str, least: int, place: int) -> int:
     return place if space < 0 else space
 
 
-class CutTexts:
-    """Counts the texts of a call, and those of them that were cut, for one warning of each owner."""
-
-    def __init__(self, owner: Any, max_length: int | None, positions: int | None = None):
-        self._owner, self._max_length, self._positions = owner, max_length, positions
-        self._texts = self._cut = 0
-
-    def count(self, was_cut: Iterable[bool]) -> None:
-        """Count some texts."""
-        flags = list(was_cut)
-        self._texts += len(flags)
-        self._cut += sum(flags)
-
-    def warn(self) -> None:
-        """Warn when there is something to tell and the owner has not yet told it."""
-        if not self._cut or self._owner.has_warned:
-            return
-        self._owner.has_warned = True
-        length, positions = self._max_length, self._positions
-        more = (
-            f"; the model takes up to {positions} (max_length)" if positions and length and positions > length else ""
-        )
-        warnings.warn(
-            f"{self._cut} of {self._texts} texts were cut to {length} tokens{more}; truncation='chunk' reads all of "
-            "them. This warning is given once",
-            TextsCutWarning,
-            stacklevel=4,
-        )
-
-
 def first_windows(windows: Iterator[Window], cutting: Cutting, name: str) -> tuple[Iterator[Window], bool]:
     """The windows of a text that are read, and whether the text was cut.
 
@@ -279,41 +246,8 @@ def first_windows(windows: Iterator[Window], cutting: Cutting, name: str) -> tup
         return windows, False
     first, more = next(windows, None), next(windows, None)
     if more is not None and cutting.truncation == "error":
-        raise ValueError(
-            f"{name} has more than the {cutting.max_length} tokens that are read, and truncation is 'error': "
-            "truncation='chunk' reads all of it"
-        )
+        raise too_long(name, cutting.max_length)
     return iter(() if first is None else (first,)), more is not None
-
-
-class MergedWindows:
-    """One vector of those of a text's windows: their mean, weighted by tokens ("mean"), or each number's highest
-    ("max"). It holds one vector, however many windows there are."""
-
-    def __init__(self, merge: str):
-        self._merge = merge
-        self._vector: Any = None
-        self._tokens = self._windows = 0
-
-    def add(self, vector: np.ndarray, tokens: int) -> None:
-        """Add a window's vector."""
-        self._windows, self._dtype = self._windows + 1, vector.dtype
-        if self._merge == "max":
-            self._vector = vector if self._vector is None else np.maximum(self._vector, vector)
-            return
-        share = vector if self._vector is None else vector.astype(np.float64) * max(1, tokens)
-        if self._windows == 2:  # the first one was kept as it is: it may be the only one
-            self._vector = self._vector.astype(np.float64) * self._tokens
-        self._vector = share if self._vector is None else self._vector + share
-        self._tokens += max(1, tokens)
-
-    def take(self) -> np.ndarray:
-        """The text's vector, in the dtype of its windows'; a single window's has its bits. The next text begins."""
-        vector = self._vector
-        if self._merge == "mean" and self._windows > 1:
-            vector = (vector / self._tokens).astype(self._dtype)
-        self._vector, self._tokens, self._windows = None, 0, 0
-        return vector
 
 
 def owned(counts: Sequence[int], shared: Sequence[int]) -> list[slice]:

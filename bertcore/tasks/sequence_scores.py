@@ -67,7 +67,7 @@ class SequenceScores:
         published = published_length or self.tokenizer.model_max_length
         self.max_seq_length = sequence_length(max_seq_length, published, positions, special, folder)
         self.num_labels = self.model._num_labels()
-        self._cut = CutTexts(self.max_seq_length, positions)
+        self.has_warned = False
 
     def logits(
         self, rows: Iterable[Sequence[str]], batch_tokens: int, advance: Callable[[int], object], backend: str
@@ -76,16 +76,16 @@ class SequenceScores:
 
         Memory is bounded by `batch_tokens`; `advance` is told how many rows were just done.
         """
-        total = [0, 0]
+        cut = CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence)
         groups = grouped(rows, lambda row: sum(map(len, row)))
-        tokens = chain.from_iterable(self._cut.counted(self.tokenize(group), total) for group in groups)
+        tokens = chain.from_iterable(cut.counted(self.tokenize(group)) for group in groups)
 
         def compute(batch: list[Tokens]) -> np.ndarray:
             with kernels.use_backend(backend):
                 return self.scored(batch)
 
         yield from chain.from_iterable(in_batches(tokens, batch_tokens, compute, advance))
-        self._cut.warn(total, stacklevel=3)
+        cut.warn(stacklevel=3)
 
     def tokenize(self, rows: list[Sequence[str]]) -> Iterator[tuple[Tokens, bool]]:
         """The tokens of each text or pair, cut to `max_seq_length`, and whether it was cut."""

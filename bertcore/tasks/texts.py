@@ -7,45 +7,81 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.tasks.long_texts import TextsCutWarning
 
 MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
-
 
 Row = TypeVar("Row")
 
 
-class CutTexts:
-    """Counts the texts of a call, and those of them that were cut, for one warning of each model.
+class TextsCutWarning(UserWarning):
+    """Texts were longer than the model takes: only the tokens that it takes were read."""
 
-    Attributes:
-        length: what texts are cut to, in tokens.
+
+class CutTexts:
+    """Counts the texts of a call, and those of them that were cut, for one warning of each owner.
+
+    Args:
+        owner: what reads the texts; its `has_warned` says whether it has told that texts were cut.
+        max_length: what texts are cut to, in tokens; None where there is no limit.
         positions: how many the model takes; None if there is no limit.
+        argument: what the user calls `max_length`.
+        reads_windows: whether the owner can read all of a text, with truncation="chunk".
     """
 
-    def __init__(self, length: int, positions: int | None):
-        self.length, self.positions = length, positions
-        self._has_warned = False
+    def __init__(
+        self,
+        owner: Any,
+        max_length: int | None,
+        positions: int | None,
+        *,
+        argument: str = "max_seq_length",
+        reads_windows: bool = False,
+    ):
+        self._owner, self._max_length, self._positions, self._argument = owner, max_length, positions, argument
+        self._reads_windows = reads_windows
+        self._texts = self._cut = 0
 
-    def counted(self, rows: Iterable[tuple[Row, bool]], total: list[int]) -> Iterator[Row]:
-        """The rows of (row, was cut), counted in a call's `total`: [texts, cut]."""
+    def count(self, was_cut: bool) -> None:
+        """Count a text."""
+        self._texts += 1
+        self._cut += was_cut
+
+    def counted(self, rows: Iterable[tuple[Row, bool]]) -> Iterator[Row]:
+        """The rows of (row, was cut), counted one by one."""
         for row, was_cut in rows:
-            total[0] += 1
-            total[1] += was_cut
+            self.count(was_cut)
             yield row
 
-    def warn(self, total: list[int], *, stacklevel: int) -> None:
-        """Warn if any was cut and this has not been told yet."""
-        if not total[1] or self._has_warned:
+    def warn(self, *, stacklevel: int) -> None:
+        """Warn if any was cut and the owner has not told it yet."""
+        if not self._cut or self._owner.has_warned:
             return
-        self._has_warned = True
-        longer = self.positions and self.positions > self.length
-        more = f"; the model takes up to {self.positions} (max_seq_length)" if longer else ""
+        self._owner.has_warned = True
+        longer = self._positions and self._max_length and self._positions > self._max_length
+        more = f"; the model takes up to {self._positions} ({self._argument})" if longer else ""
+        more += "; truncation='chunk' reads all of them" if self._reads_windows else ""
         warnings.warn(
-            f"{total[1]} of {total[0]} texts were cut to {self.length} tokens{more}. This warning is given once",
+            f"{self._cut} of {self._texts} texts were cut to {self._max_length} tokens{more}. This warning is given "
+            "once",
             TextsCutWarning,
             stacklevel=stacklevel + 1,
         )
+
+
+def too_long(name: str, max_length: int | None) -> ValueError:
+    """The error for a text that would be cut where that is refused."""
+    return ValueError(
+        f"{name} has more than the {max_length} tokens that are read, and truncation is 'error': truncation='chunk' "
+        "reads all of it"
+    )
+
+
+def uncut(rows: Iterable[tuple[Row, bool]], max_length: int, name: str = "texts") -> Iterator[tuple[Row, bool]]:
+    """The rows of (row, was cut); ValueError at the first one that was cut."""
+    for number, (row, was_cut) in enumerate(rows):
+        if was_cut:
+            raise too_long(f"{name}[{number}]", max_length)
+        yield row, was_cut
 
 
 def sequence_length(wanted: int | None, published: int, positions: int | None, special: int, where: Any) -> int:

@@ -17,9 +17,9 @@ from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.spec import ConfigReader
 from bertcore.tasks.batching import BATCH_TOKENS, batches, grouped, windows
-from bertcore.tasks.long_texts import CutTexts, Cutting, Text, Window, first_windows, windows_of
+from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of
 from bertcore.tasks.progress import progress_bar
-from bertcore.tasks.texts import checked_text
+from bertcore.tasks.texts import CutTexts, checked_text
 from bertcore.tokenization import AutoTokenizer
 
 
@@ -227,7 +227,9 @@ class Pipeline:
         self, items: Iterable[Any], options: Any, cutting: Cutting, backend: str, total: int | None, one: bool
     ) -> Iterator[Any]:
         pending: deque[_Item] = deque()
-        cut = CutTexts(self, cutting.max_length, self.model.spec.longest_sequence)
+        cut = CutTexts(
+            self, cutting.max_length, self.model.spec.longest_sequence, argument="max_length", reads_windows=True
+        )
         texts = self._item_texts(items, options, pending, one)
         with progress_bar(total, options.show_progress) as advance:
             for rows in windows(self._rows(texts, cutting, cut), options.batch_tokens):
@@ -237,7 +239,7 @@ class Pipeline:
                         self._compute([rows[index] for index in indices], options)
                 yield from self._complete(pending, options, advance)
             yield from self._complete(pending, options, advance)
-        cut.warn()
+        cut.warn(stacklevel=3)
 
     def _complete(self, pending: deque[_Item], options: Any, advance: Callable[[int], object]) -> Iterator[Any]:
         while pending and pending[0].is_complete:
@@ -259,7 +261,7 @@ class Pipeline:
             found = windows_of(self.tokenizer, [each.text for each in group], cutting)
             for each, all_windows in zip(group, found, strict=True):
                 read, was_cut = first_windows(all_windows, cutting, each.item.name)
-                cut.count([was_cut and cutting.truncation == "warn"])
+                cut.count(was_cut and cutting.truncation == "warn")
                 kept = each.item.kept[each.number]
                 for place, window in enumerate(read):
                     kept.append(None)

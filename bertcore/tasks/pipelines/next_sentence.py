@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bertcore.tasks.long_texts import Text, Window
+from bertcore.tasks.merged_windows import merged
 from bertcore.tasks.pipelines.base import Pipeline
-from bertcore.tasks.pipelines.text_classification import merged_scores
 from bertcore.tasks.probabilities import on_host, softmax
 from bertcore.tasks.texts import checked_text
 
@@ -43,5 +43,5 @@ class NextSentencePredictionPipeline(Pipeline):
         return list(zip(softmax(on_host(self.model(**arrays).logits)), map(len, windows), strict=True))
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
-        is_next, not_next = merged_scores(kept[0], "mean").tolist()
+        is_next, not_next = merged(kept[0], "mean").tolist()
         return {"is_next": is_next, "not_next": not_next}

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from bertcore.tasks.long_texts import Text, Window
+from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_one_of, check_positive
 from bertcore.tasks.probabilities import on_host, sigmoid, softmax
 from bertcore.tasks.texts import checked_text
 
 FUNCTIONS = ("softmax", "sigmoid", "none")
-MERGES = ("mean", "max")
 
 
 class _BestAlone:
@@ -94,7 +94,7 @@ class TextClassificationPipeline(Pipeline):
         return {"softmax": softmax, "sigmoid": sigmoid, "none": lambda scores: scores}[name]
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
-        scores = merged_scores(kept[0], options.merge)
+        scores = merged(kept[0], options.merge)
         names = self.id2label
         order = np.argsort(-scores, kind="stable")
         ranked = [{"label": names[index], "score": float(scores[index])} for index in order.tolist()]
@@ -102,13 +102,3 @@ class TextClassificationPipeline(Pipeline):
 
     def _answer_of_one(self, item: Any, answer: Any, options: Any) -> Any:
         return [answer] if isinstance(item, str) and options.top_k is BEST_ALONE else answer
-
-
-def merged_scores(kept: Sequence[tuple[np.ndarray, int]], merge: str) -> np.ndarray:
-    """One score a class, of (scores, tokens) of each window: their mean, weighted by tokens, or their maximum."""
-    scores = np.stack([each for each, _ in kept])
-    if len(kept) == 1:
-        return scores[0]
-    if merge == "max":
-        return scores.max(axis=0)
-    return np.average(scores, axis=0, weights=[max(1, tokens) for _, tokens in kept])

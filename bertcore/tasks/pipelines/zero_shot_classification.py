@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bertcore.tasks.long_texts import Text, Window
+from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_one_of
-from bertcore.tasks.pipelines.text_classification import MERGES, merged_scores
 from bertcore.tasks.probabilities import on_host, softmax
 from bertcore.tasks.texts import checked_text
 
@@ -100,7 +100,7 @@ class ZeroShotClassificationPipeline(Pipeline):
         return list(zip(scores, map(len, windows), strict=True))
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
-        scores = np.concatenate([merged_scores(each, options.merge) for each in kept])
+        scores = np.concatenate([merged(each, options.merge) for each in kept])
         if not options.multi_label and len(kept) > 1:
             scores = softmax(scores)
         order = np.argsort(-scores, kind="stable").tolist()

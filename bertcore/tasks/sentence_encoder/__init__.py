@@ -1,6 +1,6 @@
 """Sentence embeddings: text in, one vector a text out."""
 
-from bertcore.tasks.long_texts import TextsCutWarning
+from bertcore.tasks.texts import TextsCutWarning
 
 from .encoder import SentenceEncoder
 from .saving import save_sentence_encoder

@@ -1,9 +1,7 @@
 """SentenceEncoder: a published sentence encoder, from its folder to embeddings."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -14,44 +12,19 @@ from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import Prompts, with_prompt
-from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, windows_of
+from bertcore.tasks.long_texts import Text, Window
+from bertcore.tasks.merged_windows import merged_vectors
 from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.progress import progress_bar
-from bertcore.tasks.quantization import check_precision, quantize_embeddings
+from bertcore.tasks.quantization import quantize_embeddings
 from bertcore.tasks.sentence_encoder.maps import read_maps
+from bertcore.tasks.sentence_encoder.options import Options, checked_dimensions, checked_options
 from bertcore.tasks.sentence_encoder.pooling import pool
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.sentence_encoder.static import StaticModel
 from bertcore.tasks.similarity import SIMILARITIES, normalized, pairwise_similarity
-from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_batch_tokens, checked_texts, sequence_length
+from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_texts, sequence_length, uncut
 from bertcore.tokenization import AutoTokenizer
-
-
-@dataclass(frozen=True)
-class _Options:
-    """What one call asks for, checked.
-
-    Attributes:
-        prompt: put before each text.
-        skipped: how many of the first tokens are not pooled.
-        normalize: whether embeddings are scaled to length 1 at the end; None for as published.
-        dimensions: how many of the first dimensions are kept; None for all.
-        precision, ranges: see `quantize_embeddings`.
-        batch_tokens, backend: how they are computed.
-        cutting: what happens to texts that are too long.
-        merge: what makes one vector of those of a text's windows.
-    """
-
-    prompt: str
-    skipped: int
-    normalize: bool | None
-    dimensions: int | None
-    precision: str
-    ranges: np.ndarray | None
-    batch_tokens: int
-    backend: str
-    cutting: Cutting
-    merge: str
 
 
 class SentenceEncoder:
@@ -75,9 +48,11 @@ class SentenceEncoder:
     Attributes:
         settings: those of the folder (pooling, normalize, prompts, ...).
         max_seq_length: where texts are cut, in tokens.
+        truncate_dim: how many of the first dimensions an embedding keeps by default; None for all.
         embedding_dimension: the length of an embedding.
         similarity_fn_name: what `similarity` computes.
         task: the task, as given.
+        has_warned: whether this encoder has told that texts were cut.
         model, tokenizer: the parts.
 
     Raises:
@@ -111,15 +86,15 @@ class SentenceEncoder:
             raise ValueError(f"similarity_fn_name is {similarity_fn_name!r}, expected one of {', '.join(SIMILARITIES)}")
         self.model: Any = self._load_model(dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
+        self.has_warned = False
         self._prompts = Prompts(settings.prompts, settings.default_prompt_name)
         self._check_width()
         self.max_seq_length = self._max_seq_length(max_seq_length)
-        self._cut = CutTexts(self.max_seq_length, self.model.spec.longest_sequence)
         width = self.model.spec.hidden_size * len(settings.pooling)
         of_maps = np.dtype(np.float64 if self.model.dtype == "float64" else np.float32)
         self._maps, self._width = read_maps(settings.maps, width, of_maps)
-        self._dimensions = _dimensions(settings.truncate_dim if truncate_dim is None else truncate_dim)
-        self.embedding_dimension = min(self._width, self._dimensions or self._width)
+        self.truncate_dim = checked_dimensions(settings.truncate_dim if truncate_dim is None else truncate_dim)
+        self.embedding_dimension = min(self._width, self.truncate_dim or self._width)
 
     def _load_model(self, dtype: str | None) -> Any:
         folder = self.settings.model_folder
@@ -194,19 +169,10 @@ class SentenceEncoder:
                 positive, ranges to be taken from a single text, a task whose adapter is not in the weights.
         """
         many = [texts] if isinstance(texts, str) else list(checked_texts(texts))
-        checked = self._options(
-            prompt,
-            prompt_name,
-            normalize,
-            truncate_dim,
-            precision,
-            ranges,
-            task,
-            truncation,
-            stride,
-            merge,
+        checked = checked_options(
+            self, prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, truncation, stride, merge,
             batch_tokens,
-        )
+        )  # fmt: skip
         embeddings = np.empty((len(many), self._kept(checked)), np.float32)
         done = 0
         with progress_bar(len(many), show_progress) as advance:
@@ -265,19 +231,10 @@ class SentenceEncoder:
         arguments are those of `encode`, but that int8 and uint8 need `ranges`.
         """
         checked = checked_texts(texts)
-        options = self._options(
-            prompt,
-            prompt_name,
-            normalize,
-            truncate_dim,
-            precision,
-            ranges,
-            task,
-            truncation,
-            stride,
-            merge,
+        options = checked_options(
+            self, prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, truncation, stride, merge,
             batch_tokens,
-        )
+        )  # fmt: skip
         if precision in ("int8", "uint8") and ranges is None:
             raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
         return self._rows(checked, show_progress, options)
@@ -289,15 +246,15 @@ class SentenceEncoder:
         `encode`. Raises as `encode` does.
         """
         many = [texts] if isinstance(texts, str) else list(checked_texts(texts))
-        checked, total = self._options(**options), [0, 0]
+        checked, cut = checked_options(self, **options), self._cut_texts()
 
         def compute(batch: list[np.ndarray]) -> list[np.ndarray]:
             with kernels.use_backend(checked.backend):
                 return self.hidden_states(batch)
 
-        sequences = self._sequences(many, checked, total)
+        sequences = self._sequences(many, checked, cut)
         found = list(chain.from_iterable(in_batches(sequences, checked.batch_tokens, compute, lambda count: None)))
-        self._cut.warn(total, stacklevel=2)
+        cut.warn(stacklevel=2)
         return found[0] if isinstance(texts, str) else found
 
     def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -312,67 +269,11 @@ class SentenceEncoder:
         """How similar left[i] is to right[i], both (n, dim): (n,). Raises ValueError for other shapes."""
         return pairwise_similarity(self.similarity_fn_name, left, right)
 
-    def _options(
-        self,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        normalize: bool | None = None,
-        truncate_dim: int | None = None,
-        precision: str = "float32",
-        ranges: np.ndarray | None = None,
-        task: str | None = None,
-        truncation: Any = "warn",
-        stride: int | None = None,
-        merge: str = "mean",
-        batch_tokens: int = BATCH_TOKENS,
-    ) -> _Options:
-        if task is not None and task != self.task:
-            has = "no task's adapter" if self.task is None else f"the adapter for {self.task!r}"
-            raise ValueError(
-                f"task is {task!r}, but this encoder has {has} in its weights: make another one, "
-                f"SentenceEncoder(folder, task={task!r})"
-            )
-        batch_tokens = checked_batch_tokens(batch_tokens)
-        if normalize is not None and not isinstance(normalize, bool | np.bool_):
-            raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
-        check_precision(precision)
-        if merge not in ("mean", "max"):
-            raise ValueError(f"merge is {merge!r}, expected 'mean' or 'max'")
-        before = self.prompt(prompt, prompt_name)
-        return _Options(
-            prompt=before,
-            skipped=0 if self.settings.include_prompt else self._prompt_tokens(before),
-            normalize=None if normalize is None else bool(normalize),
-            dimensions=self._dimensions if truncate_dim is None else _dimensions(truncate_dim),
-            precision=precision,
-            ranges=ranges,
-            batch_tokens=batch_tokens,
-            backend=kernels.get_backend(),
-            cutting=self._cutting(truncation, stride, prompt=before),
-            merge=merge,
-        )
-
-    def _cutting(self, truncation: Any, stride: int | None, *, prompt: str) -> Cutting:
-        cutting = Cutting(truncation, self.max_seq_length, stride)
-        if cutting.reads_all and prompt and not self.settings.include_prompt:
-            raise ValueError("truncation is 'chunk', and this encoder does not pool its prompt, which one window has")
-        if cutting.reads_all and self.settings.is_static:
-            raise ValueError("truncation is 'chunk', and static embeddings have no windows: max_seq_length can be any")
-        return cutting
-
-    def _prompt_tokens(self, prompt: str) -> int:
-        """How many tokens a prompt has, but a special one at its end."""
-        if not prompt:
-            return 0
-        text = prompt.lower() if self.settings.do_lower_case else prompt
-        row = self.tokenizer(text, return_special_tokens_mask=True)
-        return len(row["input_ids"]) - row["special_tokens_mask"][-1]
-
-    def _kept(self, options: _Options) -> int:
+    def _kept(self, options: Options) -> int:
         """How many dimensions the embeddings of a call have."""
         return min(self._width, options.dimensions or self._width)
 
-    def _rows(self, texts: Iterable[str], show_progress: bool | None, options: _Options) -> Iterator[np.ndarray]:
+    def _rows(self, texts: Iterable[str], show_progress: bool | None, options: Options) -> Iterator[np.ndarray]:
         with progress_bar(None, show_progress) as advance:
             for rows in self._windows_of_rows(texts, advance, options):
                 if options.precision != "float32":
@@ -380,55 +281,34 @@ class SentenceEncoder:
                 yield from rows
 
     def _windows_of_rows(
-        self, texts: Iterable[str], advance: Callable[[int], object], options: _Options
+        self, texts: Iterable[str], advance: Callable[[int], object], options: Options
     ) -> Iterator[list[np.ndarray]]:
         """The embeddings of neighbouring texts, float32 (dim,) each, window by window."""
         if options.cutting.reads_all:
             yield from self._rows_of_windows(texts, advance, options)
             return
-        total = [0, 0]
-        sequences = self._sequences(texts, options, total)
+        cut = self._cut_texts()
+        sequences = self._sequences(texts, options, cut)
         yield from in_batches(sequences, options.batch_tokens, lambda batch: self._compute(batch, options), advance)
         if options.cutting.truncation == "warn":
-            self._cut.warn(total, stacklevel=3)
+            cut.warn(stacklevel=3)
 
     def _rows_of_windows(
-        self, texts: Iterable[str], advance: Callable[[int], object], options: _Options
+        self, texts: Iterable[str], advance: Callable[[int], object], options: Options
     ) -> Iterator[list[np.ndarray]]:
         """The embeddings of texts that are read in windows: the windows' pooled vectors are put together."""
-        marks: deque[tuple[int, bool]] = deque()  # of each window that was read: its tokens, and whether it is the last
 
-        def compute(batch: list[np.ndarray]) -> np.ndarray:
+        def compute(batch: list[Window]) -> np.ndarray:
             with kernels.use_backend(options.backend):
-                return self.pooled(batch)
+                return self.pooled([np.array(window.ids, np.int32) for window in batch])
 
-        merged = MergedWindows(options.merge)
-        for rows in in_batches(self._all_windows(texts, options, marks), options.batch_tokens, compute, lambda _: None):
-            done = []
-            for row in rows:
-                tokens, is_last = marks.popleft()
-                merged.add(row, tokens)
-                if is_last:
-                    done.append(self.finished(merged.take()[None], options.normalize, options.dimensions)[0])
-            advance(len(done))
-            if done:
-                yield done
+        given = (Text(self.prepared(text, options.prompt)) for text in texts)
+        cutting, merge = options.cutting, options.merge
+        for rows in merged_vectors(given, self.tokenizer, cutting, merge, compute, options.batch_tokens):
+            advance(len(rows))
+            yield list(self.finished(np.stack(rows), options.normalize, options.dimensions))
 
-    def _all_windows(
-        self, texts: Iterable[str], options: _Options, marks: deque[tuple[int, bool]]
-    ) -> Iterator[np.ndarray]:
-        for group in grouped(texts):
-            given = [options.prompt + text for text in group]
-            given = [text.lower() for text in given] if self.settings.do_lower_case else given
-            for found in windows_of(self.tokenizer, [Text(text) for text in given], options.cutting):
-                window = next(found)
-                while window is not None:
-                    after = next(found, None)
-                    marks.append((len(window), after is None))
-                    yield np.array(window.ids, np.int32)
-                    window = after
-
-    def _compute(self, batch: list[np.ndarray], options: _Options) -> np.ndarray:
+    def _compute(self, batch: list[np.ndarray], options: Options) -> np.ndarray:
         # Batch by batch: a block that stayed open across a yield would leak into the caller's code.
         with kernels.use_backend(options.backend):
             return self.finished(self.pooled(batch, options.skipped), options.normalize, options.dimensions)
@@ -459,26 +339,17 @@ class SentenceEncoder:
         rows = on_host(hidden).astype(np.float32, copy=False)
         return [part.copy() for part in np.split(rows, cu_seqlens[1:-1])] if batch else []
 
-    def _sequences(self, texts: Iterable[str], options: _Options, total: list[int]) -> Iterator[np.ndarray]:
-        groups = grouped(texts)
-        rows = chain.from_iterable(self._cut.counted(self.tokenize(group, options.prompt), total) for group in groups)
-        return self._refused(rows, total) if options.cutting.truncation == "error" else rows
+    def _cut_texts(self) -> CutTexts:
+        positions, is_static = self.model.spec.longest_sequence, self.settings.is_static
+        return CutTexts(self, self.max_seq_length, positions, reads_windows=not is_static)
 
-    def _refused(self, rows: Iterable[np.ndarray], total: list[int]) -> Iterator[np.ndarray]:
-        """The rows; ValueError at the first one that was cut."""
-        for number, row in enumerate(rows):
-            if total[1]:
-                raise ValueError(
-                    f"texts[{number}] has more than the {self.max_seq_length} tokens that are read, and truncation is "
-                    "'error': truncation='chunk' reads all of it"
-                )
-            yield row
+    def _sequences(self, texts: Iterable[str], options: Options, cut: CutTexts) -> Iterator[np.ndarray]:
+        rows = chain.from_iterable(self.tokenize(group, options.prompt) for group in grouped(texts))
+        return cut.counted(uncut(rows, self.max_seq_length) if options.cutting.truncation == "error" else rows)
 
     def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""
-        texts = [prompt + text for text in texts]
-        if self.settings.do_lower_case:
-            texts = [text.lower() for text in texts]
+        texts = [self.prepared(text, prompt) for text in texts]
         if self.settings.is_static:
             rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
             found = [(row[: self.max_seq_length], len(row) > self.max_seq_length) for row in rows]
@@ -486,8 +357,6 @@ class SentenceEncoder:
             found = self.tokenizer.encode_beginnings(texts, self.max_seq_length)
         return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]
 
-
-def _dimensions(value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
-        raise ValueError(f"truncate_dim is {value!r}, expected a positive integer or None")
-    return None if value is None else int(value)
+    def prepared(self, text: str, prompt: str) -> str:
+        """The text as the tokenizer gets it: with the prompt before it, in lower case if the model wants that."""
+        return (prompt + text).lower() if self.settings.do_lower_case else prompt + text

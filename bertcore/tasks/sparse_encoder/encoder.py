@@ -88,7 +88,7 @@ class SparseEncoder:
         published = settings.max_seq_length or self.tokenizer.model_max_length
         self.max_seq_length = sequence_length(max_seq_length, published, positions, special, where)
         self._max_active = settings.max_active_dims if max_active_dims is None else _active(max_active_dims)
-        self._cut = CutTexts(self.max_seq_length, positions)
+        self.has_warned = False
         self.embedding_dimension = self.model.spec.vocab_size
 
     def encode(
@@ -192,9 +192,9 @@ class SparseEncoder:
         show_progress: bool | None,
         backend: str,
     ) -> Iterator[SparseRow]:
-        total = [0, 0]
+        cut = CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence)
         groups = grouped(texts)
-        sequences = chain.from_iterable(self._cut.counted(self.tokenize(group, prompt), total) for group in groups)
+        sequences = chain.from_iterable(cut.counted(self.tokenize(group, prompt)) for group in groups)
 
         def compute(batch: list[np.ndarray]) -> list[SparseRow]:
             with kernels.use_backend(backend):
@@ -202,7 +202,7 @@ class SparseEncoder:
 
         with progress_bar(None, show_progress) as advance:
             yield from chain.from_iterable(in_batches(sequences, batch_tokens, compute, advance))
-        self._cut.warn(total, stacklevel=2)
+        cut.warn(stacklevel=2)
 
     def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""

@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import CrossEncoder, use_backend
 from bertcore.checkpoint import CheckpointError
-from bertcore.tasks.long_texts import TextsCutWarning
+from bertcore.tasks.texts import TextsCutWarning
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tiny_bert import random_texts, save_tiny_bert, write_json, write_modules
 

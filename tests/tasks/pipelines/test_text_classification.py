@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline, use_backend
-from bertcore.tasks.long_texts import TextsCutWarning
+from bertcore.tasks.texts import TextsCutWarning
 from tests.tasks.pipelines.folders import LABELS, LONGEST, TEXTS, save_head
 from tests.tasks.pipelines.forms import assert_same_form
 

@@ -7,7 +7,8 @@ import warnings
 import numpy as np
 import pytest
 
-from bertcore.tasks.long_texts import PIECE, Cutting, Text, TextsCutWarning, windows_of
+from bertcore.tasks.long_texts import PIECE, Cutting, Text, windows_of
+from bertcore.tasks.texts import TextsCutWarning
 
 LONG = " ".join(["the cat sat on paris", "an mat is of france"] * 20)
 TEXTS = ["the cat", LONG, "", "paris is the capital"]
@@ -42,7 +43,7 @@ def test_texts_that_are_cut(encoder):
         with pytest.raises(ValueError, match=r"texts\[1\] has more than the 40 tokens that are read"):
             encoder.encode(TEXTS, truncation="error")
         encoder.encode(TEXTS[:1], truncation="error")
-    encoder._cut._has_warned = False
+    encoder.has_warned = False
     with pytest.warns(TextsCutWarning, match="1 of 4 texts were cut"):
         np.testing.assert_array_equal(encoder.encode(TEXTS), cut)
 
