@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -74,7 +75,7 @@ class Ensemble:
 
     def _answers(self, inputs: Iterable[Any], options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         rows = iter(inputs)
-        while some := [row for row, _ in zip(rows, range(TOGETHER), strict=False)]:
+        while some := list(islice(rows, TOGETHER)):
             found = np.stack([self._probabilities(member(some, **options)) for member in self.members])
             yield from (self._answer(found[:, number]) for number in range(len(some)))
 

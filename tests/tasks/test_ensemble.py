@@ -61,6 +61,13 @@ def test_equal_members_agree(folders):
         assert answer["disagreement"] == pytest.approx(0, abs=1e-12) and answer["divergence"] < 1e-12
 
 
+def test_more_texts_than_are_classified_at_once(folders, monkeypatch):
+    ensemble = Ensemble.from_pretrained(folders[:2], truncation=True)
+    whole = ensemble(TEXTS)
+    monkeypatch.setattr("bertcore.tasks.ensemble.TOGETHER", 2)
+    assert len(TEXTS) > 3 and [answer["label"] for answer in ensemble(TEXTS)] == [answer["label"] for answer in whole]
+
+
 def test_what_is_no_ensemble(folders, tmp_path):
     members = [pipeline("text-classification", folder) for folder in folders]
     with pytest.raises(ValueError, match="members has 1, expected two"):
