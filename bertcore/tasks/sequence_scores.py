@@ -14,8 +14,10 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.models.auto import AutoModelForSequenceClassification
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.batching import grouped, in_batches
+from bertcore.tasks.long_texts import Cutting, Text, Window
+from bertcore.tasks.merged_windows import merged_vectors
 from bertcore.tasks.probabilities import on_host
-from bertcore.tasks.texts import CutTexts, sequence_length
+from bertcore.tasks.texts import CutTexts, sequence_length, uncut
 from bertcore.tokenization import AutoTokenizer
 
 
@@ -70,22 +72,53 @@ class SequenceScores:
         self.has_warned = False
 
     def logits(
-        self, rows: Iterable[Sequence[str]], batch_tokens: int, advance: Callable[[int], object], backend: str
+        self,
+        rows: Iterable[Sequence[str]],
+        cutting: Cutting,
+        merge: str,
+        batch_tokens: int,
+        advance: Callable[[int], object],
+        backend: str,
     ) -> Iterator[np.ndarray]:
         """The logits, (labels,) float32, of each row, in their order: a text alone, (text,), or a pair of texts.
 
-        Memory is bounded by `batch_tokens`; `advance` is told how many rows were just done.
+        Memory is bounded by `batch_tokens`; `advance` is told how many rows were just done. `cutting` says what happens
+        to rows that are too long, `merge` what is made of the logits of their windows.
         """
-        cut = CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence)
-        groups = grouped(rows, lambda row: sum(map(len, row)))
-        tokens = chain.from_iterable(cut.counted(self.tokenize(group)) for group in groups)
 
         def compute(batch: list[Tokens]) -> np.ndarray:
             with kernels.use_backend(backend):
                 return self.scored(batch)
 
+        if cutting.reads_all:
+            yield from self._logits_of_windows(rows, cutting, merge, batch_tokens, advance, compute)
+            return
+        cut = CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence, reads_windows=True)
+        groups = grouped(rows, lambda row: sum(map(len, row)))
+        found = chain.from_iterable(self.tokenize(group) for group in groups)
+        tokens = cut.counted(uncut(found, self.max_seq_length, "pairs") if cutting.truncation == "error" else found)
         yield from chain.from_iterable(in_batches(tokens, batch_tokens, compute, advance))
-        cut.warn(stacklevel=3)
+        if cutting.truncation == "warn":
+            cut.warn(stacklevel=3)
+
+    def _logits_of_windows(
+        self,
+        rows: Iterable[Sequence[str]],
+        cutting: Cutting,
+        merge: str,
+        batch_tokens: int,
+        advance: Callable[[int], object],
+        compute: Callable[[list[Tokens]], np.ndarray],
+    ) -> Iterator[np.ndarray]:
+        has_types = "token_type_ids" in self.tokenizer.model_input_names
+
+        def of_windows(windows: list[Window]) -> np.ndarray:
+            return compute([Tokens(each.ids, each.encoding.type_ids if has_types else None) for each in windows])
+
+        texts = (Text(*(text.lower() for text in row) if self.do_lower_case else row) for row in rows)
+        for found in merged_vectors(texts, self.tokenizer, cutting, merge, of_windows, batch_tokens):
+            advance(len(found))
+            yield from found
 
     def tokenize(self, rows: list[Sequence[str]]) -> Iterator[tuple[Tokens, bool]]:
         """The tokens of each text or pair, cut to `max_seq_length`, and whether it was cut."""

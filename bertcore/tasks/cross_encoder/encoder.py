@@ -23,6 +23,8 @@ from bertcore.tasks.folder import (
     read_saved_settings,
     read_transformer,
 )
+from bertcore.tasks.long_texts import Cutting
+from bertcore.tasks.merged_windows import check_merge
 from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.sequence_scores import SequenceScores
@@ -102,6 +104,9 @@ class CrossEncoder:
         prompt_name: str | None = None,
         activation_fn: str | Activation | None = None,
         apply_softmax: bool = False,
+        truncation: Any = "warn",
+        stride: int | None = None,
+        merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> np.ndarray:
@@ -113,6 +118,12 @@ class CrossEncoder:
                 default the model's default prompt, if it has one.
             activation_fn: replaces the model's, for this call.
             apply_softmax: whether the scores of several labels are made to sum to 1, after the activation.
+            truncation: what happens to pairs longer than `max_seq_length`: "warn" cuts them and warns once, with
+                counts; True cuts them; "error" refuses them; "chunk" reads all of the longer text of a pair, in
+                overlapping windows, each beside the other text.
+            stride: for "chunk", how many tokens two windows share; by default a quarter of a window.
+            merge: for "chunk", what makes the logits of those of a pair's windows: the "max" of each label (Dai and
+                Callan 2019, arXiv:1905.09217), or their "mean", weighted by tokens.
             batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
             show_progress: True or False; by default on a terminal, when the work takes long.
 
@@ -123,11 +134,12 @@ class CrossEncoder:
         Raises:
             TypeError: which of `pairs` is no pair of strings.
             ValueError: a text that is not valid Unicode, an unknown prompt name or activation, a `batch_tokens` that is
-                not positive.
+                not positive, a wrong `truncation`, `stride` or `merge`, a pair that is too long where that is refused.
         """
         is_one = _is_pair(pairs)
         many = list(_checked([pairs] if is_one else pairs))
-        stream = self._stream(many, len(many), prompt, prompt_name, activation_fn, batch_tokens, show_progress)
+        long = Cutting(truncation, self.max_seq_length, stride), merge
+        stream = self._stream(many, len(many), prompt, prompt_name, activation_fn, long, batch_tokens, show_progress)
         shape = (len(many),) if self.num_labels == 1 else (len(many), self.num_labels)
         scores = np.empty(shape, np.float32)
         for index, score in enumerate(stream):
@@ -141,6 +153,9 @@ class CrossEncoder:
         prompt: str | None = None,
         prompt_name: str | None = None,
         activation_fn: str | Activation | None = None,
+        truncation: Any = "warn",
+        stride: int | None = None,
+        merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> Iterator[np.ndarray]:
@@ -149,7 +164,9 @@ class CrossEncoder:
         Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one in force at this call;
         the arguments are those of `predict`.
         """
-        return self._stream(_checked(pairs), None, prompt, prompt_name, activation_fn, batch_tokens, show_progress)
+        long = Cutting(truncation, self.max_seq_length, stride), merge
+        checked = _checked(pairs)
+        return self._stream(checked, None, prompt, prompt_name, activation_fn, long, batch_tokens, show_progress)
 
     def rank(
         self,
@@ -189,16 +206,26 @@ class CrossEncoder:
         ]
 
     def _stream(
-        self, pairs: Iterable[Pair], count: int | None, prompt, prompt_name, activation_fn, batch_tokens, show_progress
+        self,
+        pairs: Iterable[Pair],
+        count: int | None,
+        prompt: str | None,
+        prompt_name: str | None,
+        activation_fn: str | Activation | None,
+        long: tuple[Cutting, str],
+        batch_tokens: int,
+        show_progress: bool | None,
     ) -> Iterator[np.ndarray]:
+        """The scores; `long` is what happens to long pairs, and what makes one score of their windows'."""
         batch_tokens = checked_batch_tokens(batch_tokens)
+        check_merge(long[1])
         activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
         before, backend = self._prompts.resolve(prompt, prompt_name), kernels.get_backend()
 
         def scores() -> Iterator[np.ndarray]:
             rows = ((before + first, second) for first, second in pairs)
             with progress_bar(count, show_progress) as advance:
-                for logits in self.scores.logits(rows, batch_tokens, advance, backend):
+                for logits in self.scores.logits(rows, *long, batch_tokens, advance, backend):
                     found = np.asarray(activation(logits[None]), np.float32)[0]
                     yield found[0] if self.num_labels == 1 else found
 

@@ -8,7 +8,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.long_texts import Cutting
-from bertcore.tasks.merged_windows import MERGES
+from bertcore.tasks.merged_windows import check_merge
 from bertcore.tasks.quantization import check_precision
 from bertcore.tasks.texts import checked_batch_tokens
 
@@ -65,8 +65,7 @@ def checked_options(
     if normalize is not None and not isinstance(normalize, bool | np.bool_):
         raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
     check_precision(precision)
-    if merge not in MERGES:
-        raise ValueError(f"merge is {merge!r}, expected one of {', '.join(map(repr, MERGES))}")
+    check_merge(merge)
     before = encoder.prompt(prompt, prompt_name)
     return Options(
         prompt=before,

@@ -120,6 +120,29 @@ def test_long_pairs_are_cut_and_told_of(folder):
     assert cut[1] == kept[1] and np.isfinite(cut).all()
 
 
+@pytest.mark.parametrize(("merge", "combined"), [("max", np.max), ("mean", np.mean)])
+def test_long_pairs_are_read_in_windows(reranker, merge, combined):
+    words = ["the", "cat", "sat", "on", "paris", "is", "capital", "of"]
+    text = " ".join(words * 8)  # 64 words, 34 of which fit beside the three special tokens and the query's three
+    windows = [" ".join(text.split()[start:stop]) for start, stop in ((0, 34), (30, 64))]
+    parts = reranker.predict([("the cat sat", window) for window in windows])
+    assert np.ptp(parts) > 1e-4
+    options = {"truncation": "chunk", "stride": 4, "merge": merge}
+    pairs = [("the cat sat", text), PAIRS[0], (text, "the cat sat")]
+    found = reranker.predict(pairs, **options)
+    np.testing.assert_allclose(found[0], combined(parts), atol=1e-5)
+    assert abs(found[1] - reranker.predict(PAIRS[0])) < 1e-5 and abs(found[2] - found[0]) > 1e-4
+    np.testing.assert_array_equal(list(reranker.predict_stream(iter(pairs), **options)), found)
+    assert reranker.rank("the cat sat", [text], **options)[0]["score"] == pytest.approx(float(found[0]), abs=1e-6)
+
+
+def test_long_pairs_are_refused_or_cut_in_silence(folder, recwarn):
+    encoder, pairs = CrossEncoder(folder, max_seq_length=6), [("a", "b"), ("the cat sat", "on a mat")]
+    with pytest.raises(ValueError, match=r"pairs\[1\] has more than the 6 tokens"):
+        encoder.predict(pairs, truncation="error")
+    assert np.isfinite(encoder.predict(pairs, truncation=True)).all() and not recwarn.list
+
+
 def test_a_module_list(tmp_path, reranker):
     folder = save_tiny_classifier(tmp_path)
     write_modules(folder, {"": "sentence_transformers.base.modules.transformer.Transformer"})
@@ -142,6 +165,9 @@ def test_a_module_list(tmp_path, reranker):
         (lambda encoder: encoder.predict([("a", 3)]), TypeError, r"pairs\[0\]\[1\] is int, expected str"),
         (lambda encoder: encoder.predict([("a", "\ud800")]), ValueError, r"pairs\[0\]\[1\] is not valid Unicode"),
         (lambda encoder: encoder.predict(PAIRS, batch_tokens=0), ValueError, "batch_tokens is 0"),
+        (lambda encoder: encoder.predict(PAIRS, truncation="yes"), ValueError, "truncation is 'yes', expected one of"),
+        (lambda encoder: encoder.predict(PAIRS, truncation="chunk", merge="sum"), ValueError, "merge is 'sum'"),
+        (lambda encoder: encoder.predict(PAIRS, stride=3), ValueError, "stride is 3"),
         (lambda encoder: encoder.predict(PAIRS, activation_fn="gelu"), ValueError, "activation_fn is 'gelu'"),
         (lambda encoder: encoder.predict(PAIRS, prompt_name="q"), ValueError, "prompt_name is 'q', this model has no"),
         (lambda encoder: encoder.rank("q", ["a"], top_k=0), ValueError, "top_k is 0, expected a positive"),
