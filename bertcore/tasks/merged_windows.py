@@ -12,12 +12,6 @@ from bertcore.tasks.long_texts import Cutting, Text, Window, windows_of
 MERGES = ("mean", "max")
 
 
-def check_merge(merge: Any) -> None:
-    """ValueError for what is none of MERGES."""
-    if merge not in MERGES:
-        raise ValueError(f"merge is {merge!r}, expected one of {', '.join(map(repr, MERGES))}")
-
-
 class MergedWindows:
     """One vector of those of a text's windows: their mean, weighted by tokens ("mean"), or each number's highest
     ("max"). It holds one vector, however many windows there are."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.tasks.arguments import check_positive
 from bertcore.tasks.similarity import cosine_similarity, normalized
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -222,5 +223,4 @@ def _table(name: str, rows: Any) -> np.ndarray:
 
 def _check_counts(**counts: int) -> None:
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} is {value!r}, expected a positive integer")
+        check_positive(name, value)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertcore.checkpoint import CheckpointError
+from bertcore.tasks.arguments import check_positive
 
 MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
 
@@ -127,6 +128,5 @@ def checked_text(name: str, text: Any, expected: str = "str") -> str:
 
 def checked_batch_tokens(value: Any) -> int:
     """A positive number of tokens; ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"batch_tokens is {value!r}, expected a positive integer")
+    check_positive("batch_tokens", value)
     return int(value)

@@ -11,6 +11,7 @@ from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config, resolve
 from bertcore.checkpoint.config import CONFIG_NAME
 from bertcore.models.spec import ConfigReader
+from bertcore.tasks.arguments import check_one_of, check_positive
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.cross_encoder.activations import Activation, chosen_activation, published_activation
 from bertcore.tasks.folder import (
@@ -24,7 +25,7 @@ from bertcore.tasks.folder import (
     read_transformer,
 )
 from bertcore.tasks.long_texts import Cutting
-from bertcore.tasks.merged_windows import check_merge
+from bertcore.tasks.merged_windows import MERGES
 from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.sequence_scores import SequenceScores
@@ -195,8 +196,8 @@ class CrossEncoder:
         """
         if self.num_labels != 1:
             raise ValueError(f"the model has {self.num_labels} labels; rank needs one: use predict")
-        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
-            raise ValueError(f"top_k is {top_k!r}, expected a positive integer or None")
+        if top_k is not None:
+            check_positive("top_k", top_k, "a positive integer or None")
         query, texts = checked_text("query", query), list(checked_texts(documents, "documents"))
         scores = self.predict([(query, text) for text in texts], **options)
         best = np.argsort(-scores, kind="stable")[:top_k].tolist()
@@ -218,7 +219,7 @@ class CrossEncoder:
     ) -> Iterator[np.ndarray]:
         """The scores; `long` is what happens to long pairs, and what makes one score of their windows'."""
         batch_tokens = checked_batch_tokens(batch_tokens)
-        check_merge(long[1])
+        check_one_of("merge", long[1], MERGES)
         activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
         before, backend = self._prompts.resolve(prompt, prompt_name), kernels.get_backend()
 

@@ -16,6 +16,7 @@ from bertcore.checkpoint import resolve
 from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.spec import ConfigReader
+from bertcore.tasks.arguments import check_positive
 from bertcore.tasks.batching import BATCH_TOKENS, batches, grouped, windows
 from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of
 from bertcore.tasks.progress import progress_bar
@@ -45,24 +46,6 @@ class CallOptions:
     def __post_init__(self) -> None:
         check_positive("batch_tokens", self.batch_tokens)
         Cutting(self.truncation, self.max_length, self.stride)
-
-
-def check_positive(name: str, value: Any) -> None:
-    """ValueError for what is no integer above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} is {value!r}, expected a positive integer")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """TypeError for what is neither True nor False."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} is {value!r}, expected True or False")
-
-
-def check_one_of(name: str, value: Any, choices: Sequence[str]) -> None:
-    """ValueError for what is none of the choices."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
 
 
 @dataclass

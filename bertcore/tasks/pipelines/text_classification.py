@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from bertcore.tasks.arguments import check_one_of, check_positive
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_one_of, check_positive
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host, sigmoid, softmax
 from bertcore.tasks.texts import checked_text
 

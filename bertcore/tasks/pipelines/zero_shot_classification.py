@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.tasks.arguments import check_flag, check_one_of
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline, check_flag, check_one_of
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host, softmax
 from bertcore.tasks.texts import checked_text
 

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.tasks.arguments import check_one_of, check_positive
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.long_texts import Cutting
-from bertcore.tasks.merged_windows import check_merge
+from bertcore.tasks.merged_windows import MERGES
 from bertcore.tasks.quantization import check_precision
 from bertcore.tasks.texts import checked_batch_tokens
 
@@ -65,7 +66,7 @@ def checked_options(
     if normalize is not None and not isinstance(normalize, bool | np.bool_):
         raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
     check_precision(precision)
-    check_merge(merge)
+    check_one_of("merge", merge, MERGES)
     before = encoder.prompt(prompt, prompt_name)
     return Options(
         prompt=before,
@@ -85,8 +86,7 @@ def checked_dimensions(truncate_dim: Any) -> int | None:
     """A positive number of dimensions or None; ValueError for anything else."""
     if truncate_dim is None:
         return None
-    if isinstance(truncate_dim, bool) or not isinstance(truncate_dim, int | np.integer) or truncate_dim < 1:
-        raise ValueError(f"truncate_dim is {truncate_dim!r}, expected a positive integer or None")
+    check_positive("truncate_dim", truncate_dim, "a positive integer or None")
     return int(truncate_dim)
 
 

@@ -12,6 +12,7 @@ from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.tasks.arguments import check_positive
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.progress import progress_bar
@@ -220,8 +221,7 @@ class SparseEncoder:
 
 
 def _active(value: Any, name: str = "max_active_dims") -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} is {value!r}, expected a positive integer or None")
+    check_positive(name, value, "a positive integer or None")
     return int(value)
 
 
