@@ -18,7 +18,7 @@ from tests.kernels.attention_forms import FORMS, ROWS, arguments, attend, only, 
 from tests.kernels.forced_isa import AMX, FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, normal, seeds
 from tests.kernels.test_attention import log_buckets
-from tests.tolerances import assert_close
+from tests.tolerances import TOLERANCES, assert_close
 
 # A lesser CPU gets the dtype that makes its vectors most different: compiling is what takes the time here.
 DTYPE, OTHER = (np.float64, np.float32) if FORCED == "generic" else (np.float32, np.float64)
@@ -36,9 +36,16 @@ def in_float64(problem):
 def check(problem):
     """Numba gives what the reference gives in float64."""
     expected = results(in_float64(problem), "numpy")
+    rounded = results(problem, "numpy")
     for name, found in results(problem, "numba").items():
         if expected[name] is None:
             assert found is None, name
+        elif "position" in name:
+            # All rows may add to one distance what cancels to nothing: NumPy's error in this dtype is the measure.
+            error = np.abs(rounded[name] - expected[name]).max(initial=0.0)
+            assert_close(
+                found, expected[name], name=name, factor=3, at_least=max(1, error / TOLERANCES[found.dtype.name])
+            )
         else:
             assert_close(found, expected[name], name=name, factor=3, at_least=1)
 
