@@ -5,6 +5,7 @@ POST /v1/embeddings (OpenAI's interface), /embed, /embed_all, /embed_sparse, /re
 
 import argparse
 import os
+import socket
 
 from bertcore.cli.common import MODEL_HELP, CommandError, add_dtype_argument, chosen_backend, model_folder, positive
 
@@ -19,11 +20,14 @@ Requests of several clients are computed together. The environment variable BERT
 have to bring (Authorization: Bearer KEY). Needs: pip install "bertcore[serve]"."""
 
 
+BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8080, help="default: 8080")
+    parser.add_argument("--port", type=port_number, default=8080, help="default: 8080; 0: a free one")
     add_dtype_argument(parser)
     limits = (
         ("--max-batch-tokens", "tokens computed at once (default: 4096)"),
@@ -54,6 +58,23 @@ def run(args: argparse.Namespace) -> None:
     with chosen_backend(args):
         folders = [name if name != "demo" else model_folder(name) for name in args.models]
         app = create_app(folders, settings, dtype=args.dtype)
-    options = {"host": args.host, "port": args.port, "log_level": "warning", "timeout_keep_alive": 15}
-    print(f"bertcore: listening at http://{args.host}:{args.port}", flush=True)
-    uvicorn.run(app, **options, timeout_graceful_shutdown=args.graceful_timeout)
+    options = {"log_level": "warning", "timeout_keep_alive": 15, "timeout_graceful_shutdown": args.graceful_timeout}
+    with listening_socket(args.host, args.port) as listening:
+        print(f"bertcore: listening at http://{args.host}:{listening.getsockname()[1]}", flush=True)
+        uvicorn.Server(uvicorn.Config(app, **options)).run([listening])
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket at that address, of any free port for 0; CommandError where it cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CommandError(f"cannot listen at {host}:{port}: {error.strerror}") from error
+
+
+def port_number(text: str) -> int:
+    """An argparse type: 0 to 65535."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
+    return int(text)

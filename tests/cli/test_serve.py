@@ -1,0 +1,24 @@
+"""`bertcore serve`: where it listens."""
+
+import socket
+
+import pytest
+
+from bertcore.cli import main
+from bertcore.cli.common import CommandError
+from bertcore.cli.serve import listening_socket
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "x", "1.5"])
+def test_a_number_that_is_no_port(port, capsys):
+    assert main(["serve", "model", "--port", port]) == 2
+    assert f"'{port}' is not a port, 0 to 65535" in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_had():
+    with listening_socket("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"):
+            listening_socket("127.0.0.1", port)
+        with socket.create_connection(("127.0.0.1", port)):  # it listens already
+            pass
