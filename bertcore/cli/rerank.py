@@ -11,6 +11,7 @@ from collections import deque
 
 from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend, model_folder, positive
 from bertcore.cli.lines import input_stream, read_lines
+from bertcore.cli.outputs import output_stream
 
 HELP = "order lines of text by how well they answer a query"
 EXAMPLES = """\
@@ -41,13 +42,15 @@ def run(args: argparse.Namespace) -> None:
     folder = model_folder(args.model)
     with contextlib.ExitStack() as stack:
         lines = read_lines(*stack.enter_context(input_stream(args.input)))
+        output = stack.enter_context(output_stream("-", seekable=False))
         stack.enter_context(chosen_backend(args))
         encoder = CrossEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
         for score, index, text in best_lines(encoder, args.query, lines, args.top_k, args.batch_tokens):
             if args.json:
-                print(json.dumps({"corpus_id": index, "score": score, "text": text}, ensure_ascii=False))
+                line = json.dumps({"corpus_id": index, "score": score, "text": text}, ensure_ascii=False)
             else:
-                print(f"{score:.4f}\t{index + 1}\t{text}")
+                line = f"{score:.4f}\t{index + 1}\t{text}"
+            output.write((line + "\n").encode("utf-8"))
 
 
 def best_lines(encoder, query, lines, top_k, batch_tokens) -> list[tuple[float, int, str]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from bertcore.cli.common import MODEL_HELP, CommandError, add_dtype_argument, chosen_backend, model_folder, positive
 from bertcore.cli.lines import input_stream, read_lines
+from bertcore.cli.outputs import output_stream
 
 HELP = "find the lines of a corpus that are nearest to a query"
 EXAMPLES = """\
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
         raise CommandError("the corpus and the queries are both stdin, expected one of them in a file")
     folder = model_folder(args.model)
     with contextlib.ExitStack() as stack:
+        output = stack.enter_context(output_stream("-", seekable=False))
         stack.enter_context(chosen_backend(args))
         encoder = SentenceEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
         queries = [args.query]
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
         options = {"batch_tokens": args.batch_tokens} if args.batch_tokens else {}
         for number, found in enumerate(search(encoder, queries, lines, args.top_k, options)):
             for entry in found:
-                print(_line(queries[number], number, entry, args))
+                output.write((_line(queries[number], number, entry, args) + "\n").encode("utf-8"))
 
 
 def search(

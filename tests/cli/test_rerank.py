@@ -1,6 +1,9 @@
 """`bertcore rerank`: lines of text in the order of their scores."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +40,11 @@ def test_several_labels(tmp_path, capsys, stdin):
     stdin(b"text")
     assert main(["rerank", str(save_tiny_classifier(tmp_path, labels=3)), "query"]) == 1
     assert "the model has 3 labels, and ordering needs one" in capsys.readouterr().err
+
+
+def test_texts_are_utf8_whatever_stdout_is(folder, tmp_path):
+    (tmp_path / "texts").write_text("ünïcode €\n", encoding="utf-8")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "BERTCORE_BACKEND": "numpy"}
+    command = [sys.executable, "-m", "bertcore", "rerank", str(folder), "the cat", str(tmp_path / "texts")]
+    done = subprocess.run(command, env=env, capture_output=True, check=True)
+    assert done.stdout.decode("utf-8").endswith("\tünïcode €\n")
