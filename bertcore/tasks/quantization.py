@@ -29,7 +29,7 @@ def quantize_embeddings(
 
     Raises:
         TypeError: embeddings that are integers.
-        ValueError: an unknown precision; shapes that do not fit; ranges to be taken from a single embedding.
+        ValueError: an unknown precision; shapes that do not fit; inf or NaN; ranges to be taken from one embedding.
     """
     check_precision(precision)
     embeddings = np.asarray(embeddings)
@@ -37,6 +37,8 @@ def quantize_embeddings(
         raise TypeError(f"embeddings has dtype {embeddings.dtype}, expected floating point: it is quantized already")
     if embeddings.ndim not in (1, 2):
         raise ValueError(f"embeddings has shape {embeddings.shape}, expected (n, dim) or (dim,)")
+    if not np.isfinite(embeddings).all():
+        raise ValueError("embeddings holds inf or NaN, expected finite numbers")
     if precision == "float32":
         return embeddings.astype(np.float32)
     if precision in ("binary", "ubinary"):
@@ -71,5 +73,7 @@ def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.nd
     ranges = np.asarray(ranges, np.float32)
     if ranges.shape != (2, width):
         raise ValueError(f"ranges has shape {ranges.shape}, expected (2, {width})")
+    if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
+        raise ValueError("ranges holds inf or NaN, or a least value above the greatest; expected finite numbers")
     steps = (ranges[1] - ranges[0]) / 255
     return ranges[0], np.where(steps == 0, 1, steps).astype(np.float32)

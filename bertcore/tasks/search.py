@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.tasks.arguments import check_positive
-from bertcore.tasks.similarity import cosine_similarity, normalized
+from bertcore.tasks.similarity import cosine_similarity, floating, normalized
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -70,7 +70,8 @@ def semantic_search(
     Returns:
         For each query a list of {"corpus_id": index, "score": float}, the best first, of equal ones the first.
 
-    Raises ValueError for shapes that do not fit, and sizes that are not positive.
+    Raises ValueError for shapes that do not fit, inf or NaN, and sizes that are not positive; TypeError for what holds
+    no numbers.
     """
     queries, corpus = _table("query_embeddings", query_embeddings), _table("corpus_embeddings", corpus_embeddings)
     _check_counts(top_k=top_k, query_chunk_size=query_chunk_size, corpus_chunk_size=corpus_chunk_size)
@@ -190,7 +191,9 @@ def community_detection(
 
     Raises ValueError for another shape, and sizes that are not positive.
     """
-    rows = normalized(_table("embeddings", embeddings))
+    rows = normalized(floating(_table("embeddings", embeddings)))
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float | np.number) or np.isnan(threshold):
+        raise ValueError(f"threshold is {threshold!r}, expected a number")
     _check_counts(min_community_size=min_community_size, batch_size=batch_size)
     found = []
     for start in range(0, len(rows), batch_size):
@@ -218,6 +221,10 @@ def _table(name: str, rows: Any) -> np.ndarray:
     table = np.atleast_2d(np.asarray(rows))
     if table.ndim != 2:
         raise ValueError(f"{name} has shape {table.shape}, expected (texts, dim)")
+    if table.dtype.kind not in "fiu":
+        raise TypeError(f"{name} has dtype {table.dtype}, expected numbers")
+    if not np.isfinite(table).all():
+        raise ValueError(f"{name} holds inf or NaN, expected finite numbers")
     return table
 
 

@@ -87,5 +87,9 @@ def _tables(left: Any, right: Any) -> tuple[np.ndarray, np.ndarray]:
     if not {left.ndim, right.ndim} <= {1, 2} or left.shape[-1] != right.shape[-1]:
         raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected (n, dim) and (m, dim)")
     left, right = np.atleast_2d(left), np.atleast_2d(right)
-    left, right = (rows if rows.dtype.kind == "f" else rows.astype(np.float32) for rows in (left, right))
-    return left, right
+    return floating(left), floating(right)
+
+
+def floating(rows: np.ndarray) -> np.ndarray:
+    """Integers and float16, whose squares overflow, in float32; others as they are."""
+    return rows if rows.dtype.kind == "f" and rows.dtype.itemsize > 2 else rows.astype(np.float32)

@@ -116,3 +116,32 @@ def test_what_cannot_be_quantized(arguments, error, message):
 def test_counts_are_checked(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} is .*, expected a positive integer"):
         semantic_search(ROWS, ROWS, **options)
+
+
+def test_what_is_not_finite_or_no_number():
+    wrong = ROWS.copy()
+    wrong[2, 1] = np.nan
+    for search in (semantic_search, lambda rows, _: paraphrase_mining_embeddings(rows)):
+        with pytest.raises(ValueError, match="embeddings holds inf or NaN"):
+            search(wrong, ROWS)
+    with pytest.raises(ValueError, match="corpus_embeddings holds inf or NaN"):
+        semantic_search(ROWS, wrong)
+    with pytest.raises(TypeError, match=r"query_embeddings has dtype .*, expected numbers"):
+        semantic_search("a", ROWS)
+    for threshold in ("a", None, float("nan")):
+        with pytest.raises(ValueError, match=r"threshold is .*, expected a number"):
+            community_detection(ROWS, threshold=threshold)
+    with pytest.raises(ValueError, match="embeddings holds inf or NaN"):
+        quantize_embeddings(wrong, "uint8")
+    for ranges in (wrong[2:4], [[1] * 5, [0] * 5]):
+        with pytest.raises(ValueError, match="ranges holds inf or NaN, or a least value above"):
+            quantize_embeddings(ROWS, "uint8", ranges=ranges)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_squares_beyond_the_dtype(dtype):
+    rows = (ROWS * (40 if dtype == "int8" else 1e4)).clip(-60000, 60000).astype(dtype)
+    wide = rows.astype(np.float32)
+    np.testing.assert_allclose(cosine_similarity(rows, rows), cosine_similarity(wide, wide), atol=1e-6)
+    options = {"threshold": 0.5, "min_community_size": 2}
+    assert community_detection(rows, **options) == community_detection(wide, **options) != []
