@@ -38,7 +38,8 @@ class Attribution:
 
 
 def attention_rollout(classifier: TextClassificationPipeline, inputs: Any, **options: Any) -> Attribution:
-    """How much of each token reaches the first one ([CLS]) through all layers' attention.
+    """How much of each token reaches, through all layers' attention, the one that is classified: the first ([CLS]), the
+    last (XLNet, GPT-2), or the mean of all.
 
     Each layer passes on half of what a token has and half of what it attends to, on the mean of the heads; the product
     of these matrices over the layers tells where a token's state is from (Abnar and Zuidema 2020, arXiv:2005.00928).
@@ -59,7 +60,9 @@ def attention_rollout(classifier: TextClassificationPipeline, inputs: Any, **opt
     for layer in out.attentions:
         mixed = 0.5 * (on_host(layer)[0].astype(np.float64).mean(axis=0) + np.eye(len(window)))
         rollout = mixed / mixed.sum(axis=1, keepdims=True) @ rollout
-    return Attribution(list(window.encoding.tokens), list(window.encoding.offsets), rollout[0])
+    source = classifier.model.heads[0].source  # of the state that is classified
+    scores = rollout.mean(axis=0) if source.startswith("mean") else rollout[-1 if source.startswith("last") else 0]
+    return Attribution(list(window.encoding.tokens), list(window.encoding.offsets), scores)
 
 
 def integrated_gradients(

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from bertcore import pipeline, use_backend
+from bertcore import AutoModelForSequenceClassification, pipeline, use_backend
 from bertcore.tasks.attribution import attention_rollout, integrated_gradients
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
+from tests.tiny_families import drawn_anew, tiny_config
 
 NAMES = list(LABELS.values())
 
@@ -87,3 +88,16 @@ def test_bad_calls(classify):
     assert len(attention_rollout(classify, "the cat " * 40, truncation=True).tokens) == 40
     with pytest.raises(TypeError, match="classifier is str"):
         attention_rollout("model", "a")
+
+
+@pytest.mark.parametrize(("family", "reached"), [("xlnet-base-cased", "last"), ("gpt2", "last"), ("bert", "first")])
+def test_rollout_is_of_the_token_that_is_classified(classify, family, reached):
+    config = tiny_config(family if reached == "last" else "bert-base-uncased")
+    model = drawn_anew(AutoModelForSequenceClassification.from_config(config, num_labels=2))
+    found = attention_rollout(pipeline("text-classification", model, classify.tokenizer), TEXTS[0])
+    row = {name: [values] for name, values in classify.tokenizer(TEXTS[0]).items()}
+    rollout = np.eye(len(found.tokens))
+    for layer in model(**row, output_attentions=True).attentions:
+        rollout = 0.5 * (layer[0].mean(axis=0) + np.eye(len(rollout))) @ rollout
+    np.testing.assert_allclose(found.scores, rollout[-1 if reached == "last" else 0], atol=1e-6)
+    assert (found.scores > 0.01).all()
