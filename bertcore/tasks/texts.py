@@ -105,7 +105,7 @@ def sequence_length(wanted: int | None, published: int, positions: int | None, s
 
 def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
     """The texts one by one, each seen to be a string."""
-    expected = "expected a string or a list of strings"
+    expected = "expected a list of strings" if isinstance(texts, str) else "expected a string or a list of strings"
     if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
         hint = "; decode it first" if isinstance(texts, bytes) else ""
         raise TypeError(f"{name} is {type(texts).__name__}, {expected}{hint}")

@@ -11,7 +11,7 @@ from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config, resolve
 from bertcore.checkpoint.config import CONFIG_NAME
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.arguments import check_one_of, check_positive
+from bertcore.tasks.arguments import check_flag, check_one_of, check_positive
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.cross_encoder.activations import Activation, chosen_activation, published_activation
 from bertcore.tasks.folder import (
@@ -137,6 +137,7 @@ class CrossEncoder:
             ValueError: a text that is not valid Unicode, an unknown prompt name or activation, a `batch_tokens` that is
                 not positive, a wrong `truncation`, `stride` or `merge`, a pair that is too long where that is refused.
         """
+        check_flag("apply_softmax", apply_softmax)
         is_one = _is_pair(pairs)
         many = list(_checked([pairs] if is_one else pairs))
         long = Cutting(truncation, self.max_seq_length, stride), merge
@@ -227,7 +228,12 @@ class CrossEncoder:
             rows = ((before + first, second) for first, second in pairs)
             with progress_bar(count, show_progress) as advance:
                 for logits in self.scores.logits(rows, *long, batch_tokens, advance, backend):
-                    found = np.asarray(activation(logits[None]), np.float32)[0]
+                    found = np.asarray(activation(logits[None]), np.float32)
+                    if found.shape != (1, self.num_labels):
+                        raise ValueError(
+                            f"activation_fn made the shape {found.shape} of {(1, self.num_labels)}, expected the same"
+                        )
+                    found = found[0]
                     yield found[0] if self.num_labels == 1 else found
 
         return scores()

@@ -23,7 +23,7 @@ from bertcore.tasks.sentence_encoder.pooling import pool
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.sentence_encoder.static import StaticModel
 from bertcore.tasks.similarity import SIMILARITIES, normalized, pairwise_similarity
-from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_texts, sequence_length, uncut
+from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_text, checked_texts, sequence_length, uncut
 from bertcore.tokenization import AutoTokenizer
 
 
@@ -168,7 +168,7 @@ class SentenceEncoder:
             ValueError: a text with a lone surrogate, an unknown prompt name or precision, a number that is not
                 positive, ranges to be taken from a single text, a task whose adapter is not in the weights.
         """
-        many = [texts] if isinstance(texts, str) else list(checked_texts(texts))
+        many = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
         checked = checked_options(
             self, prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, truncation, stride, merge,
             batch_tokens,
@@ -239,14 +239,22 @@ class SentenceEncoder:
             raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
         return self._rows(checked, show_progress, options)
 
-    def encode_tokens(self, texts: str | Iterable[str], **options: Any) -> Any:
+    def encode_tokens(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> Any:
         """The hidden states of the tokens of one text, (tokens, hidden) float32, or a list of them for several texts.
 
-        Special tokens are among them; nothing is pooled. `options` are `prompt`, `prompt_name` and `batch_tokens` of
-        `encode`. Raises as `encode` does.
+        Special tokens are among them; nothing is pooled. The arguments are those of `encode`, and it raises as `encode`
+        does.
         """
-        many = [texts] if isinstance(texts, str) else list(checked_texts(texts))
-        checked, cut = checked_options(self, **options), self._cut_texts()
+        many = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
+        checked = checked_options(self, prompt, prompt_name, batch_tokens=batch_tokens)
+        cut = self._cut_texts()
 
         def compute(batch: list[np.ndarray]) -> list[np.ndarray]:
             with kernels.use_backend(checked.backend):

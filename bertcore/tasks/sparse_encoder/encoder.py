@@ -162,7 +162,7 @@ class SparseEncoder:
         """The words of embeddings and their weights, the greatest first.
 
         Args:
-            embeddings: a `SparseRow`, or a sparse matrix as `encode` returns it.
+            embeddings: a `SparseRow`, or a sparse matrix as `encode` returns it, or a row of one.
             top_k: how many words; all by default.
 
         Returns:
@@ -176,6 +176,11 @@ class SparseEncoder:
             order = np.argsort(-embeddings.values, kind="stable")[:top_k]
             words = self.tokenizer.convert_ids_to_tokens(embeddings.indices[order].tolist())
             return list(zip(words, embeddings.values[order].tolist(), strict=True))
+        if not hasattr(embeddings, "tocsr"):
+            raise TypeError(f"embeddings is {type(embeddings).__name__}, expected a SparseRow or a sparse matrix")
+        if embeddings.ndim == 1:
+            return self.decode(embeddings.reshape(1, -1), top_k)[0]
+        embeddings = embeddings.tocsr()
         rows = zip(embeddings.indptr[:-1], embeddings.indptr[1:], strict=True)
         parts = (SparseRow(embeddings.indices[a:b], embeddings.data[a:b]) for a, b in rows)
         return [self.decode(part, top_k) for part in parts]

@@ -244,3 +244,11 @@ def test_dtypes(folder, dtype):
     embeddings = SentenceEncoder(folder, dtype=dtype).encode(TEXTS)
     assert embeddings.dtype == np.float32
     np.testing.assert_allclose(embeddings, SentenceEncoder(folder).encode(TEXTS), atol=1e-5)
+
+
+def test_the_name_of_one_text_and_the_options_of_tokens(encoder):
+    for encode in (encoder.encode, encoder.encode_tokens):
+        with pytest.raises(ValueError, match=r"^texts is not valid Unicode"):
+            encode("\ud800")
+    with pytest.raises(TypeError, match=r"encode_tokens\(\) got an unexpected keyword argument 'truncation'"):
+        encoder.encode_tokens("a", truncation="chunk")

@@ -132,3 +132,13 @@ def test_folders_that_are_refused(tmp_path):
     write_modules(folder, {"": "x.MLMTransformer", "1_": "x.SparseAutoEncoder"})
     with pytest.raises(CheckpointError, match=r"x\.SparseAutoEncoder, which is not supported"):
         SparseEncoder(folder)
+
+
+def test_decoding_a_row_of_a_matrix(encoder):
+    matrix = encoder.encode(TEXTS[:2])
+    assert encoder.decode(matrix[0]) == encoder.decode(matrix)[0]
+    assert encoder.decode(matrix.tocsc()) == encoder.decode(matrix)
+    with pytest.raises(TypeError, match="embeddings is ndarray, expected a SparseRow or a sparse matrix"):
+        encoder.decode(matrix.toarray())
+    with pytest.raises(TypeError, match="texts is str, expected a list of strings"):
+        encoder.encode("the cat")
