@@ -67,11 +67,22 @@ class Ensemble:
         if taken:
             raise TypeError(f"{taken[0]} is the ensemble's own: it needs all classes' probabilities")
         options |= {"top_k": None, "function_to_apply": "softmax"}
+        first = self.members[0]
+        read = first._options(options)
         if isinstance(inputs, str | Mapping):
+            first._texts(inputs, "inputs", read)
             return next(self._answers([inputs], options))
+        first._check_several(inputs)
+        rows = self._checked(inputs, read)
         if isinstance(inputs, Iterator) or not hasattr(inputs, "__len__"):
-            return self._answers(inputs, options)
-        return list(self._answers(inputs, options))
+            return self._answers(rows, options)
+        return list(self._answers(rows, options))
+
+    def _checked(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
+        """The inputs; an error names the place among all of them, where a member is given some at a time."""
+        for number, row in enumerate(inputs):
+            self.members[0]._texts(row, f"inputs[{number}]", options)
+            yield row
 
     def _answers(self, inputs: Iterable[Any], options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         rows = iter(inputs)

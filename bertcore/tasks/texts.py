@@ -1,7 +1,7 @@
 """Texts on their way to a model: checked, cut to its length, and counted where they were cut."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
 import numpy as np
@@ -130,3 +130,11 @@ def checked_batch_tokens(value: Any) -> int:
     """A positive number of tokens; ValueError for anything else."""
     check_positive("batch_tokens", value)
     return int(value)
+
+
+def check_words(name: str, value: Any) -> None:
+    """TypeError, ValueError for what is no collection of strings."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise TypeError(f"{name} is {value!r}, expected a list of strings")
+    for number, text in enumerate(value):
+        checked_text(f"{name}[{number}]", text)

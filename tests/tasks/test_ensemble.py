@@ -81,3 +81,14 @@ def test_what_is_no_ensemble(folders, tmp_path):
         Ensemble([members[0], pipeline("text-classification", other)])
     with pytest.raises(TypeError, match="top_k is the ensemble's own"):
         Ensemble(members)("a", top_k=1)
+
+
+def test_wrong_inputs_are_named_at_once(folders):
+    ensemble = Ensemble.from_pretrained(folders[:2])
+    for wrong in (None, 5, b"a", np.array("a")):
+        with pytest.raises(TypeError, match=r"inputs is .*, expected a string"):
+            ensemble(wrong)
+    with pytest.raises(TypeError, match=r"inputs\[70\] is int"):
+        ensemble(["a"] * 70 + [5])
+    with pytest.raises(TypeError, match="unexpected option 'topk'"):
+        ensemble([], topk=1)

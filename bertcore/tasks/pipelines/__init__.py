@@ -6,6 +6,7 @@ from typing import Any
 
 from bertcore.models.model import Model
 from bertcore.tasks.pipelines.base import Pipeline
+from bertcore.tokenization.tokenizer import Tokenizer
 
 # Task -> module and class; each is loaded when it is first asked for.
 TASKS = {
@@ -48,10 +49,15 @@ def pipeline(
         CheckpointError: what is wrong with which file.
     """
     kind = pipeline_class(task)
+    if not isinstance(model, str | os.PathLike | Model):
+        raise TypeError(f"model is {type(model).__name__}, expected the folder or the id of a checkpoint, or a model")
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        raise TypeError(f"tokenizer is {type(tokenizer).__name__}, expected what AutoTokenizer.from_pretrained returns")
     if not isinstance(model, Model):
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         return kind.from_pretrained(model, tokenizer=tokenizer, dtype=dtype, hub=hub, **options)
-    given = {"dtype": dtype, "revision": revision, "token": token, "cache_dir": cache_dir}
+    given = {"dtype": dtype, "revision": revision, "token": token, "cache_dir": cache_dir,
+             "local_files_only": local_files_only or None}  # fmt: skip
     wrong = [name for name, value in given.items() if value is not None]
     if wrong:
         raise TypeError(f"{wrong[0]} is for a model that is not loaded yet, and model is a {type(model).__name__}")

@@ -148,11 +148,15 @@ class Pipeline:
         if self._is_one(inputs):
             (answer,) = self._answers([inputs], options, total=1, one=True)
             return self._answer_of_one(inputs, answer, options)
-        if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable):
-            raise TypeError(f"inputs is {type(inputs).__name__}, expected {self._expected()}, or several")
+        self._check_several(inputs)
         if isinstance(inputs, Iterator) or not hasattr(inputs, "__len__"):
             return self._answers(inputs, options, total=None)
         return list(self._answers(inputs, options, total=len(inputs)))
+
+    def _check_several(self, inputs: Any) -> None:
+        has_no_axis = isinstance(inputs, np.ndarray) and not inputs.ndim  # it says that it can be iterated over
+        if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable) or has_no_axis:
+            raise TypeError(f"inputs is {type(inputs).__name__}, expected {self._expected()}, or several")
 
     @property
     def id2label(self) -> dict[int, str]:

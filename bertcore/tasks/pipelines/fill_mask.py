@@ -12,6 +12,7 @@ from bertcore.tasks.arguments import check_positive
 from bertcore.tasks.long_texts import Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.texts import check_words
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,12 @@ class FillMaskPipeline(Pipeline):
         return options
 
     def _target_ids(self, targets: str | Sequence[str]) -> list[int]:
-        words = [targets] if isinstance(targets, str) else list(targets)
+        words = [targets] if isinstance(targets, str) else targets
+        check_words("targets", words)
         if not words:
             raise ValueError("targets is empty, expected words")
         vocabulary, found = self.tokenizer.get_vocab(), []
         for word in words:
-            if not isinstance(word, str):
-                raise TypeError(f"targets has {word!r}, expected strings")
             ids = [vocabulary[word]] if word in vocabulary else self.tokenizer.encode(word, add_special_tokens=False)
             if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
                 raise ValueError(f"targets has {word!r}, which is {len(ids)} tokens or unknown, expected one token")

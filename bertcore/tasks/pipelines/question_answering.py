@@ -148,6 +148,8 @@ class QuestionAnsweringPipeline(Pipeline):
         nothing = [window.none for window in windows if window.none is not None]
         if options.handle_impossible_answer and nothing:
             answers.append({"score": float(np.exp(min(nothing) - total)), "start": 0, "end": 0, "answer": ""})
+        if not answers:  # no token of the context stands for characters that can be seen
+            raise ValueError(f"{name}['context'] is empty, expected a text")
         answers.sort(key=lambda answer: -answer["score"])
         return answers[0] if options.top_k == 1 else answers[: options.top_k]
 

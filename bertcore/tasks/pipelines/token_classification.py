@@ -12,6 +12,7 @@ from bertcore.tasks.arguments import check_one_of
 from bertcore.tasks.long_texts import Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.texts import check_words
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 
@@ -33,8 +34,7 @@ class TaggingOptions(CallOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("aggregation_strategy", self.aggregation_strategy, STRATEGIES)
-        if isinstance(self.ignore_labels, str):
-            raise TypeError(f"ignore_labels is {self.ignore_labels!r}, expected a list of classes")
+        check_words("ignore_labels", self.ignore_labels)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host, softmax
-from bertcore.tasks.texts import checked_text
+from bertcore.tasks.texts import check_words, checked_text
 
 TEMPLATE = "This example is {}."
 
@@ -40,11 +40,20 @@ class ZeroShotOptions(CallOptions):
         super().__post_init__()
         check_flag("multi_label", self.multi_label)
         check_one_of("merge", self.merge, MERGES)
+        if not self._has_place():
+            raise ValueError(
+                f"hypothesis_template is {self.hypothesis_template!r}, expected a text with {{}} in the class's place"
+            )
+        checked_text("hypothesis_template", self.hypothesis_template)
+        if not isinstance(self.candidate_labels, str):
+            check_words("candidate_labels", self.candidate_labels)
+
+    def _has_place(self) -> bool:
         template = self.hypothesis_template
-        if not isinstance(template, str) or template.format("x") == template:
-            raise ValueError(f"hypothesis_template is {template!r}, expected a text with {{}} in the class's place")
-        for number, label in enumerate(self.labels):
-            checked_text(f"candidate_labels[{number}]", label)
+        try:
+            return isinstance(template, str) and template.format("x") != template
+        except (IndexError, KeyError, ValueError, AttributeError):  # another place, or what is no template
+            return False
 
     @property
     def labels(self) -> list[str]:

@@ -93,3 +93,9 @@ def test_answers_are_those_of_transformers(masked_folder):
     for inputs in (ONE, TWO, [ONE, TWO]):
         for options in ({}, {"top_k": 2}, {"targets": ["cat", "capital"]}):
             assert_same_form(ours(inputs, **options), theirs(inputs, **options))
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(5, TypeError), (iter(["cat"]), TypeError), (["\ud800"], ValueError)])
+def test_targets_that_are_no_words(fill, wrong, error):
+    with pytest.raises(error, match=r"targets.*(expected a list of strings|not valid Unicode)"):
+        fill(ONE, targets=wrong)

@@ -115,3 +115,17 @@ def test_features_are_those_of_transformers(tmp_path):
     theirs = transformers.pipeline("feature-extraction", str(folder), device="cpu")
     for inputs in (TEXTS[0], TEXTS[:2]):
         assert_same_form(pipeline("feature-extraction", folder)(inputs), theirs(inputs))
+
+
+@pytest.mark.parametrize("template", ["{} {}", "{x}", "{", "{:d}", "{.x}"])
+def test_a_template_of_another_kind(judge, template):
+    with pytest.raises(ValueError, match=r"hypothesis_template is '.*', expected a text with {}"):
+        judge(TEXTS[0], ["cat"], hypothesis_template=template)
+
+
+def test_classes_that_are_no_list(judge):
+    for wrong in (5, iter(["cat"])):
+        with pytest.raises(TypeError, match=r"candidate_labels is .*, expected a list of strings"):
+            judge(TEXTS[0], wrong)
+    with pytest.raises(ValueError, match="hypothesis_template is not valid Unicode"):
+        judge(TEXTS[0], ["cat"], hypothesis_template="\ud800{}")

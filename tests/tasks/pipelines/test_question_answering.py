@@ -121,3 +121,11 @@ def test_windows_do_not_change_what_one_window_holds(answer):
 def test_bad_calls(answer, inputs, options, error, message):
     with pytest.raises(error, match=message):
         answer(inputs, **options)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_context_without_tokens(answer, top_k):
+    pairs = [{"question": "a", "context": "the cat"}, {"question": "a", "context": "\u200b\x01"}]
+    with pytest.raises(ValueError, match=r"inputs\[1\]\['context'\] is empty"):
+        answer(pairs, top_k=top_k)
+    assert answer(pairs[1], handle_impossible_answer=True)["answer"] == ""

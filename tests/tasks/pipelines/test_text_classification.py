@@ -224,3 +224,18 @@ def test_answers_are_those_of_transformers(classifier_folder):
     for inputs in (TEXTS[0], TEXTS, pair, [pair, pair]):
         for options in ({}, {"top_k": None}, {"top_k": 2}, {"function_to_apply": "sigmoid", "top_k": 1}):
             assert_same_form(ours(inputs, **options), theirs(inputs, **options))
+
+
+def test_an_array_without_axes(classify):
+    with pytest.raises(TypeError, match="inputs is ndarray, expected a string"):
+        classify(np.array("the cat"))
+
+
+def test_what_a_pipeline_is_made_of(classifier_folder, classify):
+    with pytest.raises(TypeError, match="model is NoneType, expected the folder or the id"):
+        pipeline("text-classification", None)
+    for model in (classifier_folder, classify.model):
+        with pytest.raises(TypeError, match="tokenizer is int, expected what AutoTokenizer"):
+            pipeline("text-classification", model, 5)
+    with pytest.raises(TypeError, match="local_files_only is for a model that is not loaded"):
+        pipeline("text-classification", classify.model, classify.tokenizer, local_files_only=True)

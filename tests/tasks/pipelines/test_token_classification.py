@@ -124,3 +124,9 @@ def plain(value):
     if isinstance(value, list):
         return [plain(each) for each in value]
     return value.item() if isinstance(value, np.generic) else value
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [["O"]]])
+def test_labels_that_are_no_list_of_names(tag, wrong):
+    with pytest.raises(TypeError, match="ignore_labels"):
+        tag("a", ignore_labels=wrong)
