@@ -114,3 +114,9 @@ def only(given, sequence, first=0):
         own["bias"] = own["bias"][..., :length_k]
     counts = {"cu_seqlens": np.array([0, length], np.int32), "cu_seqlens_k": np.array([0, length_k], np.int32)}
     return own | counts, queries, keys
+
+
+def in_float64(problem):
+    """The arguments with floating arrays widened."""
+    is_float = {name: isinstance(it, np.ndarray) and it.dtype.kind == "f" for name, it in problem.items()}
+    return {name: it.astype(np.float64) if is_float[name] else it for name, it in problem.items()}
