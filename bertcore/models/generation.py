@@ -67,6 +67,8 @@ def generate(
     """
     _check_family(model)
     _check_choice(do_sample, temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences)
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
+        raise ValueError(f"seed is {seed!r}, expected an integer from 0 on, or None")
     ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
     ids = integer_batch("input_ids", input_ids)
     if attention_mask is None and padding is not None and padding not in ends:

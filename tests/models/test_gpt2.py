@@ -284,3 +284,12 @@ def test_the_word_that_a_sequence_is_classified_by(cpu_backend):
     hidden = encoder(ids, np.ones_like(ids)).last_hidden_state[[0, 1, 2], [1, 2, 0]]
     expected = hidden @ model.state_dict()["score.weight"].T
     np.testing.assert_allclose(model(ids, np.ones_like(ids)).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "x", True])
+def test_a_seed_that_is_no_number_from_0_on(seed):
+    model = AutoModelForCausalLM.from_config(
+        {"model_type": "gpt2", "n_embd": 6, "n_head": 1, "n_layer": 1, "n_positions": 8, "vocab_size": 9}
+    )
+    with pytest.raises(ValueError, match=r"seed is .*, expected an integer from 0 on"):
+        model.generate([[1, 2]], max_new_tokens=2, do_sample=True, seed=seed)
