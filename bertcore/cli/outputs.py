@@ -30,7 +30,7 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
     if not path:
         raise CommandError("--output is empty, expected the name of a file, or - for stdout")
     if path == "-" and sys.stdout is None:
-        raise CommandError("stdout is closed: give -o FILE")
+        raise CommandError("stdout is closed: there is nowhere to write to")
     target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
     with _naming("stdout" if path == "-" else path):
         if path != "-" and (target.is_file() or not target.exists()):

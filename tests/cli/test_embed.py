@@ -188,7 +188,7 @@ def test_closed_streams(encoder_folder, texts_file, monkeypatch, capsys, tmp_pat
         closed.setattr("sys.stdout", None)
         assert embed(encoder_folder, texts_file, "--format", form) == 1
         assert embed(encoder_folder, texts_file, "--format", form, "-o", tmp_path / "out") == 0
-    assert capsys.readouterr().err == "bertcore embed: stdout is closed: give -o FILE\n"
+    assert capsys.readouterr().err == "bertcore embed: stdout is closed: there is nowhere to write to\n"
     monkeypatch.setattr("sys.stdin", None)
     assert embed(encoder_folder, "--format", form) == 1
     assert capsys.readouterr().err == "bertcore embed: stdin is closed: give INPUT, a file of texts\n"
