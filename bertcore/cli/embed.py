@@ -32,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-seq-length", type=positive, metavar="N", help="cut texts to N tokens (default: as published)"
     )
+    parser.add_argument(
+        "--truncation",
+        choices=["warn", "error", "chunk"],
+        default="warn",
+        help="texts that are longer: cut and told, refused, or read whole in overlapping windows (default: warn)",
+    )
     parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
     parser.add_argument(
         "--normalize",
@@ -73,7 +79,7 @@ def _embeddings(folder, lines, args):
     from bertcore.tasks.sentence_encoder import SentenceEncoder
 
     encoder = SentenceEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
-    options = {"prompt": args.prompt, "prompt_name": args.prompt_name, "normalize": args.normalize}
+    options = {name: getattr(args, name) for name in ("prompt", "prompt_name", "normalize", "truncation")}
     if args.batch_tokens:
         options["batch_tokens"] = args.batch_tokens
     progress = args.progress

@@ -129,8 +129,20 @@ def test_options_reach_the_encoder(tmp_path, texts_file):
 
 def test_texts_that_are_cut_are_told(encoder_folder, texts_file, capsys):
     assert embed(encoder_folder, texts_file, "--max-seq-length", 4) == 0
-    told = "bertcore embed: 2 of 4 texts were cut to 4 tokens; the model takes up to 40 (max_seq_length)."
+    told = "bertcore embed: 2 of 4 texts were cut to 4 tokens; the model takes up to 40 (max_seq_length)"
     assert capsys.readouterr().err.startswith(told)
+
+
+def test_texts_that_would_be_cut_are_read_whole_or_refused(encoder_folder, texts_file, tmp_path, capsys):
+    vectors = []
+    for truncation in ("warn", "chunk"):
+        out = tmp_path / f"{truncation}.npy"
+        assert embed(encoder_folder, texts_file, "--max-seq-length", 4, "--truncation", truncation, "-o", out) == 0
+        assert ("cut" in capsys.readouterr().err) == (truncation == "warn")
+        vectors.append(np.load(out))
+    assert not np.array_equal(*vectors)
+    assert embed(encoder_folder, texts_file, "--max-seq-length", 4, "--truncation", "error") == 1
+    assert "4 tokens" in capsys.readouterr().err
 
 
 def test_progress(encoder_folder, texts_file, capsys):
