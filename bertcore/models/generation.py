@@ -67,8 +67,7 @@ def generate(
     """
     _check_family(model)
     _check_choice(do_sample, temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences)
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
-        raise ValueError(f"seed is {seed!r}, expected an integer from 0 on, or None")
+    _check_seed(seed)
     ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
     ids = integer_batch("input_ids", input_ids)
     if attention_mask is None and padding is not None and padding not in ends:
@@ -85,17 +84,26 @@ def generate(
         if num_beams > 1:
             new = search_beams(steps, ends, padding, num_beams, num_return_sequences, length_penalty)
         else:
-            choose = _best
-            if do_sample:
-                rng = np.random.default_rng(seed)
-
-                def choose(scores: Any) -> np.ndarray:
-                    scores = restricted_scores(_on_host(scores), temperature, top_k, top_p)
-                    return sample_words(scores, rng.random(len(scores)))
-
+            choose = _drawing(temperature, top_k, top_p, seed) if do_sample else _best
             new = _word_by_word(steps, choose, ends, padding)
         ids = np.repeat(ids, num_return_sequences, axis=0)
         return kernels.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
+
+
+def _drawing(temperature: float, top_k: int | None, top_p: float, seed: int | None) -> Callable[[Any], np.ndarray]:
+    """What draws a word for each row of scores."""
+    rng = np.random.default_rng(seed)
+
+    def draw(scores: Any) -> np.ndarray:
+        scores = restricted_scores(_on_host(scores), temperature, top_k, top_p)
+        return sample_words(scores, rng.random(len(scores)))
+
+    return draw
+
+
+def _check_seed(seed: Any) -> None:
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
+        raise ValueError(f"seed is {seed!r}, expected an integer from 0 on, or None")
 
 
 def _check_choice(
