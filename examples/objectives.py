@@ -68,7 +68,7 @@ WAYS = {
     "mlm+nsp": Way(MaskedLM() + NextSentence(), BERT, "pair_accuracy"),
     "mlm+sop": Way(MaskedLM() + SentenceOrder(), ALBERT, "pair_accuracy"),  # its layers share their weights
     "mlm+sop, own layers": Way(MaskedLM() + SentenceOrder(), ALBERT_OWN_LAYERS, "pair_accuracy"),
-    "rtd": Way(ReplacedToken(), ELECTRA, "replaced_f1"),
+    "rtd": Way(ReplacedToken(), ELECTRA, "replaced_precision"),
     "plm": Way(PermutationLM(), XLNET),
     "mlm+sbo": Way(SpanBoundary(), BERT),
 }
@@ -94,7 +94,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
         seed=seed,
         save_strategy="no",
     )
-    own = {"pair_accuracy": [metrics.pair_accuracy], "replaced_f1": [metrics.replaced_tokens]}.get(way.figure, [])
+    own = {"pair_accuracy": [metrics.pair_accuracy], "replaced_precision": [metrics.replaced_tokens]}.get(way.figure, [])
     trainer = Trainer(
         model,
         args,
@@ -110,7 +110,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
     figure, trivial = measured[f"eval_{way.figure}"], measured.get(f"eval_{way.figure}_trivial")
     trivial = trivial_share(way, trainer, examples, held_out) if trivial is None else trivial
     model.save_pretrained(folder)
-    encoder = model.discriminator if way.figure == "replaced_f1" else model
+    encoder = model.discriminator if way.figure == "replaced_precision" else model
     tokenizer.save_pretrained(encoder_of(folder))
     figures = {"tokens": done.metrics["train_tokens"], "figure": figure, "trivial": trivial}
     return {"parameters": encoder.num_parameters(), **figures, "curve": curve_of(trainer)}

@@ -135,7 +135,7 @@ def test_replaced_tokens(inputs, tmp_path, capsys, options):
     options = ["--objective", "rtd", "--vocab-size", "70", "--save-steps", "2", *options]
     assert pretrain(inputs, tmp_path / "out", *options, model=tmp_path / "electra.json") == 0
     shown = capsys.readouterr().out
-    for name in ("masked_accuracy", "replaced_accuracy", "replaced_f1"):
+    for name in ("masked_accuracy", "replaced_accuracy", "replaced_precision"):
         assert f"held out  {name} " in shown and f"held out  {name}_trivial " in shown
     found = [load_model(tmp_path / "out" / part) for part in ("generator", "discriminator")]
     assert [type(model).__name__ for model in found] == ["AutoModelForMaskedLM", "Discriminator"]
