@@ -4,10 +4,11 @@
     python examples/spread.py FILE --plot curves.png        # of several seeds
 
 Each objective trains a model of Mini-BERT's size on package descriptions. Its own figure is of 1,000 texts held out,
-beside that of the trivial guess: the most frequent word, or the most frequent class. The probe is the same for all:
-logistic regression on the mean of the last hidden states tells the 20 largest sections apart, beside TF-IDF and an
-encoder with random weights. "mlm+nsp" and "mlm+sop, own layers" learn from pairs of the same texts in encoders of the
-same size: one asks whether segments belong together, the other in which order.
+beside that of the trivial guess: the most frequent word, or the most frequent class; of replaced tokens it is the mean
+precision over recall, and a random order is trivial. The probe is the same for all: logistic regression on the mean of
+the last hidden states tells the 20 largest sections apart, beside TF-IDF and an encoder with random weights. "mlm+nsp"
+and "mlm+sop, own layers" learn from pairs of the same texts in encoders of the same size: one asks whether segments
+belong together, the other in which order.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
         seed=seed,
         save_strategy="no",
     )
-    own = {"pair_accuracy": [metrics.pair_accuracy], "replaced_precision": [metrics.replaced_tokens]}.get(way.figure, [])
+    own = {"pair_accuracy": metrics.pair_accuracy, "replaced_precision": metrics.replaced_tokens}
     trainer = Trainer(
         model,
         args,
@@ -102,7 +103,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
         eval_dataset=held_out,
         processing_class=tokenizer,
         objective=way.objective,
-        compute_metrics=metrics.combined(metrics.masked_accuracy, *own),
+        compute_metrics=metrics.combined(metrics.masked_accuracy, *([own[way.figure]] if way.figure in own else [])),
         preprocess_logits_for_metrics=metrics.predicted_words,
     )
     done = trainer.train()
