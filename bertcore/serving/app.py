@@ -158,9 +158,10 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _error(error: RequestError, *, is_openai: bool) -> Response:
-    """OpenAI's clients read error.message; text-embeddings-inference's error and error_type."""
+    """OpenAI's clients read error.message, type and code; text-embeddings-inference's error and error_type."""
     if is_openai:
-        inner = {"message": error.message, "type": error.kind, "code": error.status}
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        inner = {"message": error.message, "type": kind, "param": None, "code": error.kind}
         response = _json({"error": inner}, error.status)
     else:
         response = _json({"error": error.message, "error_type": error.kind}, error.status)

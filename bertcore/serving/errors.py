@@ -46,6 +46,11 @@ def unsupported(message: str) -> RequestError:
     return RequestError(424, "backend", message)
 
 
+def no_model(message: str) -> RequestError:
+    """A model that is not served here."""
+    return RequestError(404, "model_not_found", message)
+
+
 def timed_out(message: str) -> RequestError:
     """Work that took too long."""
     return RequestError(504, "timeout", message)

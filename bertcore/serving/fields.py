@@ -9,11 +9,13 @@ REQUIRED = object()
 
 
 def text(body: Mapping[str, Any], name: str, default: Any = REQUIRED) -> Any:
-    """A string; RequestError (422) for anything else."""
+    """A string; the default, if there is one, where the field is absent or null. RequestError (422) for other values."""
     value = body.get(name, default)
     if value is REQUIRED:
         raise invalid(f"{name} is missing, expected a string")
-    if value is not default and not isinstance(value, str):
+    if value is None and default is not REQUIRED:
+        return default
+    if not isinstance(value, str):
         raise invalid(f"{name} is {_shown(value)}, expected a string")
     return value
 

@@ -10,7 +10,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher
-from bertcore.serving.errors import too_large, unsupported
+from bertcore.serving.errors import no_model, too_large, unsupported
 from bertcore.serving.settings import ServerSettings
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_modules
@@ -119,11 +119,18 @@ class Models:
                 raise CheckpointError(f"two models are called {name!r}, expected different names of folders")
 
     def of_kind(self, kind: str, name: str | None = None) -> ServedModel:
-        """The model of that kind, of that name if several have the kind; RequestError (424) if there is none."""
-        found = [model for model in self.all if model.kind == kind]
+        """The model of that kind and name, the first of the kind without a name.
+
+        Raises RequestError: 424 if no model has the kind, 404 if none that has it is called `name`.
+        """
+        found = {model.name: model for model in self.all if model.kind == kind}
         if not found:
             raise unsupported(f"no model here {WHAT[kind]}")
-        return next((model for model in found if model.name == name), found[0])
+        if name is None:
+            return next(iter(found.values()))
+        if name not in found:
+            raise no_model(f"no model here that {WHAT[kind]} is called {name!r}: there is {', '.join(found)}")
+        return found[name]
 
 
 def finite(values: np.ndarray) -> np.ndarray:

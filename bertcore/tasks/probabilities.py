@@ -1,9 +1,9 @@
 """From scores to probabilities, in float64 on the host."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 
 def on_host(array: Any) -> np.ndarray:
     """The array in host memory."""
@@ -21,3 +21,18 @@ def sigmoid(scores: np.ndarray) -> np.ndarray:
     scores = scores.astype(np.float64)
     small = np.exp(-np.abs(scores))
     return np.where(scores >= 0, 1.0, small) / (1.0 + small)
+
+
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": lambda scores: scores,
+}
+
+
+def published_function(problem_type: str | None, num_labels: int) -> str:
+    """Which of `FUNCTIONS` makes probabilities of a classifier's scores, by what its config says of the problem: "none"
+    for regression, "sigmoid" for one label or several at once, "softmax" for others."""
+    if problem_type == "regression":
+        return "none"
+    return "sigmoid" if problem_type == "multi_label_classification" or num_labels == 1 else "softmax"

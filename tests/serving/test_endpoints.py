@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder
+from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 
 TEXTS = ["the cat sat on a mat.", "", "paris is the capital of france."]
 LONG = "the cat " * 60
@@ -99,13 +100,45 @@ def test_openai(client, encoder):
     assert found["object"] == "list" and found["model"] == "encoder"
     assert [(entry["object"], entry["index"]) for entry in found["data"]] == [("embedding", n) for n in range(3)]
     close([entry["embedding"] for entry in found["data"]], expected)
+    found_floats = found["data"]
     tokens = sum(len(ids) for ids in encoder.tokenizer(TEXTS)["input_ids"])
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    found = post(client, "/v1/embeddings", input=TEXTS[0], model="x", encoding_format="base64", dimensions=5)
+    found = post(client, "/v1/embeddings", input=TEXTS[0], model=None, encoding_format="base64", dimensions=5)
     row = np.frombuffer(base64.b64decode(found["data"][0]["embedding"]), "<f4")
     close(row, encoder.encode(TEXTS[0], normalize=True, truncate_dim=5))
     error = post(client, "/v1/embeddings", 422, input=TEXTS, encoding_format="hex")["error"]
-    assert error["code"] == 422 and "encoding_format is 'hex', expected one of float, base64" in error["message"]
+    assert error["code"] == "validation" and error["type"] == "invalid_request_error"
+    assert "encoding_format is 'hex', expected one of float, base64" in error["message"]
+    null = {"encoding_format": None, "dimensions": None, "user": None}
+    assert post(client, "/v1/embeddings", input=TEXTS, model="encoder", **null)["data"] == found_floats
+
+
+@pytest.mark.parametrize("name", ["other", "splade", ""])
+def test_openai_model_that_is_not_served(client, name):
+    error = post(client, "/v1/embeddings", 404, input="a", model=name)["error"]
+    assert error == {
+        "message": f"no model here that embeds texts is called {name!r}: there is encoder",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "model_not_found",
+    }
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "function"),
+    [("multi_label_classification", "sigmoid"), ("regression", "identity"), (None, "softmax")],
+)
+def test_predict_by_the_problem_of_the_config(tmp_path, problem_type, function):
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import create_app
+
+    folder = save_tiny_classifier(tmp_path, labels=3, config={"problem_type": problem_type})
+    expected = CrossEncoder(folder, activation_fn=function).predict(("the cat", "sat"))
+    with TestClient(create_app([folder])) as client:
+        found = post(client, "/predict", inputs=["the cat", "sat"])
+    assert [entry["label"] for entry in found] == [f"LABEL_{index}" for index in np.argsort(-expected)]
+    close([entry["score"] for entry in found], np.sort(expected)[::-1])
 
 
 def test_health_metrics_and_page(client):

@@ -13,7 +13,10 @@ FORMATS = ("float", "base64")
 
 
 async def answer(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """The embedding of each text of `input`, of length 1; in base64 the bytes of little-endian float32."""
+    """The embedding of each text of `input`, of length 1; in base64 the bytes of little-endian float32.
+
+    `model` is the name of one that is served here (404 for another); without it the first one answers.
+    """
     model = models.of_kind("dense", fields.text(body, "model", None))
     texts = fields.one_or_more(body, "input", settings.max_client_batch_size)
     form = fields.text(body, "encoding_format", "float")

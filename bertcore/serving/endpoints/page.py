@@ -12,7 +12,7 @@ EXAMPLES = {
     "dense": {
         "/embed": {"inputs": ["the cat sat on the mat"]},
         "/similarity": {"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a train"]}},
-        "/v1/embeddings": {"input": "the cat sat on the mat", "model": ""},
+        "/v1/embeddings": {"input": "the cat sat on the mat"},
         "/embed_all": {"inputs": "the cat"},
     },
     "sparse": {"/embed_sparse": {"inputs": ["the cat sat on the mat"]}},

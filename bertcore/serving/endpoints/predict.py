@@ -9,7 +9,7 @@ from bertcore.serving import fields
 from bertcore.serving.errors import invalid, too_large
 from bertcore.serving.models import Models, finite
 from bertcore.serving.settings import ServerSettings
-from bertcore.tasks.probabilities import sigmoid, softmax
+from bertcore.tasks.probabilities import FUNCTIONS, published_function
 
 EXPECTED = "expected a string, a pair of strings, or a list of lists of one or two strings"
 
@@ -17,8 +17,9 @@ EXPECTED = "expected a string, a pair of strings, or a list of lists of one or t
 async def answer(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """The labels of a text, of a pair ([text, text]), or of each of several ([[text], [text, text]]).
 
-    Scores are probabilities: the softmax of the logits, the sigmoid where there is one label; the logits themselves
-    with `raw_scores`.
+    Scores are probabilities, as the model's config says (`published_function`): the softmax of the logits, the sigmoid
+    where there is one label or where a text may have several, the number itself for regression. With `raw_scores` they
+    are the logits.
     """
     model = models.of_kind("classifier")
     inputs, is_one = _inputs(body, settings.max_client_batch_size)
@@ -26,7 +27,8 @@ async def answer(body: dict[str, Any], models: Models, settings: ServerSettings)
     rows = await asyncio.to_thread(model.read, inputs, truncate=truncate)
     scores = finite(np.stack(await model.compute("logits", rows)))
     if not raw:
-        scores = sigmoid(scores) if scores.shape[1] == 1 else softmax(scores)
+        config = model.engine.model.config
+        scores = FUNCTIONS[published_function(config.get("problem_type"), scores.shape[1])](scores)
     labels = model.labels
     answers = [
         [{"score": float(row[index]), "label": labels[index]} for index in np.argsort(-row, kind="stable").tolist()]

@@ -12,10 +12,8 @@ from bertcore.tasks.arguments import check_one_of, check_positive
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import on_host, sigmoid, softmax
+from bertcore.tasks.probabilities import FUNCTIONS, on_host, published_function
 from bertcore.tasks.texts import checked_text
-
-FUNCTIONS = ("softmax", "sigmoid", "none")
 
 
 class _BestAlone:
@@ -49,7 +47,7 @@ class ClassificationOptions(CallOptions):
         if self.top_k is not BEST_ALONE and self.top_k is not None:
             check_positive("top_k", self.top_k)
         if self.function_to_apply is not None:
-            check_one_of("function_to_apply", self.function_to_apply, FUNCTIONS)
+            check_one_of("function_to_apply", self.function_to_apply, tuple(FUNCTIONS))
         check_one_of("merge", self.merge, MERGES)
 
 
@@ -86,13 +84,8 @@ class TextClassificationPipeline(Pipeline):
         return list(zip(scores, map(len, windows), strict=True))
 
     def _function(self, options: ClassificationOptions) -> Any:
-        problem, name = self.model.config.get("problem_type"), options.function_to_apply
-        if name is None and problem == "regression":
-            name = "none"
-        elif name is None:
-            several = problem == "multi_label_classification"
-            name = "sigmoid" if several or len(self.id2label) == 1 else "softmax"
-        return {"softmax": softmax, "sigmoid": sigmoid, "none": lambda scores: scores}[name]
+        published = published_function(self.model.config.get("problem_type"), len(self.id2label))
+        return FUNCTIONS[options.function_to_apply or published]
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
         scores = merged(kept[0], options.merge)
