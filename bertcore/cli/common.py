@@ -12,6 +12,8 @@ MODEL_HELP = (
     "all-MiniLM-L6-v2"
 )
 
+TRUNCATIONS = ("warn", "error", "chunk", "cut")
+
 
 class CommandError(RuntimeError):
     """A command cannot do what it was asked; the message is for the user."""
@@ -47,6 +49,22 @@ def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
         help="of the weights; bfloat16 and int8 are smaller and faster, and less exact (`bertcore precision` tells by "
         "how much); default: that of a checkpoint that `bertcore quantize` wrote, else float32",
     )
+
+
+def add_truncation_argument(parser: argparse.ArgumentParser, *, default: str = "warn") -> None:
+    """Declare --truncation; `truncation_of` reads it."""
+    parser.add_argument(
+        "--truncation",
+        choices=TRUNCATIONS,
+        default=default,
+        help="texts longer than the model takes: cut and told, refused, read whole in overlapping windows, or cut in "
+        f"silence (default: {default})",
+    )
+
+
+def truncation_of(args: argparse.Namespace) -> str | bool:
+    """What the tasks call the command line's --truncation."""
+    return True if args.truncation == "cut" else args.truncation
 
 
 def positive(text: str) -> int:

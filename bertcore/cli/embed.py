@@ -8,7 +8,16 @@ import argparse
 import contextlib
 import sys
 
-from bertcore.cli.common import MODEL_HELP, CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+from bertcore.cli.common import (
+    MODEL_HELP,
+    CommandError,
+    add_dtype_argument,
+    add_truncation_argument,
+    chosen_backend,
+    model_folder,
+    positive,
+    truncation_of,
+)
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
 
@@ -32,12 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-seq-length", type=positive, metavar="N", help="cut texts to N tokens (default: as published)"
     )
-    parser.add_argument(
-        "--truncation",
-        choices=["warn", "error", "chunk"],
-        default="warn",
-        help="texts that are longer: cut and told, refused, or read whole in overlapping windows (default: warn)",
-    )
+    add_truncation_argument(parser)
     parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
     parser.add_argument(
         "--normalize",
@@ -79,7 +83,8 @@ def _embeddings(folder, lines, args):
     from bertcore.tasks.sentence_encoder import SentenceEncoder
 
     encoder = SentenceEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
-    options = {name: getattr(args, name) for name in ("prompt", "prompt_name", "normalize", "truncation")}
+    options = {name: getattr(args, name) for name in ("prompt", "prompt_name", "normalize")}
+    options["truncation"] = truncation_of(args)
     if args.batch_tokens:
         options["batch_tokens"] = args.batch_tokens
     progress = args.progress

@@ -6,12 +6,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+from bertcore.cli.common import (
+    CommandError,
+    add_dtype_argument,
+    add_truncation_argument,
+    chosen_backend,
+    model_folder,
+    positive,
+    truncation_of,
+)
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream
 from bertcore.cli.tables import printable
-
-TRUNCATIONS = ("warn", "error", "chunk", "cut")
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser, *, truncation: str = "warn") -> None:
@@ -19,13 +25,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, truncation: str =
     parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to write (default: -, stdout)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each answer")
     add_dtype_argument(parser)
-    parser.add_argument(
-        "--truncation",
-        choices=TRUNCATIONS,
-        default=truncation,
-        help="of texts longer than the model takes: cut and say so, refuse, read in overlapping windows, or cut "
-        f"(default: {truncation})",
-    )
+    add_truncation_argument(parser, default=truncation)
     parser.add_argument("--max-length", type=positive, metavar="N", help="tokens of a window (default: the model's)")
     parser.add_argument("--stride", type=whole, metavar="N", help="tokens that neighbouring windows share")
     parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
@@ -58,7 +58,7 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The options of a pipeline's calls that the command line states."""
     found = {name: getattr(args, name) for name in (*names, "max_length", "stride", "batch_tokens")}
     options = {name: value for name, value in found.items() if value is not None}
-    return options | {"truncation": True if args.truncation == "cut" else args.truncation}
+    return options | {"truncation": truncation_of(args)}
 
 
 def run_pipeline(

@@ -9,7 +9,15 @@ import heapq
 import json
 from collections import deque
 
-from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+from bertcore.cli.common import (
+    CommandError,
+    add_dtype_argument,
+    add_truncation_argument,
+    chosen_backend,
+    model_folder,
+    positive,
+    truncation_of,
+)
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream
 
@@ -31,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=positive, metavar="N", help="how many to show (default: all)")
     add_dtype_argument(parser)
     parser.add_argument("--max-seq-length", type=positive, metavar="N", help="cut pairs to N tokens")
+    add_truncation_argument(parser)
     parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
 
@@ -45,7 +54,10 @@ def run(args: argparse.Namespace) -> None:
         output = stack.enter_context(output_stream("-", seekable=False))
         stack.enter_context(chosen_backend(args))
         encoder = CrossEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
-        for score, index, text in best_lines(encoder, args.query, lines, args.top_k, args.batch_tokens):
+        options = {"truncation": truncation_of(args)} | (
+            {"batch_tokens": args.batch_tokens} if args.batch_tokens else {}
+        )
+        for score, index, text in best_lines(encoder, args.query, lines, args.top_k, options):
             if args.json:
                 line = json.dumps({"corpus_id": index, "score": score, "text": text}, ensure_ascii=False)
             else:
@@ -53,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
             output.write((line + "\n").encode("utf-8"))
 
 
-def best_lines(encoder, query, lines, top_k, batch_tokens) -> list[tuple[float, int, str]]:
+def best_lines(encoder, query, lines, top_k, options) -> list[tuple[float, int, str]]:
     """(score, index, text) of the best lines, the best first, equal ones in their order; only `top_k` are kept."""
     if encoder.num_labels != 1:
         raise CommandError(f"the model has {encoder.num_labels} labels, and ordering needs one")
@@ -64,7 +76,6 @@ def best_lines(encoder, query, lines, top_k, batch_tokens) -> list[tuple[float, 
             seen.append(text)
             yield query, text
 
-    options = {"batch_tokens": batch_tokens} if batch_tokens else {}
     kept: list[tuple[float, int, str]] = []
     for index, score in enumerate(encoder.predict_stream(pairs(), **options)):
         entry = (float(score), -index, seen.popleft())

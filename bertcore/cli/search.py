@@ -11,7 +11,16 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bertcore.cli.common import MODEL_HELP, CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+from bertcore.cli.common import (
+    MODEL_HELP,
+    CommandError,
+    add_dtype_argument,
+    add_truncation_argument,
+    chosen_backend,
+    model_folder,
+    positive,
+    truncation_of,
+)
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream
 
@@ -35,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=positive, default=10, metavar="N", help="lines for each query (default: 10)")
     add_dtype_argument(parser)
     parser.add_argument("--max-seq-length", type=positive, metavar="N", help="cut texts to N tokens")
+    add_truncation_argument(parser)
     parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
 
@@ -56,7 +66,9 @@ def run(args: argparse.Namespace) -> None:
         if args.queries is not None:
             queries = list(read_lines(*stack.enter_context(input_stream(args.queries))))
         lines = read_lines(*stack.enter_context(input_stream(args.corpus)))
-        options = {"batch_tokens": args.batch_tokens} if args.batch_tokens else {}
+        options = {"truncation": truncation_of(args)} | (
+            {"batch_tokens": args.batch_tokens} if args.batch_tokens else {}
+        )
         for number, found in enumerate(search(encoder, queries, lines, args.top_k, options)):
             for entry in found:
                 output.write((_line(queries[number], number, entry, args) + "\n").encode("utf-8"))

@@ -9,7 +9,7 @@ REQUIRED = object()
 
 
 def text(body: Mapping[str, Any], name: str, default: Any = REQUIRED) -> Any:
-    """A string; the default, if there is one, where the field is absent or null. RequestError (422) for other values."""
+    """A string; the default, if there is one, where it is absent or null. RequestError (422) for other values."""
     value = body.get(name, default)
     if value is REQUIRED:
         raise invalid(f"{name} is missing, expected a string")

@@ -54,16 +54,16 @@ def merged_vectors(
     texts: Iterable[Text],
     tokenizer: Any,
     cutting: Cutting,
-    merge: str,
-    compute: Callable[[list[Window]], Iterable[np.ndarray]],
+    whole: MergedWindows,
+    compute: Callable[[list[Window]], Iterable[Any]],
     batch_tokens: int,
-) -> Iterator[list[np.ndarray]]:
+) -> Iterator[list[Any]]:
     """A vector for each text, in their order, in lists of those that are complete after some batches.
 
-    Memory is bounded by `batch_tokens`, however long a text is. `compute` gives a vector for each window of a batch.
+    Memory is bounded by `batch_tokens`, however long a text is. `compute` gives a vector for each window of a batch,
+    of which `whole` makes those of texts.
     """
     marks: deque[tuple[int, bool]] = deque()  # of each window that was read: its tokens, and whether it is the last
-    whole = MergedWindows(merge)
     windows = _all_windows(texts, tokenizer, cutting, marks)
     for vectors in in_batches(windows, batch_tokens, compute, lambda count: None):
         done = []

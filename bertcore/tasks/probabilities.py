@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+
 def on_host(array: Any) -> np.ndarray:
     """The array in host memory."""
     return array if isinstance(array, np.ndarray) else array.get()

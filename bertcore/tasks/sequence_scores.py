@@ -15,7 +15,7 @@ from bertcore.models.auto import AutoModelForSequenceClassification
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.batching import grouped, in_batches
 from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.merged_windows import merged_vectors
+from bertcore.tasks.merged_windows import MergedWindows, merged_vectors
 from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.texts import CutTexts, sequence_length, uncut
 from bertcore.tokenization import AutoTokenizer
@@ -116,7 +116,7 @@ class SequenceScores:
             return compute([Tokens(each.ids, each.encoding.type_ids if has_types else None) for each in windows])
 
         texts = (Text(*(text.lower() for text in row) if self.do_lower_case else row) for row in rows)
-        for found in merged_vectors(texts, self.tokenizer, cutting, merge, of_windows, batch_tokens):
+        for found in merged_vectors(texts, self.tokenizer, cutting, MergedWindows(merge), of_windows, batch_tokens):
             advance(len(found))
             yield from found
 

@@ -36,6 +36,19 @@ def test_lines(folder, tmp_path, capsys):
     assert 0 < float(score) < 1 and (number, text) == ("1", "paris")
 
 
+def test_long_lines(folder, stdin, capsys):
+    lines = ["the cat sat", "paris is the capital of " * 12]
+    stdin("\n".join(lines).encode())
+    assert main(["rerank", str(folder), "the cat", "--json", "--truncation", "chunk"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with use_backend("numba"):
+        expected = CrossEncoder(folder).rank("the cat", lines, return_documents=True, truncation="chunk")
+    assert found == expected
+    stdin("\n".join(lines).encode())
+    assert main(["rerank", str(folder), "the cat", "--truncation", "error"]) == 1
+    assert "pairs[1] has more than the 40 tokens that are read" in capsys.readouterr().err
+
+
 def test_several_labels(tmp_path, capsys, stdin):
     stdin(b"text")
     assert main(["rerank", str(save_tiny_classifier(tmp_path, labels=3)), "query"]) == 1

@@ -13,7 +13,7 @@ from bertcore.models.auto import AutoModel
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import Prompts, with_prompt
 from bertcore.tasks.long_texts import Text, Window
-from bertcore.tasks.merged_windows import merged_vectors
+from bertcore.tasks.merged_windows import MergedWindows, merged_vectors
 from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.quantization import quantize_embeddings
@@ -311,8 +311,8 @@ class SentenceEncoder:
                 return self.pooled([np.array(window.ids, np.int32) for window in batch])
 
         given = (Text(self.prepared(text, options.prompt)) for text in texts)
-        cutting, merge = options.cutting, options.merge
-        for rows in merged_vectors(given, self.tokenizer, cutting, merge, compute, options.batch_tokens):
+        whole = MergedWindows(options.merge)
+        for rows in merged_vectors(given, self.tokenizer, options.cutting, whole, compute, options.batch_tokens):
             advance(len(rows))
             yield list(self.finished(np.stack(rows), options.normalize, options.dimensions))
 

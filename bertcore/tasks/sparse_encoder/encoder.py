@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,24 +12,20 @@ from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.tasks.arguments import check_positive
+from bertcore.tasks.arguments import check_one_of, check_positive
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import with_prompt
+from bertcore.tasks.long_texts import Cutting, Text, Window
+from bertcore.tasks.merged_windows import MERGES, merged_vectors
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.sparse_encoder.pooling import pooled_words
+from bertcore.tasks.sparse_encoder.rows import MergedWords, SparseRow, sparse_row
 from bertcore.tasks.sparse_encoder.settings import read_sparse_settings
-from bertcore.tasks.texts import CutTexts, checked_batch_tokens, checked_texts, sequence_length
+from bertcore.tasks.texts import CutTexts, checked_batch_tokens, checked_texts, sequence_length, uncut
 from bertcore.tokenization import AutoTokenizer
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-
-class SparseRow(NamedTuple):
-    """The words of one text: their ids in the vocabulary, int32 and ascending, and their weights, float32."""
-
-    indices: np.ndarray
-    values: np.ndarray
 
 
 class SparseEncoder:
@@ -99,6 +95,9 @@ class SparseEncoder:
         prompt: str | None = None,
         prompt_name: str | None = None,
         max_active_dims: int | None = None,
+        truncation: Any = "warn",
+        stride: int | None = None,
+        merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> "csr_array":
@@ -109,18 +108,25 @@ class SparseEncoder:
             prompt, prompt_name: text to put before each, or the name of one of the model's own prompts; by default the
                 model's default prompt, if it has one.
             max_active_dims: replaces the encoder's, for this call.
+            truncation: what happens to texts longer than `max_seq_length`: "warn" cuts them and warns once, with
+                counts; True cuts them; "error" refuses them; "chunk" reads all of them, in overlapping windows.
+            stride: for "chunk", how many tokens two windows share; by default a quarter of a window.
+            merge: for "chunk", what makes the weights of those of a text's windows: the "max" of each word, or their
+                "mean", weighted by tokens.
             batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
             show_progress: True or False; by default on a terminal, when the work takes long.
 
         Raises:
             TypeError: which of `texts` is not a string.
-            ValueError: a text that is not valid Unicode, an unknown prompt name, a number that is not positive.
+            ValueError: a text that is not valid Unicode, an unknown prompt name, a number that is not positive, a wrong
+                `truncation`, `stride` or `merge`, a text that is too long where that is refused.
             ImportError: without SciPy; `encode_stream` needs none.
         """
         from scipy.sparse import csr_array
 
-        options = {"prompt": prompt, "prompt_name": prompt_name, "max_active_dims": max_active_dims}
-        rows = list(self.encode_stream(texts, batch_tokens=batch_tokens, show_progress=show_progress, **options))
+        asked = {"prompt": prompt, "prompt_name": prompt_name, "max_active_dims": max_active_dims}
+        how = {"truncation": truncation, "stride": stride, "merge": merge, "batch_tokens": batch_tokens}
+        rows = list(self.encode_stream(texts, show_progress=show_progress, **asked, **how))
         offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
         indices = np.concatenate([np.zeros(0, np.int32), *(row.indices for row in rows)])
         values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)])
@@ -145,6 +151,9 @@ class SparseEncoder:
         prompt: str | None = None,
         prompt_name: str | None = None,
         max_active_dims: int | None = None,
+        truncation: Any = "warn",
+        stride: int | None = None,
+        merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> Iterator[SparseRow]:
@@ -156,7 +165,12 @@ class SparseEncoder:
         checked, batch_tokens = checked_texts(texts), checked_batch_tokens(batch_tokens)
         before = self.prompt(prompt, prompt_name)
         most = self._max_active if max_active_dims is None else _active(max_active_dims)
-        return self._rows(checked, before, most, batch_tokens, show_progress, kernels.get_backend())
+        cutting, backend = Cutting(truncation, self.max_seq_length, stride), kernels.get_backend()
+        check_one_of("merge", merge, MERGES)
+        if not cutting.reads_all:
+            return self._rows(checked, before, most, cutting.truncation, batch_tokens, show_progress, backend)
+        whole = MergedWords(merge, self.embedding_dimension, most)
+        return self._rows_of_windows(checked, before, cutting, whole, batch_tokens, show_progress, backend)
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
         """The words of embeddings and their weights, the greatest first.
@@ -194,13 +208,14 @@ class SparseEncoder:
         texts: Iterable[str],
         prompt: str,
         most: int | None,
+        truncation: Any,
         batch_tokens: int,
         show_progress: bool | None,
         backend: str,
     ) -> Iterator[SparseRow]:
-        cut = CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence)
-        groups = grouped(texts)
-        sequences = chain.from_iterable(cut.counted(self.tokenize(group, prompt)) for group in groups)
+        cut = CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence, reads_windows=True)
+        found = chain.from_iterable(self.tokenize(group, prompt) for group in grouped(texts))
+        sequences = cut.counted(uncut(found, self.max_seq_length) if truncation == "error" else found)
 
         def compute(batch: list[np.ndarray]) -> list[SparseRow]:
             with kernels.use_backend(backend):
@@ -208,31 +223,44 @@ class SparseEncoder:
 
         with progress_bar(None, show_progress) as advance:
             yield from chain.from_iterable(in_batches(sequences, batch_tokens, compute, advance))
-        cut.warn(stacklevel=2)
+        if truncation == "warn":
+            cut.warn(stacklevel=2)
+
+    def _rows_of_windows(
+        self,
+        texts: Iterable[str],
+        prompt: str,
+        cutting: Cutting,
+        whole: MergedWords,
+        batch_tokens: int,
+        show_progress: bool | None,
+        backend: str,
+    ) -> Iterator[SparseRow]:
+        def compute(batch: list[Window]) -> list[SparseRow]:
+            with kernels.use_backend(backend):
+                return self.words([np.array(window.ids, np.int32) for window in batch])
+
+        given = (Text(self._prepared(text, prompt)) for text in texts)
+        with progress_bar(None, show_progress) as advance:
+            for rows in merged_vectors(given, self.tokenizer, cutting, whole, compute, batch_tokens):
+                advance(len(rows))
+                yield from rows
 
     def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""
-        texts = [prompt + text for text in texts]
-        if self.settings.do_lower_case:
-            texts = [text.lower() for text in texts]
-        found = self.tokenizer.encode_beginnings(texts, self.max_seq_length)
+        found = self.tokenizer.encode_beginnings([self._prepared(text, prompt) for text in texts], self.max_seq_length)
         return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]
+
+    def _prepared(self, text: str, prompt: str) -> str:
+        return (prompt + text).lower() if self.settings.do_lower_case else prompt + text
 
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None) -> list[SparseRow]:
         """The words of each text of a batch of token ids, at most `max_active_dims` of them."""
         hidden, cu_seqlens = self.model.encode_packed(batch)
         pooled = pooled_words(self.model.heads[0], hidden, cu_seqlens, self.settings)
-        return [_sparse(weights, max_active_dims) for weights in pooled]
+        return [sparse_row(weights, max_active_dims) for weights in pooled]
 
 
 def _active(value: Any, name: str = "max_active_dims") -> int:
     check_positive(name, value, "a positive integer or None")
     return int(value)
-
-
-def _sparse(weights: np.ndarray, most: int | None) -> SparseRow:
-    """The words that have a weight, the `most` greatest of them; of equal ones the first."""
-    indices = np.flatnonzero(weights)
-    if most is not None and len(indices) > most:
-        indices = np.sort(indices[np.argsort(-weights[indices], kind="stable")[:most]])
-    return SparseRow(indices.astype(np.int32), weights[indices].astype(np.float32))

@@ -6,6 +6,7 @@ import pytest
 from bertcore import SparseEncoder, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.sparse_encoder import pooling
+from bertcore.tasks.texts import TextsCutWarning
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
 from tests.tiny_bert import random_texts, save_tiny_bert, write_json, write_modules
 
@@ -103,6 +104,30 @@ def test_similarity_and_prompts(tmp_path, encoder):
     np.testing.assert_allclose(encoder.similarity(found, documents), found.toarray() @ documents.toarray().T, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("merge", "combined"), [("max", np.max), ("mean", np.mean)])
+def test_long_texts_are_read_in_windows(encoder, merge, combined):
+    words = ["the", "cat", "sat", "on", "paris", "is", "capital", "of", "a"]
+    text = " ".join(words * 8)  # 72 words, 38 of which fit beside the two special tokens
+    windows = [" ".join(text.split()[start:stop]) for start, stop in ((0, 38), (34, 72))]
+    parts = encoder.encode(windows).toarray()
+    assert np.abs(parts[0] - parts[1]).max() > 1e-3
+    options = {"truncation": "chunk", "stride": 4, "merge": merge}
+    found = encoder.encode([text, TEXTS[0]], **options).toarray()
+    np.testing.assert_allclose(found[0], combined(parts, axis=0), atol=1e-5)
+    np.testing.assert_allclose(found[1], encoder.encode(TEXTS[:1]).toarray()[0], rtol=1e-4, atol=1e-5)
+    few = encoder.encode([text], max_active_dims=5, **options).toarray()[0]
+    best = np.sort(np.argsort(-found[0], kind="stable")[:5])
+    np.testing.assert_array_equal(np.flatnonzero(few), best)
+
+
+def test_texts_are_cut_in_silence(tmp_path, recwarn):
+    encoder = SparseEncoder(save_tiny_splade(tmp_path))
+    cut = encoder.encode(TEXTS, truncation=True).toarray()
+    assert not recwarn.list
+    with pytest.warns(TextsCutWarning, match="1 of 4 texts were cut to 40 tokens; truncation='chunk' reads all"):
+        np.testing.assert_array_equal(encoder.encode(TEXTS).toarray(), cut)
+
+
 def test_no_texts(encoder):
     assert encoder.encode([]).shape == (0, encoder.embedding_dimension)
     assert list(encoder.encode_stream(iter([]))) == [] and encoder.decode(encoder.encode([])) == []
@@ -113,6 +138,10 @@ def test_no_texts(encoder):
     [
         ({"max_active_dims": 0}, ValueError, "max_active_dims is 0, expected a positive"),
         ({"batch_tokens": -1}, ValueError, "batch_tokens is -1"),
+        ({"truncation": "yes"}, ValueError, "truncation is 'yes', expected one of"),
+        ({"truncation": "chunk", "merge": "sum"}, ValueError, "merge is 'sum', expected one of"),
+        ({"truncation": "chunk", "stride": 38}, ValueError, "stride is 38, expected less than the 38 tokens"),
+        ({"truncation": "error"}, ValueError, r"texts\[3\] has more than the 40 tokens"),
         ({"prompt_name": "q"}, ValueError, "prompt_name is 'q', this model has none"),
         ({"texts": "text"}, TypeError, "texts is str"),
         ({"texts": [3]}, TypeError, r"texts\[0\] is int"),
