@@ -2,7 +2,7 @@
 
 Each operation is a folder with one contract (its __init__.py) and up to three implementations: reference.py (NumPy, the
 definition), cpu.py (Numba) and cuda.py (raw CUDA through CuPy). The folder uses relative imports only: copy it into
-another project, under any name, and it works.
+another project, under any name, and it works. `torch.py` has the operations with PyTorch's gradients.
 """
 
 # The public functions are imported here, eagerly: an operation's folder bears its function's name, and a later

@@ -1,0 +1,144 @@
+"""`kernels.torch`: gradients beside finite differences and beside PyTorch's own, on each backend of the CPU."""
+
+import numpy as np
+import pytest
+
+from bertcore import kernels
+from bertcore.kernels import RelativePositions, use_backend
+from tests.kernels.strategies import normal
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch")
+F = pytest.importorskip("bertcore.kernels.torch")
+OFFSETS = torch.tensor([0, 3, 3, 5])
+IDS = torch.tensor([[0, 3, 3], [1, 4, 0]])
+TARGET = torch.tensor([0, 6, -100, 3, 3])
+MASK = torch.tensor([[True, False, True, True, True]])
+COS, SIN = (torch.from_numpy(table) for table in kernels.rotary_tables(5, 4, dtype=np.float64))
+
+
+def tensor(*shape, dtype=torch.float64):
+    drawn = torch.from_numpy(normal(len(shape), shape, np.float64)) + 0.01  # relu has no derivative at 0
+    return drawn.to(dtype).requires_grad_()
+
+
+def relative_attention(query, key, value, bias, table, of_queries, position_bias):
+    terms = {"position_key": table, "position_query": of_queries, "position_bias": position_bias}
+    relative = RelativePositions(torch.tensor([0, 1, 2], dtype=torch.int32), **terms)
+    return F.attention(query, key, value, bias=bias, attn_mask=MASK, relative=relative, scale=0.4)
+
+
+def segments(query, key, value, scores, asked, table):
+    ids = torch.tensor([[0, 0, 1, 1, 0]])
+    relative = RelativePositions(
+        torch.tensor([0, 1, 2], dtype=torch.int32), table, None, asked, segment_ids=ids, segment_scores=scores
+    )
+    return F.attention(query, key, value, relative=relative)
+
+
+HEADS = [(1, 2, 5, 4)] * 3
+CALLS = {
+    "softmax": (lambda x: F.softmax(x, 0), [(5, 7)]),
+    "activation": (lambda x: F.activation(x, "relu"), [(5, 7)]),
+    "gated_activation": (lambda x: F.gated_activation(x, "silu", gate="second"), [(5, 6)]),
+    "gelu": (lambda x, bias: F.gelu(x, "tanh", bias=bias), [(5, 7), (7,)]),
+    "gelu_without_bias": (F.gelu, [(5, 7)]),
+    "linear": (F.linear, [(2, 3, 7), (5, 7), (5,)]),
+    "linear_without_bias": (F.linear, [(1, 7), (5, 7)]),
+    "layer_norm": (lambda x, w, b, r: F.layer_norm(x, w, b, 1e-3, residual=r), [(5, 7), (7,), (7,), (5, 7)]),
+    "layer_norm_alone": (F.layer_norm, [(5, 7)]),
+    "rms_norm": (lambda x, w, r: F.rms_norm(x, w, 1e-3, residual=r), [(5, 7), (7,), (5, 7)]),
+    "embedding": (lambda table: F.embedding(IDS, table), [(5, 7)]),
+    "cross_entropy": (lambda logits: F.cross_entropy(logits, TARGET), [(5, 7)]),
+    "rotary": (lambda x: F.rotary(x, COS, SIN, cu_seqlens=OFFSETS), [(5, 2, 4)]),
+    "attention": (lambda q, k, v: F.attention(q, k, v, is_causal=True), HEADS),
+    "attention_packed": (lambda q, k, v: F.attention(q, k, v, cu_seqlens=OFFSETS, window=1), [(5, 2, 4)] * 3),
+    "attention_relative": (relative_attention, [*HEADS, (1, 2, 1, 5), (3, 2, 4), (3, 2, 4), (3, 2)]),
+    "attention_segments": (segments, [*HEADS, (1, 2, 5, 2), (1, 2, 5, 4), (3, 2, 4)]),
+    "attention_dropout": (lambda q, k, v: F.attention(q, k, v, dropout_p=0.3, dropout_seed=5), HEADS),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_beside_finite_differences(name):
+    function, shapes = CALLS[name]
+    with use_backend("numpy"):
+        assert torch.autograd.gradcheck(function, [tensor(*shape) for shape in shapes], atol=1e-6)
+
+
+def test_every_differentiable_kernel_is_here():
+    with_gradients = {name.removesuffix("_backward") for name in kernels.__all__ if name.endswith("_backward")}
+    left_out = {"affine", "dropout", "dropout_layer_norm"}
+    assert {name for name in with_gradients if name in vars(F)} == with_gradients - left_out
+
+
+def block(of, x, weight, bias, scale):
+    hidden = of.gelu(of.linear(x, weight, bias))
+    heads = hidden.reshape(2, 3, 5, 4).transpose(1, 2)
+    if of is F:
+        mixed, hidden = F.attention(heads, heads, heads), F.softmax(hidden)
+        return F.layer_norm(mixed.transpose(1, 2).reshape(hidden.shape), scale, residual=hidden)
+    mixed = of.scaled_dot_product_attention(heads, heads, heads)
+    return of.layer_norm(mixed.transpose(1, 2).reshape(hidden.shape) + of.softmax(hidden, -1), (20,), scale)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_a_block_beside_pytorch(backend):
+    gradients = []
+    for of in (F, torch.nn.functional):
+        inputs = [tensor(*shape, dtype=torch.float32) for shape in [(2, 3, 7), (20, 7), (20,), (20,)]]
+        with use_backend(backend):
+            output = block(of, *inputs)
+        output.square().sum().backward()  # outside the block: the gradients are of the same backend
+        gradients.append([output.detach(), *(each.grad for each in inputs)])
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_module_trains():
+    class Classifier(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.out = torch.nn.Linear(7, 13), torch.nn.Linear(13, 3)
+
+        def forward(self, x):
+            return F.linear(F.gelu(F.linear(x, self.hidden.weight, self.hidden.bias)), self.out.weight, self.out.bias)
+
+    torch.manual_seed(0)
+    model, x, y = Classifier(), torch.randn(39, 7), torch.randint(0, 3, (39,))
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.03), []
+    with use_backend("numpy"):
+        for _ in range(40):
+            optimizer.zero_grad()
+            losses.append(F.cross_entropy(model(x), y))
+            losses[-1].backward()
+            optimizer.step()
+    assert losses[-1] < losses[0] / 3
+
+
+def test_only_what_is_needed_has_a_gradient():
+    x, weight = tensor(5, 7), tensor(3, 7)
+    with use_backend("numpy"):
+        F.linear(x, weight.detach()).sum().backward()
+        assert x.grad is not None and weight.grad is None
+        residual = tensor(5, 7)
+        F.layer_norm(x, residual=residual).square().sum().backward()
+        assert not F.softmax(x.detach()).requires_grad
+        with torch.no_grad():
+            assert not F.softmax(x).requires_grad
+    residual.grad += 1  # two tensors, though they are equal at first
+    assert not torch.equal(x.grad, residual.grad)
+    assert x.grad.data_ptr() != residual.grad.data_ptr()
+
+
+def test_what_is_refused():
+    x = tensor(5, 7)
+    with use_backend("numpy"):
+        (grad,) = torch.autograd.grad(F.softmax(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()
+        heads = tensor(1, 2, 5, 4)
+        with pytest.raises(ValueError, match="attn_mask requires a gradient, and there is none for it"):
+            F.attention(heads, heads, heads, attn_mask=tensor(5, 5))
+        with pytest.raises(ValueError, match="weight has shape"):
+            F.linear(x, tensor(3, 6))
