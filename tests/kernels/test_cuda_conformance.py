@@ -1,7 +1,6 @@
 """The conformance cases through the public functions over CuPy's arrays, with the CUDA kernels running in the emulator.
 
-The GPU's turn is in conformance/test_conformance.py. Here each case runs under one schedule (test_cuda_*.py compare the
-schedules) and in one of the memory layouts in turns.
+The GPU's turn is in conformance/test_conformance.py. Here each case runs in one of the memory layouts in turns.
 """
 
 from itertools import cycle, product
@@ -11,7 +10,7 @@ import pytest
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import DTYPES, LAYOUTS
 from tests.kernels.conformance.cases import CASES
-from tests.kernels.conformance.checks import DTYPES_OF, assert_conforms, on_disk
+from tests.kernels.conformance.checks import DTYPES_OF, assert_conforms, on_disk, results
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
@@ -21,3 +20,18 @@ def test_without_a_driver(operation, dtype):
     with driverless():
         for case, layout in zip(CASES[operation].values(), cycle(LAYOUTS), strict=False):
             assert_conforms(case, operation, "cupy", DTYPES[dtype], [layout])
+
+
+@pytest.mark.parametrize("operation", [name for name in on_disk("cupy") if name not in ("attention", "linear")])
+def test_the_order_of_warps_changes_no_bit(operation):
+    """Else it is a race: our kernels add nothing with floating-point atomics. Attention and linear: test_cuda_*.py."""
+    found = {}
+    for schedule in ("forward", "backward"):
+        with driverless(schedule):
+            found[schedule] = [
+                results(case, operation, "cupy", DTYPES["float32"], DTYPES["float32"], "contiguous")
+                for case in CASES[operation].values()
+            ]
+    for case, one, other in zip(CASES[operation], *found.values(), strict=True):
+        for name, array in one.items():
+            assert array is other[name] or array.tobytes() == other[name].tobytes(), f"{case}: {name}"

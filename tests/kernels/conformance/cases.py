@@ -24,14 +24,30 @@ class Case(NamedTuple):
 
 
 SHAPES = [(1,), (7,), (160,), (5, 7), (3, 39), (2, 3, 16), (2, 5000), (0, 7), (7, 0), (1, 1)]
+# The edges of each variant of CUDA's row kernels, whole vectors and not; more rows than a chunk of a parameter's sums.
+ROWS = [(9, 160), (3, 249), (3, 250), (2, 256), (6, 257), (300, 39), (5, 1030), (2, 1024), (3, 1025)]
+ROWS += [(2, 4096), (2, 4097), (1, 16384), (2, 16385)]  # the last is too long for registers
 EXTREMES = np.array([[np.nan, 1, 2], [1e4, -1e4, 0], [1, 2, 3]])
 INFINITIES = np.array([[-np.inf, 1, -np.inf], [1, np.inf, 2], [1, 2, 3]])
+
+
+def special_rows(width: int) -> np.ndarray:
+    """Rows with infinities and NaNs at their ends and within; -inf alone stands in the second to fourth."""
+    rows = normal(1, (7, width))
+    rows[1, 1:] = rows[2] = rows[3] = -np.inf
+    rows[3, -1] = rows[4, width // 2] = np.nan
+    rows[5, 0] = rows[6, -1] = np.inf
+    return rows
 
 
 def softmax() -> Iterator[Case]:
     for shape in SHAPES:
         for dim in range(len(shape)):
             yield Case(f"{shape} along {dim}", {"input": normal(1, shape, scale=4), "dim": dim})
+    for shape in ROWS:
+        yield Case(f"{shape}", {"input": normal(1, shape, scale=4), "dim": -1})
+    for width in (3, 160, 1000, 1024, 4096, 16385):
+        yield Case(f"special rows of {width}", {"input": special_rows(width), "dim": -1}, forward_only=True)
     masked = np.array([[-np.inf] * 3, [-np.inf, 1, -np.inf], [0, 1, 2]])
     yield Case("masked", {"input": masked, "dim": -1})
     yield Case("masked, down the columns", {"input": masked.T, "dim": 0})
@@ -46,6 +62,13 @@ def layer_norm() -> Iterator[Case]:
         yield Case(f"{shape}", arguments)
         residual = normal(4, shape) if index % 2 else None
         yield Case(f"{shape} all", arguments | {"weight": weight, "bias": bias, "residual": residual})
+    for shape in ROWS:
+        arguments = {"input": normal(1, shape), "residual": normal(4, shape), "eps": 1e-3}
+        yield Case(f"{shape}", arguments)
+        yield Case(f"{shape} all", arguments | {"weight": normal(2, shape[-1:]), "bias": normal(3, shape[-1:])})
+    for width in (39, 1024, 4097, 16385):
+        arguments = {"input": special_rows(width), "weight": normal(3, (width,)), "eps": 1e-5}
+        yield Case(f"special rows of {width}", arguments, forward_only=True)
     yield Case("residual alone", {"input": normal(1, (3, 39)), "residual": normal(2, (3, 39)), "eps": 1e-5})
     yield Case("bias alone", {"input": normal(1, (3, 39)), "bias": normal(2, (39,)), "eps": 1e-5})
     yield Case("constant rows", {"input": np.full((3, 39), 2.5), "weight": normal(2, (39,)), "eps": 1e-2})
@@ -60,12 +83,12 @@ def rms_norm() -> Iterator[Case]:
     for case in layer_norm():
         if "bias" not in case.arguments:
             yield case
-    for shape in SHAPES:
+    for shape in (*SHAPES, *ROWS):
         yield Case(f"{shape} weight", {"input": normal(1, shape), "weight": normal(2, shape[-1:]), "eps": 1e-3})
 
 
 def affine() -> Iterator[Case]:
-    for shape in SHAPES:
+    for shape in (*SHAPES, (300, 39), (5, 1030)):
         arguments = {"input": normal(1, shape), "weight": normal(2, shape[-1:]), "bias": normal(3, shape[-1:])}
         yield Case(f"{shape}", arguments)
         yield Case(f"{shape} residual", arguments | {"residual": normal(4, shape)})
@@ -81,7 +104,7 @@ def norms_of_large_rows() -> Iterator[Case]:
 
 
 def gelu() -> Iterator[Case]:
-    for shape, approximate in product([(), *SHAPES], ("none", "tanh")):
+    for shape, approximate in product([(), *SHAPES, (300, 39)], ("none", "tanh")):
         bias = normal(2, shape[-1:]) if shape else None
         arguments = {"input": normal(1, shape, scale=3), "approximate": approximate}
         yield Case(f"{shape} {approximate}", arguments)
@@ -166,6 +189,11 @@ def embedding() -> Iterator[Case]:
     for dtype in (np.int32, np.uint8):
         yield Case(f"{dtype.__name__}", {"input": rng.integers(0, 13, 39).astype(dtype), "weight": normal(2, (13, 7))})
     yield Case("one id, often", {"input": np.full(1000, 3), "weight": normal(2, (5, 7))})
+    runs = rng.permutation(np.repeat([4, 0, 2, 1], [200, 3, 61, 40])).reshape(2, 152)
+    yield Case(
+        "runs of ids within a chunk, across chunks and over several", {"input": runs, "weight": normal(2, (7, 39))}
+    )
+    yield Case("long rows", {"input": np.array([3, 0]), "weight": normal(2, (13, 1000))})
     yield Case("no ids, no table", {"input": np.zeros((0,), np.int64), "weight": np.zeros((0, 7))})
     yield Case("NaN in the table", {"input": np.array([0, 1, 0]), "weight": EXTREMES})
 
@@ -177,7 +205,7 @@ def cross_entropy() -> Iterator[Case]:
 
 def losses() -> Iterator[Case]:
     rng = np.random.default_rng(1)
-    for rows, classes in [(1, 1), (5, 7), (39, 160), (3, 5000), (160, 2), (0, 7)]:
+    for rows, classes in [(1, 1), (5, 7), (39, 160), (3, 5000), (160, 2), (0, 7), (5, 1030), (2, 1025)]:
         target = rng.integers(0, classes, rows)
         logits = normal(1, (rows, classes), scale=3)
         yield Case(f"{rows} of {classes}", {"input": logits, "target": target})
@@ -188,6 +216,10 @@ def losses() -> Iterator[Case]:
     yield Case("nothing counts", {"input": normal(1, (2, 3)), "target": np.array([-100, -100])})
     yield Case("NaN in a row", {"input": EXTREMES, "target": np.array([1, 0, 2])})
     yield Case("NaN in an ignored row", {"input": EXTREMES, "target": np.array([-100, 0, 2])})
+    yield Case("large logits", {"input": 1000 + normal(1, (5, 40)), "target": np.arange(5)})
+    for width in (7, 1500):
+        special = {"input": special_rows(width), "target": np.array([0, 0, 0, 0, 0, 0, -100])}
+        yield Case(f"special rows of {width}", special, forward_only=True)
     masked = np.array([[-np.inf, 0, 1], [0, -np.inf, -np.inf]])
     yield Case("impossible classes", {"input": masked, "target": np.array([1, 0])})
     yield Case("the target is impossible", {"input": masked, "target": np.array([0, 0])}, forward_only=True)
