@@ -309,16 +309,11 @@ def test_low_precision_without_some_instructions(isa):
     run_tests_under(isa, __file__, "-k", "low_precision or int8 or forced")
 
 
+@pytest.mark.slow
 @not_when_forced
 @pytest.mark.parametrize("isa", ["amx_emulated", AMX])
 def test_low_precision_by_tiles(isa):
-    run_tests_under(isa, __file__, "-k", "bits_of_the_reference or same_bits_in_low or own_row_in_low or forced")
-
-
-@pytest.mark.slow
-@not_when_forced
-def test_low_precision_of_any_size_by_tiles():
-    run_tests_under("amx_emulated", __file__, "-k", "low_precision or int8 or bfloat16")
+    run_tests_under(isa, __file__, "-k", "low_precision or int8 or bfloat16 or forced")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from bertcore import kernels
 from bertcore.kernels import dispatch, use_backend
 from tests.kernels.strategies import normal
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("on_numpy")]
 torch = pytest.importorskip("torch")
 
 X, Y, ROW = (normal(seed, shape, np.float32) for seed, shape in enumerate([(5, 7), (5, 7), (7,)]))
@@ -70,9 +70,6 @@ CALLS = {
     "cross_entropy and lse": lambda t: kernels.cross_entropy(t(X), t(IDS), return_lse=True),
     "cross_entropy_backward": lambda t: kernels.cross_entropy_backward(t(np.ones((), np.float32)), t(X), t(IDS)),
 }
-
-
-pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 def tensor(array):

@@ -109,7 +109,11 @@ def our_losses(model, steps):
     return losses
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("bert", "xlnet")  # the others run with `-m parity`
+EVERY_CASE = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", EVERY_CASE)
 def test_fifty_steps_have_the_losses_of_torch(name, tmp_path):
     import transformers
 
