@@ -27,21 +27,26 @@ def gelu(array):
     return array * (1 + special.erf(array / np.sqrt(2))) / 2
 
 
+@pytest.mark.parametrize("name", ["deberta-v3-small", "codebert"])
 @pytest.mark.parametrize("padding", ["right", "left", None])
-def test_deberta_v3s_head_by_its_definition(padding):
-    """classifier(GELU(dense(LayerNorm(hidden + first hidden))))."""
-    model = drawn_anew(Discriminator.from_config(tiny_config("deberta-v3-small"), dtype="float64"))
+def test_heads_by_their_definition(padding, name):
+    """classifier(GELU(dense(LayerNorm(hidden + first hidden)))); CodeBERT's is ELECTRA's, of the hidden state alone."""
+    model = drawn_anew(Discriminator.from_config(tiny_config(name), dtype="float64"))
     ids, mask = (IDS, MASK) if padding else (IDS[:1], MASK[:1])
     if padding == "left":
         ids, mask = ids[:, ::-1], mask[:, ::-1]
     with use_backend("numpy"):
         out = model(ids, mask, output_hidden_states=True)
-    head = {name.removeprefix("mask_predictions."): array for name, array in model.state_dict().items()}
-    hidden = out.hidden_states[-1]
-    first = hidden[np.arange(len(ids)), mask.argmax(1)][:, None]
-    normed = norm(hidden + first, head["LayerNorm.weight"], head["LayerNorm.bias"])
-    inner = gelu(normed @ head["dense.weight"].T + head["dense.bias"])
-    expected = (inner @ head["classifier.weight"].T + head["classifier.bias"])[..., 0]
+    hidden, state = out.hidden_states[-1], model.state_dict()
+    prefix, last = (
+        ("mask_predictions", "classifier") if "v3" in name else ("discriminator_predictions", "dense_prediction")
+    )
+    head = {key.removeprefix(f"{prefix}."): array for key, array in state.items() if key.startswith(prefix)}
+    if "LayerNorm.weight" in head:
+        first = hidden[np.arange(len(ids)), mask.argmax(1)][:, None]
+        hidden = norm(hidden + first, head["LayerNorm.weight"], head["LayerNorm.bias"])
+    inner = gelu(hidden @ head["dense.weight"].T + head["dense.bias"])
+    expected = (inner @ head[f"{last}.weight"].T + head[f"{last}.bias"])[..., 0]
     np.testing.assert_allclose(out.logits, np.where(mask, expected, 0), rtol=1e-9, atol=1e-9)
     assert np.ptp(out.logits[mask == 1]) > 1e-2
 

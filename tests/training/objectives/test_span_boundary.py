@@ -62,7 +62,13 @@ def layer_norm(array, weight, bias):
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12) * weight + bias
 
 
-def loss_by_definition(model, batch):
+def cross_entropy(scores, label, smoothing):
+    logarithms = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    of_label = np.take_along_axis(logarithms, np.expand_dims(label, -1), -1)[..., 0]
+    return -(1 - smoothing) * of_label - smoothing * logarithms.mean(-1)
+
+
+def loss_by_definition(model, batch, smoothing):
     """(the words' loss, the boundaries' loss)."""
     state = model.state_dict()
     inputs = {name: array for name, array in batch.items() if name != "labels"}
@@ -77,19 +83,19 @@ def loss_by_definition(model, batch):
             features = gelu(features @ state[f"{name}.dense.weight"].T + state[f"{name}.dense.bias"])
             features = layer_norm(features, state[f"{name}.LayerNorm.weight"], state[f"{name}.LayerNorm.bias"])
         scores = features @ state["bert.embeddings.word_embeddings.weight"].T + state[f"{HEAD}.bias"]
-        losses.append(np.log(np.exp(scores).sum()) - scores[batch["labels"][row, token]])
+        losses.append(cross_entropy(scores, batch["labels"][row, token], smoothing))
     where = np.nonzero(batch["labels"] != IGNORED)
-    scores = out.logits[where]
-    words = np.log(np.exp(scores).sum(-1)) - scores[np.arange(len(scores)), batch["labels"][where]]
+    words = cross_entropy(out.logits[where], batch["labels"][where], smoothing)
     return words.mean(), np.mean(losses)
 
 
-def test_the_loss_is_that_of_the_definition():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_that_of_the_definition(smoothing):
     model = drawn_anew(AutoModelForSpanBoundary.from_config(CONFIG, dtype="float64"))
     batch = batch_of()
     assert {case[4] for case in predicted(batch)} >= set(range(20))
-    out = SpanBoundary().loss(model, batch)
-    words, boundaries = loss_by_definition(model, batch)
+    out = SpanBoundary(label_smoothing=smoothing).loss(model, batch)
+    words, boundaries = loss_by_definition(model, batch, smoothing)
     np.testing.assert_allclose([out.mlm_loss, out.sbo_loss], [words, boundaries], rtol=1e-12)
     np.testing.assert_allclose(out.loss, words + boundaries, rtol=1e-12)
     assert SpanBoundary().weight(batch) == (batch["labels"] != IGNORED).sum()
