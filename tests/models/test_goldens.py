@@ -67,28 +67,6 @@ def test_masked_lm_and_every_gradient(cpu_dtype, name):
         assert worst < GRADIENT_TOLERANCE[cpu_dtype], parameter
 
 
-@every_golden
-def test_recording_changes_nothing(cpu_backend, name):
-    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)
-    batch = {**inputs_of(name), "labels": golden(name)["labels"]}
-    recorded, _ = value_and_grad(model)(**batch)
-    plain = model(**batch)
-    assert_close(recorded.logits, plain.logits, 1e-6)
-    assert float(recorded.loss) == pytest.approx(float(plain.loss), rel=1e-6)
-
-
-@every_golden
-def test_saved_checkpoints_load_back_to_the_same_arrays(tmp_path, name):
-    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForMaskedLM.from_pretrained(tmp_path)
-    assert again.config == model.config | {"architectures": ["BertForMaskedLM"]}
-    theirs = again.state_dict()
-    for parameter, array in model.state_dict().items():
-        np.testing.assert_array_equal(theirs[parameter], array)
-    assert model.num_parameters() == sum(array.size for array in theirs.values())
-
-
 def test_weights_prepared_for_one_backend_serve_the_others():
     """A prepared weight replaces the original; another backend, and saving, get the original back from it."""
     name = NAMES[0]
@@ -142,33 +120,6 @@ def test_state_dict_is_read_only_and_loading_it_checks_first():
     with pytest.raises(TypeError, match=r"cls\.predictions\.bias'\] must be a NumPy array, got list"):
         model.load_state_dict(changed | {name: [0.0] * 61})
     np.testing.assert_array_equal(model.state_dict()[name], state[name])
-
-
-def test_backends_agree(cpu_backend):
-    """The same batch, the same answer, whichever backend is in force."""
-    name = NAMES[-1]
-    out = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)(**inputs_of(name))
-    with use_backend("numpy"):
-        reference = AutoModelForMaskedLM.from_pretrained(GOLDENS / name)(**inputs_of(name))
-    assert_close(out.logits, reference.logits, 1e-5)
-
-
-@every_golden
-def test_a_text_alone_in_a_batch_and_under_any_padding_agrees(cpu_backend, name):
-    model = AutoModel.from_pretrained(GOLDENS / name)
-    batch = inputs_of(name)
-    together = model(**batch).last_hidden_state
-    for index, mask in enumerate(batch["attention_mask"].astype(bool)):
-        alone = {key: value[index : index + 1, mask] for key, value in batch.items()}
-        count = int(mask.sum())
-        expected = model(**alone).last_hidden_state[0]
-        assert_close(together[index, :count], expected, 1e-6)
-        for left, right in ((0, 5), (5, 0), (3, 2)):
-            padded = {key: np.pad(value, ((0, 0), (left, right))) for key, value in alone.items()}
-            result = model(**padded).last_hidden_state[0]
-            assert_close(result[left : left + count], expected, 1e-6)
-            assert not result[:left].any()
-            assert not result[left + count :].any()
 
 
 def test_value_and_grad_needs_labels():
