@@ -18,7 +18,6 @@ FLAGS = (
     "-O1",
     "-g1",
     "-fPIC",
-    "-shared",
     "-w",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
@@ -66,28 +65,41 @@ def build(text, kernels, target_arch, defines=()):
     source = f'#include "cuda_emulator.h"\n{text}\n{exports}'
     macros = ("CUDA_EMULATOR", f"TARGET_ARCH={target_arch}0", *defines)
     flags = (*FLAGS, *(f"-D{macro}" for macro in macros))
-    content = "\0".join((source, _headers_text(), *flags))
-    library = CACHE / f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.so"
-    if not library.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with library.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # workers of one test run wait for each other instead of doing it twice
-            if not library.exists():
-                _compile(source, flags, library)
-    return library
+    header = _made_once(f"headers-{_digest(*flags)}/cuda_emulator.h.gch", _compile, INCLUDE / "cuda_emulator.h", flags)
 
-
-def _compile(source, flags, library):
-    includes = [f"-I{folder}" for folder in (INCLUDE, *cuda_include_folders())]
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        text = Path(scratch) / "kernels.cpp"
+    def compile_source(library):
+        text = library.with_suffix(".cpp")
         text.write_text(source)
-        made = Path(scratch) / "kernels.so"
-        command = ["g++", *flags, *includes, str(text), "-o", str(made), "-ldl"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            raise RuntimeError(f"g++ refuses the kernels:\n{result.stderr[:8000]}")
-        os.replace(made, library)
+        _compile(library, text, (*flags, "-shared", "-ldl", f"-I{header.parent}"))
+
+    return _made_once(f"{_digest(source, *flags)}.so", compile_source)
+
+
+def _digest(*parts):
+    return hashlib.sha256("\0".join((_headers_text(), *parts)).encode()).hexdigest()[:24]
+
+
+def _made_once(name, make, *args):
+    """The file of this name in the cache, which `make(file, *args)` writes if it is not there."""
+    file = CACHE / name
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # workers of one test run wait for each other instead of doing it twice
+            if not file.exists():
+                with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+                    made = Path(scratch) / file.name
+                    make(made, *args)
+                    os.replace(made, file)
+    return file
+
+
+def _compile(made, text, flags):
+    includes = [f"-I{folder}" for folder in (INCLUDE, *cuda_include_folders())]
+    command = ["g++", str(text), *flags, *includes, "-o", str(made)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"g++ refuses the kernels:\n{result.stderr[:8000]}")
 
 
 def source_line(library, address):
