@@ -195,11 +195,12 @@ def attention_case():
     return arrays, is_word, {"num_heads": 2, "cu_seqlens": offsets, **rows}
 
 
-def test_entity_aware_attention_is_attention_with_a_query_for_each_kind(attention_case, cpu_backend):
+def test_entity_aware_attention_is_attention_with_a_query_for_each_kind(attention_case, cpu_dtype):
     arrays, is_word, options = attention_case
-    probabilities = []
-    found = operations.entity_aware_attention(*arrays, **options, attentions=probabilities)
-    np.testing.assert_allclose(found, naive(*arrays, is_word, 2, options["cu_seqlens"]), atol=1e-12)
+    probabilities, given = [], [array.astype(cpu_dtype) for array in arrays]
+    found = operations.entity_aware_attention(*given, **options, attentions=probabilities)
+    expected, tolerance = naive(*arrays, is_word, 2, options["cu_seqlens"]), {"float64": 1e-12, "float32": 1e-5}
+    np.testing.assert_allclose(found, expected, atol=tolerance[cpu_dtype])
     assert probabilities[0].shape == (4, 2, 5, 5)
 
 
