@@ -186,7 +186,8 @@ class Parameter(JoinedTensors):
 
     @property
     def weight(self) -> Any:
-        """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records.
+        """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records, in the
+        form that training takes (`Forms.weight_to_train`).
 
         With an adapter it is a `LowRankWeight`, which `functional.linear` takes.
         """
@@ -195,7 +196,7 @@ class Parameter(JoinedTensors):
             weight = (self._filled or self.forms).weight_in_force()
         else:
             form = f"weight for {autocast_dtype() or self.dtype}"
-            weight = tape.leaf(self, lambda: self._trainable().weight_in_force(), form=form)
+            weight = tape.leaf(self, lambda: self._trainable().weight_to_train(), form=form)
         return weight if self.adapter is None else self.adapter.weight(weight)
 
     def _trainable(self) -> Forms:

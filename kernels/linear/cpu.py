@@ -114,6 +114,7 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
     if panels.itemsize < 4:
         multiply, product = _multiply_rounded, _product_of_rounded_columns
     grad_input = multiply(grad_output, panels, weight.shape[1], None, None, None)
+    del panels  # of a weight that is no PackedWeight: their memory serves its gradient
     grad_weight = product(grad_output, input) if needs_weight else None
     return grad_input, grad_weight, None if bias is None else _sum_rows(grad_output)
 

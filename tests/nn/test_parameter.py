@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import tracemalloc
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +17,7 @@ from bertcore import kernels
 from bertcore.nn import forms, functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.mapped_memory import release_pages
-from bertcore.nn.parameter import Parameter, PerVersion
+from bertcore.nn.parameter import Parameter, PerVersion, change_together
 from bertcore.tape import Tape
 
 RNG = np.random.default_rng(0)
@@ -99,26 +100,54 @@ def test_update_reaches_every_form(cpu_backend, dtype, use):
 
 
 def test_a_weight_is_prepared_once_for_forward_and_backward(monkeypatch):
-    """By both directions of all calls of a version, with the gradients of a weight that is prepared at each."""
+    """By both directions of all calls of a version, where it is not trained."""
     parameter, prepared = filled(FLOATS, "float32"), []
+    parameter.is_frozen = True
     prepare = kernels.prepare_weight
     monkeypatch.setattr(kernels, "prepare_weight", lambda *args, **how: prepared.append(1) or prepare(*args, **how))
     array = parameter.array()
-    input, seed = RNG.normal(size=(3, 5)).astype(np.float32), RNG.normal(size=(3, 14)).astype(np.float32)
+    inputs, seed = RNG.normal(size=(3, 5)).astype(np.float32), RNG.normal(size=(3, 14)).astype(np.float32)
     with kernels.use_backend("numba"):
         for _ in range(3):
             with Tape() as tape:
+                input = tape.leaf("input", lambda: inputs)
                 output = functional.linear(input, parameter.weight, None)
-            found = tape.gradients(output, seed)[parameter]
-            _, expected, _ = kernels.linear_backward(seed, input, array)
-            np.testing.assert_array_equal(found, expected)
+            found = tape.gradients(output, seed)["input"]
+            np.testing.assert_array_equal(found, kernels.linear_backward(seed, inputs, array)[0])
         assert len(prepared) == 1
         transpose = parameter.weight.transposed_panels()
         assert parameter.weight.transposed_panels() is transpose
         parameter.update(array * 2)
-        found, expected = (kernels.linear_backward(seed, input, weight) for weight in (parameter.weight, array * 2))
+        found, expected = (kernels.linear_backward(seed, inputs, weight) for weight in (parameter.weight, array * 2))
         np.testing.assert_array_equal(found[0], expected[0])
     assert len(prepared) == 2
+
+
+def test_a_weight_that_is_trained_has_no_other_form():
+    """Gradients are those of the prepared weight, of which none is left beside the array."""
+    parameter = filled(FLOATS, "float32")
+    input, seed = RNG.normal(size=(3, 5)).astype(np.float32), RNG.normal(size=(3, 14)).astype(np.float32)
+    with kernels.use_backend("numba"):
+        _, expected, _ = kernels.linear_backward(seed, input, parameter.weight)
+        with Tape() as tape:
+            weight = parameter.weight
+            output = functional.linear(input, weight, None)
+        assert weight.value is parameter.array()
+        assert not parameter.forms.weights
+        np.testing.assert_array_equal(tape.gradients(output, seed)[parameter], expected)
+
+
+def test_arrays_are_copied_one_after_another_before_they_change(monkeypatch):
+    """The array that a parameter had is let go before the next one's is copied."""
+    parameters, arrays = [Parameter(name, shape=(7, 5)) for name in "abc"], []
+    for parameter in parameters:
+        parameter.fill({parameter.names[0]: np.ones((7, 5), np.float32)}, np.dtype(np.float32))
+        arrays.append(weakref.ref(parameter.array()))
+    alive = []
+    monkeypatch.setattr(forms, "release_pages", lambda array: alive.append(sum(ref() is not None for ref in arrays)))
+    change_together(parameters, lambda own: [np.negative(array, out=array) for array in own])
+    assert alive == [3, 2, 1]
+    assert all((parameter.array() == -1).all() for parameter in parameters)
 
 
 def test_what_cannot_be_taken_replaces_nothing(cpu_backend):
