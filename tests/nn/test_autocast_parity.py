@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from bertcore import autocast, use_backend, value_and_grad
+from bertcore import AutoModelForMaskedLM, autocast, use_backend, value_and_grad
 from tests.conftest import CPU_BACKENDS
 from tests.models.family_parity import random_batch, random_model, run_torch
 from tests.models.family_table import FAMILIES
-from tests.test_gradients_parity import _loaded
 
 pytestmark = pytest.mark.parity
 
@@ -17,7 +16,7 @@ def distance(grads, truth, names):
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
-def test_bert_beside_torch(backend):
+def test_bert_beside_torch(backend, tmp_path):
     import torch
     import transformers
 
@@ -27,11 +26,12 @@ def test_bert_beside_torch(backend):
     labels = rng.integers(0, config.vocab_size, batch["input_ids"].shape)
     targets = {"labels": np.where(batch["attention_mask"] == 1, labels, -100)}
     model = random_model(config, "MaskedLM", rng)
+    model.save_pretrained(tmp_path)
     exact, truth = run_torch(model, batch, targets, double=True, traced=False)
     with torch.autocast("cpu", torch.bfloat16):
         theirs, their_grads = run_torch(model, batch, targets, double=False, traced=False)
     with use_backend(backend), autocast("bfloat16"):
-        out, grads = value_and_grad(_loaded(model, "MaskedLM"))(**batch, **targets)
+        out, grads = value_and_grad(AutoModelForMaskedLM.from_pretrained(tmp_path))(**batch, **targets)
     assert abs(out.loss - exact["loss"]) <= 2 * abs(theirs["loss"] - exact["loss"]) + 1e-3
     assert grads.keys() == truth.keys()
     ours, others = distance(grads, truth, truth), distance(their_grads, truth, truth)
