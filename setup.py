@@ -33,8 +33,11 @@ EXTRAS = {
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
         *("cupy-cuda13x>=14", *CUDA_COMPILER, *TRAINING),
         *(*SERVE, "httpx"),  # starlette's TestClient
+        *("setuptools>=84", "pyright[nodejs]"),  # what an installation holds, and what type checkers say of it
+        *("nbclient", "ipykernel"),  # docs/family.ipynb
         *("mpi4py", 'mpich; sys_platform == "linux"'),
     ],
+    "docs": ["mkdocs-material>=9.7", "mkdocstrings[python]>=1"],
     "parity": [
         *("torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"),
         *("sentence-transformers", "tensorboard"),
@@ -45,6 +48,20 @@ EXTRAS = {
     ],
 }
 
+CLASSIFIERS = [
+    "Development Status :: 3 - Alpha",
+    "Environment :: GPU :: NVIDIA CUDA",
+    "Intended Audience :: Developers",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    "Programming Language :: C++",
+    "Programming Language :: Python :: 3 :: Only",
+    *(f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")),
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    "Topic :: Text Processing :: Linguistic",
+    "Typing :: Typed",
+]
+
 KERNEL_PACKAGES = ["bertcore.kernels", *(f"bertcore.kernels.{name}" for name in find_packages("kernels"))]
 
 setup(
@@ -54,11 +71,14 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    author="The bertcore maintainers",
+    keywords=["BERT", "transformer", "encoder", "embeddings", "NLP", "NumPy", "Numba", "CUDA", "CuPy", "attention"],
+    classifiers=CLASSIFIERS,
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=[*find_packages(include=["bertcore", "bertcore.*"]), *KERNEL_PACKAGES],
     package_dir={"bertcore.kernels": "kernels"},
-    package_data={package: ["*.cu", "*.cuh"] for package in KERNEL_PACKAGES},
+    package_data={"bertcore": ["py.typed"]} | {package: ["*.cu", "*.cuh"] for package in KERNEL_PACKAGES},
     install_requires=[
         "numpy>=2.0",
         "numba>=0.65",

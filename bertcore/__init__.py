@@ -6,7 +6,43 @@ Everything is loaded at first use: `import bertcore` costs neither NumPy nor Num
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says that the name is ours to give
+    from bertcore.families.luke.models import AutoModelForEntityClassification as AutoModelForEntityClassification
+    from bertcore.families.luke.models import (
+        AutoModelForEntityPairClassification as AutoModelForEntityPairClassification,
+    )
+    from bertcore.families.luke.models import (
+        AutoModelForEntitySpanClassification as AutoModelForEntitySpanClassification,
+    )
+    from bertcore.gradients import value_and_grad as value_and_grad
+    from bertcore.gradients import vjp as vjp
+    from bertcore.kernels import BackendUnavailable as BackendUnavailable
+    from bertcore.kernels import get_backend as get_backend
+    from bertcore.kernels import get_num_threads as get_num_threads
+    from bertcore.kernels import set_backend as set_backend
+    from bertcore.kernels import set_num_threads as set_num_threads
+    from bertcore.kernels import use_backend as use_backend
+    from bertcore.models.architectures import load_model as load_model
+    from bertcore.models.auto import AutoModel as AutoModel
+    from bertcore.models.auto import AutoModelForCausalLM as AutoModelForCausalLM
+    from bertcore.models.auto import AutoModelForMaskedLM as AutoModelForMaskedLM
+    from bertcore.models.auto import AutoModelForMultipleChoice as AutoModelForMultipleChoice
+    from bertcore.models.auto import AutoModelForNextSentencePrediction as AutoModelForNextSentencePrediction
+    from bertcore.models.auto import AutoModelForQuestionAnswering as AutoModelForQuestionAnswering
+    from bertcore.models.auto import AutoModelForSequenceClassification as AutoModelForSequenceClassification
+    from bertcore.models.auto import AutoModelForTokenClassification as AutoModelForTokenClassification
+    from bertcore.models.pretraining import AutoModelForPreTraining as AutoModelForPreTraining
+    from bertcore.models.replaced_tokens import ReplacedTokenModel as ReplacedTokenModel
+    from bertcore.models.span_boundary import AutoModelForSpanBoundary as AutoModelForSpanBoundary
+    from bertcore.models.student import student_from_teacher as student_from_teacher
+    from bertcore.nn.autocast import autocast as autocast
+    from bertcore.tasks.cross_encoder import CrossEncoder as CrossEncoder
+    from bertcore.tasks.pipelines import pipeline as pipeline
+    from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
+    from bertcore.tasks.sparse_encoder import SparseEncoder as SparseEncoder
+    from bertcore.tokenization import AutoTokenizer as AutoTokenizer
 
 __version__ = "0.1.0"
 
@@ -43,38 +79,7 @@ _LAZY = {
     "vjp": "bertcore.gradients",
 }
 
-__all__ = [
-    "AutoModel",
-    "AutoModelForCausalLM",
-    "AutoModelForEntityClassification",
-    "AutoModelForEntityPairClassification",
-    "AutoModelForEntitySpanClassification",
-    "AutoModelForMaskedLM",
-    "AutoModelForMultipleChoice",
-    "AutoModelForNextSentencePrediction",
-    "AutoModelForPreTraining",
-    "AutoModelForQuestionAnswering",
-    "AutoModelForSequenceClassification",
-    "AutoModelForSpanBoundary",
-    "AutoModelForTokenClassification",
-    "AutoTokenizer",
-    "BackendUnavailable",
-    "CrossEncoder",
-    "ReplacedTokenModel",
-    "SentenceEncoder",
-    "SparseEncoder",
-    "autocast",
-    "get_backend",
-    "get_num_threads",
-    "load_model",
-    "pipeline",
-    "set_backend",
-    "set_num_threads",
-    "student_from_teacher",
-    "use_backend",
-    "value_and_grad",
-    "vjp",
-]
+__all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:

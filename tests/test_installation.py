@@ -1,0 +1,135 @@
+"""What is built of the repository installs and runs without it; type checkers read it."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import bertcore
+
+REPOSITORY = Path(__file__).parent.parent
+BUILT_OF = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "bertcore", "kernels")
+SITE_PACKAGES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+
+USE = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import bertcore
+from bertcore import AutoModel, kernels, use_backend
+
+assert Path(bertcore.__file__).is_relative_to(sys.prefix) and Path(kernels.__file__).is_relative_to(sys.prefix)
+x = np.linspace(-3, 3, 39, dtype="float32").reshape(3, 13)
+for operation in (kernels.gelu, kernels.softmax):
+    assert np.allclose(operation(x, backend="numba"), operation(x, backend="numpy"), atol=1e-6)
+config = {"model_type": "bert", "vocab_size": 61, "hidden_size": 39, "num_hidden_layers": 2, "num_attention_heads": 3,
+          "intermediate_size": 53, "max_position_embeddings": 24}
+with use_backend("numpy"):
+    model = AutoModel.from_config(config)
+    before = model([[5, 7, 11]]).last_hidden_state
+    model.save_pretrained("saved")
+    assert np.array_equal(before, AutoModel.from_pretrained("saved")([[5, 7, 11]]).last_hidden_state)
+print(before.shape)
+"""
+
+
+def run(*command, folder, **options):
+    """Run a command that knows nothing of the repository; its output."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden} | options
+    result = subprocess.run(list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def built(kind, source, folder):
+    """What setuptools builds of `source`: an "sdist" or a "wheel"."""
+    folder.mkdir()
+    build = "import sys, setuptools.build_meta as b; print(getattr(b, f'build_{sys.argv[1]}')(sys.argv[2]))"
+    name = run(sys.executable, "-c", build, kind, folder, folder=source).split()[-1]
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of the sdist of the repository."""
+    folder = tmp_path_factory.mktemp("installation")
+    source = folder / "source"
+    source.mkdir()
+    for name in BUILT_OF:
+        if (REPOSITORY / name).is_dir():
+            shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPOSITORY / name, source)
+    sdist = built("sdist", source, folder / "sdist")
+    shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
+    return built("wheel", folder / "unpacked" / sdist.name.removesuffix(".tar.gz"), folder / "wheel")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A virtual environment with the wheel and, of all else, what stands here."""
+    folder = tmp_path_factory.mktemp("clean") / "venv"
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet")
+    run(*pip, wheel, folder=folder)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip())
+    (site / "what_stands_here.pth").write_text("\n".join(SITE_PACKAGES))
+    return folder / "bin", site
+
+
+def sources(root, package):
+    """The names of what belongs into an installation, under the name of the package."""
+    files = [file for pattern in ("*.py", "*.cu", "*.cuh", "py.typed") for file in root.rglob(pattern)]
+    return {(Path(package) / file.relative_to(root)).as_posix() for file in files}
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_every_source_and_nothing_else(wheel):
+    expected = sources(REPOSITORY / "bertcore", "bertcore") | sources(REPOSITORY / "kernels", "bertcore/kernels")
+    found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert found == expected
+    assert "bertcore/py.typed" in found
+
+
+@pytest.mark.slow
+def test_an_installation_runs_without_the_repository(installed, tmp_path):
+    bin, _ = installed
+    assert run(bin / "python", "-c", USE, folder=tmp_path).split("\n")[-2] == "(1, 3, 39)"
+    assert "2,957,568" in run(bin / "bertcore", "info", "mini-bert", folder=tmp_path)
+    assert f"bertcore {bertcore.__version__}" in run(bin / "bertcore", "--version", folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_pyright_finds_nothing_in_what_a_user_writes(installed, tmp_path):
+    _, site = installed
+    script = shutil.copy(Path(__file__).with_name("user_script.py"), tmp_path / "user_script.py")
+    paths = ", ".join(f'"{path}"' for path in (site, *SITE_PACKAGES))
+    (tmp_path / "pyrightconfig.json").write_text(f'{{"typeCheckingMode": "basic", "extraPaths": [{paths}]}}')
+    command = (sys.executable, "-m", "pyright", "--project", tmp_path)
+    assert "0 errors, 0 warnings" in run(*command, folder=tmp_path)
+    lines = script.read_text().splitlines()
+    script.write_text("\n".join([*lines, "SentenceEncoder(folder, no_such_argument=1)"]))
+    with pytest.raises(AssertionError, match='"no_such_argument"'):
+        run(*command, folder=tmp_path)
+
+
+def test_type_checkers_read_the_names_that_are_loaded_at_first_use():
+    tree = ast.parse(Path(bertcore.__file__).read_text(encoding="utf-8"))
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    found = {alias.asname: node.module for node in checked.body for alias in node.names}
+    assert found == bertcore._LAZY
+    assert all(alias.name == alias.asname for node in checked.body for alias in node.names)
+
+
+def test_the_citation_names_this_version():
+    assert f"\nversion: {bertcore.__version__}\n" in (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
