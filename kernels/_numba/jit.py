@@ -82,5 +82,7 @@ def {body.__name__}({given}, {tasks}):
             body({given}, {task}, {tasks})
 """
     names = {"__name__": body.__module__, "body": helper(body), "prange": numba.prange}
-    exec(compile(source, inspect.getfile(body), "exec"), names)
+    # Numba reads the lines of the file that the function says it stands in: they are those of body.
+    above = "\n" * (body.__code__.co_firstlineno - 2)
+    exec(compile(above + source, inspect.getfile(body), "exec"), names)
     return names[body.__name__]
