@@ -1,0 +1,50 @@
+"""What happens as MkDocs builds the site: inclusions, the layout that docstrings are read from, and llms.txt."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads this file alone
+
+from inclusions import REPOSITORY, included
+
+_pages: list[tuple[str, str, str]] = []  # title, address, Markdown
+
+
+def on_startup(**_: Any) -> None:
+    """Lay out the package as it is installed, with kernels/ within bertcore/, for what reads docstrings from files."""
+    folder = REPOSITORY / "build" / "api" / "bertcore"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in [*(REPOSITORY / "bertcore").iterdir(), REPOSITORY / "kernels"]:
+        (folder / path.name).symlink_to(path)
+
+
+def on_pre_build(**_: Any) -> None:
+    """Forget the pages of an earlier build (`mkdocs serve` builds several times)."""
+    _pages.clear()
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """The page with all that it takes from elsewhere."""
+    text = included(markdown)
+    _pages.append((page.title, page.file.src_uri, text))
+    return text
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Write what language models read: llms.txt, a list of pages, and each page's Markdown beside its HTML."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    for title, address, text in _pages:
+        lines.append(f"- [{title}]({address}): {_summary(text)}")
+        file = Path(config.site_dir, address)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _summary(text: str) -> str:
+    """The first sentence of a page, after its title."""
+    paragraph = next((part for part in text.split("\n\n") if part[:1] not in "#<|`!" and part.strip()), "")
+    return " ".join(paragraph.split()).partition(". ")[0].rstrip(":.") + "."

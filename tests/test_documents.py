@@ -1,0 +1,83 @@
+"""What the README and the site's pages say runs: each Python block, and what it prints where a block `text` follows."""
+
+import contextlib
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", flags=re.MULTILINE | re.DOTALL
+)
+WITH_BLOCKS = [page for page in (REPOSITORY / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
+
+sys.path.insert(0, str(REPOSITORY / "docs"))
+import inclusions  # noqa: E402
+
+pytest_plugins = ["tests.demo"]
+
+
+@pytest.fixture
+def demo_in_place(demo_folder, tmp_path, monkeypatch):
+    """A folder to write to; the demonstration model is here, or the test is skipped."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("demo_in_place")
+@pytest.mark.filterwarnings("ignore:.*newly initialised")
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_code_blocks_run_and_print_what_is_said(page):
+    """The blocks of a page run one after another, in one namespace."""
+    text, names = page.read_text(encoding="utf-8"), {"__name__": "__main__"}
+    for found in BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start()) + 2
+        code = compile("\n" * (line - 1) + found["code"], str(page), "exec")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        if found["output"] is not None:
+            assert printed.getvalue() == found["output"], f"{page}:{line}"
+
+
+def test_every_block_of_python_is_found():
+    for page in (REPOSITORY / "README.md", *PAGES):
+        text = page.read_text(encoding="utf-8")
+        assert text.count("```python") == len(BLOCK.findall(text)), page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_inclusions_are_found(page):
+    text = inclusions.included(page.read_text(encoding="utf-8"))
+    assert "<!-- include" not in text
+    assert text.startswith("# ")
+
+
+def test_an_unknown_inclusion_or_link_is_named():
+    with pytest.raises(ValueError, match=r"README\.md has no section 'Nowhere'"):
+        inclusions.included("<!-- include: readme: Nowhere -->")
+    with pytest.raises(ValueError, match=r"nothing.*expected one of readme"):
+        inclusions.included("<!-- include: nothing: x -->")
+    with pytest.raises(ValueError, match="#nowhere"):
+        inclusions.with_links_of_site("[a link](#nowhere)")
+    assert inclusions.with_links_of_site("[a](#models), [b](bench/x.csv), [c](https://c)") == (
+        "[a](models.md), `bench/x.csv`, [c](https://c)"
+    )
+
+
+def test_tables_have_a_row_for_each_family_preset_and_operation():
+    from bertcore.models.registry import known_families
+    from bertcore.presets import PRESETS
+
+    operations = {file.parent.name for file in (REPOSITORY / "kernels").glob("[a-z]*/reference.py")}
+    tables = {"families": known_families(), "presets": PRESETS, "operations": operations}
+    assert set(tables) == set(inclusions.TABLES)
+    for name, members in tables.items():
+        rows = inclusions.TABLES[name]().splitlines()[2:]
+        assert {re.match(r"\| `([^`]+)`", row)[1] for row in rows} == set(members)
+        assert len(rows) == len(members)
+        assert len({row.count(" | ") for row in rows}) == 1
