@@ -72,12 +72,16 @@ def with_links_of_site(text: str) -> str:
 
 
 def reference(module: str) -> str:
-    """What mkdocstrings makes the reference of a module of: each public name, where it is made.
+    """What mkdocstrings makes the reference of a module of: each of its public names, where it is made.
 
-    Modules are left out, and in `bertcore` the names of the kernels, which have a page.
+    Modules are left out, and in `bertcore` the names of the kernels, which have a page. Of "bertcore.tasks.pipelines"
+    it is the class of each task.
     """
     package = importlib.import_module(module)
-    offered = [each for name in package.__all__ if hasattr(each := getattr(package, name), "__qualname__")]
+    if module == "bertcore.tasks.pipelines":
+        offered = [package.pipeline_class(task) for task in package.TASKS]
+    else:
+        offered = [each for name in package.__all__ if hasattr(each := getattr(package, name), "__qualname__")]
     own = [each for each in offered if module != "bertcore" or not each.__module__.startswith("bertcore.kernels")]
     return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in own)
 

@@ -69,6 +69,17 @@ def test_an_unknown_inclusion_or_link_is_named():
     )
 
 
+def test_references_name_what_modules_offer():
+    from bertcore import kernels
+    from bertcore.tasks.pipelines import TASKS
+
+    last = {line.rpartition(".")[2] for line in inclusions.reference("bertcore.kernels").split("\n\n")}
+    assert last == set(kernels.__all__)
+    assert "::: bertcore.models.auto.AutoModel\n" in inclusions.reference("bertcore")
+    assert "kernels" not in inclusions.reference("bertcore")
+    assert inclusions.reference("bertcore.tasks.pipelines").count("Pipeline") == len(TASKS)
+
+
 def test_tables_have_a_row_for_each_family_preset_and_operation():
     from bertcore.models.registry import known_families
     from bertcore.presets import PRESETS
