@@ -23,7 +23,10 @@ from .cuda_support import EmulatorTarget
 FLOAT16, BFLOAT16, FLOAT32 = np.float16, ml_dtypes.bfloat16, np.float32
 
 
-@pytest.fixture(params=[FLOAT16, BFLOAT16, FLOAT32], ids=lambda dtype: dtype.__name__)
+# Of the two half precisions, which share their code, the conformance cases have the other one by default.
+@pytest.fixture(
+    params=[FLOAT16, pytest.param(BFLOAT16, marks=pytest.mark.slow), FLOAT32], ids=lambda dtype: dtype.__name__
+)
 def dtype(request):
     return request.param
 

@@ -15,7 +15,15 @@ from tests.kernels.conformance.checks import DTYPES_OF, assert_conforms, on_disk
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 
-@pytest.mark.parametrize("operation, dtype", list(product(on_disk("cupy"), DTYPES_OF["cupy"])))
+def marks_of(operation, dtype):
+    """Attention takes long, and float16 is what test_cuda_attention.py has by default."""
+    return [pytest.mark.slow] if (operation, dtype) == ("attention", "float16") else []
+
+
+@pytest.mark.parametrize(
+    "operation, dtype",
+    [pytest.param(*pair, marks=marks_of(*pair)) for pair in product(on_disk("cupy"), DTYPES_OF["cupy"])],
+)
 def test_without_a_driver(operation, dtype):
     with driverless():
         for case, layout in zip(CASES[operation].values(), cycle(LAYOUTS), strict=False):

@@ -87,7 +87,7 @@ def test_tables_in_the_other_dtype(form, lengths, memory, head_dim, distances, s
 
 
 @pytest.mark.parametrize("form", ["plain", "all"])
-@pytest.mark.parametrize("keys", [KEYS - 1, KEYS, KEYS + 1, 2 * KEYS + 3, 1009])
+@pytest.mark.parametrize("keys", [KEYS - 1, KEYS, KEYS + 1, 2 * KEYS + 3, pytest.param(1009, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("queries", [1, QUERIES, QUERIES + 1])
 def test_block_borders(queries, keys, form):
     """Also fewer keys than queries; the highest score is in the last block, where all before is rescaled."""

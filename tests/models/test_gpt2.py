@@ -122,9 +122,9 @@ def test_beams_are_the_best_of_all_texts():
 
 
 def test_drawn_words_have_the_models_probabilities():
-    model = made()
+    model, count = made(), 1000
     with use_backend("numpy"):
-        options = {"max_new_tokens": 1, "do_sample": True, "num_return_sequences": 4000, "seed": 3}
+        options = {"max_new_tokens": 1, "do_sample": True, "num_return_sequences": count, "seed": 3}
         logits = model([[4, 8, 15]]).logits[0, -1].astype(np.float64)
         for extra in ({}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}):
             words = model.generate([[4, 8, 15]], **options, **extra)[:, 3]
@@ -137,8 +137,8 @@ def test_drawn_words_have_the_models_probabilities():
             expected[order[:enough]] = shares[:enough] / shares[:enough].sum()
             counts = np.bincount(words, minlength=61)
             assert not counts[expected == 0].any()
-            deviation = np.sqrt(4000 * expected * (1 - expected)) + 1e-9
-            assert (np.abs(counts - 4000 * expected) < 5 * deviation + 1).all()
+            deviation = np.sqrt(count * expected * (1 - expected)) + 1e-9
+            assert (np.abs(counts - count * expected) < 5 * deviation + 1).all()
 
 
 def made(kind=AutoModelForCausalLM, dtype="float32", **changes):
