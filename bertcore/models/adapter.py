@@ -31,12 +31,14 @@ class Trace:
         attentions: each layer's probabilities; None where they are not recorded.
         projections: each layer's (query, key, value); None where they are not recorded.
         shows_states: whether the caller asked for the states (an adapter may need them for itself).
+        layers: how many layers run, for a model that goes on from there by itself; None for all.
     """
 
     states: list | None = None
     attentions: list | None = None
     shows_states: bool = False
     projections: list | None = None
+    layers: int | None = None
 
     @classmethod
     def asked(cls, hidden_states: bool, attentions: bool, projections: bool) -> Trace:

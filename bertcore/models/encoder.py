@@ -84,7 +84,7 @@ class Encoder(Block):
             def build(state: Any, cu_seqlens: Any) -> Any:
                 return self._run_layers(state, replace(context, cu_seqlens=cu_seqlens), trace)
 
-            key = kernels.get_num_threads(), autocast_dtype()
+            key = kernels.get_num_threads(), autocast_dtype(), trace.layers
             recordings = self._recordings.get(self.version, Recordings)
             return recordings.run(key, build, state, context.cu_seqlens)
         return self._run_layers(state, context, trace)
@@ -92,7 +92,7 @@ class Encoder(Block):
     def _run_layers(self, state: Any, context: LayerContext, trace: Trace) -> Any:
         notes_nothing = trace.attentions is None and trace.projections is None  # which would be noted twice
         is_run_again = self.recomputes_layers and notes_nothing
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers[: trace.layers]):
             trace.state(state)
             run = within_site(number, layer)
             state = checkpoint(run, state, context) if is_run_again else run(state, context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
+from dataclasses import replace
 from typing import Any
 
 from bertcore import kernels
@@ -79,7 +80,7 @@ class ModelWithHeads(Model):
         is while the tape records.
         """
         if labels is None:
-            return None, encoded.packed.pad(head(encoded.hidden))
+            return None, encoded.packed.pad(head(self._read(encoded)))
         scores, known = self._scores_of_labels(head, encoded, labels)
         kept = _KEPT.get()
         if kept is not None:
@@ -89,8 +90,10 @@ class ModelWithHeads(Model):
         def all_logits() -> Any:
             if self.version != version:
                 raise RuntimeError("logits: the parameters have changed since; read them before the optimiser's step")
+            has_gradient = current_tape() is tape
+            read = encoded if has_gradient else replace(encoded, hidden=value_of(encoded.hidden))
             with kernels.use_backend(backend):
-                return encoded.packed.pad(head(encoded.hidden if current_tape() is tape else value_of(encoded.hidden)))
+                return encoded.packed.pad(head(self._read(read)))
 
         # In a context of its own: whoever reads them may stand within another tape.
         later = Later(lambda: all_logits() if current_tape() is tape else Context().run(all_logits))
@@ -99,7 +102,11 @@ class ModelWithHeads(Model):
     def _scores_of_labels(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
         """The scores of the tokens that have a label, (labels, words), and their labels; `labels` are packed."""
         rows = kernels.array_module(labels).flatnonzero(labels != losses.IGNORED)
-        return head(functional.take_rows(encoded.hidden, rows=rows)), labels[rows]
+        return head(self._read(encoded, rows)), labels[rows]
+
+    def _read(self, encoded: Encoded, rows: Any = None) -> Any:
+        """What a language model's head reads, (tokens, hidden): of the tokens at the integers `rows`, or of all."""
+        return encoded.hidden if rows is None else functional.take_rows(encoded.hidden, rows=rows)
 
     def _num_labels(self) -> int:
         return ConfigReader(self.config).num_labels()

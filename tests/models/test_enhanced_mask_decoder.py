@@ -115,6 +115,25 @@ def test_padding_and_what_is_asked_change_nothing(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_labelled_tokens_alone_have_the_scores_of_all(name, backend, layers):
+    """And no layer runs whose output nobody reads."""
+    model = model_of(name, "float32", num_hidden_layers=layers)
+    with use_backend(backend):
+        expected, out = model(IDS, MASK).logits, model(IDS, MASK, labels=LABELS)
+        scores, words = model.label_scores(IDS, MASK, labels=LABELS)
+        asked = model(IDS, MASK, output_hidden_states=True).logits
+    np.testing.assert_array_equal(words, LABELS[LABELS != -100])
+    np.testing.assert_allclose(scores, expected[LABELS != -100], atol=1e-4)
+    np.testing.assert_allclose(out.logits, expected, atol=1e-4)
+    np.testing.assert_allclose(asked, expected, atol=1e-4)
+    model.encoder.layers[-1] = None  # but the decoder's own is this one
+    with pytest.raises(AttributeError, match="attention"), use_backend(backend):
+        model(IDS, MASK)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_by_finite_differences(name):
     model, rng = model_of(name), np.random.default_rng(2)
     with use_backend("numpy"):

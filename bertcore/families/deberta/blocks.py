@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.families.deberta.operations import mean_value_for_padding
+from bertcore.families.deberta.operations import mean_value_for_padding, spread_rows
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
 from bertcore.nn.embeddings import Embeddings
@@ -172,6 +172,20 @@ class DisentangledContext(LayerContext):
         return super().can_be_recorded and self.positions.components is None
 
 
+class Keys(NamedTuple):
+    """What an attention's queries find.
+
+    Attributes:
+        qkv: query, key and value of the tokens, side by side, (tokens, 3 * hidden).
+        bias: of their map, (3 * hidden,).
+        tables: what relative positions are mapped to, for queries and for keys, (2 * span, heads, head_dim) or None.
+    """
+
+    qkv: Any
+    bias: Any
+    tables: tuple[Any, Any]
+
+
 class DisentangledAttention(SelfAttention):
     """Self-attention by content and relative position, as in DeBERTa v2 and v3: positions are mapped as content is, or
     by maps of their own.
@@ -203,13 +217,24 @@ class DisentangledAttention(SelfAttention):
         """The maps of relative positions, which tokens do not pass."""
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
-    def mix(self, source: Any, context: DisentangledContext, queries: Any = None) -> Any:
-        """The attended values of all heads side by side, (tokens, hidden); what asks for them is `queries`, (tokens,
-        hidden), or by default `source` itself."""
+    def mix(self, source: Any, context: DisentangledContext) -> Any:
+        """The attended values of all heads side by side, (tokens, hidden)."""
+        return self.attend_to(self.keys(source, context), context)
+
+    def keys(self, source: Any, context: DisentangledContext) -> Keys:
+        """What queries find: of `source`, (tokens, hidden), and of the positions."""
+        bias, *tables = self._bias_and_tables(context.positions)
+        return Keys(functional.linear(source, self.projections[0].weight.weight, bias), bias, tuple(tables))
+
+    def attend_to(self, keys: Keys, context: DisentangledContext, queries: Any = None, rows: Any = None) -> Any:
+        """The attended values of all heads side by side, (tokens, hidden).
+
+        What asks for them is `queries`, (tokens, hidden), or by default what the keys are of. With the integers `rows`
+        queries and values are of those tokens alone.
+        """
         positions, heads, weight = context.positions, {"num_heads": self.spec.num_heads}, self.projections[0].weight
-        bias, *tables = self._bias_and_tables(positions)
-        qkv = functional.linear(source, weight.weight, bias)
-        projected = [qkv] if queries is None else self._asked_by(queries, qkv, bias)
+        qkv, tables = keys.qkv, keys.tables
+        projected = [qkv] if queries is None else self._asked_by(queries, keys, rows)
         has_tables = any(table is not None for table in tables)
         attended = functional.self_attention(
             *projected,
@@ -223,16 +248,20 @@ class DisentangledAttention(SelfAttention):
             components=positions.components,
             compute_dtype=attention_dtype(weight),
         )
-        if positions.is_real is None:
-            return attended
-        places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
-        return mean_value_for_padding(attended, qkv, **places)
+        if positions.is_real is not None:
+            places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
+            attended = mean_value_for_padding(attended, qkv, **places)
+        return attended if rows is None else functional.take_rows(attended, rows=rows)
 
-    def _asked_by(self, queries: Any, qkv: Any, bias: Any) -> list[Any]:
-        """(query, key and value), key and value of `qkv`; the map of all three is prepared as one."""
-        asked, width = functional.linear(queries, self.projections[0].weight.weight, bias), self.spec.hidden_size
-        key_value = functional.slice_columns(qkv, first=width, last=3 * width)
-        return [functional.slice_columns(asked, first=0, last=width), key_value]
+    def _asked_by(self, queries: Any, keys: Keys, rows: Any) -> list[Any]:
+        """(query, key and value) of all tokens, the queries of others than `rows` zeros; the map of all three is
+        prepared as one."""
+        width = self.spec.hidden_size
+        asked = functional.linear(queries, self.projections[0].weight.weight, keys.bias)
+        query = functional.slice_columns(asked, first=0, last=width)
+        if rows is not None:
+            query = spread_rows(query, rows=rows, count=value_of(keys.qkv).shape[0])
+        return [query, functional.slice_columns(keys.qkv, first=width, last=3 * width)]
 
     def _bias_and_tables(self, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, heads,

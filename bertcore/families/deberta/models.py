@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bertcore import kernels
+from bertcore.families.deberta.adapter import COMPONENTS
 from bertcore.models.adapter import Encoded, Trace
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.spec import MOST_POSITIONS, ConfigReader
@@ -53,23 +54,36 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
     def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:
         if self.positions is None:
             return super()._pass(*given, read=read, trace=trace, **options)
-        trace.states = [] if trace.states is None else trace.states
+        shows_last = not trace.is_empty or options.get(COMPONENTS, False)
+        if not shows_last:
+            trace.layers = self.spec.num_layers - 1
+        elif trace.states is None:
+            trace.states = []
 
-        def read_decoded(encoded: Encoded) -> Any:
-            if not trace.shows_states:
-                encoded.traced["hidden_states"] = None
-            encoded.hidden = self._decoded(trace.states[-2], encoded)
+        def read_below(encoded: Encoded) -> Any:
+            if shows_last:
+                encoded.hidden = trace.states[-2]
+                encoded.traced["hidden_states"] = encoded.traced["hidden_states"] if trace.shows_states else None
             return read(encoded)
 
-        return super()._pass(*given, read=read_decoded, trace=trace, **options)
+        return super()._pass(*given, read=read_below, trace=trace, **options)
 
-    def _decoded(self, below: Any, encoded: Encoded) -> Any:
-        """What the head reads, (tokens, hidden), of the states below the last layer."""
-        layer, context = self.encoder.layers[-1], self.encoder.adapter.context(encoded.inputs, Trace())
-        states = functional.add(self.positions(self._places(encoded.packed)), below)
+    def _read(self, encoded: Encoded, rows: Any = None) -> Any:
+        """With the decoder `encoded` has the states below the last layer.
+
+        A token is decoded from these and from itself, so that the maps are of the tokens that are wanted alone.
+        """
+        if self.positions is None:
+            return super()._read(encoded, rows)
+        layer, below, places = self.encoder.layers[-1], encoded.hidden, self._places(encoded.packed)
+        context = self.encoder.adapter.context(encoded.inputs, Trace())
+        keys = layer.attention.keys(below, context)
+        if rows is not None:
+            below, places = functional.take_rows(below, rows=rows), places[rows]
+        states = functional.add(self.positions(places), below)
         for _ in range(STEPS):
-            attended = layer.attention.close(layer.attention.mix(below, context, queries=states), states)
-            states = layer.feed_forward(attended, context)
+            attended = layer.attention.attend_to(keys, context, queries=states, rows=rows)
+            states = layer.feed_forward(layer.attention.close(attended, states), context)
         return states
 
     def _places(self, packed: PackedBatch) -> Any:

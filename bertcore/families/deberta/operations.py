@@ -1,10 +1,18 @@
-"""What DeBERTa alone computes beside attention, with its gradient rule."""
+"""What DeBERTa alone computes beside attention, with gradient rules."""
 
 from typing import Any
 
 from bertcore import kernels
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
+
+
+@operation()
+def spread_rows(array: Any, *, rows: Any, count: int) -> Any:
+    """`count` rows: those of `array` at the integers `rows`, which differ, and zeros."""
+    spread = kernels.array_module(array).zeros((count, array.shape[1]), array.dtype)
+    spread[rows] = array
+    return spread, lambda grad: (grad[rows],)
 
 
 def _padding_rows(is_real: Any, cu_seqlens: Any) -> list[tuple[slice, Any]]:
