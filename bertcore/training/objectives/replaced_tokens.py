@@ -61,6 +61,23 @@ class ReplacedToken(Objective):
         """The masked tokens."""
         return self.words.weight(batch)
 
+    def __add__(self, other: Objective) -> Objective:
+        _check_no_words(other)
+        return super().__add__(other)
+
+    def added_to(self, first: Objective) -> Objective:
+        _check_no_words(first)
+        return super().added_to(first)
+
+
+def _check_no_words(other: Any) -> None:
+    """ValueError for masked words beside replaced tokens."""
+    if isinstance(other, MaskedLM):
+        raise ValueError(
+            "ReplacedToken has the generator's loss of masked words in it, beside the discriminator's, which "
+            "discriminator_weight weighs: take it without MaskedLM"
+        )
+
 
 class DataCollatorForReplacedTokens(DataCollatorForLanguageModeling):
     """Batches for masked language models, with "draws", by which the generator's words are chosen."""

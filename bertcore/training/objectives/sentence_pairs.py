@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore.models import losses
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.objective import Batch, Collator, Objective
+from bertcore.training.objectives.objective import Batch, Collator, Objective, Sum
 from bertcore.training.objectives.supervised import Supervised, host_array
 from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids
 
@@ -59,9 +59,11 @@ class SentencePairs(Objective):
         return float(np.count_nonzero(host_array(batch[self.label]) != losses.IGNORED))
 
     def __add__(self, other: Objective) -> Objective:
+        check_one_kind(self, other)
         return MaskedLMAndPairs(other, self) if type(other) is MaskedLM else super().__add__(other)
 
     def added_to(self, first: Objective) -> Objective:
+        check_one_kind(first, self)
         return MaskedLMAndPairs(first, self) if type(first) is MaskedLM else super().added_to(first)
 
 
@@ -142,6 +144,34 @@ class MaskedLMAndPairs(Supervised):
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
         return self.words.collator(tokenizer, seed=seed)
+
+    def __add__(self, other: Objective) -> Objective:
+        check_one_kind(self, other)
+        return super().__add__(other)
+
+    def added_to(self, first: Objective) -> Objective:
+        check_one_kind(first, self)
+        return super().added_to(first)
+
+
+def check_one_kind(*summands: Objective) -> None:
+    """ValueError if more than one of the objectives learns from pairs of segments: each makes its own examples, and no
+    family has the heads of both."""
+    pairs = [found for each in summands if (found := _pairs_of(each)) is not None]
+    if len(pairs) > 1:
+        names = " and ".join(type(each).__name__ for each in pairs)
+        raise ValueError(
+            f"{names} make pairs of segments each in its own way, and no model has the heads of both: add one of them"
+        )
+
+
+def _pairs_of(objective: Any) -> SentencePairs | None:
+    """What of an objective, or of a sum, learns from pairs."""
+    if isinstance(objective, Sum):
+        return _pairs_of(objective.first) or _pairs_of(objective.second)
+    if isinstance(objective, MaskedLMAndPairs):
+        return objective.pairs
+    return objective if isinstance(objective, SentencePairs) else None
 
 
 def _end(document: Sentences, start: int, room: int) -> int:

@@ -17,7 +17,7 @@ from bertcore.models.sampling import BLOCK, sample_words
 from bertcore.presets import preset_config
 from bertcore.training import Masking, Trainer, TrainingArguments
 from bertcore.training.masking import IGNORED
-from bertcore.training.objectives import ReplacedToken
+from bertcore.training.objectives import MaskedLM, ReplacedToken, SpanBoundary
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import drawn_anew
 from tests.training.tiny_runs import At, assert_same_weights, without_times
@@ -299,3 +299,9 @@ def test_draws_that_are_none(tokenizer, examples, wrong):
 def test_a_weight_that_is_none(weight):
     with pytest.raises((TypeError, ValueError), match=r"discriminator_weight (is|must be)"):
         ReplacedToken(discriminator_weight=weight)
+
+
+def test_masked_words_are_in_it_already():
+    for make in (lambda: MaskedLM() + ReplacedToken(), lambda: ReplacedToken() + SpanBoundary()):
+        with pytest.raises(ValueError, match="ReplacedToken has the generator's loss of masked words in it"):
+            make()

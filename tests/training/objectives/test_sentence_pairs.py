@@ -5,7 +5,15 @@ import pytest
 
 from bertcore import AutoModelForNextSentencePrediction, AutoModelForPreTraining, AutoTokenizer
 from bertcore.training.masking import IGNORED
-from bertcore.training.objectives import CausalLM, MaskedLM, NextSentence, SentenceOrder, SpanBoundary, TranslationLM
+from bertcore.training.objectives import (
+    CausalLM,
+    CustomLoss,
+    MaskedLM,
+    NextSentence,
+    SentenceOrder,
+    SpanBoundary,
+    TranslationLM,
+)
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import tiny_config
 
@@ -135,6 +143,15 @@ def test_sums_of_objectives_of_different_models_are_refused():
         MaskedLM() + CausalLM()
     with pytest.raises(TypeError):
         MaskedLM() + 1
+
+
+def test_pairs_of_two_kinds_are_refused():
+    both, custom = "NextSentence and SentenceOrder make pairs of segments", CustomLoss(lambda out: (0.0, {}))
+    for first in (NextSentence(), MaskedLM() + NextSentence(), NextSentence() + custom):
+        for second in (SentenceOrder(), SentenceOrder() + MaskedLM()):
+            with pytest.raises(ValueError, match=f"{both} each in its own way, and no model has the heads of both"):
+                first + second
+    assert (MaskedLM() + NextSentence() + custom).model_class == "AutoModelForPreTraining"
 
 
 @pytest.mark.parametrize("words", [SpanBoundary(), TranslationLM()])
