@@ -70,6 +70,20 @@ def assert_same_weights(first, second):
         np.testing.assert_array_equal(array, second.state_dict()[name], err_msg=name)
 
 
+def assert_resumes(trainer, folder, steps):
+    """A run that is stopped after `steps` and goes on has the bits of one that was not.
+
+    `trainer` makes one for a folder and settings of its own. Returns that of the whole run, and the one that went on.
+    """
+    whole, part = trainer(folder / "whole"), trainer(folder / "part", max_steps=steps)
+    whole.train()
+    part.train()
+    again = trainer(folder / "part")
+    again.train(resume_from_checkpoint=True)
+    assert_same_weights(again.model, whole.model)
+    return whole, again
+
+
 def without_times(history):
     return [{name: value for name, value in logs.items() if name != "seconds"} for logs in history]
 

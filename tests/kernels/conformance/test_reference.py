@@ -1,17 +1,15 @@
-"""The reference itself over the cases of cases.py: against naive oracles, finite differences and PyTorch.
+"""The reference itself over the cases of cases.py: against naive oracles and finite differences.
 
-Attention has tests of its own (tests/kernels/test_attention.py).
+Attention has tests of its own (tests/kernels/test_attention.py); tests/bench/test_ops.py all of them in PyTorch.
 """
 
 import numpy as np
 import pytest
 
 from bench.ops import operations
-from bench.ops.torch_operations import in_torch
 from tests.kernels import oracles
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.finite_differences import STEP, assert_gradient
-from tests.kernels.parity import torch_gradients
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
@@ -83,34 +81,3 @@ def check_gradients(operation, arguments):
         if arguments.get("activation") == "relu":
             assert (np.abs(array) > 3 * STEP).all(), "relu has a corner at 0"
         assert_gradient(output, array, normal(98, output(array).shape), gradient, name)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in ("rotary", "dropout_layer_norm")])
-def test_torch(subtests, operation):
-    pytest.importorskip("torch")
-    for case in cases(operation, has_gradient):
-        with subtests.test(case.name):
-            check_torch(operation, case)
-
-
-def check_torch(operation, case):
-    import torch
-
-    arrays = floats(case)
-    others = {
-        name: torch.tensor(it) if isinstance(it, np.ndarray) else it
-        for name, it in case.arguments.items()
-        if name not in arrays
-    }
-
-    def function(*tensors):
-        return in_torch(operation, dict(zip(arrays, tensors, strict=True)) | others)
-
-    found = run(operation, case.arguments, lambda output: normal(98, output.shape))
-    output, *gradients = torch_gradients(function, normal(98, found["output"].shape), *arrays.values())
-    assert_close(found["output"], output, at_least=1)
-    for name, gradient in zip(arrays, gradients, strict=True):
-        ours = found.get(f"grad_{name}")
-        if ours is not None:
-            assert_close(ours, gradient, name=f"grad_{name}", at_least=1)

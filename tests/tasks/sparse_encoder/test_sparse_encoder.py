@@ -18,10 +18,7 @@ DEFINITIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.tiny_bert import save_tiny_bert
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tokenization.corpus import write_json
 from tests.tokenization.family_folders import write_family
-from tests.training.tiny_runs import assert_same_weights
+from tests.training.tiny_runs import assert_resumes
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -129,12 +129,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, 
         measure = {"compute_metrics": metrics.masked_accuracy, "preprocess_logits_for_metrics": metrics.predicted_words}
         return Trainer(model("float32"), args, **data, **measure, objective=EntityMaskedLM(entity_share=share))
 
-    whole, part = trainer(tmp_path / "whole"), trainer(tmp_path / "part", max_steps=2)
-    whole.train()
-    part.train()
-    again = trainer(tmp_path / "part")
-    again.train(resume_from_checkpoint=True)
-    assert_same_weights(again.model, whole.model)
+    _, again = assert_resumes(trainer, tmp_path, 2)
     assert 0 <= again.evaluate()["eval_masked_accuracy"] <= 1
     with pytest.raises(ValueError, match=r"masking is .*'entity_share': 0\.3.* it was .*'entity_share': 0\.15"):
         trainer(tmp_path / "part", share=0.3).train(resume_from_checkpoint=True)

@@ -12,7 +12,7 @@ from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import SpanBoundary
 from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert
 from tests.tiny_families import drawn_anew, runnable, tiny_config
-from tests.training.tiny_runs import assert_same_weights
+from tests.training.tiny_runs import assert_resumes, assert_same_weights
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -187,11 +187,6 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, 
         args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **(given | settings))
         return Trainer(model, args, train_dataset=examples, processing_class=tokenizer, objective=SpanBoundary())
 
-    whole, part = trainer(tmp_path / "whole"), trainer(tmp_path / "part", max_steps=3)
-    whole.train()
-    part.train()
-    again = trainer(tmp_path / "part")
-    again.train(resume_from_checkpoint=True)
-    assert_same_weights(again.model, whole.model)
+    whole, _ = assert_resumes(trainer, tmp_path, 3)
     before = AutoModelForSpanBoundary.from_config(CONFIG, seed=3).state_dict()
     assert all((array != before[name]).any() for name, array in whole.model.state_dict().items() if HEAD in name)

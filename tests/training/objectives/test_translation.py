@@ -9,7 +9,7 @@ from bertcore.training.objectives import TranslationLM
 from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tokenization.family_folders import write_family
-from tests.training.tiny_runs import assert_same_weights
+from tests.training.tiny_runs import assert_resumes
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -88,10 +88,5 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, 
         data = {"train_dataset": examples, "eval_dataset": examples[:3], "processing_class": tokenizer}
         return Trainer(AutoModelForMaskedLM.from_config(CONFIG, seed=3), args, **data, objective=TranslationLM())
 
-    whole, part = trainer(tmp_path / "whole"), trainer(tmp_path / "part", max_steps=2)
-    whole.train()
-    part.train()
-    again = trainer(tmp_path / "part")
-    again.train(resume_from_checkpoint=True)
-    assert_same_weights(again.model, whole.model)
+    _, again = assert_resumes(trainer, tmp_path, 2)
     assert np.isfinite(again.evaluate()["eval_loss"])
