@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from bertcore.cli import main
+
 REPOSITORY = Path(__file__).parent.parent
 PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
+OTHERS = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")]
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", flags=re.MULTILINE | re.DOTALL
 )
+# A command line in a code span or an indented block, without what a shell takes of it.
+COMMAND = re.compile(r"(?:`|^    |\| )bertcore (?P<name>[a-z][a-z-]*)(?P<rest>[^`\n|<>]*)", flags=re.MULTILINE)
 WITH_BLOCKS = [page for page in (REPOSITORY / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 sys.path.insert(0, str(REPOSITORY / "docs"))
@@ -42,6 +47,34 @@ def test_code_blocks_run_and_print_what_is_said(page):
             exec(code, names)
         if found["output"] is not None:
             assert printed.getvalue() == found["output"], f"{page}:{line}"
+
+
+def test_command_lines_name_commands_and_options_that_exist(capsys):
+    known, found = {}, set()
+    for page in (*OTHERS, *PAGES):
+        for name, rest in COMMAND.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
+            if name not in known:
+                assert main([name, "--help"]) == 0, f"{page}: bertcore {name}"
+                known[name] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+            options = set(re.findall(r"--[a-z-]+", rest))
+            assert options <= known[name], f"{page}: bertcore {name}{rest}"
+            found |= options
+    assert {"compare", "serve", "warmup"} <= set(known)
+    assert "--training" in found
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_links_within_the_repository_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    anchors = {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)", text, flags=re.MULTILINE)
+    }
+    for found in inclusions.LINK.finditer(text):
+        target, _, anchor = found["target"].partition("#")
+        if "://" not in found["target"]:
+            assert (page.parent / target).exists(), found[0]
+            assert target or anchor in anchors, found[0]
 
 
 def test_every_block_of_python_is_found():
