@@ -16,7 +16,7 @@ FREE = {
     "command", "run", "traceback", "backend", "out", "resume", "corpus", "data", "eval", "skip_malformed", "epochs",
     "max_steps", "max_seconds", "early_stopping", "save_steps", "log_steps",
 }  # fmt: skip
-PATHS = {"model", "teacher", "student", "tokenizer"}
+PATHS = {"model", "generator", "teacher", "student", "tokenizer"}
 
 
 class OptionsOfRun(TrainerCallback):

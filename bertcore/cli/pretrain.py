@@ -68,6 +68,7 @@ OBJECTIVES_OF_OPTIONS = {  # those that have a use for an option
     "language": ("mlm+nsp", "mlm+sop"),
     "generator_size": ("rtd",),
     "embeddings": ("rtd",),
+    "generator": ("rtd",),
 }
 
 
@@ -103,6 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the model's widths (ELECTRA, default: 0.25) or of its layers (others, default: 0.5)",
     )
     rtd.add_argument("--embeddings", choices=EMBEDDINGS, help="of both models (default: tied)")
+    rtd.add_argument(
+        "--generator", metavar="FOLDER", help="a published generator to go on with beside MODEL, its discriminator"
+    )
     add_lora_arguments(parser)
     data = parser.add_argument_group("data")
     data.add_argument("--column", default="text", metavar="NAME", help="of the texts in JSON or tables (default: text)")
@@ -222,14 +226,40 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     if kind_of(args.model) == "known":
         if args.tokenizer or args.vocab_size:
             raise CommandError(f"{args.model} has a tokenizer of its own: leave out --tokenizer and --vocab-size")
-        if args.generator_size or args.embeddings:
-            raise CommandError(f"{args.model} has a generator: leave out --generator-size and --embeddings")
         source = model_folder(args.model)
-        return kind.from_pretrained(source), bertcore.AutoTokenizer.from_pretrained(source), "known"
+        model = _known_pair(args, source) if args.objective == "rtd" else kind.from_pretrained(source)
+        return model, bertcore.AutoTokenizer.from_pretrained(_tokenizer_of(source, args)), "known"
+    if args.generator:
+        raise CommandError(f"--generator is beside a checkpoint, and {args.model} has none: take --generator-size")
     config = read_json_object(Path(args.model)) if args.model.endswith(".json") else preset_config(args.model)
     tokenizer = from_first(lambda: _tokenizer(args, config))
     config = with_ids_of(tokenizer, config) | {"vocab_size": len(tokenizer)}
     return kind.from_config(config, seed=args.seed, **_beside(args, config)), tokenizer, "new"
+
+
+def _known_pair(args: argparse.Namespace, source: Any) -> Any:
+    """The generator and the discriminator of checkpoints: of one folder that `bertcore pretrain` wrote, or of two."""
+    import bertcore
+
+    if args.generator_size:
+        raise CommandError(f"{args.model} is a checkpoint, whose generator has its size: leave out --generator-size")
+    if (Path(source) / "generator").is_dir():
+        if args.generator or args.embeddings:
+            raise CommandError(f"{args.model} has a generator: leave out --generator and --embeddings")
+        return bertcore.ReplacedTokenModel.from_pretrained(source)
+    if not args.generator:
+        raise CommandError(
+            f"{args.model} has no generator beside it: give --generator, the one that it was trained with"
+        )
+    discriminator = bertcore.AutoModelForPreTraining.from_pretrained(source)
+    generator = bertcore.AutoModelForMaskedLM.from_pretrained(model_folder(args.generator))
+    return bertcore.ReplacedTokenModel(generator, discriminator, embeddings=args.embeddings or "tied")
+
+
+def _tokenizer_of(source: Any, args: argparse.Namespace) -> Any:
+    """Where the tokenizer of a checkpoint is: beside each of a pair, where the folder has both."""
+    is_pair = args.objective == "rtd" and (Path(source) / "discriminator").is_dir()
+    return Path(source) / "discriminator" if is_pair else source
 
 
 def with_ids_of(tokenizer: Any, config: dict[str, Any]) -> dict[str, Any]:

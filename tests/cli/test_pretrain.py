@@ -149,6 +149,32 @@ def test_replaced_tokens(inputs, tmp_path, capsys, options):
     assert weights(tmp_path / "out" / "discriminator") == before
 
 
+def test_published_pairs_are_trained_on(inputs, masked_lm_folder, tmp_path, capsys):
+    """From the folder of both, and from the folders of each: all start from the same weights."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "embedding_size": 10}
+    (tmp_path / "electra.json").write_text(json.dumps({**CONFIG, **sizes, "model_type": "electra"}))
+    options, first = ["--objective", "rtd", "--lr", "1e-3"], tmp_path / "first"
+    assert pretrain(inputs, first, *options, "--vocab-size", "70", model=tmp_path / "electra.json") == 0
+    pair = ["--generator", str(first / "generator")]
+    assert pretrain(inputs, tmp_path / "both", *options, model=first) == 0
+    assert pretrain(inputs, tmp_path / "each", *options, *pair, model=first / "discriminator") == 0
+    for part in ("generator", "discriminator"):
+        found = [weights(tmp_path / name / part) for name in ("first", "both", "each")]
+        assert found[0] != found[1] == found[2]
+        assert len(AutoTokenizer.from_pretrained(tmp_path / "each" / part)) <= 70
+    capsys.readouterr()
+    for model, more, error in (
+        ("discriminator", [], "has no generator beside it: give --generator"),
+        ("discriminator", [*pair, "--generator-size", "0.5"], "whose generator has its size: leave out"),
+        (masked_lm_folder, pair, "must be an AutoModelForPreTraining with a head for replaced tokens"),
+        ("", pair, "has a generator: leave out --generator and --embeddings"),
+    ):
+        assert pretrain(inputs, tmp_path / "no", *options, *more, model=first / model) == 1
+        assert re.search(error, capsys.readouterr().err)
+    assert pretrain(inputs, tmp_path / "no", *options, *pair, model=tmp_path / "electra.json") == 1
+    assert "--generator is beside a checkpoint" in capsys.readouterr().err
+
+
 def test_the_embeddings_are_those_of_the_model():
     assert pretrain_command.EMBEDDINGS == EMBEDDINGS
 
