@@ -64,6 +64,19 @@ def documents_of(
     return (list(texts.values()) for texts in TextColumns((column, pair_column)).examples(records))
 
 
+def examples_of_mentions(
+    args: argparse.Namespace, corpus: Sequence[str], objective: Any, tokenizer: Any, length: int
+) -> list[dict[str, Any]]:
+    """The examples of texts with entities, in memory."""
+    from bertcore.training.data import TextMentions
+
+    records = records_of(corpus, args)
+    documents = TextMentions(args.column).examples(records)
+    made = list(objective.examples(documents, tokenizer, max_length=length, seed=args.seed))
+    tell_malformed(records)
+    return made
+
+
 def held_out_parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:
     """All but the last examples, and these: a share, at most 1,000."""
     from bertcore.training.data import Part

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
-from bertcore.cli.corpus import documents_of, held_out_parts, stored_examples
+from bertcore.cli.corpus import documents_of, examples_of_mentions, held_out_parts, stored_examples
 from bertcore.cli.lora import add_lora_arguments, with_adapters
 from bertcore.cli.training import (
     STORED,
@@ -51,6 +51,7 @@ LONGEST = 128  # tokens, where the model takes more
 OBJECTIVES = {
     "mlm": None,
     "mlm+sbo": None,
+    "mlm+entities": None,
     "clm": None,
     "plm": None,
     "tlm": None,
@@ -81,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=OBJECTIVES,
         default="mlm",
         help="mlm: masked words (the default); mlm+sbo: and masked spans from the tokens beside them (SpanBERT); "
+        "mlm+entities: and masked entities (LUKE), of JSON lines with text, entity_spans and entities; "
         "mlm+nsp: and whether one segment follows another (BERT); mlm+sop: and their order (ALBERT); "
         "clm: the next word; plm: the last words of a random order (XLNet); rtd: which words were replaced by "
         "another model, which learns masked words meanwhile (ELECTRA); "
@@ -135,11 +137,10 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     if args.objective == "plm" and "perm_mask" not in model.arguments:
         raise CommandError(f"--objective plm needs the two streams of XLNet, which {args.model} has not")
     _prepare_pairs(args, model, tokenizer)
+    _check_entities(args, model, tokenizer)
     model = with_adapters(model, args)
     length = example_length(args, args.model, model, LONGEST)
-    given = args, folder / STORED, args.corpus, objective, tokenizer, length, {"objective": args.objective}
-    language = args.language or "en" if OBJECTIVES[args.objective] else None
-    examples = from_first(lambda: stored_examples(*given, language=language, pair_column=_pair_column(args)))
+    examples = from_first(lambda: _examples(args, folder, objective, tokenizer, length))
     train, held_out = held_out_parts(examples, args.held_out)
     measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
     measures += [metrics.pair_accuracy] if OBJECTIVES[args.objective] else []
@@ -158,6 +159,15 @@ def pretrain(args: argparse.Namespace, folder: Path) -> None:
     train_and_tell(trainer, args)
     if args.objective == "rtd":
         from_first(lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")])
+
+
+def _examples(args: argparse.Namespace, folder: Path, objective: Any, tokenizer: Any, length: int) -> Any:
+    """What is learnt of the corpus."""
+    if args.objective == "mlm+entities":
+        return examples_of_mentions(args, args.corpus, objective, tokenizer, length)
+    given = args, folder / STORED, args.corpus, objective, tokenizer, length, {"objective": args.objective}
+    language = args.language or "en" if OBJECTIVES[args.objective] else None
+    return stored_examples(*given, language=language, pair_column=_pair_column(args))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -183,7 +193,8 @@ def objective_of(args: argparse.Namespace) -> Any:
         return objectives.SpanBoundary(Masking(masked, unit=args.mask or "span"))
     if args.objective == "rtd":
         return objectives.ReplacedToken(Masking(masked, 1.0, 0.0, unit=args.mask or "token"))
-    kind = objectives.TranslationLM if args.objective == "tlm" else objectives.MaskedLM
+    kinds = {"tlm": objectives.TranslationLM, "mlm+entities": objectives.EntityMaskedLM}
+    kind = kinds.get(args.objective, objectives.MaskedLM)
     words = kind(Masking(masked, unit=args.mask or "token"))
     pairs = OBJECTIVES[args.objective]
     return words if pairs is None else words + getattr(objectives, pairs)()
@@ -205,6 +216,16 @@ def _prepare_pairs(args: argparse.Namespace, model: Any, tokenizer: Any) -> None
         raise CommandError(f"--objective {args.objective} needs a head that {args.model} was not pretrained with")
     if "token_type_ids" not in tokenizer.model_input_names and model.spec.type_vocab_size > 1:
         tokenizer.model_input_names.append("token_type_ids")
+
+
+def _check_entities(args: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+    """CommandError for a model or a tokenizer without the entities that the objective is about."""
+    if args.objective != "mlm+entities":
+        return
+    if "entity_ids" not in model.arguments:
+        raise CommandError(f"--objective mlm+entities is for LUKE, whose entities {args.model} has not")
+    if not getattr(tokenizer, "entity_vocab", None):
+        raise CommandError("--objective mlm+entities needs entity_vocab.json beside the tokenizer, which has none")
 
 
 def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, Any, str]:
@@ -234,6 +255,8 @@ def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, 
     config = read_json_object(Path(args.model)) if args.model.endswith(".json") else preset_config(args.model)
     tokenizer = from_first(lambda: _tokenizer(args, config))
     config = with_ids_of(tokenizer, config) | {"vocab_size": len(tokenizer)}
+    if getattr(tokenizer, "entity_vocab", None):
+        config["entity_vocab_size"] = 1 + max(tokenizer.entity_vocab.values())
     return kind.from_config(config, seed=args.seed, **_beside(args, config)), tokenizer, "new"
 
 
@@ -294,6 +317,8 @@ def _tokenizer(args: argparse.Namespace, config: dict[str, Any]) -> Any:
         if args.vocab_size:
             raise CommandError("--vocab-size is of a tokenizer that is learnt: leave it out beside --tokenizer")
         return AutoTokenizer.from_pretrained(args.tokenizer)
+    if args.objective == "mlm+entities":
+        raise CommandError("--objective mlm+entities needs --tokenizer: LUKE's, with entity_vocab.json beside it")
     check_once(args.corpus, "a tokenizer is learnt from it first: give --tokenizer")
     documents = documents_of(records_of(args.corpus, args), args.column, pair_column=_pair_column(args))
     return train_tokenizer(

@@ -17,6 +17,8 @@ from bertcore.training import run_files
 from bertcore.training.data import StoredExamples
 from tests.tiny_bert import CONFIG, random_texts
 from tests.tiny_families import tiny_config
+from tests.tokenization.corpus import write_json
+from tests.tokenization.family_folders import write_family
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 24, "n_layer": 1, "n_head": 2, "n_positions": 32}
 STEPS = ["--max-steps", "3", "--batch", "4", "--backend", "numpy", "--held-out", "0.1"]
@@ -125,6 +127,51 @@ def test_translations(inputs, tmp_path, capsys):
     assert set(example["token_type_ids"]) == {0, 1} and len(example["restart"]) == 2
     assert pretrain(inputs, tmp_path / "other", *options[:4], corpus=tmp_path / "a.jsonl") == 1
     assert "'text_pair'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def mentions(tmp_path):
+    """A LUKE's config and tokenizer, and texts with entities."""
+    (tmp_path / "luke").mkdir()
+    write_family(tmp_path / "luke", "LukeTokenizer")
+    vocabulary = {name: number for number, name in enumerate(("[PAD]", "[UNK]", "[MASK]", "[MASK2]", "A", "B"))}
+    write_json(tmp_path / "luke" / "entity_vocab.json", vocabulary)
+    write_json(tmp_path / "luke.json", tiny_config("luke-base"))
+    record = {"text": "the value the values", "entity_spans": [[0, 3], [4, 9], [14, 20]], "entities": ["A", "B", "A"]}
+    (tmp_path / "good.jsonl").write_text("\n".join([json.dumps(record)] * 20))
+    return record
+
+
+def test_entities(inputs, mentions, tmp_path, capsys):
+    options = ["--objective", "mlm+entities", "--tokenizer", str(tmp_path / "luke"), "--save-steps", "2"]
+    given = {"corpus": tmp_path / "good.jsonl", "model": tmp_path / "luke.json"}
+    assert pretrain(inputs, tmp_path / "out", *options, **given) == 0
+    assert "masked_accuracy" in capsys.readouterr().out
+    model, tokenizer = load_model(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert model.config["entity_vocab_size"] == len(tokenizer.entity_vocab) == 6
+    before = weights(tmp_path / "out")
+    assert pretrain(inputs, tmp_path / "out", *options, "--resume", **given) == 0
+    assert weights(tmp_path / "out") == before
+    assert pretrain(inputs, tmp_path / "on", *options[:2], **given | {"model": tmp_path / "out"}) == 0
+    for wrong, error in (
+        ({"entities": ["A"]}, "has 3 entity_spans and 1 entities"),
+        ({"entities": ["A", "B", 3]}, "'entities' is .*, expected a list of names"),
+        ({"entity_spans": [[0, 3], [4, 9], [14, 21]]}, "'entity_spans' is .*, characters of the text, from 0 to 20"),
+        ({"entity_spans": None}, "has no 'entity_spans'"),
+        ({"text": 3}, "'text' is 3, expected a text"),
+    ):
+        lines = [json.dumps(mentions), json.dumps(mentions | wrong)]
+        (tmp_path / "wrong.jsonl").write_text("\n".join(lines))
+        assert pretrain(inputs, tmp_path / "no", *options, **given | {"corpus": tmp_path / "wrong.jsonl"}) == 1
+        assert re.search(f"wrong.jsonl:2: {error}", capsys.readouterr().err)
+    (tmp_path / "luke" / "entity_vocab.json").unlink()
+    for some, model, error in (
+        (options[:2], tmp_path / "luke.json", "mlm.entities needs --tokenizer: LUKE's"),
+        (options, tmp_path / "luke.json", "needs entity_vocab.json beside the tokenizer, which has none"),
+        (options, "bert.json", "mlm.entities is for LUKE, whose entities .*bert.json has not"),
+    ):
+        assert pretrain(inputs, tmp_path / "no", *some, **given | {"model": model}) == 1
+        assert re.search(error, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("options", [["--embeddings", "gradient_disentangled"], ["--generator-size", "0.5"]])

@@ -3,7 +3,7 @@
 from bertcore.training.data.batches import Batches
 from bertcore.training.data.documents import Documents, split_sentences
 from bertcore.training.data.files import MalformedRecord, Record, Records
-from bertcore.training.data.labelled import LabelledTexts, LabelledWords, TextColumns
+from bertcore.training.data.labelled import LabelledTexts, LabelledWords, TextColumns, TextMentions
 from bertcore.training.data.questions import Questions, answer_metrics, best_answers
 from bertcore.training.data.stored import Part, StoredExamples, store_examples
 
@@ -19,6 +19,7 @@ __all__ = [
     "Records",
     "StoredExamples",
     "TextColumns",
+    "TextMentions",
     "answer_metrics",
     "best_answers",
     "split_sentences",

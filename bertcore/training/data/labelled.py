@@ -229,6 +229,46 @@ class TextColumns:
             yield made
 
 
+@dataclass(frozen=True)
+class TextMentions:
+    """Texts with the entities that they mention, as `objectives.EntityMaskedLM` takes them.
+
+    A record has the text; entity_spans, the first and the last + 1 character of each mention; and entities, the name of
+    each.
+
+    Attributes:
+        column: the name of the column of texts.
+    """
+
+    column: str = "text"
+
+    def examples(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The text, the spans and the names of each record.
+
+        Raises:
+            MalformedRecord (a ValueError): for a record that lacks one of them, or whose spans are not within the text
+                or not one each name; it is named.
+        """
+        for number, record in enumerate(records):
+            text, spans = _text(record, number, self.column), _value(record, number, "entity_spans")
+            names = _value(record, number, "entities")
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise wrong_record(record, number, f"'entities' is {names!r:.60}, expected a list of names")
+            if not isinstance(spans, list | tuple) or not all(_is_span(span, len(text)) for span in spans):
+                expected = f"a list of [first, last + 1], characters of the text, from 0 to {len(text)}"
+                raise wrong_record(record, number, f"'entity_spans' is {spans!r:.60}, expected {expected}")
+            if len(spans) != len(names):
+                raise wrong_record(record, number, f"has {len(spans)} entity_spans and {len(names)} entities")
+            yield {"text": text, "entity_spans": [tuple(span) for span in spans], "entities": list(names)}
+
+
+def _is_span(span: Any, length: int) -> bool:
+    """Whether this is the first and the last + 1 of some of so many characters."""
+    if not isinstance(span, list | tuple) or [type(end) for end in span] != [int, int]:
+        return False
+    return 0 <= span[0] < span[1] <= length
+
+
 def _in_parts(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Numbered]]:
     numbered = enumerate(records)
     while some := list(islice(numbered, AT_ONCE)):
