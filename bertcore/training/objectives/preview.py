@@ -14,16 +14,23 @@ from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Objective
 from bertcore.training.objectives.permutation import PermutationLM
+from bertcore.training.objectives.span_boundary import SPANS
 
 WIDTH = 100
 MASKS = {
     "masked words, static: alike in every epoch": MaskedLM(Masking(is_static=True)),
     "masked words, dynamic: anew in every epoch": MaskedLM(),
     "whole words": MaskedLM(Masking(unit="word")),
-    "spans of words": MaskedLM(Masking(unit="span")),
+    "spans of words: each also predicted from the tokens beside its span (span boundaries)": MaskedLM(SPANS),
 }
-LEGEND = "GIVEN/WANTED: a token in the model's input, and the one to be predicted there; others are given alone."
-ORDER = "permutation: TOKEN/N is the Nth to be predicted, from tokens without a number and those with a lower one"
+LEGEND = (
+    "GIVEN/WANTED: a token in the model's input, and the one to be predicted there: of ten that are chosen eight are "
+    "[MASK], one is another word and one stays. Others are given alone, and nothing is asked of them."
+)
+ORDER = (
+    "permutation: TOKEN/N is the Nth to be predicted, from tokens without a number and those with a lower one; the "
+    "model sees no mask, and no token that is predicted later"
+)
 REPLACED = (
     "replaced tokens: TOKEN/! is not the text's own, which the discriminator is to tell of every token (words drawn at "
     "random stand here for a generator's)"
@@ -52,7 +59,7 @@ def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str
         raise TypeError(f"text is {type(text).__name__}, expected a string")
     numbers = range(check_count("epochs", epochs))
     example = tokenizer(text)
-    lines = [LEGEND]
+    lines = textwrap.wrap(LEGEND, WIDTH)
     for title, objective in MASKS.items():
         batches = _batches(objective, tokenizer, example, numbers, seed)
         lines += _section(title, (_masked(batch, tokenizer) for batch in batches))

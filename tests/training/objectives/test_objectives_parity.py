@@ -5,6 +5,7 @@ import pytest
 
 import bertcore
 from bertcore.training import objectives
+from bertcore.training.masking import IGNORED
 from tests.models.family_parity import random_model
 from tests.models.test_xlnet import exact_sinusoids  # noqa: F401, a fixture
 from tests.tiny_bert import CONFIG, save_tiny_bert
@@ -32,6 +33,38 @@ def assert_gradients(grads, peer, loss):
         found = grads[name]
         wanted = np.zeros_like(found) if grad is None else grad.numpy()
         np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-9 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("family, pairs", [("bert", objectives.NextSentence()), ("albert", objectives.SentenceOrder())])
+@pytest.mark.parametrize("beside_words", [True, False])
+def test_pairs(tmp_path, family, pairs, beside_words):
+    import torch
+    import transformers
+
+    rng = np.random.default_rng(0)
+    sizes = {name: CONFIG[name] for name in CONFIG if name not in ("model_type", "initializer_range")}
+    more = {"embedding_size": 17, "classifier_dropout_prob": 0.0} if family == "albert" else {}
+    config = transformers.AutoConfig.for_model(family, **sizes | NO_DROPOUT | more)
+    kind = "NextSentencePrediction" if family == "bert" and not beside_words else "PreTraining"
+    peer = random_model(config, kind, rng).double()
+    peer.save_pretrained(tmp_path / "peer")
+    model = getattr(bertcore, f"AutoModelFor{kind}").from_pretrained(tmp_path / "peer", dtype="float64")
+    mask = (np.arange(19) < np.array([19, 7, 12])[:, None]).astype(np.int64)
+    batch = {"input_ids": rng.integers(5, CONFIG["vocab_size"], mask.shape), "attention_mask": mask}
+    batch["token_type_ids"] = (np.arange(19) > 4) * mask
+    theirs, labels = peer(**tensors(batch)), np.array([1, 0, 1])
+    pretrained = "seq_relationship_logits" if family == "bert" else "sop_logits"
+    scores = theirs[pretrained if kind == "PreTraining" else "logits"]
+    loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels))
+    batch[pairs.label] = labels
+    if beside_words:
+        words = np.where((rng.random(mask.shape) < 0.3) & (mask == 1), batch["input_ids"], IGNORED)
+        known = torch.from_numpy(words != IGNORED)
+        loss = loss + torch.nn.functional.cross_entropy(theirs.prediction_logits[known], torch.from_numpy(words)[known])
+        batch["labels"] = words
+    out, grads = (objectives.MaskedLM() + pairs if beside_words else pairs).value_and_grad(model, batch)
+    np.testing.assert_allclose(out.loss, loss.item(), rtol=1e-10)
+    assert_gradients(grads, peer, loss)
 
 
 @pytest.mark.usefixtures("exact_sinusoids")

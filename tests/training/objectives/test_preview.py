@@ -43,7 +43,7 @@ def batch_of(objective, tokenizer, epoch, seed):
 def test_every_epoch_is_a_batch_of_the_objective(tokenizer, seed):
     shown, tokens = sections(preview(TEXT, tokenizer, epochs=4, seed=seed)), tokenizer.convert_ids_to_tokens
     masks = {"masked words, static:": Masking(is_static=True), "masked words, dynamic:": Masking()}
-    masks |= {"whole words": Masking(unit="word"), "spans of words": Masking(unit="span")}
+    masks |= {"whole words": Masking(unit="word"), "spans of words:": Masking(unit="span")}
     for title, masking in masks.items():
         assert len(shown[title]) == 4
         for epoch, found in enumerate(shown[title]):
