@@ -7,6 +7,7 @@ A line `<!-- include: WHAT -->` of a page becomes one of these:
     prose: Models            the same without tables
     file: Containerfile      a file of the repository, as a block of code
     table: families          a function of `TABLES`
+    commands                 what the commands of the command line say of themselves
     reference: bertcore      what a module offers, each with its docstring, which mkdocstrings puts there
 """
 
@@ -37,6 +38,7 @@ def _included(kind: str, name: str | None) -> str:
         "readme": lambda: with_links_of_site(readme_section(name)),
         "prose": lambda: re.sub(r"^\|.*\n+", "", with_links_of_site(readme_section(name)), flags=re.MULTILINE),
         "file": lambda: f"```\n{(REPOSITORY / str(name)).read_text(encoding='utf-8').rstrip()}\n```",
+        "commands": commands,
         "reference": lambda: reference(str(name)),
         "table": lambda: TABLES[str(name)](),
     }
@@ -125,6 +127,17 @@ def operations_table() -> str:
         backends = {"numpy": contract, "numba": folder / "cpu.py", "cupy": folder / "cuda.py"}
         rows.append((f"`{folder.name}`", summary, ", ".join(name for name, file in backends.items() if file.is_file())))
     return _table(("operation", "what it is", "backends"), rows)
+
+
+def commands() -> str:
+    """A section for each command of the command line: what it does, and examples."""
+    from bertcore.cli import COMMANDS
+
+    sections = []
+    for name, module in COMMANDS.items():
+        examples = re.sub(r"^  ", "", module.EXAMPLES.removeprefix("examples:\n"), flags=re.MULTILINE)
+        sections.append(f"## bertcore {name}\n\n{module.__doc__}\n\n```text\n{examples}\n```")
+    return "\n\n".join(sections)
 
 
 def _first_line(file: Path) -> str:

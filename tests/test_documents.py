@@ -113,6 +113,13 @@ def test_references_name_what_modules_offer():
     assert inclusions.reference("bertcore.tasks.pipelines").count("Pipeline") == len(TASKS)
 
 
+def test_the_page_of_commands_has_them_all():
+    from bertcore.cli import COMMANDS
+
+    found = re.findall(r"^## bertcore (\S+)$", inclusions.included("<!-- include: commands -->"), flags=re.MULTILINE)
+    assert found == list(COMMANDS)
+
+
 def test_tables_have_a_row_for_each_family_preset_and_operation():
     from bertcore.models.registry import known_families
     from bertcore.presets import PRESETS
