@@ -13,6 +13,7 @@ from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
 from bertcore.models.model import Model
 from tests import cuda_emulator
+from tests.slopes import assert_slope
 from tests.tiny_families import drawn_anew
 
 # Of the outputs' scale. Low precision rounds every weight and input, to 8 bits or 1 in 254 of a row's largest.
@@ -67,18 +68,11 @@ def check_gradients(model: Model, *parts: str, **batch: Any) -> None:
     rng = np.random.default_rng(0)
     state = {name: rng.normal(0.0, 0.4, array.shape) for name, array in model.state_dict().items()}
 
-    def loss(values):
-        model.load_state_dict(values)
-        return float(model(**batch).loss)
-
     with use_backend("numpy"):
-        loss(state)
+        model.load_state_dict(state)
         _, grads = value_and_grad(model)(**batch)
         for name in (name for name in state if not parts or any(part in name for part in parts)):
-            way = rng.normal(0.0, 1.0, state[name].shape)
-            ahead, behind = (loss(state | {name: state[name] + step * way}) for step in (1e-5, -1e-5))
-            found, expected = (grads[name] * way).sum(), (ahead - behind) / 2e-5
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8, err_msg=name)
+            assert_slope(model, grads, lambda: model(**batch).loss, [name], step=1e-5)
 
 
 def check_loads(model: Model, folder: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -6,6 +6,7 @@ import pytest
 from bertcore import AutoModelForMaskedLM, load_model, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError
 from bertcore.families.deberta.models import DebertaForMaskedLM
+from tests.slopes import assert_slope
 from tests.tiny_families import drawn_anew, tiny_config
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -135,17 +136,10 @@ def test_labelled_tokens_alone_have_the_scores_of_all(name, backend, layers):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_by_finite_differences(name):
-    model, rng = model_of(name), np.random.default_rng(2)
+    model = model_of(name)
     with use_backend("numpy"):
         _, grads = value_and_grad(model)(IDS, MASK, labels=LABELS)
-        start = {key: array.copy() for key, array in model.state_dict().items()}
-        step = {key: rng.normal(size=array.shape) for key, array in start.items()}
-        values = []
-        for size in (1e-6, -1e-6):
-            model.load_state_dict({key: array + size * step[key] for key, array in start.items()})
-            values.append(model(IDS, MASK, labels=LABELS).loss)
-    slope = sum((grads[key] * step[key]).sum() for key in start)
-    assert (values[0] - values[1]) / 2e-6 == pytest.approx(slope, rel=1e-6)
+        assert_slope(model, grads, lambda: model(IDS, MASK, labels=LABELS).loss, rel=1e-6)
     positions = grads["deberta.embeddings.position_embeddings.weight"]
     columns = sorted({column for row in LABELS for column in np.flatnonzero(row != -100)})
     assert np.flatnonzero(positions.any(axis=1)).tolist() == columns  # others are asked nothing, and nobody sees them

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad
+from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
 from bertcore.families.nomic_bert.blocks import MixtureOfExperts, MixtureSpec
 from bertcore.nn.spec import LayerSpec
 from tests.kernels.oracles import gelu
-from tests.models.family_checks import check_loads, check_recorded, drawn_anew
+from tests.models.family_checks import check_gradients, check_loads, check_recorded, drawn_anew
 from tests.models.family_parity import check, check_saved_config, random_batch
 
 TINY = {
@@ -122,24 +122,7 @@ def test_a_mixture_is_its_definition(cpu_dtype, experts, chosen, tokens):
 
 def test_gradients_of_a_mixture_are_differences():
     model = AutoModelForMaskedLM.from_config(MIXTURE, dtype="float64", seed=3)
-    rng = np.random.default_rng(1)
-    state = {name: rng.normal(0, 0.4, array.shape) for name, array in model.state_dict().items()}
-    batch = {"input_ids": [[3, 9, 8], [4, 7, 7]], "labels": [[5, -100, 6], [-100, 2, 1]]}
-
-    def loss(name, place, step):
-        moved = state[name].copy()
-        moved[place] += step
-        model.load_state_dict(state | {name: moved})
-        return float(model(**batch).loss)
-
-    with use_backend("numpy"):
-        model.load_state_dict(state)
-        _, grads = value_and_grad(model)(**batch)
-        for end in ("router.layer.weight", "experts.mlp.w1", "experts.mlp.w2", "experts.bias"):
-            name = f"nomic_bert.encoder.layers.1.mlp.{end}"
-            place = np.unravel_index(np.abs(grads[name]).argmax(), grads[name].shape)
-            difference = (loss(name, place, 1e-6) - loss(name, place, -1e-6)) / 2e-6
-            np.testing.assert_allclose(grads[name][place], difference, rtol=1e-5, atol=1e-9)
+    check_gradients(model, "layers.1.mlp", input_ids=[[3, 9, 8], [4, 7, 7]], labels=[[5, -100, 6], [-100, 2, 1]])
 
 
 def test_mixtures_stand_in_every_second_layer_under_published_names(tmp_path):

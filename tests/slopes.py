@@ -1,0 +1,32 @@
+"""Gradients of a model's parameters beside finite differences of a loss."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def assert_slope(
+    model: Any,
+    grads: Mapping[str, np.ndarray],
+    loss: Callable[[], Any],
+    names: Iterable[str] | None = None,
+    *,
+    step: float = 1e-6,
+    rel: float = 1e-5,
+    least: float = 1e-8,
+) -> None:
+    """`grads` are those of `loss()`, along a random direction of the parameters of these names, by default of all.
+
+    `least`: the error that is none, for slopes that cancel to nothing.
+    """
+    rng, start = np.random.default_rng(1), {name: array.copy() for name, array in model.state_dict().items()}
+    way = {name: rng.normal(size=start[name].shape) for name in names or start}
+    ends = []
+    for size in (step, -step):
+        model.load_state_dict(start | {name: start[name] + size * part for name, part in way.items()})
+        ends.append(float(loss()))
+    model.load_state_dict(start)
+    slope = sum((grads[name] * part).sum() for name, part in way.items())
+    assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=rel, abs=least), list(way)
