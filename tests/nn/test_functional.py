@@ -74,6 +74,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "add a column": (functional.add, [(5, 3), (5, 1)], {}),
     "affine": (functional.affine, [(5, 3), (3,), (3,)], {}),
     "affine with residual": (functional.affine, [(5, 3), (3,), (3,), (5, 3)], {}),
+    "spread_rows": (deberta.spread_rows, [(3, 4)], {"rows": np.array([4, 0, 2]), "count": 5}),
     "mean_value_for_padding": (
         deberta.mean_value_for_padding,
         [(9, 8), (9, 24)],
