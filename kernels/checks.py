@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .precision import working_dtype
+from .precision import is_bfloat16, working_dtype
 
 LARGEST = int(np.finfo(np.float64).max)
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -41,7 +41,7 @@ def _floating_problem(backend: str, dtype: np.dtype) -> str | None:
     """What `backend` expects instead of `dtype`; None if it can compute in it."""
     allowed = BACKEND_DTYPES.get(backend)
     # ml_dtypes.bfloat16 reports the kind "V" (void), not "f".
-    is_floating = dtype.isnative and (dtype.kind == "f" or dtype.name == "bfloat16")
+    is_floating = dtype.isnative and (dtype.kind == "f" or is_bfloat16(dtype))
     if is_floating and (allowed is None or dtype.name in allowed):
         return None
     return ("a floating dtype" if allowed is None else " or ".join(allowed)) + (

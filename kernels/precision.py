@@ -1,9 +1,17 @@
 """The precision in which an operation computes: float16 and bfloat16 in float32, float32 and float64 as they are."""
 
+import functools
+
 import numpy as np
 
 # Decorates what computes with NumPy: infinities and NaN come and go as IEEE 754 says, whatever numpy.seterr asks for.
 ieee_arithmetic = np.errstate(all="ignore")
+
+
+@functools.cache  # a dtype's name is made anew each time it is asked for: 8 calls
+def is_bfloat16(dtype):
+    """Whether a dtype is ml_dtypes.bfloat16, which is asked without importing that."""
+    return dtype.name == "bfloat16"
 
 
 def working_dtype(dtype):

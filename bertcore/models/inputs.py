@@ -253,18 +253,18 @@ def mask_like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndar
     if mask.dtype.kind == "b" or (mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all()):  # 0.0 and 1.0 are common
         mask = mask.astype(np.int64)
     mask = like(ids_name, ids, name, mask)
-    wrong = np.argwhere((mask != 0) & (mask != 1))
-    if len(wrong):
-        where = tuple(wrong[0])
+    wrong = (mask != 0) & (mask != 1)
+    if wrong.any():
+        where = tuple(np.argwhere(wrong)[0])
         raise ValueError(f"{name}[{where[0]}, {where[1]}] is {mask[where]}, expected 0 or 1")
     return mask.astype(bool)
 
 
 def check_range(name: str, values: np.ndarray, mask: np.ndarray, size: int, what: str) -> None:
     """Values of real tokens lie in [0, size); what stands under padding does not matter."""
-    wrong = np.argwhere(mask & ((values < 0) | (values >= size)))
-    if len(wrong):
-        where = tuple(wrong[0])
+    wrong = mask & ((values < 0) | (values >= size))
+    if wrong.any():
+        where = tuple(np.argwhere(wrong)[0])
         raise ValueError(
             f"{name}[{', '.join(map(str, where))}] is {values[where]}, expected 0 to {size - 1}: "
             f"the model has {size} {what}"

@@ -34,8 +34,8 @@ class PackedBatch:
         self.is_real = attention_mask if is_real is None else is_real
         self.keeps_padding = keeps_padding
         self.lengths = attention_mask.sum(axis=1)
-        self.cu_seqlens = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
-        self._sequence, self._column = np.nonzero(attention_mask)
+        self.cu_seqlens = np.concatenate([[0], self.lengths.cumsum()]).astype(np.int32)
+        self._sequence, self._column = attention_mask.nonzero()
         first_column = self.is_real.argmax(axis=1) if attention_mask.size else np.zeros(self.shape[0], np.int64)
         # Padding that stays before the first real token has that token's position: it must not shift the others'.
         self.position_ids = np.maximum(self._column - first_column[self._sequence], 0).astype(np.int32)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from .. import checks, dispatch
+from ..precision import is_bfloat16
 
 
 def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
@@ -24,7 +25,7 @@ def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
     """
     call = dispatch.open_call(__package__, backend, input=input, weight=weight)
     input, weight = call.arrays
-    if call.backend != "numba" or weight.dtype.name != "bfloat16":  # Numba widens bfloat16, but does not compute in it
+    if call.backend != "numba" or not is_bfloat16(weight.dtype):  # Numba widens bfloat16, but does not compute in it
         checks.floating(call.backend, weight=weight)
     checks.integer(input=input)
     checks.shape((None, None), weight=weight)

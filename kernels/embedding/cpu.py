@@ -9,6 +9,7 @@ import numpy as np
 from .._numba import address_of, as_addressed_array, empty, helper, kernel, parallel_kernel, region, zeros
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import lanes, pointer, pointer_at
+from ..precision import is_bfloat16
 
 GRAIN_BYTES = 1 << 18
 STRIPE = 16  # columns: stripes of threads share no cache line
@@ -18,7 +19,7 @@ def embedding(input, weight):
     """Ids of any shape to (*shape of the ids, dim), of the weight's dtype but float32 from bfloat16."""
     # A row is copied byte by byte; a bfloat16 is the upper half of a float32.
     from_dtype, to_dtype = np.uint8, np.uint8
-    if weight.dtype.name == "bfloat16":
+    if is_bfloat16(weight.dtype):
         weight, from_dtype, to_dtype = weight.view(np.uint16), np.uint16, np.uint32
     output = empty((*input.shape, weight.shape[1]), np.float32 if to_dtype == np.uint32 else weight.dtype)
     if output.size:

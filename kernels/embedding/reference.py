@@ -10,13 +10,13 @@ id, such as the first position, occurs thousands of times). A row that does not 
 
 import numpy as np
 
-from ..precision import ieee_arithmetic
+from ..precision import ieee_arithmetic, is_bfloat16
 
 
 def embedding(input, weight):
     """Ids of any shape to (*shape of the ids, dim), of the weight's dtype but float32 from bfloat16."""
     rows = np.take(weight, input, axis=0)
-    return rows.astype(np.float32) if weight.dtype.name == "bfloat16" else rows
+    return rows.astype(np.float32) if is_bfloat16(weight.dtype) else rows
 
 
 @ieee_arithmetic

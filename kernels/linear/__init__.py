@@ -9,6 +9,7 @@ import numpy as np
 from .. import checks, dispatch
 from ..activation_names import ACTIVATIONS
 from ..affine import affine
+from ..precision import is_bfloat16
 from .prepared import LOW_PRECISION, PreparedWeight
 
 OPTIONAL = ("bias", "residual")
@@ -114,7 +115,7 @@ def _check_floating_weight(call: dispatch.Call, weight: Any, scale: Any, input_s
         raise ValueError(f"scale belongs to an int8 weight, but weight has dtype {weight.dtype}")
     if call.backend == "cupy" and dtype is not None:
         raise ValueError(f"dtype is {dtype!r}, but backend 'cupy' prepares a weight as it is: convert the array first")
-    if call.backend == "cupy" or weight.dtype.name != "bfloat16":
+    if call.backend == "cupy" or not is_bfloat16(weight.dtype):
         checks.floating(call.backend, weight=weight)
     if dtype == "int8" and weight.shape[1] > MOST_INT8_FEATURES:
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
@@ -124,7 +125,7 @@ def _converted(weight: Any, dtype: str | None) -> tuple[Any, Any]:
     """The weight in the wanted dtype, and its scale if that is int8."""
     if dtype == "int8":
         return quantize_weight(weight)
-    if dtype == "bfloat16" and weight.dtype.name != "bfloat16":
+    if dtype == "bfloat16" and not is_bfloat16(weight.dtype):
         return weight.astype(importlib.import_module("ml_dtypes").bfloat16), None
     return weight, None
 

@@ -12,6 +12,7 @@ from .._numba.simd import lanes
 from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, array_at, record
 from ..activation_names import activation_code
 from ..deferred import is_plain
+from ..precision import is_bfloat16
 from .by_vectors import GROUP_ROWS
 from .cpu import PackedWeight, run_floats
 from .low_precision import PANEL_WORDS, quantize_rows, round_rows, rounded_rows, run_bfloat16, run_int8
@@ -48,7 +49,7 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     rows, depth = input.shape[0], weight.panels.shape[1]
     output = program.empty((rows, weight.out_features), np.float32)
     rounded = zero = step_size = None
-    if weight.dtype.name == "bfloat16":
+    if is_bfloat16(weight.dtype):
         rounded = program.empty((rounded_rows(rows), depth * 2), ROUNDED)
     if weight.dtype == np.int8:
         rounded = program.empty((rounded_rows(rows), depth * 4), LEVELS)
