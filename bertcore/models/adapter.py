@@ -6,7 +6,7 @@ one in its folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Trace:
         states: what went into each layer, and what the last one returned; None where they are not recorded.
         attentions: each layer's probabilities; None where they are not recorded.
         projections: each layer's (query, key, value); None where they are not recorded.
+        shown_projections: the numbers of the layers, from 1 on, whose projections the caller asked for; None for all.
         shows_states: whether the caller asked for the states (an adapter may need them for itself).
         layers: how many layers run, for a model that goes on from there by itself; None for all.
     """
@@ -38,13 +39,15 @@ class Trace:
     attentions: list | None = None
     shows_states: bool = False
     projections: list | None = None
+    shown_projections: Collection[int] | None = None
     layers: int | None = None
 
     @classmethod
-    def asked(cls, hidden_states: bool, attentions: bool, projections: bool) -> Trace:
+    def asked(cls, hidden_states: bool, attentions: bool, projections: bool | Collection[int]) -> Trace:
         """The trace of what a caller asked for."""
         states, probabilities = [] if hidden_states else None, [] if attentions else None
-        return cls(states, probabilities, hidden_states, [] if projections else None)
+        shown = None if isinstance(projections, bool) else projections
+        return cls(states, probabilities, hidden_states, [] if projections else None, shown)
 
     @property
     def is_empty(self) -> bool:
@@ -128,5 +131,9 @@ class Adapter(Block):
             "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
         }
         if trace.projections is not None:
-            traced["projections"] = tuple(tuple(map(packed.pad, each)) for each in trace.projections)
+            shown = trace.shown_projections
+            traced["projections"] = tuple(
+                tuple(map(packed.pad, each)) if shown is None or number in shown else None
+                for number, each in enumerate(trace.projections, 1)
+            )
         return Encoded(packed, inputs, state, traced)

@@ -6,7 +6,7 @@ import functools
 import os
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
@@ -261,7 +261,7 @@ class Model(NamedParameters):
         *,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
-        output_projections: bool = False,
+        output_projections: bool | Collection[int] = False,
         **targets: Any,
     ) -> ModelOutput:
         """Run the model on a batch.
@@ -271,7 +271,8 @@ class Model(NamedParameters):
             attention_mask: 1 for real tokens, 0 for padding, (sequences, length); all real by default.
             token_type_ids: (sequences, length), zero by default.
             position_ids: (sequences, length); by default counted from each sequence's first real token.
-            output_hidden_states, output_attentions, output_projections: whether to return those too.
+            output_hidden_states, output_attentions, output_projections: whether to return those too; projections also
+                of some layers alone, by their numbers from 1 on: the others have None.
             targets: the head's labels, which each class documents, and the inputs of this family alone
                 (`family.inputs`).
 
@@ -285,6 +286,7 @@ class Model(NamedParameters):
         self._check_targets(targets)
         given = input_ids, attention_mask, token_type_ids, position_ids
         own["keep_padding"] = self._keeps_padding(targets)
+        self._check_layers("output_projections", output_projections)
         trace = Trace.asked(output_hidden_states, output_attentions, output_projections)
         return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
 
@@ -311,6 +313,12 @@ class Model(NamedParameters):
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         """Whether the loss reads outputs of padded positions, so that these have to be computed."""
         return False
+
+    def _check_layers(self, name: str, layers: bool | Collection[int]) -> None:
+        known = range(1, self.spec.num_layers + 1)
+        wrong = [] if isinstance(layers, bool) else [number for number in layers if number not in known]
+        if wrong:
+            raise ValueError(f"{name} has {wrong[0]!r}, expected numbers of layers from 1 to {len(known)}")
 
     def _check_targets(self, targets: Mapping[str, Any]) -> None:
         unknown = [name for name in targets if name not in self._targets]

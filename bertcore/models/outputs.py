@@ -27,13 +27,13 @@ class ModelOutput:
         hidden_states: on request, the embeddings' and each layer's output, (sequences, length, hidden) each.
         attentions: on request, each layer's probabilities, (sequences, heads, length, length) each.
         projections: on request, each layer's (query, key, value) as attention multiplies them, after rotary,
-            (sequences, length, heads * head_dim) each; not of families whose attention is their own (DeBERTa, XLNet,
-            LUKE with entities, Transformer-XL).
+            (sequences, length, heads * head_dim) each, None of a layer not asked for; not of families whose attention
+            is their own (DeBERTa, XLNet, LUKE with entities, Transformer-XL).
     """
 
     hidden_states: ClassVar[tuple[Any, ...] | None] = None
     attentions: ClassVar[tuple[Any, ...] | None] = None
-    projections: ClassVar[tuple[tuple[Any, ...], ...] | None] = None
+    projections: ClassVar[tuple[tuple[Any, ...] | None, ...] | None] = None
     loss: Any = None
     traced: InitVar[Mapping[str, Any] | None] = None
 

@@ -47,6 +47,19 @@ def test_values_are_the_outputs_of_their_map():
     np.testing.assert_allclose(out.projections[1][2], expected * MASK[:, :, None], atol=1e-12)
 
 
+def test_those_of_some_layers_alone():
+    model = AutoModel.from_config({**CONFIG, "num_hidden_layers": 3}, dtype="float64")
+    found = model(IDS, MASK, output_projections=[1, 3]).projections
+    every = model(IDS, MASK, output_projections=True).projections
+    assert found[1] is None
+    for layer in (0, 2):
+        for some, whole in zip(found[layer], every[layer], strict=True):
+            np.testing.assert_array_equal(some, whole)
+    for wrong in (0, 4):
+        with pytest.raises(ValueError, match=f"output_projections has {wrong}, expected numbers of layers from 1 to 3"):
+            model(IDS, output_projections=[wrong])
+
+
 @pytest.mark.parametrize("is_run_again", [False, True])
 def test_gradients_flow_through_them(is_run_again):
     model = AutoModel.from_config(CONFIG, dtype="float64")

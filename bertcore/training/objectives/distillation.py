@@ -13,7 +13,7 @@ from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
 from bertcore.training.checks import check_number
-from bertcore.training.objectives.distillation_terms import Outputs, Term
+from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective
 from bertcore.training.objectives.supervised import TARGETS, Supervised, host_array
@@ -66,11 +66,11 @@ class Distillation(Objective):
         self.objective, self.objective_weight = objective, check_number("objective_weight", objective_weight)
         if objective is not None:
             self.model_class = objective.model_class
-        self._options = dict.fromkeys((name for term in terms for name in term.needs), True)
         self._labelled_only = any(getattr(term, "labelled_only", False) for term in terms)
         if self._labelled_only and objective is None:
             raise ValueError("labelled_only needs an objective, whose labels tell the tokens")
         self._student: Any = None
+        self._options: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self._maps: list[list[Linear]] = []
 
     def examples(
@@ -118,15 +118,16 @@ class Distillation(Objective):
     def _losses(self, model: Any, batch: Batch) -> tuple[Any, list[Any]]:
         """The student's output, and what its loss is the weighted sum of."""
         self._prepare(model)
+        of_students, of_teachers = self._options
         inputs = {name: array for name, array in batch.items() if name not in TARGETS}
         asked = {"labels": batch.get("labels")} if self._labelled_only else {}
         with unrecorded(), kept_scores() as of_teacher:
-            teacher = self.teacher(**inputs, **asked, **self._options)
+            teacher = self.teacher(**inputs, **asked, **of_teachers)
         if self.objective is None:
-            out, losses = model(**inputs, **self._options), []
+            out, losses = model(**inputs, **of_students), []
         else:
             with kept_scores() as of_student:
-                out = self.objective.loss(model, {**batch, **self._options})
+                out = self.objective.loss(model, {**batch, **of_students})
             if out.loss is None:
                 raise ValueError(f"batch has no labels for the student's own objective; it has {', '.join(batch)}")
             losses = [out.loss]
@@ -145,7 +146,17 @@ class Distillation(Objective):
             for parameter in (parameter for each in maps for parameter in each.parameters()):
                 parameter.initialise(rng, parameter.shape[1] ** -0.5, np.dtype(model.dtype))
             made.append(maps)
-        self._student, self._maps = model, made
+        self._student, self._maps, self._options = model, made, self._needed(model)
+
+    def _needed(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The options of the student's call and of the teacher's; projections are of the compared layers alone."""
+        options = dict.fromkeys((name for term in self.terms for name in term.needs), True)
+        if PROJECTIONS not in options:
+            return options, options
+        pairs = [term.pairs(model.spec, self.teacher.spec) for term in self.terms if PROJECTIONS in term.needs]
+        own = sorted({layer for some in pairs for layer in some})
+        other = sorted({layer for some in pairs for layer in some.values()})
+        return options | {PROJECTIONS: own}, options | {PROJECTIONS: other}
 
 
 def _is_real(batch: Batch) -> np.ndarray:

@@ -26,6 +26,7 @@ from bertcore.training.objectives.divergences import (
 Layers = str | Mapping[int, int]
 PARTS = ("query", "key", "value")
 TASKS_OF_TOKENS = {"masked_lm", "causal_lm", "token_classification"}  # whose logits are of tokens
+PROJECTIONS = "output_projections"  # of which those of the compared layers alone are asked for
 HIDDEN = -1e9  # added to scores of padding: its probability is 0
 
 
@@ -267,7 +268,7 @@ class AttentionScores(Term):
     see, the sum over the layers (TinyBERT: Jiao et al. 2019, equation 7)."""
 
     layers: Layers = "even"
-    needs = ("output_projections",)
+    needs = (PROJECTIONS,)
 
     def check(self, student: Any, teacher: Any) -> None:
         _check_attention(self, student, teacher)
@@ -282,7 +283,7 @@ class AttentionDistributions(Term):
     of the last ones (MiniLM: Wang et al. 2020, arXiv:2002.10957, equation 4), or "even", of all (MobileBERT)."""
 
     layers: Layers = "last"
-    needs = ("output_projections",)
+    needs = (PROJECTIONS,)
 
     def check(self, student: Any, teacher: Any) -> None:
         _check_attention(self, student, teacher)
@@ -306,7 +307,7 @@ class Relations(Term):
     of: tuple[str, ...] = PARTS
     heads: int | None = None
     layers: Layers = "last"
-    needs = ("output_projections",)
+    needs = (PROJECTIONS,)
 
     def __post_init__(self) -> None:
         super().__post_init__()

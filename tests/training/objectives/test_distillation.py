@@ -381,3 +381,23 @@ def test_a_checkpoint_of_other_maps_is_refused(tmp_path):
         again.train(resume_from_checkpoint=True)
     for name, array in before.items():
         np.testing.assert_array_equal(array, again.model.state_dict()[name])
+
+
+def test_projections_are_of_the_layers_that_are_compared():
+    asked = []
+
+    class Noted(type(classifier())):
+        def __call__(self, *given, output_projections=False, **more):
+            asked.append(output_projections)
+            return super().__call__(*given, output_projections=output_projections, **more)
+
+    teacher, student = classifier(DEEP), classifier()
+    teacher.__class__ = student.__class__ = Noted
+    for terms, expected in (
+        ([Relations()], [[4], [2]]),
+        ([AttentionScores(layers={1: 3}), Relations(), HiddenStates()], [[3, 4], [1, 2]]),
+        ([HiddenStates()], [False, False]),
+    ):
+        asked.clear()
+        Distillation(teacher, *terms).value_and_grad(student, inputs())
+        assert asked == expected
