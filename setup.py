@@ -42,6 +42,10 @@ EXTRAS = {
         *("torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"),
         *("sentence-transformers", "tensorboard"),
     ],
+    "plugins": [  # what bertcore/plugins/ is tested with, beside scikit-learn and `parity`
+        *("langchain-core", "llama-index-core", "haystack-ai", "chromadb", "spacy"),
+        *("pandas", "polars", "duckdb", "pyarrow"),
+    ],
     "bench": [
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers

@@ -1,0 +1,232 @@
+"""scikit-learn's estimators: `TextEmbedder` and `TextClassifier` (need scikit-learn).
+
+    from bertcore.plugins.scikit_learn import TextClassifier, TextEmbedder
+
+    quick = make_pipeline(TextEmbedder("all-MiniLM-L6-v2/"), LogisticRegression()).fit(texts, labels)
+    fine_tuned = TextClassifier("bert-base-uncased", epochs=2).fit(texts, labels)
+    GridSearchCV(quick, {"logisticregression__C": [0.1, 1, 10]}).fit(texts, labels)
+
+`set_output`, `clone`, pickling and searches work as for any estimator.
+"""
+
+import functools
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from bertcore.checkpoint import resolve
+from bertcore.kernels import get_backend
+from bertcore.models.auto import AutoModelForSequenceClassification
+from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.tasks.batching import BATCH_TOKENS
+from bertcore.tasks.long_texts import Cutting
+from bertcore.tasks.probabilities import softmax
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.sequence_scores import SequenceScores
+from bertcore.tasks.texts import checked_texts
+from bertcore.tokenization import AutoTokenizer
+from bertcore.training import Trainer, TrainingArguments
+
+LONGEST = 512  # tokens of a text
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(model: str, dtype: str | None) -> SentenceEncoder:
+    """The last encoder is kept: what a search clones shares it, and so does what was unpickled."""
+    return SentenceEncoder(model, dtype=dtype)
+
+
+class _OfTexts:
+    """Tags of estimators whose input is a sequence of strings."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        return tags
+
+
+class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Turns each text into its embedding; it has nothing to learn.
+
+    Args:
+        model: folder of a sentence encoder, or its id on the Hugging Face hub.
+        dtype: of the weights, as for AutoModel.
+        prompt_name: one of the model's own prompts.
+        normalize, truncate_dim, truncation, batch_tokens: as for `SentenceEncoder.encode`.
+
+    What is pickled are these settings, not the model.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str | None = None,
+        prompt_name: str | None = None,
+        normalize: bool | None = None,
+        truncate_dim: int | None = None,
+        truncation: Any = "warn",
+        batch_tokens: int = BATCH_TOKENS,
+    ):
+        self.model = model
+        self.dtype = dtype
+        self.prompt_name = prompt_name
+        self.normalize = normalize
+        self.truncate_dim = truncate_dim
+        self.truncation = truncation
+        self.batch_tokens = batch_tokens
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        return tags
+
+    def fit(self, X: Any, y: Any = None) -> "TextEmbedder":
+        """Check that `X` is a sequence of strings."""
+        for _ in checked_texts(X, "X"):
+            pass
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The embeddings of texts (a list, an array or a column of strings), (texts, dim) float32."""
+        names = ("prompt_name", "normalize", "truncate_dim", "truncation", "batch_tokens")
+        texts = list(checked_texts(X, "X"))
+        return self._opened.encode(texts, **{name: getattr(self, name) for name in names})
+
+    @property
+    def _opened(self) -> SentenceEncoder:
+        return _encoder(os.fspath(self.model), self.dtype)
+
+    @property
+    def _n_features_out(self) -> int:
+        """How many columns there are; scikit-learn names them textembedder0, textembedder1, ..."""
+        width = self._opened.embedding_dimension
+        return width if self.truncate_dim is None else min(width, self.truncate_dim)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
+    """Fine-tunes an encoder on labelled texts, and classifies others.
+
+    Args:
+        model: folder of a model and its tokenizer, or its id on the Hugging Face hub.
+        epochs: how often the texts are gone through.
+        batch_size: texts of a step.
+        learning_rate: at the start; it falls linearly to 0.
+        max_length: tokens that are read of a text, at most those of the model.
+        truncation: what happens in `predict` to texts that are longer, see `SentenceEncoder.encode`; in `fit` they are
+            cut.
+        random_state: seed of dropout and of the order of the texts.
+
+    Attributes:
+        classes_: the labels, sorted.
+        files_: the trained model's files, {name: bytes}, which is what is pickled.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        epochs: float = 3,
+        batch_size: int = 16,
+        learning_rate: float = 5e-5,
+        max_length: int = LONGEST,
+        truncation: Any = "warn",
+        random_state: int = 0,
+    ):
+        self.model = model
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.max_length = max_length
+        self.truncation = truncation
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "TextClassifier":
+        """Train on texts and a label for each.
+
+        Raises ValueError for other numbers of texts than of labels, and for fewer than two labels.
+        """
+        texts = list(checked_texts(X, "X"))
+        classes, numbers = np.unique(np.asarray(y), return_inverse=True)
+        if len(numbers) != len(texts) or len(classes) < 2:
+            raise ValueError(f"y has {len(numbers)} labels of {len(classes)} classes for {len(texts)} texts")
+        with tempfile.TemporaryDirectory() as folder:
+            self._train(texts, numbers, len(classes), folder)
+            saved = Path(folder) / "model"
+            self.files_ = {file.name: file.read_bytes() for file in sorted(saved.iterdir())}
+        self.classes_ = classes
+        self._scores = None
+        return self
+
+    def _train(self, texts: list[str], labels: np.ndarray, classes: int, folder: str) -> None:
+        source = read_settings(resolve(self.model, "sentence_encoder")).model_folder
+        with warnings.catch_warnings():  # a new head is what is asked for
+            warnings.simplefilter("ignore", NewlyInitialisedWarning)
+            model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        length = min(self.max_length, model.spec.longest_sequence or self.max_length)
+        rows = tokenizer(texts, truncation=True, max_length=length)
+        examples = [
+            {**{name: column[index] for name, column in rows.items()}, "labels": int(label)}
+            for index, label in enumerate(labels)
+        ]
+        settings = TrainingArguments(
+            folder,
+            num_train_epochs=self.epochs,
+            per_device_train_batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=self.random_state,
+        )
+        Trainer(model, settings, train_dataset=examples, processing_class=tokenizer).train()
+        model.save_pretrained(Path(folder) / "model")
+        tokenizer.save_pretrained(Path(folder) / "model")
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The scores of the classes, (texts, classes) float32; of two classes that of the second less the first's,
+        (texts,)."""
+        scores = self._logits(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probabilities of the classes, (texts, classes) float64."""
+        return softmax(self._logits(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each text."""
+        best = self._logits(X).argmax(axis=1)
+        return self.classes_[best]
+
+    def _logits(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        texts = [(text,) for text in checked_texts(X, "X")]
+        if self._scores is None:
+            self._scores = self._loaded()
+        cutting = Cutting(self.truncation, self._scores.max_seq_length)
+        found = self._scores.logits(texts, cutting, "mean", BATCH_TOKENS, lambda count: None, get_backend())
+        return np.array(list(found), np.float32).reshape(len(texts), len(self.classes_))
+
+    def _loaded(self) -> SequenceScores:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the weights stay mapped
+            for name, content in self.files_.items():
+                (Path(folder) / name).write_bytes(content)
+            return SequenceScores(Path(folder), published_length=self.max_length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_scores"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._scores = None
