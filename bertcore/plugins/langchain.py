@@ -1,0 +1,40 @@
+"""LangChain's embeddings: `BertcoreEmbeddings` (needs langchain-core).
+
+    from bertcore.plugins.langchain import BertcoreEmbeddings
+
+    store = InMemoryVectorStore(BertcoreEmbeddings("all-MiniLM-L6-v2/"))
+    store.add_texts(["Cats sleep sixteen hours a day.", "Berlin has 3.7 million people."])
+    store.similarity_search("how do cats rest", k=1)
+
+Asynchronous methods compute in a thread, as LangChain has them.
+"""
+
+from typing import Any
+
+from langchain_core.embeddings import Embeddings
+
+from bertcore.plugins.encoders import Model, opened
+
+
+class BertcoreEmbeddings(Embeddings):
+    """Embeddings of a sentence encoder, for LangChain's stores and retrievers.
+
+    Documents and queries get the model's own prompts for them.
+
+    Args:
+        model: a folder, an id on the Hugging Face hub, or a SentenceEncoder.
+        options: of `SentenceEncoder.encode`: normalize, truncate_dim, truncation, ...
+
+    Raises as SentenceEncoder and its `encode` do.
+    """
+
+    def __init__(self, model: Model, **options: Any):
+        self.encoder, self._options = opened(model), options
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """An embedding for each document."""
+        return self.encoder.encode_document(texts, **self._options).tolist()
+
+    def embed_query(self, text: str) -> list[float]:
+        """The embedding of a query."""
+        return self.encoder.encode_query(text, **self._options).tolist()
