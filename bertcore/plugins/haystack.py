@@ -1,0 +1,98 @@
+"""Haystack's embedders: `BertcoreTextEmbedder`, `BertcoreDocumentEmbedder` (needs haystack-ai).
+
+    from bertcore.plugins.haystack import BertcoreDocumentEmbedder, BertcoreTextEmbedder
+
+    documents = BertcoreDocumentEmbedder("all-MiniLM-L6-v2/").run(documents=[Document(content="Cats sleep.")])
+    embedding = BertcoreTextEmbedder("all-MiniLM-L6-v2/").run(text="how do cats rest")["embedding"]
+
+A pipeline's file is read by `Pipeline.loads(text, allowed_modules=["bertcore.plugins.haystack"])`.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from haystack import Document, component, default_from_dict, default_to_dict
+
+from bertcore.plugins.encoders import opened
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+
+class _Embedder:
+    """What both have: settings that can be written, and an encoder that is loaded when it is needed."""
+
+    _settings: dict[str, Any]
+    _encoder: SentenceEncoder | None
+
+    def _keep(self, model: str | os.PathLike, **settings: Any) -> None:
+        self._settings, self._encoder = {"model": os.fspath(model), **settings}, None
+
+    def warm_up(self) -> None:
+        """Load the model; `run` does, if nobody did."""
+        if self._encoder is None:
+            self._encoder = opened(self._settings["model"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The component as Haystack's files have it."""
+        return default_to_dict(self, **self._settings)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Any:
+        """The component of `to_dict`."""
+        return default_from_dict(cls, data)
+
+
+@component
+class BertcoreTextEmbedder(_Embedder):
+    """Embeds a query, with the model's own prompt for queries.
+
+    Args:
+        model: a folder, or an id on the Hugging Face hub.
+        truncation: what happens to texts that are too long, see `SentenceEncoder.encode`.
+    """
+
+    def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn"):
+        self._keep(model, truncation=truncation)
+
+    @component.output_types(embedding=list[float])
+    def run(self, text: str) -> dict[str, Any]:
+        """{"embedding": the numbers}."""
+        self.warm_up()
+        return {"embedding": self._encoder.encode_query(text, truncation=self._settings["truncation"]).tolist()}
+
+
+@component
+class BertcoreDocumentEmbedder(_Embedder):
+    """Embeds documents, with the model's own prompt for them.
+
+    Args:
+        model: a folder, or an id on the Hugging Face hub.
+        truncation: what happens to texts that are too long, see `SentenceEncoder.encode`.
+        meta_fields_to_embed: fields of the documents' meta that stand before their content.
+        embedding_separator: between these parts.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike,
+        truncation: str | bool = "warn",
+        meta_fields_to_embed: Sequence[str] = (),
+        embedding_separator: str = "\n",
+    ):
+        parts = {"meta_fields_to_embed": list(meta_fields_to_embed), "embedding_separator": embedding_separator}
+        self._keep(model, truncation=truncation, **parts)
+
+    @component.output_types(documents=list[Document])
+    def run(self, documents: list[Document]) -> dict[str, Any]:
+        """{"documents": the same with embeddings}; those that came stay as they are."""
+        self.warm_up()
+        texts = [self._text(document) for document in documents]
+        rows = self._encoder.encode_document(texts, truncation=self._settings["truncation"]).tolist()
+        pairs = zip(documents, rows, strict=True)
+        return {"documents": [replace(document, embedding=row) for document, row in pairs]}
+
+    def _text(self, document: Document) -> str:
+        fields = (document.meta.get(name) for name in self._settings["meta_fields_to_embed"])
+        parts = [str(value) for value in fields if value is not None]
+        return self._settings["embedding_separator"].join([*parts, document.content or ""])

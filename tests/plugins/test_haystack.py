@@ -1,0 +1,54 @@
+"""Haystack's pipelines over our embedders."""
+
+import pytest
+
+from bertcore.tasks.texts import TextsCutWarning
+from tests.plugins.texts import LONG, TEXTS, close
+
+haystack = pytest.importorskip("haystack")
+
+from bertcore.plugins.haystack import BertcoreDocumentEmbedder, BertcoreTextEmbedder  # noqa: E402
+
+
+def test_embeddings(folder, encoder):
+    close(BertcoreTextEmbedder(folder).run(text=TEXTS[0])["embedding"], encoder.encode_query(TEXTS[0]))
+    given = [haystack.Document(content=text, meta={"from": "a", "none": None}) for text in TEXTS]
+    found = BertcoreDocumentEmbedder(folder).run(documents=given)["documents"]
+    close([document.embedding for document in found], encoder.encode(TEXTS))
+    assert [document.id for document in found] == [document.id for document in given]
+    assert all(document.embedding is None for document in given)
+    embedder = BertcoreDocumentEmbedder(
+        folder, meta_fields_to_embed=["from", "none", "absent"], embedding_separator=" "
+    )
+    close(embedder.run(documents=given)["documents"][0].embedding, encoder.encode(f"a {TEXTS[0]}"))
+    assert BertcoreDocumentEmbedder(folder).run(documents=[]) == {"documents": []}
+
+
+def test_truncation(folder, encoder):
+    chunked = BertcoreTextEmbedder(folder, truncation="chunk").run(text=LONG)["embedding"]
+    close(chunked, encoder.encode_query(LONG, truncation="chunk"))
+    with pytest.warns(TextsCutWarning):
+        BertcoreDocumentEmbedder(folder).run(documents=[haystack.Document(content=LONG)])
+
+
+def test_a_pipeline_and_its_file(folder, encoder):
+    from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
+    from haystack.document_stores.in_memory import InMemoryDocumentStore
+
+    store = InMemoryDocumentStore(embedding_similarity_function="cosine")
+    documents = [haystack.Document(content=text) for text in TEXTS]
+    store.write_documents(BertcoreDocumentEmbedder(folder).run(documents=documents)["documents"])
+    pipeline = haystack.Pipeline()
+    pipeline.add_component("embedder", BertcoreTextEmbedder(folder, truncation="chunk"))
+    pipeline.add_component("retriever", InMemoryEmbeddingRetriever(store, top_k=2))
+    pipeline.connect("embedder.embedding", "retriever.query_embedding")
+    query = "the cat on a mat"
+    found = pipeline.run({"embedder": {"text": query}})["retriever"]["documents"]
+    scores = encoder.similarity(encoder.encode_query([query]), encoder.encode(TEXTS))[0]
+    assert [document.content for document in found] == [TEXTS[index] for index in (-scores).argsort()[:2]]
+    written = pipeline.get_component("embedder").to_dict()
+    assert written["init_parameters"] == {"model": str(folder), "truncation": "chunk"}
+    alone = haystack.Pipeline()
+    alone.add_component("embedder", BertcoreTextEmbedder(folder, truncation="chunk"))
+    read = haystack.Pipeline.loads(alone.dumps(), allowed_modules=["bertcore.plugins.haystack"])
+    close(read.run({"embedder": {"text": query}})["embedder"]["embedding"], encoder.encode_query(query))
