@@ -1,0 +1,71 @@
+"""spaCy's pipeline component `bertcore`: embeddings of documents (needs spacy).
+
+    import bertcore.plugins.spacy  # registers the component
+
+    nlp = spacy.blank("en")
+    nlp.add_pipe("bertcore", config={"model": "all-MiniLM-L6-v2/"})
+    first, second = nlp.pipe(["Cats sleep sixteen hours a day.", "how do cats rest"])
+    first.similarity(second)
+
+`doc._.embedding` is the embedding, float32 (dim,), which `DocBin` and `to_bytes` keep; `doc.vector`, and with it
+`doc.similarity`, and the vectors of spans follow the model as well.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from spacy.language import Language
+from spacy.tokens import Doc, Span
+from spacy.util import minibatch
+
+from bertcore.plugins.encoders import opened
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+Doc.set_extension("embedding", default=None, force=True)
+
+
+@Language.factory(
+    "bertcore", assigns=["doc._.embedding"], default_config={"truncation": "warn"}, requires=[], retokenizes=False
+)
+def make_component(nlp: Language, name: str, model: str, truncation: str | bool) -> "Component":
+    """The component.
+
+    Args:
+        nlp, name: spaCy's.
+        model: a folder, or an id on the Hugging Face hub.
+        truncation: what happens to texts that are too long, see `SentenceEncoder.encode`.
+    """
+    return Component(opened(model), truncation)
+
+
+class Component:
+    """Gives each document its embedding."""
+
+    def __init__(self, encoder: SentenceEncoder, truncation: str | bool):
+        self._encoder, self._truncation = encoder, truncation
+
+    def __call__(self, doc: Doc) -> Doc:
+        """The document, with its embedding."""
+        (doc,) = self.pipe([doc])
+        return doc
+
+    def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
+        """The documents as they come; `batch_size` of them are embedded together."""
+        for docs in minibatch(stream, batch_size):
+            docs = list(docs)
+            for doc, row in zip(docs, self._embedded([doc.text for doc in docs]), strict=True):
+                doc._.embedding = row
+                doc.user_hooks["vector"] = _embedding
+                doc.user_span_hooks["vector"] = self._of_span
+                yield doc
+
+    def _of_span(self, span: Span) -> np.ndarray:
+        return self._embedded([span.text])[0]
+
+    def _embedded(self, texts: list[str]) -> np.ndarray:
+        return self._encoder.encode(texts, truncation=self._truncation)
+
+
+def _embedding(doc: Doc) -> Any:
+    return doc._.embedding
