@@ -1,0 +1,72 @@
+"""Attention for models of transformers, on the CPU: `register_attention` (needs transformers and PyTorch).
+
+    from bertcore.plugins.transformers import register_attention
+
+    register_attention()
+    model = transformers.AutoModel.from_pretrained("bert-base-uncased", attn_implementation="bertcore")
+
+It has gradients. Attention weights are not returned: output_attentions is for "eager".
+"""
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from bertcore.kernels.torch import attention
+
+MOST_SEED = 2**63 - 1
+
+
+def register_attention(name: str = "bertcore") -> None:
+    """Make `attn_implementation=name` mean the kernels' attention, for all models that transformers lets choose."""
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, sdpa_mask)  # boolean, or none where nothing is hidden
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it.
+
+    Args:
+        module: asked for `is_causal` where neither the argument nor a mask says it.
+        query, key, value: (batch, heads, length, head_dim), float32 or float64; fewer heads of keys and values than of
+            queries are taken as they are.
+        attention_mask: boolean or added to the scores, or None.
+        scaling: of the scores; 1 / sqrt(head_dim) by default.
+        dropout: the probability; its seed is drawn from PyTorch's generator.
+        position_bias: added to the scores; has a gradient.
+
+    Returns:
+        (batch, length, heads, head_dim), and None in place of the weights.
+
+    Raises:
+        ValueError: for softcap, which the kernels do not have.
+    """
+    if options.get("softcap") is not None:
+        raise ValueError(f"softcap is {options['softcap']}, which this attention does not have: expected None")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", False)
+    output = attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        bias=position_bias,
+        is_causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1,
+        scale=scaling,
+        dropout_p=dropout,
+        dropout_seed=int(torch.randint(MOST_SEED, ())) if dropout else 0,
+    )
+    return output.transpose(1, 2).contiguous(), None
