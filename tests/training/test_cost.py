@@ -1,5 +1,8 @@
 """What training takes, told from a few layers of a model and measured with all of them."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from bertcore.presets import preset_config
@@ -33,6 +36,14 @@ def test_the_peak_of_all_layers_is_told_from_a_few(config, batch, length):
         assert cost_told.peak == pytest.approx(measured.peak, rel=0.1)
         assert cost_told.activations == pytest.approx(measured.activations, rel=0.1, abs=2)
     assert told.checkpointed.activations < told.kept.activations
+
+
+def test_a_process_that_compiled_is_asked_again(monkeypatch):
+    """Its peak is the compiler's."""
+    told = [{"activations": 1.0, "peak": peak, "seconds": 2.0, "compiled": peak == 900.0} for peak in (900.0, 300.0)]
+    answers = iter([SimpleNamespace(returncode=0, stdout=json.dumps(each)) for each in told])
+    monkeypatch.setattr(cost.subprocess, "run", lambda *command, **options: next(answers))
+    assert cost.measured(CONFIG, 1, 4, 1, False) == cost.StepCost(activations=1.0, peak=300.0, seconds=2.0)
 
 
 def test_texts_beyond_the_model():
