@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "lora": {"checkpoint", "models", "nn"},
     "tokenization": {"checkpoint"},
     "demo_model": {"kernels"},
+    "plots": {"tasks", "training"},
     "plugins": {"checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "kernels", "tasks"},
     "tasks": {"checkpoint", "kernels", "models", "nn", "tape", "tokenization"},

@@ -1,0 +1,127 @@
+"""Draw a picture of a model or of its training, as a PNG or SVG file (needs matplotlib).
+
+FIGURE and what it is made of:
+  attention MODEL TEXT    where the heads of a layer look
+  components MODEL TEXT   the three terms of DeBERTa's attention scores
+  masking MODEL TEXT      what static and dynamic masking ask in each epoch
+  temperature MODEL TEXT  a teacher's probabilities of a masked word at several temperatures
+  curves FILE             losses and learning rate of a training run, from its log.jsonl
+  embeddings MODEL FILE   texts, one a line, in two dimensions"""
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, positive
+from bertcore.cli.lines import input_stream, read_lines
+from bertcore.cli.outputs import output_stream
+
+HELP = "draw attention, masking, training and embeddings"
+EXAMPLES = """\
+examples:
+  bertcore plot attention bert-base-uncased/ "The cat sat on the mat." -o attention.png --layer 3
+  bertcore plot components deberta-base/ "The cat sat on the mat." -o components.svg
+  bertcore plot masking demo "The cat sat on the mat." -o masking.png --epochs 5
+  bertcore plot temperature bert-base-uncased/ "Paris is the [MASK] of France." -o temperature.png
+  bertcore plot curves run/log.jsonl -o curves.png
+  bertcore plot embeddings demo texts.txt -o embeddings.png"""
+
+SUFFIXES = (".png", ".svg")
+TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("figure", metavar="FIGURE", choices=list(FIGURES), help="which picture; see above")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help=f"MODEL, TEXT or FILE; MODEL: {MODEL_HELP}")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write, *.png or *.svg")
+    parser.add_argument("--layer", type=positive, default=1, metavar="N", help="counted from 1 (default: 1)")
+    parser.add_argument("--epochs", type=positive, default=4, metavar="N", help="of masking (default: 4)")
+    parser.add_argument("--temperatures", type=_numbers, default=TEMPERATURES, metavar="T,T", help="default: 1,2,4,8")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers with commas between them") from None
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    import importlib.util
+
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CommandError("plot needs matplotlib, which is not installed: pip install matplotlib")
+    suffix = Path(args.output).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise CommandError(f"--output is {args.output}, expected a file named *.png or *.svg")
+    draw, names = FIGURES[args.figure]
+    if len(args.inputs) != len(names):
+        expected = " ".join(name.upper() for name in names)
+        raise CommandError(f"{args.figure} has {len(args.inputs)} inputs, expected {expected}")
+    for name, value in zip(names, args.inputs, strict=True):
+        setattr(args, name, value)
+    with chosen_backend(args):
+        figure = draw(args)
+    with output_stream(args.output, seekable=True) as stream:
+        figure.savefig(stream, format=suffix[1:], dpi=150)
+
+
+def _attention(args: argparse.Namespace) -> Any:
+    from bertcore.plots.attention import attention_maps
+
+    return attention_maps(*_loaded(args.model, "AutoModel"), args.text, args.layer)
+
+
+def _components(args: argparse.Namespace) -> Any:
+    from bertcore.plots.attention import attention_components
+
+    return attention_components(*_loaded(args.model, "AutoModel"), args.text, args.layer)
+
+
+def _masking(args: argparse.Namespace) -> Any:
+    from bertcore import AutoTokenizer
+    from bertcore.plots.masking import masking
+
+    return masking(AutoTokenizer.from_pretrained(model_folder(args.model)), args.text, epochs=args.epochs)
+
+
+def _temperature(args: argparse.Namespace) -> Any:
+    from bertcore.plots.temperature import distillation_temperature
+
+    parts = _loaded(args.model, "AutoModelForMaskedLM")
+    return distillation_temperature(*parts, args.text, temperatures=args.temperatures)
+
+
+def _curves(args: argparse.Namespace) -> Any:
+    from bertcore.plots.curves import training_curves
+
+    return training_curves(args.file)
+
+
+def _embeddings(args: argparse.Namespace) -> Any:
+    from bertcore.plots.embeddings import embeddings_in_two_dimensions
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+    with contextlib.ExitStack() as stack:
+        texts = list(read_lines(*stack.enter_context(input_stream(args.file))))
+    return embeddings_in_two_dimensions(texts, SentenceEncoder(model_folder(args.model)).encode(texts))
+
+
+def _loaded(name: str, model_class: str) -> tuple[Any, Any]:
+    import bertcore
+
+    folder = model_folder(name)
+    return getattr(bertcore, model_class).from_pretrained(folder), bertcore.AutoTokenizer.from_pretrained(folder)
+
+
+FIGURES = {
+    "attention": (_attention, ("model", "text")),
+    "components": (_components, ("model", "text")),
+    "masking": (_masking, ("model", "text")),
+    "temperature": (_temperature, ("model", "text")),
+    "curves": (_curves, ("file",)),
+    "embeddings": (_embeddings, ("model", "file")),
+}

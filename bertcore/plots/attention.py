@@ -1,0 +1,53 @@
+"""Where a model's heads look in a text, and what DeBERTa's scores are the sum of."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bertcore.plots.grid import maps
+from bertcore.tasks.probabilities import on_host
+
+TITLES = ("content to content", "content to position", "position to content", "their sum")
+
+
+def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
+    """The attention probabilities of each head of a layer, counted from 1.
+
+    Raises ValueError for a layer that is not there, and for a model that gives no attentions.
+    """
+    encoded = tokenizer(text, truncation=True, max_length=model.spec.longest_sequence)
+    given = {name: [row] for name, row in encoded.items()}
+    attentions = model(**given, output_attentions=True).attentions
+    if not attentions or attentions[0] is None:
+        raise ValueError(f"models of type {model.family.model_type!r} give no attentions")
+    heads = on_host(attentions[_checked(layer, len(attentions))])[0]
+    titles = [f"layer {layer}, head {number}" for number in range(1, len(heads) + 1)]
+    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    return maps(list(heads), titles, tokens, columns=4, cmap="Blues", vmin=0, vmax=1)
+
+
+def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
+    """The three terms of DeBERTa's attention scores in a layer, counted from 1, and their sum: means over the heads.
+
+    Raises ValueError for a layer that is not there, and for a model that is no DeBERTa.
+    """
+    if not model.family.model_type.startswith("deberta"):
+        raise ValueError(f"the model is of type {model.family.model_type!r}, expected a DeBERTa")
+    encoded = tokenizer(text, truncation=True, max_length=model.spec.longest_sequence)
+    given = {name: [row] for name, row in encoded.items()}
+    layers = model(**given, output_attention_components=True).attention_components
+    terms = layers[_checked(layer, len(layers))]
+    found = {
+        title: on_host(term)[0].mean(axis=0) for title, term in zip(TITLES, terms, strict=False) if term is not None
+    }
+    found[TITLES[3]] = np.sum(list(found.values()), axis=0)
+    most = max(float(np.abs(panel).max()) for panel in found.values())
+    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    return maps(list(found.values()), list(found), tokens, columns=2, cmap="RdBu_r", vmin=-most, vmax=most)
+
+
+def _checked(layer: int, count: int) -> int:
+    if not 1 <= layer <= count:
+        raise ValueError(f"layer is {layer}, expected 1 to {count}")
+    return layer - 1

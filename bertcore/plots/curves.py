@@ -1,0 +1,39 @@
+"""The course of a training run, from its log."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+LOSSES = {"loss": "training", "eval_loss": "held out"}
+
+
+def training_curves(log: str | Path) -> Figure:
+    """Losses, and the learning rate below them, by step, from the log.jsonl of a `Trainer`.
+
+    Raises ValueError for a file without losses, which it names.
+    """
+    lines = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines() if line]
+    found = {name: _series(lines, name) for name in (*LOSSES, "learning_rate")}
+    if not found["loss"]:
+        raise ValueError(f"{log} has no line with step and loss")
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    for (name, label), color in zip(LOSSES.items(), ("#3b6ea5", "#c0504d"), strict=True):
+        if found[name]:
+            marks = "o-" if name == "eval_loss" else "-"
+            above.plot(*zip(*found[name], strict=True), marks, color=color, label=label, markersize=3.5)
+    above.set_ylabel("loss")
+    above.legend(frameon=False)
+    if found["learning_rate"]:
+        below.plot(*zip(*found["learning_rate"], strict=True), color="#888888")
+    below.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
+    for place in (above, below):
+        place.grid(visible=True, alpha=0.25)
+    return figure
+
+
+def _series(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """(step, value) of the lines that have both; null is a number that JSON cannot hold."""
+    return [(line["step"], line[name]) for line in lines if "step" in line and line.get(name) is not None]

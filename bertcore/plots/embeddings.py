@@ -1,0 +1,36 @@
+"""Embeddings of texts in two dimensions."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+LABELLED = 40  # texts; the points of more would hide under their texts
+CHARACTERS = 36
+
+
+def embeddings_in_two_dimensions(texts: Sequence[str], embeddings: np.ndarray) -> Figure:
+    """The texts along the two axes on which their embeddings (texts, dim) differ most (principal components).
+
+    Raises ValueError for fewer than three texts.
+    """
+    if len(texts) < 3:
+        raise ValueError(f"there are {len(texts)} texts, expected at least 3")
+    centred = embeddings.astype(np.float64) - embeddings.mean(axis=0, dtype=np.float64)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    points, shares = left[:, :2] * sizes[:2], sizes**2 / max(float((sizes**2).sum()), np.finfo(np.float64).tiny)
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    place = figure.subplots()
+    place.scatter(*points.T, s=22, color="#3b6ea5")
+    for text, point in zip(texts if len(texts) <= LABELLED else (), points, strict=False):
+        shown = text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"
+        place.annotate(shown, point, xytext=(4, 3), textcoords="offset points", fontsize=8)
+    place.margins(x=0.18, y=0.08)
+    place.set(
+        xlabel=f"first component, {shares[0]:.0%} of the variance",
+        ylabel=f"second component, {shares[1]:.0%}",
+        aspect="equal",
+        adjustable="datalim",
+    )
+    place.grid(visible=True, alpha=0.25)
+    return figure

@@ -1,0 +1,38 @@
+"""What a teacher tells its student of a masked word, at several temperatures."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from bertcore.tasks.probabilities import on_host, softmax
+
+
+def distillation_temperature(
+    model: Any, tokenizer: Any, text: str, *, temperatures: Sequence[float], words: int = 12
+) -> Figure:
+    """The most probable words at the first mask, softmax(logits / T) for each temperature T.
+
+    Raises ValueError for a text without the mask token, and for temperatures that are not above 0.
+    """
+    if not temperatures or min(temperatures) <= 0:
+        raise ValueError(f"temperatures is {temperatures}, expected numbers above 0")
+    encoded = tokenizer(text, truncation=True, max_length=model.spec.longest_sequence)
+    places = [index for index, number in enumerate(encoded["input_ids"]) if number == tokenizer.mask_token_id]
+    if not places:
+        raise ValueError(f"the text has no {tokenizer.mask_token}, of which words are to be told")
+    given = {name: [row] for name, row in encoded.items()}
+    logits = on_host(model(**given).logits)[0, places[0], : len(tokenizer)].astype(np.float64)
+    best = np.argsort(-logits, kind="stable")[:words]
+    figure = Figure(figsize=(2.3 * len(temperatures) + 1.2, 0.26 * words + 1.4), layout="constrained")
+    axes = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]
+    for place, temperature in zip(axes, temperatures, strict=True):
+        chances = softmax(logits / temperature)
+        place.barh(range(len(best)), chances[best], color="#3b6ea5")
+        rest = 1 - chances[best].sum()
+        place.set_title(f"T = {temperature:g}\nother words {rest:.0%}", fontsize=10)
+        place.set_xlabel("probability")
+    axes[0].set_yticks(range(len(best)), tokenizer.convert_ids_to_tokens(best.tolist()))
+    axes[0].invert_yaxis()
+    return figure

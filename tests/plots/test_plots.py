@@ -1,0 +1,152 @@
+"""What the pictures show, beside the numbers that they are of, and `bertcore plot`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoTokenizer, SentenceEncoder, use_backend
+from bertcore.cli import main
+from tests.tiny_bert import CONFIG, VOCABULARY, random_texts, save_tiny_bert, save_tiny_encoder, write_json
+
+pytest.importorskip("matplotlib")
+
+from bertcore.plots.attention import attention_components, attention_maps
+from bertcore.plots.curves import training_curves
+from bertcore.plots.embeddings import embeddings_in_two_dimensions
+from bertcore.plots.masking import masking
+from bertcore.plots.temperature import distillation_temperature
+
+TEXT = "the cat sat on an upper mat."
+MASKED = "paris is the [MASK] of france."
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with use_backend("numpy"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True)
+
+
+@pytest.fixture(scope="module")
+def deberta(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deberta")
+    config = {**CONFIG, "model_type": "deberta-v2", "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    AutoModel.from_config({**config, "position_buckets": 8}, seed=1).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
+    return folder
+
+
+def panels(figure):
+    return {place.get_title(): place.images[0].get_array() for place in figure.axes if place.images}
+
+
+def test_attention(folder):
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    found = panels(attention_maps(model, tokenizer, TEXT, 2))
+    expected = model(tokenizer([TEXT])["input_ids"], output_attentions=True).attentions[1][0]
+    assert list(found) == ["layer 2, head 1", "layer 2, head 2", "layer 2, head 3"]
+    np.testing.assert_array_equal(list(found.values()), expected)
+    with pytest.raises(ValueError, match="layer is 3, expected 1 to 2"):
+        attention_maps(model, tokenizer, TEXT, 3)
+    with pytest.raises(ValueError, match="the model is of type 'bert', expected a DeBERTa"):
+        attention_components(model, tokenizer, TEXT, 1)
+
+
+def test_components(deberta):
+    model, tokenizer = AutoModel.from_pretrained(deberta), AutoTokenizer.from_pretrained(deberta)
+    found = panels(attention_components(model, tokenizer, TEXT, 1))
+    terms = model(tokenizer([TEXT])["input_ids"], output_attention_components=True).attention_components[0]
+    *parts, whole = found.values()
+    for part, term in zip(parts, terms, strict=True):
+        np.testing.assert_allclose(part, term[0].mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(whole, sum(parts), rtol=1e-5, atol=1e-6)
+
+
+def test_masking(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    figure = masking(tokenizer, TEXT * 3, epochs=5)
+    static, dynamic = (np.asarray(place.collections[0].get_array()).reshape(5, -1) for place in figure.axes)
+    assert (static == static[0]).all() and not (dynamic == dynamic[0]).all()
+    asked = round(0.15 * (static.shape[1] - 2))
+    assert ((static > 0).sum(axis=1) == asked).all() and ((dynamic > 0).sum(axis=1) == asked).all()
+
+
+def test_temperature(folder):
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    figure = distillation_temperature(model, tokenizer, MASKED, temperatures=[1, 4], words=7)
+    ids = tokenizer([MASKED])["input_ids"]
+    logits = model(ids).logits[0, ids[0].index(tokenizer.mask_token_id), : len(tokenizer)].astype(np.float64)
+    for place, temperature in zip(figure.axes, (1, 4), strict=True):
+        chances = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+        widths = [bar.get_width() for bar in place.patches]
+        np.testing.assert_allclose(widths, np.sort(chances)[::-1][:7], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"the text has no \[MASK\]"):
+        distillation_temperature(model, tokenizer, TEXT, temperatures=[1])
+    with pytest.raises(ValueError, match=r"temperatures is .*, expected numbers above 0"):
+        distillation_temperature(model, tokenizer, MASKED, temperatures=[0])
+
+
+def test_curves(tmp_path):
+    log = tmp_path / "log.jsonl"
+    lines = [{"step": 1, "loss": 3.0, "learning_rate": 1e-3}, {"step": 2, "loss": None}, {"step": 2, "eval_loss": 2.5}]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    losses, rate = training_curves(log).axes
+    assert {line.get_label(): line.get_xydata().tolist() for line in losses.lines} == {
+        "training": [[1, 3]],
+        "held out": [[2, 2.5]],
+    }
+    assert rate.lines[0].get_xydata().tolist() == [[1, 1e-3]]
+    log.write_text('{"eval_loss": 1}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="has no line with step and loss"):
+        training_curves(log)
+
+
+def test_embeddings():
+    rows = np.random.default_rng(0).normal(size=(9, 1)) * np.eye(5)[0] * 10 + np.eye(9, 5)
+    place = embeddings_in_two_dimensions([f"text {number}" for number in range(9)], rows).axes[0]
+    points = np.asarray(place.collections[0].get_offsets())
+    first = np.abs(np.corrcoef(points[:, 0], rows[:, 0])[0, 1])
+    assert first > 0.99 and points.shape == (9, 2) and len(place.texts) == 9
+    with pytest.raises(ValueError, match="there are 2 texts, expected at least 3"):
+        embeddings_in_two_dimensions(["a", "b"], rows[:2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suffix", "start"),
+    [
+        (["attention", "bert", TEXT, "--layer", "2"], "png", b"\x89PNG"),
+        (["components", "deberta", TEXT], "svg", b"<?xml"),
+        (["masking", "bert", TEXT, "--epochs", "2"], "svg", b"<?xml"),
+        (["temperature", "bert", MASKED, "--temperatures", "1,3"], "png", b"\x89PNG"),
+        (["embeddings", "encoder", "texts"], "png", b"\x89PNG"),
+    ],
+)
+def test_command(folder, deberta, tmp_path, arguments, suffix, start):
+    (tmp_path / "texts").write_text("\n".join(random_texts(5)), encoding="utf-8")
+    places = {"bert": folder, "deberta": deberta, "texts": tmp_path / "texts"}
+    if "encoder" in arguments:
+        places["encoder"] = save_tiny_encoder(tmp_path / "encoder")
+        assert SentenceEncoder(places["encoder"]).embedding_dimension == CONFIG["hidden_size"]
+    out = tmp_path / f"out.{suffix}"
+    given = [str(places.get(each, each)) for each in arguments]
+    assert main(["plot", *given, "-o", str(out), "--backend", "numpy"]) == 0
+    assert out.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["masking", "bert"], "masking has 1 inputs, expected MODEL TEXT"),
+        (["curves", "log.jsonl", "-o", "out.pdf"], "--output is out.pdf, expected a file named *.png or *.svg"),
+    ],
+)
+def test_mistakes(tmp_path, capsys, arguments, message):
+    given = arguments if "-o" in arguments else [*arguments, "-o", str(tmp_path / "out.png")]
+    assert main(["plot", *given]) == 1
+    assert message in capsys.readouterr().err
