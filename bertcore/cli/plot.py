@@ -5,6 +5,7 @@ FIGURE and what it is made of:
   components MODEL TEXT   the three terms of DeBERTa's attention scores
   masking MODEL TEXT      what static and dynamic masking ask in each epoch
   temperature MODEL TEXT  a teacher's probabilities of a masked word at several temperatures
+  calibration FILE        how often a classifier is right, of lines {"probabilities": [...], "label": N}
   curves FILE             losses and learning rate of a training run, from its log.jsonl
   embeddings MODEL FILE   texts, one a line, in two dimensions"""
 
@@ -24,6 +25,7 @@ examples:
   bertcore plot components deberta-base/ "The cat sat on the mat." -o components.svg
   bertcore plot masking demo "The cat sat on the mat." -o masking.png --epochs 5
   bertcore plot temperature bert-base-uncased/ "Paris is the [MASK] of France." -o temperature.png
+  bertcore plot calibration held-out.jsonl -o calibration.png
   bertcore plot curves run/log.jsonl -o curves.png
   bertcore plot embeddings demo texts.txt -o embeddings.png"""
 
@@ -95,6 +97,24 @@ def _temperature(args: argparse.Namespace) -> Any:
     return distillation_temperature(*parts, args.text, temperatures=args.temperatures)
 
 
+def _calibration(args: argparse.Namespace) -> Any:
+    import json
+
+    from bertcore.tasks.calibration import reliability_diagram
+
+    with contextlib.ExitStack() as stack:
+        lines = list(read_lines(*stack.enter_context(input_stream(args.file))))
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            rows.append((row["probabilities"], row["label"]))
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            expected = 'expected {"probabilities": [...], "label": N}'
+            raise CommandError(f"line {number} of {args.file} is {line[:60]!r}, {expected}") from error
+    return reliability_diagram([chances for chances, _ in rows], [label for _, label in rows])
+
+
 def _curves(args: argparse.Namespace) -> Any:
     from bertcore.plots.curves import training_curves
 
@@ -122,6 +142,7 @@ FIGURES = {
     "components": (_components, ("model", "text")),
     "masking": (_masking, ("model", "text")),
     "temperature": (_temperature, ("model", "text")),
+    "calibration": (_calibration, ("file",)),
     "curves": (_curves, ("file",)),
     "embeddings": (_embeddings, ("model", "file")),
 }

@@ -22,9 +22,10 @@ def embeddings_in_two_dimensions(texts: Sequence[str], embeddings: np.ndarray) -
     figure = Figure(figsize=(9, 7), layout="constrained")
     place = figure.subplots()
     place.scatter(*points.T, s=22, color="#3b6ea5")
-    for text, point in zip(texts if len(texts) <= LABELLED else (), points, strict=False):
+    for rank, index in enumerate(np.argsort(points[:, 1]) if len(texts) <= LABELLED else ()):
+        text, below = texts[index], rank % 2  # so that those of neighbours stand apart
         shown = text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"
-        place.annotate(shown, point, xytext=(4, 3), textcoords="offset points", fontsize=8)
+        place.annotate(shown, points[index], xytext=(4, -9 if below else 3), textcoords="offset points", fontsize=8)
     place.margins(x=0.18, y=0.08)
     place.set(
         xlabel=f"first component, {shares[0]:.0%} of the variance",

@@ -124,12 +124,15 @@ def test_embeddings():
         (["components", "deberta", TEXT], "svg", b"<?xml"),
         (["masking", "bert", TEXT, "--epochs", "2"], "svg", b"<?xml"),
         (["temperature", "bert", MASKED, "--temperatures", "1,3"], "png", b"\x89PNG"),
+        (["calibration", "chances"], "svg", b"<?xml"),
         (["embeddings", "encoder", "texts"], "png", b"\x89PNG"),
     ],
 )
 def test_command(folder, deberta, tmp_path, arguments, suffix, start):
     (tmp_path / "texts").write_text("\n".join(random_texts(5)), encoding="utf-8")
-    places = {"bert": folder, "deberta": deberta, "texts": tmp_path / "texts"}
+    chances = [{"probabilities": [0.2, 0.8], "label": 1}, {"probabilities": [0.6, 0.4], "label": 1}]
+    (tmp_path / "chances").write_text("\n".join(map(json.dumps, chances)), encoding="utf-8")
+    places = {"bert": folder, "deberta": deberta, "texts": tmp_path / "texts", "chances": tmp_path / "chances"}
     if "encoder" in arguments:
         places["encoder"] = save_tiny_encoder(tmp_path / "encoder")
         assert SentenceEncoder(places["encoder"]).embedding_dimension == CONFIG["hidden_size"]
@@ -143,10 +146,13 @@ def test_command(folder, deberta, tmp_path, arguments, suffix, start):
     ("arguments", "message"),
     [
         (["masking", "bert"], "masking has 1 inputs, expected MODEL TEXT"),
+        (["calibration", "wrong"], """is '{"label": 1}', expected {"probabilities": [...], "label": N}"""),
         (["curves", "log.jsonl", "-o", "out.pdf"], "--output is out.pdf, expected a file named *.png or *.svg"),
     ],
 )
 def test_mistakes(tmp_path, capsys, arguments, message):
+    (tmp_path / "wrong").write_text('{"label": 1}\n', encoding="utf-8")
+    arguments = [str(tmp_path / "wrong") if each == "wrong" else each for each in arguments]
     given = arguments if "-o" in arguments else [*arguments, "-o", str(tmp_path / "out.png")]
     assert main(["plot", *given]) == 1
     assert message in capsys.readouterr().err
