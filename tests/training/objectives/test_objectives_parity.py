@@ -1,4 +1,4 @@
-"""Losses and gradients of objectives beside those of transformers, in float64."""
+"""Losses and gradients of objectives beside those of transformers and PyTorch, in float64."""
 
 import numpy as np
 import pytest
@@ -22,10 +22,10 @@ def tensors(batch):
     return {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
 
 
-def assert_gradients(grads, peer, loss):
-    """`grads` are PyTorch's of `loss`, of the peer's parameters by name."""
+def assert_gradients(grads, peer, loss, others=()):
+    """`grads` are PyTorch's of `loss`, of the peer's parameters and of `others`, by name."""
     loss.backward()
-    named = dict(peer.named_parameters(remove_duplicate=False))
+    named = dict(peer.named_parameters(remove_duplicate=False)) | dict(others)
     expected = {name: parameter.grad for name, parameter in named.items() if name in grads}
     assert len(expected) == len(grads) > 10
     scale = max(float(grad.abs().max()) for grad in expected.values() if grad is not None)
@@ -65,6 +65,62 @@ def test_pairs(tmp_path, family, pairs, beside_words):
     out, grads = (objectives.MaskedLM() + pairs if beside_words else pairs).value_and_grad(model, batch)
     np.testing.assert_allclose(out.loss, loss.item(), rtol=1e-10)
     assert_gradients(grads, peer, loss)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_span_boundary(tmp_path, smoothing):
+    import torch
+    import transformers
+
+    rng = np.random.default_rng(0)
+    config = transformers.BertConfig(**CONFIG | NO_DROPOUT, eos_token_id=None)
+    peer = random_model(config, "MaskedLM", rng).double()
+    peer.save_pretrained(tmp_path / "peer")
+    with pytest.warns(bertcore.models.model.NewlyInitialisedWarning):
+        model = bertcore.AutoModelForSpanBoundary.from_pretrained(tmp_path / "peer", dtype="float64")
+    state = model.state_dict()
+    drawn = {name: rng.normal(0, 0.3, array.shape) for name, array in state.items() if name.startswith("span_boundary")}
+    model.load_state_dict(state | drawn)
+    head = {name: torch.nn.Parameter(torch.from_numpy(array)) for name, array in drawn.items()}
+
+    ids = rng.integers(5, CONFIG["vocab_size"], (3, 31))
+    mask = (np.arange(31) < np.array([31, 7, 18])[:, None]).astype(np.int64)
+    labels = np.where((rng.random(ids.shape) < 0.5) & (mask == 1), ids, IGNORED)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    out, grads = objectives.SpanBoundary(label_smoothing=smoothing).value_and_grad(model, batch)
+
+    def cross_entropy(scores, words):
+        return torch.nn.functional.cross_entropy(scores, torch.tensor(words), label_smoothing=smoothing)
+
+    theirs = peer(**tensors({"input_ids": ids, "attention_mask": mask}), output_hidden_states=True)
+    hidden, scores, words = theirs.hidden_states[-1], [], []
+    for row, length in enumerate(mask.sum(axis=1).tolist()):
+        for token in range(length):
+            left = next((i for i in range(token, -1, -1) if labels[row, i] == IGNORED), None)
+            right = next((i for i in range(token, length) if labels[row, i] == IGNORED), None)
+            if labels[row, token] == IGNORED or left is None or right is None:
+                continue
+            place = head["span_boundary.position_embeddings.weight"][token - left - 1]
+            features = torch.cat([hidden[row, left], hidden[row, right], place])
+            for name in ("span_boundary.layer.0", "span_boundary.layer.1"):
+                dense = torch.nn.functional.linear(features, head[f"{name}.dense.weight"], head[f"{name}.dense.bias"])
+                norm = head[f"{name}.LayerNorm.weight"], head[f"{name}.LayerNorm.bias"]
+                features = torch.nn.functional.layer_norm(
+                    torch.nn.functional.gelu(dense), dense.shape, *norm, eps=config.layer_norm_eps
+                )
+            scores.append(features @ peer.bert.embeddings.word_embeddings.weight.T + head["span_boundary.bias"])
+            words.append(labels[row, token])
+    mlm = cross_entropy(theirs.logits[torch.from_numpy(labels != IGNORED)], labels[labels != IGNORED])
+    loss = mlm + cross_entropy(torch.stack(scores), words)
+    np.testing.assert_allclose(out.loss, loss.item(), rtol=1e-10)
+    assert_gradients(grads, peer, loss, head.items())
+
+    model.save_pretrained(tmp_path / "ours")  # transformers leaves the second head
+    again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").double().eval()
+    with torch.no_grad():
+        found = again(**tensors({"input_ids": ids, "attention_mask": mask})).logits
+    kept = mask.astype(bool)
+    np.testing.assert_allclose(found.numpy()[kept], theirs.logits.detach().numpy()[kept], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.usefixtures("exact_sinusoids")
