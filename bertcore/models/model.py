@@ -286,7 +286,8 @@ class Model(NamedParameters):
         self._check_targets(targets)
         given = input_ids, attention_mask, token_type_ids, position_ids
         own["keep_padding"] = self._keeps_padding(targets)
-        self._check_layers("output_projections", output_projections)
+        if not isinstance(output_projections, bool):
+            self._check_layers("output_projections", output_projections)
         trace = Trace.asked(output_hidden_states, output_attentions, output_projections)
         return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
 
@@ -314,9 +315,9 @@ class Model(NamedParameters):
         """Whether the loss reads outputs of padded positions, so that these have to be computed."""
         return False
 
-    def _check_layers(self, name: str, layers: bool | Collection[int]) -> None:
+    def _check_layers(self, name: str, layers: Collection[int]) -> None:
         known = range(1, self.spec.num_layers + 1)
-        wrong = [] if isinstance(layers, bool) else [number for number in layers if number not in known]
+        wrong = [number for number in layers if number not in known]
         if wrong:
             raise ValueError(f"{name} has {wrong[0]!r}, expected numbers of layers from 1 to {len(known)}")
 
