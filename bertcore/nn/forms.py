@@ -89,13 +89,13 @@ class Forms:
 
     def on_host(self) -> np.ndarray:
         """The values in host memory: of an int8 weight, its integers times their scales."""
-        array = self.array  # read once: another thread may free it
-        if array is not None:
-            return array
-        if not self.weights:
-            return self.device_array.get()
-        array = self.any_weight().to_array()  # the array was freed for it; it comes back as it was
-        return array if isinstance(array, np.ndarray) else array.get()
+        with _preparing:  # meanwhile no other thread frees the array or the weights
+            if self.array is not None:
+                return self.array
+            if not self.weights:
+                return self.device_array.get()
+            array = self.any_weight().to_array()  # the array was freed for it; it comes back as it was
+            return array if isinstance(array, np.ndarray) else array.get()
 
     @property
     def _backend(self) -> str:
@@ -169,8 +169,9 @@ class Forms:
         """
         if autocast_dtype() is not None or self._backend == "cupy":
             return self.weight_in_force()
-        array = self.array_in_force()
-        self.weights.clear()
+        with _preparing:
+            array = self.array_in_force()
+            self.weights.clear()
         return array
 
     def _rounded_weight(self, backend: str) -> kernels.PreparedWeight:
