@@ -123,10 +123,12 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
         ValueError: which field the output does not have or has no gradient, which shape is wrong; every parameter
             that the fields depend on is frozen.
         TypeError: which gradient is no array of real numbers.
-        RuntimeError: for the second call.
+        RuntimeError: for the second call, and for parameters that have changed since the pass: products multiply by
+            them in the backward, too.
     """
 
     def call(*args: Any, **batch: Any) -> tuple[Any, Callable[[Mapping[str, Any]], Gradients]]:
+        version = model.version
         with Tape() as tape:
             out = model(*args, **batch)
             fields = dict(out.items())  # reads, and so records, what was left for later
@@ -134,6 +136,8 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
         def pullback(gradients: Mapping[str, Any]) -> Gradients:
             if not fields:
                 raise RuntimeError("pullback is called a second time: what the pass kept is used up, call vjp again")
+            if model.version != version:
+                raise RuntimeError("the parameters have changed since: call pullback before the optimiser's step")
             found = list(_pairs(fields, gradients))
             _check_any(variable for variable, _ in found)
             fields.clear()

@@ -139,6 +139,15 @@ def test_the_models_own_loss_may_be_a_part():
         np.testing.assert_allclose(gradient, own[name] + other[name], rtol=1e-9, atol=1e-12)
 
 
+def test_a_pullback_of_other_parameters_is_refused():
+    model = new_model("bert-base-uncased", "AutoModelForSequenceClassification")
+    out, pullback = vjp(model)(**BATCH)
+    next(model.parameters()).change(lambda array: np.negative(array, out=array))
+    with pytest.raises(RuntimeError, match="the parameters have changed since: call pullback before"):
+        pullback({"logits": out.logits})
+    vjp(model)(**BATCH)[1]({"logits": out.logits})
+
+
 def test_float32_takes_any_real_gradient():
     model = AutoModelForSequenceClassification.from_config(tiny_config("bert-base-uncased"))
     out, pullback = vjp(model)(**BATCH)
