@@ -60,7 +60,7 @@ def readme_section(name: str | None) -> str:
 
 
 def with_links_of_site(text: str) -> str:
-    """The README's links as the site has them: to the page of a section, or a file's name, which is no page."""
+    """The README's links as the site has them: to the page of a section, to a page, or a file's name, which is none."""
 
     def link(found: re.Match[str]) -> str:
         target = found["target"]
@@ -68,6 +68,8 @@ def with_links_of_site(text: str) -> str:
             if target[1:] not in PAGES:
                 raise ValueError(f"README.md links to {target}, which no page is known to have (docs/inclusions.py)")
             return f"[{found['text']}]({PAGES[target[1:]]})"
+        if target.startswith("docs/"):
+            return f"[{found['text']}]({target.removeprefix('docs/')})"
         return found[0] if "://" in target else f"`{target}`"
 
     return LINK.sub(link, text)

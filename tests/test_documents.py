@@ -97,8 +97,8 @@ def test_an_unknown_inclusion_or_link_is_named():
         inclusions.included("<!-- include: nothing: x -->")
     with pytest.raises(ValueError, match="#nowhere"):
         inclusions.with_links_of_site("[a link](#nowhere)")
-    assert inclusions.with_links_of_site("[a](#models), [b](bench/x.csv), [c](https://c)") == (
-        "[a](models.md), `bench/x.csv`, [c](https://c)"
+    assert inclusions.with_links_of_site("[a](#models), [b](bench/x.csv), [c](https://c), [d](docs/x.md#y)") == (
+        "[a](models.md), `bench/x.csv`, [c](https://c), [d](x.md#y)"
     )
 
 
