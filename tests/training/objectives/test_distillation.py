@@ -5,11 +5,9 @@ import pytest
 
 import bertcore
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
-from bertcore.checkpoint import open_checkpoint
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.kernels.program import Recordings
 from bertcore.tape import value_of
-from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import (
     AttentionDistributions,
     AttentionScores,
@@ -25,7 +23,6 @@ from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
 from tests.training.objectives.students import BATCH, DEEP, LENGTHS, WIDE, classifier, inputs
-from tests.training.tiny_runs import LABELLED, assert_same_weights, collate
 
 BOTH = {"output_hidden_states": True, "output_projections": True}
 
@@ -323,64 +320,6 @@ def test_students_of_other_families(student):
 
 
 # --- runs -----------------------------------------------------------------------------------------------
-
-
-def distilling_trainer(folder, teacher, **settings):
-    student = AutoModelForSequenceClassification.from_config(
-        {**CONFIG, "hidden_dropout_prob": 0.1}, num_labels=2, seed=2
-    )
-    given = {"max_steps": 6, "learning_rate": 1e-2, "save_steps": 3, "per_device_train_batch_size": 4}
-    args = TrainingArguments(output_dir=folder, report_to="none", disable_tqdm=True, **(given | settings))
-    objective = Distillation(teacher, HiddenStates(), SoftTargets(), Relations(heads=1), objective=Supervised())
-    return Trainer(student, args, collate, LABELLED, objective=objective)
-
-
-def test_a_resumed_run_has_the_same_bits_of_student_and_maps(tmp_path):
-    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=1)
-    whole, parts = (distilling_trainer(tmp_path / name, teacher) for name in ("whole", "parts"))
-    first = [parameter.array().copy() for parameter in whole.objective.parameters(whole.model)]
-    whole.train()
-    parts = distilling_trainer(tmp_path / "parts", teacher)
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "whole" / "checkpoint-3").rename(tmp_path / "parts" / "checkpoint-3")
-    other = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=3)
-    with pytest.raises(ValueError, match=r"the teacher's fingerprint is .*, in .* it was "):
-        distilling_trainer(tmp_path / "parts", other).train(resume_from_checkpoint=True)
-    parts.train(resume_from_checkpoint=True)
-    assert_same_weights(whole.model, parts.model)
-    learned = [[p.array() for p in each.objective.parameters(each.model)] for each in (whole, parts)]
-    for one, other, initial in zip(*learned, first, strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert abs(one - initial).max() > 1e-3
-
-
-def test_maps_are_kept_beside_the_student_and_not_in_it(tmp_path):
-    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=1)
-    trainer = distilling_trainer(tmp_path / "run", teacher)
-    trainer.train()
-    trainer.save_model(tmp_path / "saved")
-    folder = tmp_path / "run" / "checkpoint-6"
-    assert not any("distillation" in name for name in open_checkpoint(folder))
-    assert not any("distillation" in name for name in open_checkpoint(tmp_path / "saved"))
-    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
-    kept = open_checkpoint(folder / "objective.safetensors")
-    for parameter in trainer.objective.parameters(trainer.model):
-        np.testing.assert_array_equal(kept[parameter.names[0]], parameter.array())
-    (folder / "objective.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"has no objective\.safetensors"):
-        distilling_trainer(tmp_path / "run", teacher).train(resume_from_checkpoint=True)
-
-
-def test_a_checkpoint_of_other_maps_is_refused(tmp_path):
-    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2)
-    distilling_trainer(tmp_path, teacher).train()
-    again = distilling_trainer(tmp_path, teacher)
-    again.objective = Distillation(teacher, HiddenStates(layers={1: 2}), objective=Supervised())
-    before = again.model.state_dict()
-    with pytest.raises(ValueError, match=r"objective\.safetensors is of another objective"):
-        again.train(resume_from_checkpoint=True)
-    for name, array in before.items():
-        np.testing.assert_array_equal(array, again.model.state_dict()[name])
 
 
 def test_projections_are_of_the_layers_that_are_compared():
