@@ -100,7 +100,7 @@ class Encoder(Block):
             state = self.final_norm(state)
         trace.state(state)
         if trace.projections is not None and len(trace.projections) != len(self.layers):
-            raise ValueError("output_projections is True, and layers of this family do not give query, key and value")
+            raise ValueError("output_projections: layers of this family do not give query, key and value")
         return state
 
     def extend(self, inputs: EncoderInput, cache: KeyValueCache) -> Any:

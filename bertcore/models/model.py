@@ -317,6 +317,8 @@ class Model(NamedParameters):
 
     def _check_layers(self, name: str, layers: Collection[int]) -> None:
         known = range(1, self.spec.num_layers + 1)
+        if not isinstance(layers, Collection) or isinstance(layers, str):
+            raise TypeError(f"{name} is {layers!r}, expected True, False or numbers of layers from 1 to {len(known)}")
         wrong = [number for number in layers if number not in known]
         if wrong:
             raise ValueError(f"{name} has {wrong[0]!r}, expected numbers of layers from 1 to {len(known)}")

@@ -58,6 +58,9 @@ def test_those_of_some_layers_alone():
     for wrong in (0, 4):
         with pytest.raises(ValueError, match=f"output_projections has {wrong}, expected numbers of layers from 1 to 3"):
             model(IDS, output_projections=[wrong])
+    for wrong in (2, None, "12"):
+        with pytest.raises(TypeError, match=f"output_projections is {wrong!r}, expected True, False or numbers"):
+            model(IDS, output_projections=wrong)
 
 
 @pytest.mark.parametrize("is_run_again", [False, True])
@@ -84,5 +87,5 @@ def test_gradients_flow_through_them(is_run_again):
 @pytest.mark.parametrize("name", ["deberta-base", "xlnet-base-cased", "luke-base", "transfo-xl-wt103"])
 def test_attention_of_a_familys_own_has_none(name):
     entities = {"entity_ids": [[1]] * 3, "entity_position_ids": [[[0]]] * 3} if name == "luke-base" else {}
-    with pytest.raises(ValueError, match="output_projections is True, and layers of this family"):
+    with pytest.raises(ValueError, match="output_projections: layers of this family"):
         random_model(name)(IDS, output_projections=True, **entities)
