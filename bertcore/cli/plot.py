@@ -10,7 +10,6 @@ FIGURE and what it is made of:
   embeddings MODEL FILE   texts, one a line, in two dimensions"""
 
 import argparse
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ examples:
   bertcore plot embeddings demo texts.txt -o embeddings.png"""
 
 SUFFIXES = (".png", ".svg")
-TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
+DEFAULTS: dict[str, Any] = {"layer": 1, "epochs": 4, "temperatures": (1.0, 2.0, 4.0, 8.0)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("figure", metavar="FIGURE", choices=list(FIGURES), help="which picture; see above")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help=f"MODEL, TEXT or FILE; MODEL: {MODEL_HELP}")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write, *.png or *.svg")
-    parser.add_argument("--layer", type=positive, default=1, metavar="N", help="counted from 1 (default: 1)")
-    parser.add_argument("--epochs", type=positive, default=4, metavar="N", help="of masking (default: 4)")
-    parser.add_argument("--temperatures", type=_numbers, default=TEMPERATURES, metavar="T,T", help="default: 1,2,4,8")
+    parser.add_argument("--layer", type=positive, metavar="N", help="of attention and components (default: 1)")
+    parser.add_argument("--epochs", type=positive, metavar="N", help="of masking (default: 4)")
+    parser.add_argument(
+        "--temperatures", type=_numbers, metavar="T,T", help="of temperature, with commas between (default: 1,2,4,8)"
+    )
 
 
 def _numbers(text: str) -> list[float]:
@@ -59,12 +60,17 @@ def run(args: argparse.Namespace) -> None:
     suffix = Path(args.output).suffix.lower()
     if suffix not in SUFFIXES:
         raise CommandError(f"--output is {args.output}, expected a file named *.png or *.svg")
-    draw, names = FIGURES[args.figure]
+    draw, names, own = FIGURES[args.figure]
     if len(args.inputs) != len(names):
         expected = " ".join(name.upper() for name in names)
         raise CommandError(f"{args.figure} has {len(args.inputs)} inputs, expected {expected}")
     for name, value in zip(names, args.inputs, strict=True):
         setattr(args, name, value)
+    for name, default in DEFAULTS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+        elif name != own:
+            raise CommandError(f"{args.figure} has no use for --{name}: leave it out")
     with chosen_backend(args):
         figure = draw(args)
     with output_stream(args.output, seekable=True) as stream:
@@ -102,10 +108,8 @@ def _calibration(args: argparse.Namespace) -> Any:
 
     from bertcore.tasks.calibration import reliability_diagram
 
-    with contextlib.ExitStack() as stack:
-        lines = list(read_lines(*stack.enter_context(input_stream(args.file))))
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(args.file), 1):
         try:
             row = json.loads(line)
             rows.append((row["probabilities"], row["label"]))
@@ -125,9 +129,13 @@ def _embeddings(args: argparse.Namespace) -> Any:
     from bertcore.plots.embeddings import embeddings_in_two_dimensions
     from bertcore.tasks.sentence_encoder import SentenceEncoder
 
-    with contextlib.ExitStack() as stack:
-        texts = list(read_lines(*stack.enter_context(input_stream(args.file))))
+    texts = _lines(args.file)
     return embeddings_in_two_dimensions(texts, SentenceEncoder(model_folder(args.model)).encode(texts))
+
+
+def _lines(path: str) -> list[str]:
+    with input_stream(path) as stream:
+        return list(read_lines(*stream))
 
 
 def _loaded(name: str, model_class: str) -> tuple[Any, Any]:
@@ -137,12 +145,12 @@ def _loaded(name: str, model_class: str) -> tuple[Any, Any]:
     return getattr(bertcore, model_class).from_pretrained(folder), bertcore.AutoTokenizer.from_pretrained(folder)
 
 
-FIGURES = {
-    "attention": (_attention, ("model", "text")),
-    "components": (_components, ("model", "text")),
-    "masking": (_masking, ("model", "text")),
-    "temperature": (_temperature, ("model", "text")),
-    "calibration": (_calibration, ("file",)),
-    "curves": (_curves, ("file",)),
-    "embeddings": (_embeddings, ("model", "file")),
+FIGURES = {  # what draws it, its inputs, the option that is its own
+    "attention": (_attention, ("model", "text"), "layer"),
+    "components": (_components, ("model", "text"), "layer"),
+    "masking": (_masking, ("model", "text"), "epochs"),
+    "temperature": (_temperature, ("model", "text"), "temperatures"),
+    "calibration": (_calibration, ("file",), None),
+    "curves": (_curves, ("file",), None),
+    "embeddings": (_embeddings, ("model", "file"), None),
 }

@@ -12,9 +12,10 @@ LOSSES = {"loss": "training", "eval_loss": "held out"}
 def training_curves(log: str | Path) -> Figure:
     """Losses, and the learning rate below them, by step, from the log.jsonl of a `Trainer`.
 
-    Raises ValueError for a file without losses, which it names.
+    Raises ValueError for a file without losses, or a line that is no object of JSON, which it names.
     """
-    lines = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines() if line]
+    text = Path(log).read_text(encoding="utf-8")
+    lines = [_entry(line, f"{log}, line {number}") for number, line in enumerate(text.splitlines(), 1) if line]
     found = {name: _series(lines, name) for name in (*LOSSES, "learning_rate")}
     if not found["loss"]:
         raise ValueError(f"{log} has no line with step and loss")
@@ -32,6 +33,16 @@ def training_curves(log: str | Path) -> Figure:
     for place in (above, below):
         place.grid(visible=True, alpha=0.25)
     return figure
+
+
+def _entry(line: str, where: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        entry = None
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: {line[:60]!r}, expected an object of JSON, as log.jsonl has them")
+    return entry
 
 
 def _series(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:

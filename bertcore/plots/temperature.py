@@ -14,11 +14,11 @@ def distillation_temperature(
 ) -> Figure:
     """The most probable words at the first mask, softmax(logits / T) for each temperature T.
 
-    Raises ValueError for a text without the mask token, and for temperatures that are not above 0.
+    Raises ValueError for a text without the mask token or too long for the model, and temperatures not above 0.
     """
     if not temperatures or min(temperatures) <= 0:
         raise ValueError(f"temperatures is {temperatures}, expected numbers above 0")
-    encoded = tokenizer(text, truncation=True, max_length=model.spec.longest_sequence)
+    encoded = tokenizer(text)
     places = [index for index, number in enumerate(encoded["input_ids"]) if number == tokenizer.mask_token_id]
     if not places:
         raise ValueError(f"the text has no {tokenizer.mask_token}, of which words are to be told")

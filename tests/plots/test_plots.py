@@ -54,6 +54,8 @@ def test_attention(folder):
     np.testing.assert_array_equal(list(found.values()), expected)
     with pytest.raises(ValueError, match="layer is 3, expected 1 to 2"):
         attention_maps(model, tokenizer, TEXT, 3)
+    with pytest.raises(ValueError, match="input_ids"):  # no text is cut in silence
+        attention_maps(model, tokenizer, TEXT * 20, 1)
     with pytest.raises(ValueError, match="the model is of type 'bert', expected a DeBERTa"):
         attention_components(model, tokenizer, TEXT, 1)
 
@@ -105,6 +107,10 @@ def test_curves(tmp_path):
     log.write_text('{"eval_loss": 1}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="has no line with step and loss"):
         training_curves(log)
+    for wrong in ("step 1", "[1]"):
+        log.write_text('{"step": 1, "loss": 1}\n' + wrong, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"log\.jsonl, line 2: .*, expected an object of JSON"):
+            training_curves(log)
 
 
 def test_embeddings():
@@ -145,6 +151,7 @@ def test_command(folder, deberta, tmp_path, arguments, suffix, start):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["curves", "log.jsonl", "--layer", "2"], "curves has no use for --layer: leave it out"),
         (["masking", "bert"], "masking has 1 inputs, expected MODEL TEXT"),
         (["calibration", "wrong"], """is '{"label": 1}', expected {"probabilities": [...], "label": N}"""),
         (["curves", "log.jsonl", "-o", "out.pdf"], "--output is out.pdf, expected a file named *.png or *.svg"),
