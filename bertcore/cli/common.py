@@ -3,6 +3,7 @@
 import argparse
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from bertcore.dtypes import DTYPES
 from bertcore.kernels import get_backend, resolve_backend, use_backend
@@ -52,7 +53,7 @@ def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_truncation_argument(parser: argparse.ArgumentParser, *, default: str = "warn") -> None:
-    """Declare --truncation; `truncation_of` reads it."""
+    """Declare --truncation; `reading_options` reads it."""
     parser.add_argument(
         "--truncation",
         choices=TRUNCATIONS,
@@ -62,9 +63,10 @@ def add_truncation_argument(parser: argparse.ArgumentParser, *, default: str = "
     )
 
 
-def truncation_of(args: argparse.Namespace) -> str | bool:
-    """What the tasks call the command line's --truncation."""
-    return True if args.truncation == "cut" else args.truncation
+def reading_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the tasks call --truncation, and --batch-tokens where it is given."""
+    batches = {"batch_tokens": args.batch_tokens} if args.batch_tokens else {}
+    return {"truncation": True if args.truncation == "cut" else args.truncation, **batches}
 
 
 def positive(text: str) -> int:

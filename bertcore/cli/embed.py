@@ -16,7 +16,7 @@ from bertcore.cli.common import (
     chosen_backend,
     model_folder,
     positive,
-    truncation_of,
+    reading_options,
 )
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
@@ -83,10 +83,7 @@ def _embeddings(folder, lines, args):
     from bertcore.tasks.sentence_encoder import SentenceEncoder
 
     encoder = SentenceEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
-    options = {name: getattr(args, name) for name in ("prompt", "prompt_name", "normalize")}
-    options["truncation"] = truncation_of(args)
-    if args.batch_tokens:
-        options["batch_tokens"] = args.batch_tokens
+    options = {name: getattr(args, name) for name in ("prompt", "prompt_name", "normalize")} | reading_options(args)
     progress = args.progress
     if progress is None and args.output == "-" and _stdout_is_a_terminal():
         progress = False  # it would stand among the results

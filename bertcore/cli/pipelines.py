@@ -13,7 +13,7 @@ from bertcore.cli.common import (
     chosen_backend,
     model_folder,
     positive,
-    truncation_of,
+    reading_options,
 )
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream
@@ -56,9 +56,9 @@ def texts_of(args: argparse.Namespace) -> Iterator[Iterable[str]]:
 
 def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The options of a pipeline's calls that the command line states."""
-    found = {name: getattr(args, name) for name in (*names, "max_length", "stride", "batch_tokens")}
+    found = {name: getattr(args, name) for name in (*names, "max_length", "stride")}
     options = {name: value for name, value in found.items() if value is not None}
-    return options | {"truncation": truncation_of(args)}
+    return options | reading_options(args)
 
 
 def run_pipeline(

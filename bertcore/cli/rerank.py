@@ -16,7 +16,7 @@ from bertcore.cli.common import (
     chosen_backend,
     model_folder,
     positive,
-    truncation_of,
+    reading_options,
 )
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream
@@ -54,9 +54,7 @@ def run(args: argparse.Namespace) -> None:
         output = stack.enter_context(output_stream("-", seekable=False))
         stack.enter_context(chosen_backend(args))
         encoder = CrossEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
-        options = {"truncation": truncation_of(args)} | (
-            {"batch_tokens": args.batch_tokens} if args.batch_tokens else {}
-        )
+        options = reading_options(args)
         for score, index, text in best_lines(encoder, args.query, lines, args.top_k, options):
             if args.json:
                 line = json.dumps({"corpus_id": index, "score": score, "text": text}, ensure_ascii=False)

@@ -19,7 +19,7 @@ from bertcore.cli.common import (
     chosen_backend,
     model_folder,
     positive,
-    truncation_of,
+    reading_options,
 )
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream
@@ -66,9 +66,7 @@ def run(args: argparse.Namespace) -> None:
         if args.queries is not None:
             queries = list(read_lines(*stack.enter_context(input_stream(args.queries))))
         lines = read_lines(*stack.enter_context(input_stream(args.corpus)))
-        options = {"truncation": truncation_of(args)} | (
-            {"batch_tokens": args.batch_tokens} if args.batch_tokens else {}
-        )
+        options = reading_options(args)
         for number, found in enumerate(search(encoder, queries, lines, args.top_k, options)):
             for entry in found:
                 output.write((_line(queries[number], number, entry, args) + "\n").encode("utf-8"))
