@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bertcore.plots.grid import maps
+from bertcore.plots.texts import tokens_of
 from bertcore.tasks.probabilities import on_host
 
 TITLES = ("content to content", "content to position", "position to content", "their sum")
@@ -14,9 +15,9 @@ TITLES = ("content to content", "content to position", "position to content", "t
 def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
     """The attention probabilities of each head of a layer, counted from 1.
 
-    Raises ValueError for a layer that is not there, a model that gives no attentions, and a text too long for it.
+    Raises ValueError for a layer that is not there, a model that gives no attentions, and a text that is too long.
     """
-    encoded = tokenizer(text)
+    encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
     given = {name: [row] for name, row in encoded.items()}
     attentions = model(**given, output_attentions=True).attentions
     if not attentions or attentions[0] is None:
@@ -30,11 +31,11 @@ def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
 def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
     """The three terms of DeBERTa's attention scores in a layer, counted from 1, and their sum: means over the heads.
 
-    Raises ValueError for a layer that is not there, a model that is no DeBERTa, and a text too long for it.
+    Raises ValueError for a layer that is not there, a model that is no DeBERTa, and a text that is too long.
     """
     if not model.family.model_type.startswith("deberta"):
         raise ValueError(f"the model is of type {model.family.model_type!r}, expected a DeBERTa")
-    encoded = tokenizer(text)
+    encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
     given = {name: [row] for name, row in encoded.items()}
     layers = model(**given, output_attention_components=True).attention_components
     terms = layers[_checked(layer, len(layers))]

@@ -7,6 +7,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from bertcore.plots.texts import tokens_of
 from bertcore.training.masking import Masking, Words
 
 KINDS = {
@@ -18,8 +19,11 @@ KINDS = {
 
 
 def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
-    """A row for each epoch, a column for each token: static masking above, dynamic below."""
-    ids, words = np.array(tokenizer(text)["input_ids"]), Words.of(tokenizer)
+    """A row for each epoch, a column for each token: static masking above, dynamic below.
+
+    Raises ValueError for a text that is too long.
+    """
+    ids, words = np.array(tokens_of(tokenizer, text)["input_ids"]), Words.of(tokenizer)
     tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
     size = (0.32 * len(tokens) + 1.5, 0.32 * 2 * epochs + 2.2)
     figure = Figure(figsize=size, layout="constrained")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from bertcore.plots.texts import tokens_of
 from bertcore.tasks.probabilities import on_host, softmax
 
 
@@ -14,11 +15,14 @@ def distillation_temperature(
 ) -> Figure:
     """The most probable words at the first mask, softmax(logits / T) for each temperature T.
 
-    Raises ValueError for a text without the mask token or too long for the model, and temperatures not above 0.
+    Raises ValueError for a text without the mask token or too long, temperatures that are not above 0, and a model
+    whose head nobody trained.
     """
-    if not temperatures or min(temperatures) <= 0:
+    if model.newly_initialised:
+        raise ValueError(f"the model lacks {model.newly_initialised[0]}: it is no masked language model")
+    if not temperatures or not all(0 < temperature < np.inf for temperature in temperatures):
         raise ValueError(f"temperatures is {temperatures}, expected numbers above 0")
-    encoded = tokenizer(text)
+    encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
     places = [index for index, number in enumerate(encoded["input_ids"]) if number == tokenizer.mask_token_id]
     if not places:
         raise ValueError(f"the text has no {tokenizer.mask_token}, of which words are to be told")

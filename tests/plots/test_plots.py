@@ -54,8 +54,6 @@ def test_attention(folder):
     np.testing.assert_array_equal(list(found.values()), expected)
     with pytest.raises(ValueError, match="layer is 3, expected 1 to 2"):
         attention_maps(model, tokenizer, TEXT, 3)
-    with pytest.raises(ValueError, match="input_ids"):  # no text is cut in silence
-        attention_maps(model, tokenizer, TEXT * 20, 1)
     with pytest.raises(ValueError, match="the model is of type 'bert', expected a DeBERTa"):
         attention_components(model, tokenizer, TEXT, 1)
 
@@ -92,6 +90,26 @@ def test_temperature(folder):
         distillation_temperature(model, tokenizer, TEXT, temperatures=[1])
     with pytest.raises(ValueError, match=r"temperatures is .*, expected numbers above 0"):
         distillation_temperature(model, tokenizer, MASKED, temperatures=[0])
+    with pytest.raises(ValueError, match=r"temperatures is \[1, nan\], expected numbers above 0"):
+        distillation_temperature(model, tokenizer, MASKED, temperatures=[1, np.nan])
+
+
+@pytest.mark.filterwarnings("ignore::bertcore.models.model.NewlyInitialisedWarning")
+def test_temperature_of_an_untrained_head(tmp_path):
+    folder = save_tiny_bert(tmp_path)
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with pytest.raises(ValueError, match=r"the model lacks cls\.predictions.*: it is no masked language model"):
+        distillation_temperature(model, tokenizer, MASKED, temperatures=[1])
+
+
+def test_long_texts_are_refused(folder):  # not cut in silence
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    longest = model.spec.longest_sequence
+    assert longest < 128
+    with pytest.raises(ValueError, match=f"text has {longest + 1} tokens, expected at most {longest}"):
+        attention_maps(model, tokenizer, "cat " * (longest - 1), 1)
+    with pytest.raises(ValueError, match="text has 129 tokens, expected at most 128"):
+        masking(tokenizer, "cat " * 127, epochs=2)
 
 
 def test_curves(tmp_path):
