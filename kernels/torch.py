@@ -2,7 +2,7 @@
 
 Each function has the name, the arguments and the result of the kernel, and a gradient for each floating tensor that it
 takes, which the kernel's own backward computes. Tensors share their memory with the kernels. Gradients of gradients are
-refused.
+refused; other arrays than tensors raise TypeError.
 
     import bertcore.kernels.torch as F
 
@@ -10,7 +10,9 @@ refused.
     F.layer_norm(hidden, scale).sum().backward()
 """
 
+import functools
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -53,6 +55,23 @@ def _backend(backend: str | None) -> str:
     return backend or _kernels.get_backend()
 
 
+def _of_tensors(function: Callable) -> Callable:
+    """A function whose arguments of type Tensor are checked to be tensors: TypeError names another."""
+    signature = inspect.signature(function)
+    kinds = {name: each.annotation for name, each in signature.parameters.items()}
+    tensors = {name: kind for name, kind in kinds.items() if kind in (Tensor, Tensor | None)}
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Tensor:
+        given = signature.bind(*args, **options).arguments
+        for name, kind in tensors.items():
+            if name in given and not isinstance(given[name], kind):
+                raise TypeError(f"{name} is of type {type(given[name]).__name__}, expected a PyTorch tensor")
+        return function(*args, **options)
+
+    return checked
+
+
 def _check_constant(**tensors: Any) -> None:
     """ValueError for a tensor that asks for a gradient and gets none."""
     for name, tensor in tensors.items():
@@ -60,6 +79,7 @@ def _check_constant(**tensors: Any) -> None:
             raise ValueError(f"{name} requires a gradient, and there is none for it: pass {name}.detach()")
 
 
+@_of_tensors
 def softmax(input: Tensor, dim: int = -1, *, backend: str | None = None) -> Tensor:
     """`kernels.softmax` with its gradient."""
     options = {"dim": dim, "backend": _backend(backend)}
@@ -74,11 +94,13 @@ def softmax(input: Tensor, dim: int = -1, *, backend: str | None = None) -> Tens
     return _Operation.apply(compute, pullback, input)
 
 
+@_of_tensors
 def activation(input: Tensor, activation: str, *, backend: str | None = None) -> Tensor:
     """`kernels.activation` with its gradient."""
     return _elementwise("activation", input, activation=activation, backend=_backend(backend))
 
 
+@_of_tensors
 def gated_activation(input: Tensor, activation: str, *, gate: str = "first", backend: str | None = None) -> Tensor:
     """`kernels.gated_activation` with its gradient."""
     return _elementwise("gated_activation", input, activation=activation, gate=gate, backend=_backend(backend))
@@ -93,6 +115,7 @@ def _elementwise(name: str, input: Tensor, **options: Any) -> Tensor:
     )
 
 
+@_of_tensors
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None, backend: str | None = None) -> Tensor:
     """`kernels.gelu` with the gradients of input and bias."""
     options = {"approximate": approximate, "backend": _backend(backend)}
@@ -104,6 +127,7 @@ def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None
     )
 
 
+@_of_tensors
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str | None = None) -> Tensor:
     """`kernels.linear` with the gradients of input, weight and bias; the weight is a tensor, not a prepared one."""
     backend, needs_weight = _backend(backend), weight.requires_grad
@@ -116,6 +140,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend
     )
 
 
+@_of_tensors
 def layer_norm(
     input: Tensor,
     weight: Tensor | None = None,
@@ -138,6 +163,7 @@ def layer_norm(
     return _Operation.apply(compute, pullback, input, residual, weight, bias)
 
 
+@_of_tensors
 def rms_norm(
     input: Tensor,
     weight: Tensor | None = None,
@@ -159,6 +185,7 @@ def rms_norm(
     return _Operation.apply(compute, pullback, input, residual, weight)
 
 
+@_of_tensors
 def embedding(input: Tensor, weight: Tensor, *, backend: str | None = None) -> Tensor:
     """`kernels.embedding` with the gradient of the table."""
     backend, rows = _backend(backend), len(weight)
@@ -169,6 +196,7 @@ def embedding(input: Tensor, weight: Tensor, *, backend: str | None = None) -> T
     )
 
 
+@_of_tensors
 def cross_entropy(
     input: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean", backend: str | None = None
 ) -> Tensor:
@@ -181,6 +209,7 @@ def cross_entropy(
     )
 
 
+@_of_tensors
 def rotary(
     input: Tensor,
     cos: Tensor,
@@ -202,6 +231,7 @@ def rotary(
     )
 
 
+@_of_tensors
 def attention(
     query: Tensor,
     key: Tensor,
@@ -229,6 +259,8 @@ def attention(
         "window": window, "scale": scale, "dropout_p": dropout_p, "dropout_seed": dropout_seed,
         "backend": _backend(backend),
     }  # fmt: skip
+    if not isinstance(relative, RelativePositions | None):
+        raise TypeError(f"relative is of type {type(relative).__name__}, expected RelativePositions or None")
     names = [] if relative is None else [field.name for field in fields(relative)]
 
     def given(bias: Tensor | None, terms: Sequence[Tensor | None]) -> dict[str, Any]:

@@ -140,5 +140,13 @@ def test_what_is_refused():
         heads = tensor(1, 2, 5, 4)
         with pytest.raises(ValueError, match="attn_mask requires a gradient, and there is none for it"):
             F.attention(heads, heads, heads, attn_mask=tensor(5, 5))
+        with pytest.raises(TypeError, match="input is of type list, expected a PyTorch tensor"):
+            F.softmax([1.0, 2.0])
+        with pytest.raises(TypeError, match="weight is of type ndarray, expected a PyTorch tensor"):
+            F.linear(x, np.ones((3, 5)))
+        with pytest.raises(TypeError, match="key is of type NoneType, expected a PyTorch tensor"):
+            F.attention(heads, None, heads)
+        with pytest.raises(TypeError, match="relative is of type int, expected RelativePositions or None"):
+            F.attention(heads, heads, heads, relative=3)
         with pytest.raises(ValueError, match="weight has shape"):
             F.linear(x, tensor(3, 6))
