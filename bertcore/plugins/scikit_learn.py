@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from bertcore.checkpoint import resolve
 from bertcore.kernels import get_backend
@@ -154,10 +155,12 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> "TextClassifier":
         """Train on texts and a label for each.
 
-        Raises ValueError for other numbers of texts than of labels, and for fewer than two labels.
+        Raises ValueError for other numbers of texts than of labels, for fewer than two labels, and for labels that are
+        no classes: NaN, fractions, several for a text.
         """
-        texts = list(checked_texts(X, "X"))
-        classes, numbers = np.unique(np.asarray(y), return_inverse=True)
+        texts, labels = list(checked_texts(X, "X")), column_or_1d(y)
+        check_classification_targets(labels)
+        classes, numbers = np.unique(labels, return_inverse=True)
         if len(numbers) != len(texts) or len(classes) < 2:
             raise ValueError(f"y has {len(numbers)} labels of {len(classes)} classes for {len(texts)} texts")
         with tempfile.TemporaryDirectory() as folder:

@@ -112,3 +112,9 @@ def test_long_texts_and_wrong_ones(folder, classifier):
         TextClassifier(folder).fit(["a", "b"], [1])
     with pytest.raises(TypeError, match="X is str, expected a list of strings"):
         classifier.predict("the cat")
+
+
+@pytest.mark.parametrize("labels", [[0, np.nan], [0.5, 1.0], np.eye(2), None])
+def test_labels_that_are_no_classes(labels):
+    with pytest.raises(ValueError, match=r"NaN|Unknown label type|should be a 1d array"):
+        TextClassifier("never-loaded").fit(["a text", "another"], labels)
