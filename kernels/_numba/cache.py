@@ -28,6 +28,7 @@ from ..cache_folder import usable_cache_folder
 from ..own_name import PACKAGE, PROJECT, setting
 from .isa import LEVEL
 from .sources import ROOT, Sources, package_digests
+from .threads import size_pool
 
 UNUSED_DAYS = 90
 _DAY = 24 * 3600.0
@@ -121,6 +122,10 @@ class KernelCache(caching.FunctionCache):
 
     def _index_key(self, sig, codegen):
         return *super()._index_key(sig, codegen), LEVEL.name
+
+    def load_overload(self, sig, target_context):
+        size_pool()
+        return super().load_overload(sig, target_context)
 
     def save_overload(self, sig, data):
         """Keep what was compiled; where that cannot be, go on and say so."""

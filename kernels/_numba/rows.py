@@ -45,7 +45,8 @@ def task_count(work: int, grain: int) -> int:
     a plain call while the pool is awake, and two tasks then beat one from 15 us of work on; after some milliseconds of
     idleness it costs 15 to 40 us, but in a model the next region follows at once.
     """
-    return max(min(num_threads(), work // grain), 1)  # asked for one task, too: to load a kernel starts the pool
+    most = work // grain
+    return 1 if most < 2 else min(num_threads(), most)
 
 
 def block_count(rows: int) -> int:

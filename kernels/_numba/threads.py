@@ -54,10 +54,15 @@ def _available_layer() -> str:
     return "workqueue"
 
 
-def _size_pool():
-    """Let Numba start as many threads as may be asked for; it counted the CPUs when it was imported."""
-    config.NUMBA_NUM_THREADS = parallel.NUM_THREADS = max(thread_count().count, detect_threads().count)
-    parallel.snt_check = parallel.gen_snt_check()  # numba.set_num_threads must not go beyond
+def size_pool() -> None:
+    """Let Numba start as many threads as may be asked for; it counted the CPUs when it was imported.
+
+    To be called before a kernel is loaded: the first one loaded starts the pool, whatever its number of tasks.
+    """
+    if not parallel._is_initialized:
+        _callers[get_ident()] = None
+        config.NUMBA_NUM_THREADS = parallel.NUM_THREADS = max(thread_count().count, detect_threads().count)
+        parallel.snt_check = parallel.gen_snt_check()  # numba.set_num_threads must not go beyond
 
 
 _load_tbb()
@@ -70,8 +75,6 @@ _callers: dict[int, None] = {}
 def num_threads() -> int:
     """The number of threads the kernels use now: how many tasks a kernel makes."""
     _callers[get_ident()] = None
-    if not parallel._is_initialized:
-        _size_pool()
     return thread_count().count
 
 
