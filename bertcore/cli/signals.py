@@ -23,9 +23,17 @@ def interrupts_end_at_once() -> Iterator[None]:
 
 @contextmanager
 def termination_cleans_up() -> Iterator[None]:
-    """A block in which SIGTERM ends the program as an exception does: what is left half-written is removed."""
+    """A block in which SIGTERM ends the program as an exception does: what is left half-written is removed.
+
+    After it the program is about to end: a second SIGTERM, which would change its exit code, is ignored.
+    """
     with _handled(signal.SIGTERM, signal.SIG_DFL, _leave):
-        yield
+        try:
+            yield
+        except SystemExit as exit:
+            if exit.code == TERMINATED:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise
 
 
 def _end(number, frame) -> None:
@@ -47,4 +55,5 @@ def _handled(number: int, usual, handler) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(number, usual)
+        if signal.getsignal(number) is handler:
+            signal.signal(number, usual)

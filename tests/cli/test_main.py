@@ -118,6 +118,22 @@ def test_an_interrupt_at_the_start(module):
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "bertcore: interrupted\n")
 
 
+# An impatient supervisor sends a second one while Python shuts down.
+TERMINATED_TWICE = """
+import atexit, os, signal, sys
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+from bertcore.cli import doctor, main
+doctor.run = lambda args: os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(main(["doctor"]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_a_second_termination_changes_nothing():
+    result = run(["-c", TERMINATED_TWICE])
+    assert (result.returncode, result.stdout, result.stderr) == (143, "", "")
+
+
 def test_bertcore_itself_imports_at_once():
     result = run(["-c", "import sys, bertcore; print('numpy' in sys.modules, bertcore.kernels.softmax.__name__)"])
     assert result.stdout == "False softmax\n"
