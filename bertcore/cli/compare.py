@@ -6,7 +6,12 @@ presets. MNLI-m (accuracy) and GLUE dev (mean of eight tasks) are what each mode
 
 --training tells what training them takes on this machine, memory and time, before you spend it: some steps of two and
 of four of their layers are measured (in seconds to minutes), and a further layer takes as much as these differ by,
-each. Memory is the most that the process takes beyond Python with NumPy."""
+each. Memory is the most that the process takes beyond Python with NumPy.
+
+--measure tells what a pass takes on this machine. The models, each in a process of its own, pass in turns; latency is
+the median of the rounds, with the fastest and the slowest beside it. Presets have random weights, and so have folders
+without any; ids on the hub are fetched. Memory is what is resident beyond Python with NumPy; on disk are the files of
+the weights, or what random ones would take in float32."""
 
 import argparse
 import csv
@@ -14,13 +19,18 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertcore.cli.common import CommandError, positive
-from bertcore.cli.info import QUOTED, add_length_argument, described
+from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
+from bertcore.cli.info import QUOTED, add_length_argument, described, known_preset
+from bertcore.cli.machine import cpu_model
 from bertcore.cli.outputs import output_stream
 from bertcore.cli.tables import aligned
+from bertcore.kernels import get_backend, get_num_threads
 from bertcore.models.figures import Figures, figures
+
+if TYPE_CHECKING:
+    from bertcore.models.cost import Member, PassCost
 
 HELP = "compare models side by side, as a table or a plot"
 EXAMPLES = """\
@@ -29,6 +39,7 @@ examples:
   bertcore compare bert-base-uncased albert-base-v2 my-model/ --length 512
   bertcore compare --csv > family.csv
   bertcore compare mini-bert distilbert-base-uncased --training --batch 32 --length 128
+  bertcore compare demo demo-int8/ --measure --batch 8 --length 64
   bertcore compare --plot family.png"""
 
 
@@ -76,13 +87,31 @@ TRAINING_COLUMNS = {
     "checkpointed_tokens_per_second": Column("tokens/s", _RATE),
 }
 
+_MILLISECONDS = ",.2f"
+MEASURED_COLUMNS = {
+    "name": Column("model"),
+    "weights": Column("weights"),
+    "parameters": Column("parameters, M", ",.1f", 1e-6),
+    "latency": Column("latency, ms", _MILLISECONDS, 1e3),
+    "fastest": Column("fastest", _MILLISECONDS, 1e3),
+    "slowest": Column("slowest", _MILLISECONDS, 1e3),
+    "tokens_per_second": Column("tokens/s", _RATE),
+    "resident": Column("resident, MB", _MEGABYTES),
+    "on_disk": Column("on disk, MB", ",.1f"),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("names", metavar="NAMES", nargs="*", help="presets, folders or ids (default: all presets)")
     add_length_argument(parser)
-    parser.add_argument("--training", action="store_true", help="what training them takes here; see above")
-    parser.add_argument("--batch", type=positive, metavar="N", help="sequences of a step, for --training (default: 32)")
+    measurement = parser.add_mutually_exclusive_group()
+    measurement.add_argument("--training", action="store_true", help="what training them takes here; see above")
+    measurement.add_argument("--measure", action="store_true", help="what a pass takes here; see above")
+    parser.add_argument(
+        "--batch", type=positive, metavar="N",
+        help="sequences of a step (--training, default: 32) or of a pass (--measure, default: 1)",
+    )  # fmt: skip
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print comma-separated values, in units of one")
     form.add_argument("--json", action="store_true", help="print one JSON array")
@@ -93,11 +122,12 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from bertcore.presets import PRESETS
 
-    if args.training:
-        _compare_training(args)
+    if args.training or args.measure:
+        _check_measurement(args)
+        (_compare_training if args.training else _compare_passes)(args)
         return
     if args.batch:
-        raise CommandError("--batch is for --training")
+        raise CommandError("--batch is for --training and --measure")
     if args.plot:
         _check_plot(args.plot)
     rows = [row(name, *described(name), length=args.length) for name in args.names or PRESETS]
@@ -107,28 +137,88 @@ def run(args: argparse.Namespace) -> None:
         plot(rows, args.plot)
 
 
+def _check_measurement(args: argparse.Namespace) -> None:
+    option = "--training" if args.training else "--measure"
+    if not args.names:
+        raise CommandError(f"{option} needs NAMES: each takes its time")
+    if args.plot:
+        raise CommandError(f"--plot does not go with {option}")
+
+
 def _compare_training(args: argparse.Namespace) -> None:
-    from bertcore.kernels import get_num_threads
     from bertcore.training.cost import training_cost
 
-    if not args.names or args.plot:
-        what = "--plot does not go with --training" if args.plot else "--training needs NAMES: each takes its time"
-        raise CommandError(what)
     batch, rows = args.batch or 32, []
     for name in args.names:
         cost = training_cost(described(name)[0], batch, args.length)
         again = {f"checkpointed_{key}": value for key, value in vars(cost.checkpointed).items()}
         known = {"name": name, **vars(cost), **vars(cost.kept), **again}
         rows.append({key: known[key] for key in TRAINING_COLUMNS})
-    threads = get_num_threads()
-    note = f"steps of {batch} sequences of {args.length} tokens, on {threads} thread{'s' * (threads > 1)}"
+    steps = f"steps of {_counted(batch, 'sequence')} of {_counted(args.length, 'token')}"
+    note = f"{steps}, on {_counted(get_num_threads(), 'thread')}"
     _print(rows, TRAINING_COLUMNS, args, note)
+
+
+def _compare_passes(args: argparse.Namespace) -> None:
+    from bertcore.models.cost import ROUNDS, pass_costs
+
+    batch, members = args.batch or 1, [_member(name) for name in args.names]
+    with chosen_backend(args):
+        costs, machine = pass_costs(members, batch, args.length, backend=get_backend()), _machine()
+    rows = [_measured(member, cost, batch * args.length) | machine for member, cost in zip(members, costs, strict=True)]
+    passes = f"passes of {_counted(batch, 'sequence')} of {_counted(args.length, 'token')}, {ROUNDS} rounds in turns"
+    note = f"{passes}\n{machine['cpu']}, {_counted(machine['threads'], 'thread')}, {machine['backend']}"
+    _print(rows, MEASURED_COLUMNS, args, f"{note} for {machine['level']}" if machine["level"] else note)
+
+
+def _member(name: str) -> "Member":
+    """What is measured of a name: its checkpoint, or random weights where only a config is known."""
+    from bertcore.checkpoint import read_config
+    from bertcore.checkpoint.reading import WEIGHTS_NAMES
+    from bertcore.models.cost import Member
+    from bertcore.tasks.sentence_encoder.settings import read_settings
+
+    known = known_preset(name)
+    if known is not None:
+        return Member(name, known.config)
+    folder = read_settings(model_folder(name)).model_folder
+    has_weights = any((folder / file).is_file() for file in WEIGHTS_NAMES)
+    return Member(name, read_config(folder), folder if has_weights else None)
+
+
+def _measured(member: "Member", cost: "PassCost", tokens: int) -> dict[str, Any]:
+    """The values of MEASURED_COLUMNS for a model that passes so many tokens."""
+    return {
+        "name": member.name,
+        "weights": "random" if member.folder is None else "loaded",
+        "parameters": figures(member.config).parameters,
+        "latency": cost.latency,
+        "fastest": min(cost.seconds),
+        "slowest": max(cost.seconds),
+        "tokens_per_second": tokens / cost.latency,
+        "resident": cost.resident,
+        "on_disk": cost.on_disk,
+    }
+
+
+def _machine() -> dict[str, Any]:
+    """What computes here; the level of instructions where kernels are compiled for one."""
+    level = ""
+    if get_backend() == "numba":
+        from bertcore.kernels._numba import LEVEL
+
+        level = LEVEL.name
+    return {"cpu": cpu_model(), "threads": get_num_threads(), "backend": get_backend(), "level": level}
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _print(rows: Sequence[Mapping[str, Any]], columns: Columns, args: argparse.Namespace, note: str) -> None:
     """The models as --csv, --json, or a table with a note below it."""
     if args.csv:
-        writer = csv.DictWriter(sys.stdout, list(columns), lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     elif args.json:

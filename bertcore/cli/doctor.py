@@ -17,6 +17,7 @@ import numpy as np
 
 import bertcore
 from bertcore import kernels
+from bertcore.cli.machine import cpu_info, cpu_model
 from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 from bertcore.kernels.own_name import setting, variable
 
@@ -87,7 +88,7 @@ def _numba_machinery() -> ModuleType:
 
 
 def _cpu(numba_problem: str | None) -> Rows:
-    rows = [("model", _cpu_model())]
+    rows = [("model", cpu_model())]
     if numba_problem is not None:
         return [*rows, ("threads", f"unknown without numba; {os.cpu_count()} CPUs")]
     machinery = _numba_machinery()
@@ -105,7 +106,7 @@ def _cpu(numba_problem: str | None) -> Rows:
 
 def _tiles() -> list[str]:
     """What the CPU has of AMX, by Linux's account."""
-    flags = _cpu_info("flags").split()
+    flags = cpu_info("flags").split()
     return [name for name in AMX if name.replace("-", "_") in flags]
 
 
@@ -118,17 +119,6 @@ def _tiles_unused(machinery: ModuleType, features: list[str]) -> Rows:
     level = next(level for level in machinery.isa.LEVELS if level.name == "amx")
     asked = f"{variable('ISA')}=amx asks for it; it has not been tried on such a CPU"
     return [("AMX", f"not used: {machinery.isa.why_not(level) or asked}")]
-
-
-def _cpu_model() -> str:
-    return f"{_cpu_info('model name') or platform.processor() or 'unknown'} ({platform.machine()})"
-
-
-def _cpu_info(key: str) -> str:
-    """What Linux says of the first CPU under a name; "" where it does not."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def _gpu(cupy_problem: str | None) -> Rows:

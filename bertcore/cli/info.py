@@ -67,20 +67,28 @@ def run(args: argparse.Namespace) -> None:
 def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The config of a preset, folder or id on the hub, and the published facts of a preset."""
     from bertcore import checkpoint
-    from bertcore.presets import preset
     from bertcore.tasks.sentence_encoder.settings import read_settings
 
-    folder: Path | None = model_folder(name) if name == "demo" or Path(name).is_dir() else None
-    if folder is None:
-        try:
-            known = preset(name)
-        except ValueError as error:
-            if "/" not in name:  # every preset's name, and few ids on the hub
-                raise ValueError(f"{name} is no folder here, and {error}") from None
-            folder = checkpoint.resolve(name, "tokenizer")  # all but the weights
-        else:
-            return known.config, _facts(known)
+    known = known_preset(name)
+    if known is not None:
+        return known.config, _facts(known)
+    is_here = name == "demo" or Path(name).is_dir()
+    folder = model_folder(name) if is_here else checkpoint.resolve(name, "tokenizer")  # all but the weights
     return checkpoint.read_config(read_settings(folder).model_folder), {}
+
+
+def known_preset(name: str) -> "Preset | None":
+    """The preset of that name; None for a folder or an id on the hub, ValueError for what is none of them."""
+    from bertcore.presets import preset
+
+    if name == "demo" or Path(name).is_dir():
+        return None
+    try:
+        return preset(name)
+    except ValueError as error:
+        if "/" in name:  # as in few presets' names, and most ids on the hub
+            return None
+        raise ValueError(f"{name} is no folder here, and {error}") from None
 
 
 def _facts(known: "Preset") -> dict[str, Any]:

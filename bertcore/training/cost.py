@@ -14,15 +14,15 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np  # what is resident with it is where counting begins
 
+from bertcore.models.resident import check_resident_is_told, resident_megabytes
+
 FEW, MORE = 2, 4  # layers that are measured
 WARM_UP, STEPS = 2, 5
 LABELLED = 0.15  # of the tokens
-_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ def training_cost(config: Mapping[str, Any], batch: int, length: int) -> Trainin
     longest = model.spec.longest_sequence
     if longest is not None and length > longest:
         raise ValueError(f"length is {length}, and the model takes {longest} tokens")
-    if not _STATUS.exists():
-        raise OSError(f"the memory of a process is read from {_STATUS}, which is not here")
+    check_resident_is_told()
     megabytes = model.num_parameters() * 4 / 1e6
     kept, checkpointed = (_step_cost(config, model, batch, length, again) for again in (False, True))
     tokens = batch * length
@@ -126,7 +125,7 @@ def measured(config: Mapping[str, Any], batch: int, length: int, layers: int, ag
 
 
 def _print_measured(asked: Mapping[str, Any]) -> None:
-    before = _resident("VmRSS")
+    before = resident_megabytes()
     from bertcore.kernels._numba.cache import compilations
 
     with compilations() as compiled:
@@ -154,7 +153,7 @@ def _measure(before: float, config: Mapping[str, Any], batch: int, length: int, 
             optimizer.step(grads)
             del grads
             times.append(time.perf_counter() - started)
-        peak = _resident("VmHWM") - before
+        peak = resident_megabytes("VmHWM") - before
         kept = _kept(model, examples)
     return StepCost(activations=kept, peak=peak, seconds=statistics.median(times[WARM_UP:]))
 
@@ -165,11 +164,11 @@ def _kept(model: Any, examples: Mapping[str, np.ndarray]) -> float:
     from bertcore.tape import Tape
 
     arena.release()
-    before = _resident("VmRSS")
+    before = resident_megabytes()
     with Tape() as tape:
         loss = model(**examples).loss
     arena.release()
-    kept = _resident("VmRSS") - before
+    kept = resident_megabytes() - before
     del tape, loss
     return max(kept, 0.0)
 
@@ -180,12 +179,6 @@ def _batch(model: Any, batch: int, length: int) -> dict[str, np.ndarray]:
     is_labelled = rng.random(ids.shape) < LABELLED
     is_labelled[:, -1] = True  # one at least
     return {"input_ids": ids, "labels": np.where(is_labelled, ids, -100)}
-
-
-def _resident(key: str) -> float:
-    """Megabytes of this process, by their name in Linux's table."""
-    lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-    return int(lines[key].split()[0]) * 1024 / 1e6
 
 
 if __name__ == "__main__":

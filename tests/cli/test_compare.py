@@ -8,6 +8,10 @@ import json
 import pytest
 
 from bertcore.cli import compare, main
+from bertcore.cli.machine import cpu_model
+from bertcore.kernels import get_num_threads
+from bertcore.kernels._numba import LEVEL
+from bertcore.models import cost
 from bertcore.presets import PRESETS
 from tests.tiny_bert import CONFIG
 
@@ -94,10 +98,54 @@ def test_training_costs(capsys, tmp_path):
     [
         (["--training"], "--training needs NAMES"),
         (["mini-bert", "--training", "--plot", "a.png"], "--plot does not go with --training"),
-        (["mini-bert", "--batch", "4"], "--batch is for --training"),
+        (["mini-bert", "--batch", "4"], "--batch is for --training and --measure"),
         (["mini-bert", "--training", "--length", "65"], "length is 65, and the model takes 64 tokens"),
+        (["--measure"], "--measure needs NAMES"),
+        (["mini-bert", "--measure", "--plot", "a.png"], "--plot does not go with --measure"),
+        (["mini-bert", "--measure", "--length", "65"], "length is 65, and mini-bert takes 64 tokens"),
+        (["mini-bert", "no-such-bert", "--measure"], "no preset is named 'no-such-bert'"),
+        (["no/folder/here", "--measure"], "no/folder/here does not exist"),
     ],
 )
-def test_training_costs_that_cannot_be_told(capsys, arguments, message):
+def test_costs_that_cannot_be_told(capsys, arguments, message):
     assert main(["compare", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def short_rounds(monkeypatch):
+    monkeypatch.setattr(cost, "ROUNDS", 3)
+
+
+def test_passes_are_measured(capsys, tmp_path, encoder_folder, short_rounds):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text(json.dumps(CONFIG))
+    low = tmp_path / "low"
+    assert main(["quantize", str(encoder_folder), str(low), "--dtype", "int8", "--backend", "numpy"]) == 0
+    capsys.readouterr()
+    arguments = (encoder_folder, low, bare, "--measure", "--batch", "2", "--length", "40", "--backend", "numpy")
+    loaded, int8, random = rows = json.loads(shown(capsys, *arguments, "--json"))
+    assert [row["weights"] for row in rows] == ["loaded", "loaded", "random"]
+    for row in rows:
+        assert 0 < row["fastest"] <= row["latency"] <= row["slowest"] and row["resident"] > 0
+        assert row["tokens_per_second"] == pytest.approx(80 / row["latency"])
+        assert (row["threads"], row["backend"], row["level"]) == (get_num_threads(), "numpy", "") and row["cpu"]
+    for row, folder in ((loaded, encoder_folder), (int8, low)):
+        assert row["on_disk"] * 1e6 == (folder / "model.safetensors").stat().st_size
+    assert random["on_disk"] * 1e6 == pytest.approx(4 * random["parameters"])
+
+
+def test_a_table_of_passes_tells_the_machine(capsys, short_rounds):
+    lines = shown(capsys, "mini-bert", "--measure", "--length", "7").splitlines()
+    assert lines[0].split()[:2] == ["model", "weights"] and lines[1].split()[:2] == ["mini-bert", "random"]
+    assert lines[-2] == "passes of 1 sequence of 7 tokens, 3 rounds in turns"
+    assert lines[-1].startswith(f"{cpu_model()}, {get_num_threads()} thread")
+    assert lines[-1].endswith(f"numba for {LEVEL.name}")
+
+
+def test_a_model_that_cannot_be_loaded_is_told(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    assert main(["compare", str(tmp_path), "--measure", "--length", "4"]) == 1
+    assert "model.safetensors" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_amx_is_listed(monkeypatch, source):
     names = ["amx-tile", "amx-int8", "amx-bf16"]
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: dict.fromkeys(names, source == "llvm"))
     flags = "fpu amx_bf16 avx512f amx_tile amx_int8" if source == "linux" else "fpu"
-    monkeypatch.setattr(doctor, "_cpu_info", lambda key: flags if key == "flags" else "a CPU")
+    monkeypatch.setattr(doctor, "cpu_info", lambda key: flags if key == "flags" else "a CPU")
     shown = dict(doctor._cpu(None))["features"].split()
     assert [name for name in shown if name.startswith("amx")] == ([] if source == "neither" else names)
 
