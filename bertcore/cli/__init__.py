@@ -17,12 +17,14 @@ with interrupts_end_at_once():
     import bertcore
     from bertcore.cli import (
         answer,
+        calibrate,
         classify,
         compare,
         demo,
         distill,
         doctor,
         embed,
+        explain,
         fill_mask,
         finetune,
         generate,
@@ -44,12 +46,14 @@ with interrupts_end_at_once():
 
 COMMANDS = {
     "answer": answer,
+    "calibrate": calibrate,
     "classify": classify,
     "compare": compare,
     "demo": demo,
     "distill": distill,
     "doctor": doctor,
     "embed": embed,
+    "explain": explain,
     "fill-mask": fill_mask,
     "finetune": finetune,
     "generate": generate,

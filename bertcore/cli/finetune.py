@@ -63,12 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_arguments(parser)
 
 
-def add_data_arguments(parser: argparse.ArgumentParser) -> Any:
-    """Declare what is about labelled data; returns the group of the options."""
+def add_data_arguments(parser: argparse.ArgumentParser, *, held_out: float = 0.1) -> Any:
+    """Declare what is about labelled data, of which `held_out` is a share; returns the group of the options."""
     data = parser.add_argument_group("data")
     data.add_argument("--eval", metavar="DATA", nargs="+", help="to measure the model with (default: a part of DATA)")
     data.add_argument(
-        "--held-out", type=share, default=0.1, metavar="SHARE", help="of DATA, without --eval (default: 0.1)"
+        "--held-out",
+        type=share,
+        default=held_out,
+        metavar="SHARE",
+        help=f"of DATA, without --eval (default: {held_out})",
     )
     data.add_argument("--text", metavar="NAME", help="column of texts (default: text; of words: tokens)")
     data.add_argument("--text-pair", metavar="NAME", help="column of second texts")

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import (
@@ -68,16 +69,32 @@ def run_pipeline(
     show: Callable[[Any], str],
     **options: Any,
 ) -> None:
-    """Answer the inputs of the command line, and write each answer as it comes: JSON, or what `show` makes of it."""
+    """Answer the inputs of the command line by a pipeline; the rest is as for `write_answers`."""
     folder = model_folder(args.model)
+    write_answers(args, lambda: loaded(args, task, folder), inputs, show, **options)
+
+
+def loaded(args: argparse.Namespace, task: str, folder: Path) -> Any:
+    """The pipeline of a model."""
+    from bertcore.tasks.pipelines import pipeline
+
+    return pipeline(task, folder, dtype=args.dtype, show_progress=False)
+
+
+def write_answers(
+    args: argparse.Namespace,
+    load: Callable[[], Any],
+    inputs: Callable[[argparse.Namespace], Any],
+    show: Callable[[Any], str],
+    **options: Any,
+) -> None:
+    """Answer the inputs of the command line by what is loaded, and write each answer as it comes: JSON, or what `show`
+    makes of it."""
     with contextlib.ExitStack() as stack:
         items = stack.enter_context(inputs(args))
         output = stack.enter_context(output_stream(args.output, seekable=False))
         stack.enter_context(chosen_backend(args))
-        from bertcore.tasks.pipelines import pipeline
-
-        answers = pipeline(task, folder, dtype=args.dtype, show_progress=False)(items, **options)
-        for answer in answers:
+        for answer in load()(items, **options):
             line = json.dumps(answer, ensure_ascii=False) if args.json else show(answer)
             output.write((line + "\n").encode("utf-8"))
 

@@ -48,7 +48,10 @@ class TemperatureScaling:
 
     Attributes:
         temperature: above 1 for a model that is too sure of itself; 1 before `fit`.
+        takes: what is made of a model's scores before they are calibrated, one of `probabilities.FUNCTIONS`.
     """
+
+    takes = "none"
 
     def __init__(self) -> None:
         self.temperature = 1.0
@@ -85,10 +88,18 @@ class TemperatureScaling:
 
 class IsotonicCalibration:
     """For each class a rising function of its probability, fitted to held-out texts; the functions' values are made to
-    sum to 1 (Zadrozny and Elkan 2002, doi:10.1145/775047.775151). It may change which class is the best."""
+    sum to 1 (Zadrozny and Elkan 2002, doi:10.1145/775047.775151). It may change which class is the best.
+
+    Attributes:
+        functions: of each class, the corners of its function: probabilities, rising, and what they become; none before
+            `fit`. Between corners a function is linear, beyond them constant.
+        takes: what is made of a model's scores before they are calibrated, one of `probabilities.FUNCTIONS`.
+    """
+
+    takes = "softmax"
 
     def __init__(self) -> None:
-        self._functions: list[Any] = []
+        self.functions: list[tuple[np.ndarray, np.ndarray]] = []
 
     def fit(self, probabilities: Any, labels: Any) -> Self:
         """Fit to probabilities (texts, classes) and the right classes (texts,); returns this object.
@@ -100,9 +111,10 @@ class IsotonicCalibration:
         probabilities = _probabilities(probabilities)
         labels = _classes(labels, *probabilities.shape)
         options = {"y_min": 0.0, "y_max": 1.0, "out_of_bounds": "clip"}
-        self._functions = [
+        fitted = [
             IsotonicRegression(**options).fit(column, labels == index) for index, column in enumerate(probabilities.T)
         ]
+        self.functions = [(each.X_thresholds_, each.y_thresholds_) for each in fitted]
         return self
 
     def transform(self, probabilities: Any) -> np.ndarray:
@@ -110,14 +122,17 @@ class IsotonicCalibration:
 
         Raises RuntimeError before `fit`; ValueError for another number of classes.
         """
-        if not self._functions:
+        if not self.functions:
             raise RuntimeError("call fit first")
         given = _probabilities(probabilities)
-        if given.shape[1] != len(self._functions):
-            raise ValueError(f"probabilities has {given.shape[1]} classes, fit had {len(self._functions)}")
-        found = np.stack([function.predict(column) for function, column in zip(self._functions, given.T, strict=True)])
+        if given.shape[1] != len(self.functions):
+            raise ValueError(f"probabilities has {given.shape[1]} classes, fit had {len(self.functions)}")
+        found = np.stack([np.interp(column, *corners) for corners, column in zip(self.functions, given.T, strict=True)])
         total = found.sum(axis=0)
         return np.where(total > 0, found / np.where(total > 0, total, 1), given.T).T
+
+
+Calibration = TemperatureScaling | IsotonicCalibration
 
 
 @dataclass(frozen=True)

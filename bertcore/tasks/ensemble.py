@@ -20,7 +20,8 @@ class Ensemble:
     """Classifiers of the same classes (other seeds of one training, or other models) as one.
 
     Args:
-        members: text-classification pipelines, two at least, whose models have the same classes.
+        members: text-classification pipelines, two at least, whose models have the same classes. A member with a
+            calibration votes with the probabilities that this makes.
         vote: "soft" takes the mean of the members' probabilities, "hard" the share of the members whose best class it
             is (of classes with equal votes the one whose mean probability is higher).
         weights: how much each member counts, positive; by default all the same.
@@ -63,10 +64,10 @@ class Ensemble:
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
         """Classify one text or several; options are those of the members' calls (truncation, batch_tokens, ...)."""
-        taken = [name for name in ("top_k", "function_to_apply") if name in options]
+        taken = [name for name in ("top_k", "function_to_apply", "calibration") if name in options]
         if taken:
             raise TypeError(f"{taken[0]} is the ensemble's own: it needs all classes' probabilities")
-        options |= {"top_k": None, "function_to_apply": "softmax"}
+        options["top_k"] = None
         first = self.members[0]
         read = first._options(options)
         if isinstance(inputs, str | Mapping):
@@ -87,10 +88,15 @@ class Ensemble:
     def _answers(self, inputs: Iterable[Any], options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         rows = iter(inputs)
         while some := list(islice(rows, TOGETHER)):
-            found = np.stack([self._probabilities(member(some, **options)) for member in self.members])
+            found = np.stack([self._probabilities(member, some, options) for member in self.members])
             yield from (self._answer(found[:, number]) for number in range(len(some)))
 
-    def _probabilities(self, answers: Sequence[Sequence[Mapping[str, Any]]]) -> np.ndarray:
+    def _probabilities(
+        self, member: TextClassificationPipeline, inputs: Sequence[Any], options: Mapping[str, Any]
+    ) -> np.ndarray:
+        """A member's, (inputs, classes)."""
+        function = {} if member.options.calibration else {"function_to_apply": "softmax"}
+        answers = member(inputs, **options, **function)
         places = {label: index for index, label in enumerate(self.labels)}
         table = np.zeros((len(answers), len(places)))
         for row, answer in enumerate(answers):

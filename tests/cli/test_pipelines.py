@@ -6,6 +6,7 @@ import pytest
 
 from bertcore import pipeline, use_backend
 from bertcore.cli import main
+from bertcore.tasks.ensemble import Ensemble
 from tests.tasks.pipelines.folders import LABELS, TAGS, TEXTS, save_head
 
 LONG = " ".join(TEXTS) * 5
@@ -64,6 +65,37 @@ def test_classify_with_given_labels(folders, capsys):
     assert found["scores"] == pytest.approx(expected["scores"], rel=1e-5)
     told = command(capsys, "classify", folders["text-classification"], "a", "--template", "x {}", code=1)
     assert "--template and --multi-label are for --labels" in told
+
+
+@pytest.mark.parametrize("vote", ["soft", "hard"])
+def test_an_ensemble(folders, capsys, tmp_path, vote):
+    first, others = folders["text-classification"], [tmp_path / "b", tmp_path / "c"]
+    for seed, folder in enumerate(others):
+        save_head(folder, "AutoModelForSequenceClassification", LABELS, seed=seed)
+    with use_backend("numpy"):
+        expected = Ensemble.from_pretrained([first, *others], vote=vote)(TEXTS[:3])
+    members = ["--ensemble", others[0], "--ensemble", others[1], *(["--vote", vote] if vote == "hard" else [])]
+    told = command(capsys, "classify", first, *TEXTS[:3], *members, "--json")
+    assert [json.loads(line) for line in told.splitlines()] == expected
+    assert command(capsys, "classify", first, *TEXTS[:3], *members).splitlines() == [
+        f"{each['label']} {each['score']:.4f}\tdisagreement {each['disagreement']:.2f}" for each in expected
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--vote", "hard"], "--vote is for --ensemble"),
+        (["--ensemble", "b", "--top-k", "2"], "--top-k and --calibration are not for --ensemble"),
+        (["--ensemble", "b", "--calibration", "c"], "--top-k and --calibration are not for --ensemble"),
+        (["--labels", "a,b", "--ensemble", "b"], "--calibration are not for --labels"),
+        (["--labels", "a,b", "--calibration", "c"], "--calibration are not for --labels"),
+        (["--calibration", "no-such-file"], "no-such-file cannot be read: No such file"),
+        (["--ensemble", "no/such/folder"], "no/such/folder does not exist"),
+    ],
+)
+def test_mistakes_about_ensembles_and_calibration(folders, capsys, options, message):
+    assert message in command(capsys, "classify", folders["text-classification"], "a", *options, code=1)
 
 
 def test_cut_texts_are_told(folders, capsys):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import pipeline, use_backend
+from bertcore.tasks.calibration import TemperatureScaling
 from bertcore.tasks.ensemble import Ensemble
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
 
@@ -81,6 +82,22 @@ def test_what_is_no_ensemble(folders, tmp_path):
         Ensemble([members[0], pipeline("text-classification", other)])
     with pytest.raises(TypeError, match="top_k is the ensemble's own"):
         Ensemble(members)("a", top_k=1)
+
+
+def test_a_calibrated_member_votes_with_its_own_probabilities(folders):
+    scaling = TemperatureScaling()
+    scaling.temperature = 5.0
+    members = [pipeline("text-classification", folder, truncation=True) for folder in folders[:2]]
+    calibrated = pipeline("text-classification", folders[0], truncation=True, calibration=scaling)
+    (soft,) = calibrated([TEXTS[0]], top_k=None)
+    (own,) = members[1]([TEXTS[0]], top_k=None)
+    rows = [{each["label"]: each["score"] for each in row} for row in (soft, own)]
+    answer = Ensemble([calibrated, members[1]])(TEXTS[0])
+    for name in NAMES:
+        assert answer["scores"][name] == pytest.approx((rows[0][name] + rows[1][name]) / 2)
+    assert answer["score"] != pytest.approx(Ensemble(members)(TEXTS[0])["score"])
+    with pytest.raises(TypeError, match="calibration is the ensemble's own"):
+        Ensemble(members)("a", calibration=scaling)
 
 
 def test_wrong_inputs_are_named_at_once(folders):

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from bertcore.tasks.arguments import check_one_of, check_positive
+from bertcore.tasks.calibration import Calibration
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
@@ -34,12 +35,15 @@ class ClassificationOptions(CallOptions):
         top_k: how many classes, the best first; None for all. Without it the best class alone.
         function_to_apply: what makes probabilities of scores: "softmax", "sigmoid" or "none"; by default "none" for
             regression, "sigmoid" for one class or several at once, "softmax" for others, as the config has it.
+        calibration: what makes probabilities of scores instead, fitted to this model's on held-out texts: a
+            `TemperatureScaling` or `IsotonicCalibration` of `bertcore.tasks.calibration`.
         merge: for truncation="chunk", what makes one score of those of a text's windows: their "mean", weighted by
             their tokens, or the "max" of each class.
     """
 
     top_k: Any = BEST_ALONE
     function_to_apply: str | None = None
+    calibration: Calibration | None = None
     merge: str = "mean"
 
     def __post_init__(self) -> None:
@@ -48,6 +52,11 @@ class ClassificationOptions(CallOptions):
             check_positive("top_k", self.top_k)
         if self.function_to_apply is not None:
             check_one_of("function_to_apply", self.function_to_apply, tuple(FUNCTIONS))
+        if self.calibration is not None and not isinstance(self.calibration, Calibration):
+            name = type(self.calibration).__name__
+            raise TypeError(f"calibration is {name}, expected TemperatureScaling or IsotonicCalibration")
+        if self.calibration is not None and self.function_to_apply is not None:
+            raise ValueError("calibration and function_to_apply are both given, expected one of them")
         check_one_of("merge", self.merge, MERGES)
 
 
@@ -84,6 +93,9 @@ class TextClassificationPipeline(Pipeline):
         return list(zip(scores, map(len, windows), strict=True))
 
     def _function(self, options: ClassificationOptions) -> Any:
+        calibration = options.calibration
+        if calibration is not None:
+            return lambda scores: calibration.transform(FUNCTIONS[calibration.takes](scores))
         published = published_function(self.model.config.get("problem_type"), len(self.id2label))
         return FUNCTIONS[options.function_to_apply or published]
 

@@ -95,6 +95,17 @@ class LabelledTexts:
                 label = self._label(_value(record, number, self.label), record, number)
                 yield {name: rows[index] for name, rows in batch.items()} | {"label": label}
 
+    def inputs(self, records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[dict[str, str], Any]]:
+        """The texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label.
+
+        Raises:
+            MalformedRecord (a ValueError): for a record that lacks a column, with another label; it is named.
+        """
+        columns = {"text": self.text} | ({} if self.text_pair is None else {"text_pair": self.text_pair})
+        for number, record in enumerate(records):
+            texts = {name: _text(record, number, column) for name, column in columns.items()}
+            yield texts, self._label(_value(record, number, self.label), record, number)
+
     def _label(self, value: Any, record: Mapping[str, Any], number: int) -> Any:
         if self.is_multiple:
             given = [part.strip() for part in value.split(",")] if isinstance(value, str) else value

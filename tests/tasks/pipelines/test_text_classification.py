@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline, use_backend
+from bertcore.tasks.calibration import IsotonicCalibration, TemperatureScaling
 from bertcore.tasks.texts import TextsCutWarning
 from tests.tasks.pipelines.folders import LABELS, LONGEST, TEXTS, save_head
 from tests.tasks.pipelines.forms import assert_same_form
@@ -64,6 +65,17 @@ def test_functions(classify):
         for label, score in found.items():
             expected = function(scores[label]) if function else np.exp(scores[label]) / total
             assert score == pytest.approx(expected, rel=1e-5)
+
+
+def test_calibrations(classify):
+    scaling, isotonic = TemperatureScaling(), IsotonicCalibration()
+    scaling.temperature = 3.0
+    rng, expected = np.random.default_rng(0), probabilities(classify, "the cat")
+    isotonic.fit(rng.dirichlet(np.ones(3), 50), rng.integers(0, 3, 50))
+    cooled = expected ** (1 / 3) / (expected ** (1 / 3)).sum()
+    for calibration, right in ((scaling, cooled), (isotonic, isotonic.transform(expected[None])[0])):
+        found = {each["label"]: each["score"] for each in classify("the cat", top_k=None, calibration=calibration)}
+        np.testing.assert_allclose([found[name] for name in NAMES], right, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +203,11 @@ def test_the_model_and_tokenizer_may_be_given(classifier_folder, classify):
         ("a", {"top_k": 0}, ValueError, "top_k is 0, expected a positive integer"),
         ("a", {"topk": 1}, TypeError, "unexpected option 'topk'; it takes truncation"),
         ("a", {"function_to_apply": "relu"}, ValueError, "function_to_apply is 'relu'"),
+        ("a", {"calibration": 2.0}, TypeError, "calibration is float, expected TemperatureScaling or Isotonic"),
+        *(
+            ("a", {"calibration": TemperatureScaling(), "function_to_apply": name}, ValueError, "are both given")
+            for name in ("softmax", "none")
+        ),
         ("a", {"merge": "sum"}, ValueError, "merge is 'sum'"),
         ("a", {"truncation": "yes"}, ValueError, "truncation is 'yes', expected one of True, 'warn'"),
         ("a", {"truncation": False}, ValueError, "truncation is False"),
