@@ -106,7 +106,7 @@ def _temperature(args: argparse.Namespace) -> Any:
 def _calibration(args: argparse.Namespace) -> Any:
     import json
 
-    from bertcore.tasks.calibration import reliability_diagram
+    from bertcore.plots.calibration import reliability_diagram
 
     rows = []
     for number, line in enumerate(_lines(args.file), 1):

@@ -1,6 +1,6 @@
 """How far probabilities can be trusted, and how to make them right on held-out data.
 
-scikit-learn, SciPy and matplotlib are imported where they are used: `pip install "bertcore[training]"`.
+scikit-learn and SciPy are imported where they are used: `pip install "bertcore[training]"`.
 """
 
 from __future__ import annotations
@@ -186,23 +186,3 @@ def expected_calibration_error(probabilities: Any, labels: Any, *, bins: int = 1
     """The mean distance of accuracy and probability of the best class over bins of texts (Naeini et al. 2015; Guo et
     al. 2017, arXiv:1706.04599). Arguments and errors are those of `reliability`."""
     return reliability(probabilities, labels, bins=bins).error
-
-
-def reliability_diagram(probabilities: Any, labels: Any, *, bins: int = 15) -> Any:
-    """A matplotlib figure: accuracy by probability, beside the diagonal of a model that is right as often as it says,
-    and below it how many texts are in each bin. Arguments and errors are those of `reliability`."""
-    from matplotlib.figure import Figure
-
-    found = reliability(probabilities, labels, bins=bins)
-    figure = Figure(figsize=(4.5, 5.0), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    width, left = np.diff(found.edges), found.edges[:-1]
-    look = {"align": "edge", "edgecolor": "white"}
-    above.bar(left, np.nan_to_num(found.accuracy), width, color="#3b6ea5", label="accuracy", **look)
-    above.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, label="probability")
-    above.plot(found.confidence, found.accuracy, "o", color="#c0504d", markersize=4, label="mean of the bin")
-    above.set(ylim=(0, 1), ylabel="share that is right", title=f"expected calibration error {found.error:.3f}")
-    above.legend(loc="upper left", frameon=False)
-    below.bar(left, found.counts, width, color="#888888", **look)
-    below.set(xlim=(0, 1), xlabel="probability of the best class", ylabel="texts")
-    return figure

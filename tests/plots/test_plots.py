@@ -7,11 +7,13 @@ import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoTokenizer, SentenceEncoder, use_backend
 from bertcore.cli import main
+from bertcore.tasks.calibration import reliability
 from tests.tiny_bert import CONFIG, VOCABULARY, random_texts, save_tiny_bert, save_tiny_encoder, write_json
 
 pytest.importorskip("matplotlib")
 
 from bertcore.plots.attention import attention_components, attention_maps
+from bertcore.plots.calibration import reliability_diagram
 from bertcore.plots.curves import training_curves
 from bertcore.plots.embeddings import embeddings_in_two_dimensions
 from bertcore.plots.masking import masking
@@ -110,6 +112,16 @@ def test_long_texts_are_refused(folder):  # not cut in silence
         attention_maps(model, tokenizer, "cat " * (longest - 1), 1)
     with pytest.raises(ValueError, match="text has 129 tokens, expected at most 128"):
         masking(tokenizer, "cat " * 127, epochs=2)
+
+
+def test_reliability():
+    rng = np.random.default_rng(0)
+    probabilities, labels = rng.dirichlet(np.ones(4), 500), rng.integers(0, 4, 500)
+    found = reliability(probabilities, labels, bins=10)
+    above, below = reliability_diagram(probabilities, labels, bins=10).axes
+    np.testing.assert_allclose([bar.get_height() for bar in above.patches], np.nan_to_num(found.accuracy))
+    np.testing.assert_allclose([bar.get_height() for bar in below.patches], found.counts)
+    assert above.get_title() == f"expected calibration error {found.error:.3f}"
 
 
 def test_curves(tmp_path):

@@ -8,7 +8,6 @@ from bertcore.tasks.calibration import (
     TemperatureScaling,
     expected_calibration_error,
     reliability,
-    reliability_diagram,
 )
 
 
@@ -73,18 +72,6 @@ def test_the_error_by_hand():
     expected = (0.4 + 0.1 + 2 * 0.475) / 4
     assert expected_calibration_error(probabilities, labels, bins=10) == pytest.approx(expected)
     assert expected_calibration_error(probabilities, labels, bins=1) == pytest.approx(abs(0.75 - 0.8625))
-
-
-def test_the_diagram_shows_what_was_measured(tmp_path):
-    logits, labels = drawn(2.5, texts=500)
-    found = reliability(plain_softmax(logits), labels, bins=10)
-    figure = reliability_diagram(plain_softmax(logits), labels, bins=10)
-    above, below = figure.axes
-    np.testing.assert_allclose([bar.get_height() for bar in above.patches], np.nan_to_num(found.accuracy))
-    np.testing.assert_allclose([bar.get_height() for bar in below.patches], found.counts)
-    assert above.get_title() == f"expected calibration error {found.error:.3f}"
-    figure.savefig(tmp_path / "diagram.png")
-    assert (tmp_path / "diagram.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
