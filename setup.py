@@ -49,6 +49,7 @@ EXTRAS = {
     "bench": [
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers
+        "fastapi",  # with `parity` and `serve`: bench.serving
     ],
 }
 

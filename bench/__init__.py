@@ -5,7 +5,8 @@
     machine.py   what a measurement was made on, and with how many threads
     fma.py       what its vector units do at best
     report.py    aligned tables and the CSV of results
-    texts.py     lengths of texts as they come in practice
+    memory.py    what a process has resident
+    texts.py     texts as they come in practice
 
 Each measurement checks its results before it is timed. bench/README.md says how to run and read them.
 """

@@ -1,7 +1,15 @@
-"""Lengths of texts as they come in practice."""
+"""Texts as they come in practice: lengths, and short ones."""
 
 import math
+import random
+from collections.abc import Iterator
 from statistics import NormalDist
+
+WORDS = """
+how many people live in the old town by a river and who built its bridge market station where can we buy good bread
+fresh water cheap tickets before noon after rain they said that prices fell again while trains ran late most children
+like warm summer days cat sat quietly under this small garden table reading letters from home
+"""
 
 
 def ragged_lengths(texts: int = 32, mean: float = 33, longest: int = 128, sigma: float = 0.8) -> tuple[int, ...]:
@@ -11,3 +19,11 @@ def ragged_lengths(texts: int = 32, mean: float = 33, longest: int = 128, sigma:
     lengths = [max(1, min(longest, round(length))) for length in lengths]
     lengths[-1] = longest
     return tuple(sorted(lengths, key=lambda length: math.sin(12.9898 * length)))
+
+
+def short_texts(count: int, seed: int = 0) -> Iterator[str]:
+    """Texts of 3 to 20 words, 9 on average, no two alike."""
+    draw, words = random.Random(seed), WORDS.split()
+    for number in range(count):
+        length = 3 + round(17 * draw.betavariate(1.5, 2.8))
+        yield f"{' '.join(draw.choices(words, k=length - 1))} {number}"

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np  # noqa: F401  what is resident with it is where counting begins
 
+from bench.memory import resident
+
 STEPS = 4
-_STATUS = Path("/proc/self/status")
 
 
 def peak_of(library: str, case_name: str, workdir: Path, threads: int, quick: bool) -> float | None:
     """MB that training takes in a new process; None where there is no /proc to read it from."""
-    if not _STATUS.exists():
+    if not Path("/proc/self/status").exists():
         return None
     options = [str(threads), library, case_name, str(workdir), *(["quick"] if quick else [])]
     command = [sys.executable, "-m", "bench.training.memory", *options]
@@ -25,7 +26,7 @@ def peak_of(library: str, case_name: str, workdir: Path, threads: int, quick: bo
 
 def main(threads: str, library: str, case_name: str, workdir: str, quick: str = "") -> None:
     """Train for some steps and print."""
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     from bench.training.cases import find_case
     from bench.training.loops import LOOPS, checkpoint_of, set_threads
 
@@ -35,13 +36,7 @@ def main(threads: str, library: str, case_name: str, workdir: str, quick: str = 
     loop.train(True)
     for batch in case.batches()[:STEPS]:
         loop.step(batch)
-    print(_resident("VmHWM") - before)
-
-
-def _resident(key: str) -> float:
-    """MB of this process, by their name in Linux's table."""
-    lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-    return int(lines[key].split()[0]) / 1e3
+    print(resident("VmHWM") - before)
 
 
 if __name__ == "__main__":

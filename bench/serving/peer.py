@@ -1,0 +1,48 @@
+"""A model behind sentence-transformers, FastAPI and uvicorn: python -m bench.serving.peer FOLDER PORT THREADS
+
+It answers POST /embed as text-embeddings-inference does, with one `encode` for each request. One at a time, as each
+takes all the threads.
+"""
+
+import sys
+from threading import Lock
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+from sentence_transformers import SentenceTransformer
+
+
+class Request(BaseModel):
+    """What is to be embedded."""
+
+    inputs: list[str]
+
+
+def create_app(folder: str) -> FastAPI:
+    """The application, with the model loaded and warm."""
+    model, app, turn = SentenceTransformer(folder, device="cpu"), FastAPI(), Lock()
+    model.encode(["warm up"])
+
+    @app.get("/health")
+    def health() -> None:
+        """200 while the server takes requests."""
+
+    @app.post("/embed")
+    def embed(request: Request) -> list[list[float]]:
+        """The embedding of each text, of length 1."""
+        with turn:
+            return model.encode(request.inputs, normalize_embeddings=True, show_progress_bar=False).tolist()
+
+    return app
+
+
+def main(folder: str, port: str, threads: str) -> None:
+    """Serve until a signal comes."""
+    torch.set_num_threads(int(threads))
+    uvicorn.run(create_app(folder), host="127.0.0.1", port=int(port), log_level="warning")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
