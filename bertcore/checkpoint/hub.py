@@ -63,10 +63,17 @@ def resolve(
 
     Raises:
         CheckpointError: there is no such model, revision or file, access needs a token, the hub cannot be reached and
-            the cache lacks it, or huggingface_hub is not installed; the message says what to do.
+            the cache lacks it, or huggingface_hub is not installed; the message says what to do; the name is
+            empty.
+        TypeError: `name` is neither text nor a path.
 
     A path that does not exist is returned unchanged: whatever opens it says what was expected there.
     """
+    expected = "expected its folder, a file of weights or an id on the hub"
+    if not isinstance(name, str | os.PathLike):
+        raise TypeError(f"the checkpoint is {name!r}, {expected}")
+    if name == "":  # as a path it would be the folder that one is in
+        raise CheckpointError(f"the checkpoint's name is empty, {expected}")
     if not _is_hub_id(name):
         return Path(name)
     source = _Source(str(name), revision, token, cache_dir, local_files_only)

@@ -55,6 +55,17 @@ def names(folder: Path) -> set[str]:
     return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.parametrize("load", [AutoModel.from_pretrained, AutoTokenizer.from_pretrained, SentenceEncoder, resolve])
+def test_what_is_no_name(load, monkeypatch, tmp_path):
+    """An empty name, of a variable that is not set, is not the folder that one is in."""
+    monkeypatch.chdir(save_tiny_encoder(tmp_path / "model"))
+    for name in (None, 3, b"folder"):
+        with pytest.raises(TypeError, match=r"the checkpoint is .*, expected its folder"):
+            load(name)
+    with pytest.raises(CheckpointError, match="the checkpoint's name is empty, expected its folder"):
+        load("")
+
+
 def module_list(*paths) -> bytes:
     return json.dumps([{"path": path, "type": path.partition("_")[2]} for path in paths]).encode()
 
@@ -280,7 +291,7 @@ class TestNames:
 
     @pytest.mark.parametrize(
         "name",
-        ["/a/b", "./a", "../a", "~/a", "a/b/c", "a/", "a\\b", "c:/a", "", ".", "a b", "org/model.safetensors", "m.bin",
+        ["/a/b", "./a", "../a", "~/a", "a/b/c", "a/", "a\\b", "c:/a", ".", "a b", "org/model.safetensors", "m.bin",
          "org/é", "org/name\n", Path("org/name")],
     )  # fmt: skip
     def test_path_is_not_looked_for(self, hub, name):
