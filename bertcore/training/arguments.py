@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
 from bertcore.nn.autocast import autocast
-from bertcore.training.checks import check_number
+from bertcore.training.checks import check_count, check_number
 from bertcore.training.muon import Muon
 from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
 from bertcore.training.schedules import SCHEDULES
@@ -112,13 +112,11 @@ class TrainingArguments:
             given = getattr(self, name)
             setattr(self, name, ours.get(given, given) if isinstance(given, str) else given)
         for name in _WHOLE:
-            _check_integer(name, getattr(self, name), 1)
+            setattr(self, name, check_count(name, getattr(self, name)))
         for name in ("max_tokens_per_batch", "eval_steps", "save_total_limit"):
             if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), 1)
-        for name in ("seed", "data_seed"):
-            if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), 0, MOST_SEED)
+                setattr(self, name, check_count(name, getattr(self, name)))
+        self._check_seeds()
         for name in _NUMBERS:
             setattr(self, name, check_number(name, getattr(self, name)))
         if self.num_train_epochs == 0:
@@ -129,6 +127,13 @@ class TrainingArguments:
         self._check_choices()
         self._check_length()
         self._check_best()
+
+    def _check_seeds(self) -> None:
+        for name in ("seed",) if self.data_seed is None else ("seed", "data_seed"):
+            seed = check_count(name, getattr(self, name), 0)
+            if seed > MOST_SEED:
+                raise ValueError(f"{name} is {seed}, expected at most {MOST_SEED}")
+            setattr(self, name, seed)
 
     def _check_choices(self) -> None:
         choices = {"optim": OPTIMIZERS, "lr_scheduler_type": SCHEDULES}
@@ -144,7 +149,7 @@ class TrainingArguments:
 
     def _check_length(self) -> None:
         if self.max_steps != -1:
-            _check_integer("max_steps", self.max_steps, 1)
+            self.max_steps = check_count("max_steps", self.max_steps)
         if self.max_seconds is not None:
             self.max_seconds = check_number("max_seconds", self.max_seconds)
             if self.max_seconds == 0 or (self.warmup_steps >= 1 and self.lr_scheduler_type != "constant"):
@@ -242,10 +247,3 @@ _NUMBERS = (
     "warmup_steps",
     "label_smoothing_factor",
 )
-
-
-def _check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least or (most is not None and value > most):
-        raise ValueError(f"{name} is {value}, expected at least {least}" + (f" and at most {most}" if most else ""))

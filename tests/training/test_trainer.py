@@ -149,7 +149,8 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
     [
         ({"fp16": True}, "fp16"),
         ({"max_steps": 0}, "max_steps is 0"),
-        ({"max_steps": 1.5}, "max_steps must be an integer"),
+        ({"max_steps": 1.5}, "max_steps is 1.5, expected an integer"),
+        ({"save_steps": True}, "save_steps is True, expected an integer"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"lr_scheduler_type": "steep"}, "lr_scheduler_type is 'steep'"),
@@ -162,12 +163,20 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"report_to": "wandb"}, "report_to has 'wandb'"),
         ({"group_by_length": 1}, "group_by_length must be True or False"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": None}, "seed is None"),
+        ({"data_seed": 2**32}, "data_seed is 4294967296, expected at most 4294967295"),
         ({"label_smoothing_factor": 1.0}, "label_smoothing_factor is 1.0"),
     ],
 )
 def test_settings_that_are_none(tmp_path, settings, error):
     with pytest.raises((TypeError, ValueError), match=error):
         TrainingArguments(tmp_path, **settings)
+
+
+def test_integers_of_numpy_are_integers(tmp_path):
+    names = ("max_steps", "seed", "data_seed", "per_device_train_batch_size", "eval_steps")
+    args = TrainingArguments(tmp_path, **{name: np.int64(3) for name in names})
+    assert all(type(getattr(args, name)) is int for name in names)
 
 
 def test_what_gives_nothing_to_train_on(tmp_path):
