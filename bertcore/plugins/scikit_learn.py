@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
@@ -34,14 +35,23 @@ from bertcore.tasks.sequence_scores import SequenceScores
 from bertcore.tasks.texts import checked_texts
 from bertcore.tokenization import AutoTokenizer
 from bertcore.training import Trainer, TrainingArguments
+from bertcore.training.arguments import MOST_SEED
+from bertcore.training.checks import check_count
 
 LONGEST = 512  # tokens of a text
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(model: str, dtype: str | None) -> SentenceEncoder:
-    """The last encoder is kept: what a search clones shares it, and so does what was unpickled."""
+def _encoder(model: str, dtype: str | None, files: tuple[Any, ...]) -> SentenceEncoder:
+    """The last encoder, kept until its files change: what a search clones shares it, and so does what was unpickled."""
     return SentenceEncoder(model, dtype=dtype)
+
+
+def _files(model: Any) -> tuple[Any, ...]:
+    """The files of a folder, and when each was written; none of an id on the hub."""
+    if not isinstance(model, str | os.PathLike) or not os.path.isdir(model):
+        return ()
+    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in Path(model).rglob("*")))
 
 
 class _OfTexts:
@@ -103,7 +113,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     @property
     def _opened(self) -> SentenceEncoder:
-        return _encoder(os.fspath(self.model), self.dtype)
+        return _encoder(self.model, self.dtype, _files(self.model))
 
     @property
     def _n_features_out(self) -> int:
@@ -126,7 +136,7 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         max_length: tokens that are read of a text, at most those of the model.
         truncation: what happens in `predict` to texts that are longer, see `SentenceEncoder.encode`; in `fit` they are
             cut.
-        random_state: seed of dropout and of the order of the texts.
+        random_state: seed of dropout and of the order of the texts; None or a RandomState draws one.
 
     Attributes:
         classes_: the labels, sorted.
@@ -142,7 +152,7 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         learning_rate: float = 5e-5,
         max_length: int = LONGEST,
         truncation: Any = "warn",
-        random_state: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
     ):
         self.model = model
         self.epochs = epochs
@@ -156,11 +166,15 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         """Train on texts and a label for each.
 
         Raises ValueError for other numbers of texts than of labels, for fewer than two labels, and for labels that are
-        no classes: NaN, fractions, several for a text.
+        no classes: NaN, None, fractions, several for a text; and for a `max_length` without room for a text.
         """
         texts, labels = list(checked_texts(X, "X")), column_or_1d(y)
-        check_classification_targets(labels)
-        classes, numbers = np.unique(labels, return_inverse=True)
+        try:
+            check_classification_targets(labels)
+            classes, numbers = np.unique(labels, return_inverse=True)
+        except TypeError as error:  # they cannot be sorted: None or NaN where one lacks, or several kinds
+            kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
+            raise ValueError(f"y has labels of the types {kinds}, expected one type") from error
         if len(numbers) != len(texts) or len(classes) < 2:
             raise ValueError(f"y has {len(numbers)} labels of {len(classes)} classes for {len(texts)} texts")
         with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +191,9 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
             warnings.simplefilter("ignore", NewlyInitialisedWarning)
             model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
         tokenizer = AutoTokenizer.from_pretrained(source)
-        length = min(self.max_length, model.spec.longest_sequence or self.max_length)
+        wanted = check_count("max_length", self.max_length, max(1, tokenizer.num_special_tokens_to_add(pair=True)))
+        length = min(wanted, model.spec.longest_sequence or wanted)
+        Cutting(self.truncation, length)  # refuses what `predict` could not use
         rows = tokenizer(texts, truncation=True, max_length=length)
         examples = [
             {**{name: column[index] for name, column in rows.items()}, "labels": int(label)}
@@ -191,11 +207,17 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            seed=self.random_state,
+            seed=self._seed(),
         )
         Trainer(model, settings, train_dataset=examples, processing_class=tokenizer).train()
         model.save_pretrained(Path(folder) / "model")
         tokenizer.save_pretrained(Path(folder) / "model")
+
+    def _seed(self) -> int:
+        """`random_state`, if it is a number; what it draws, if it is not."""
+        if isinstance(self.random_state, int | np.integer):
+            return check_count("random_state", self.random_state, 0)
+        return int(check_random_state(self.random_state).randint(MOST_SEED))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """The scores of the classes, (texts, classes) float32; of two classes that of the second less the first's,

@@ -6,9 +6,10 @@ import warnings
 import numpy as np
 import pytest
 
+from bertcore import SentenceEncoder
 from bertcore.tasks.texts import TextsCutWarning
 from tests.plugins.texts import LONG, TEXTS, close
-from tests.tiny_bert import random_texts
+from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
 
 sklearn = pytest.importorskip("sklearn")
 
@@ -42,6 +43,15 @@ def test_embeddings(folder, encoder):
     assert len(pickle.dumps(short)) < 2000
     with pytest.raises(TypeError, match=r"X\[1\] is float, expected str"):
         embedder.fit(["a", 0.5])
+
+
+def test_a_folder_that_is_written_anew_is_read_anew(tmp_path):
+    folder = save_tiny_encoder(tmp_path / "encoder")
+    before = TextEmbedder(folder).fit_transform(TEXTS)
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": WIDTH, "pooling_mode": "cls"})
+    after = TextEmbedder(folder).fit_transform(TEXTS)
+    assert not np.allclose(before, after)
+    close(after, SentenceEncoder(folder).encode(TEXTS))
 
 
 def test_columns_of_tables(folder, encoder):
@@ -114,7 +124,51 @@ def test_long_texts_and_wrong_ones(folder, classifier):
         classifier.predict("the cat")
 
 
-@pytest.mark.parametrize("labels", [[0, np.nan], [0.5, 1.0], np.eye(2), None])
+@pytest.mark.parametrize("labels", [[0, np.nan], [0.5, 1.0], np.eye(2), None, ["a", None], ["a", np.nan]])
 def test_labels_that_are_no_classes(labels):
-    with pytest.raises(ValueError, match=r"NaN|Unknown label type|should be a 1d array"):
+    labels = np.array(labels, object) if isinstance(labels, list) and "a" in labels else labels
+    with pytest.raises(ValueError, match=r"NaN|Unknown label type|should be a 1d array|types (NoneType|float), str"):
         TextClassifier("never-loaded").fit(["a text", "another"], labels)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_length": None}, "max_length is None, expected an integer of at least 3"),
+        ({"max_length": 2}, "max_length is 2, expected an integer of at least 3"),
+        ({"random_state": -1}, "random_state is -1, expected an integer of at least 0"),
+        ({"random_state": "one"}, "'one' cannot be used to seed"),
+        ({"truncation": "some"}, "truncation is 'some', expected one of"),
+        ({"model": None}, "the checkpoint is None, expected its folder"),
+    ],
+)
+def test_settings_that_cannot_be_are_told_before_training(folder, settings, told, monkeypatch):
+    monkeypatch.setattr("bertcore.plugins.scikit_learn.Trainer.train", None)
+    with pytest.raises((TypeError, ValueError), match=told):
+        TextClassifier(folder).set_params(**settings).fit(["a", "b"], [0, 1])
+
+
+@pytest.mark.parametrize("make", [lambda: 3, lambda: np.int64(3), lambda: np.random.RandomState(3)])
+def test_a_random_state_of_any_kind_is_a_seed(folder, make):
+    """As elsewhere in scikit-learn: a number gives the same each time, and so does a state that was begun alike."""
+    settings = {"epochs": 1, "batch_size": np.int64(8), "max_length": np.int64(9)}
+    first, second, other = (
+        TextClassifier(folder, random_state=state, **settings).fit(WORDS[:8], LABELS[:8]).predict_proba(TEXTS)
+        for state in (make(), make(), 4)
+    )
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+def test_no_random_state_draws_one(folder):
+    np.random.seed(0)
+    seeds = {TextClassifier(folder, random_state=None)._seed() for _ in range(3)}
+    assert len(seeds) == 3
+
+
+@pytest.mark.parametrize("model", [None, 3, b"folder"])
+def test_what_is_no_model_is_told(model):
+    with pytest.raises(
+        TypeError, match=r"the checkpoint is .*, expected its folder, a file of weights or an id on the"
+    ):
+        TextEmbedder(model).fit(TEXTS).transform(TEXTS)
