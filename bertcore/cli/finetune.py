@@ -99,6 +99,8 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
         finetune_embeddings(args, folder, rows, held_out)
         return
     columns = columns_of(args, [*rows, *held_out])
+    if len(getattr(columns, "labels", ())) == 1 and not getattr(columns, "is_multiple", False):
+        raise CommandError(f"{', '.join(args.data)} has the label {columns.labels[0]} alone, expected two or more")
     model, tokenizer = _model_and_tokenizer(args, columns)
     model = with_adapters(model, args, args.task)
     length = example_length(args, args.model, model, LONGEST, tokenizer)

@@ -173,11 +173,15 @@ def test_malformed_lines(model, tmp_path, capsys):
         ("a.jsonl", "token", ["--text-pair", "x"], "--task token has no use for --text-pair"),
         ("a.jsonl", "sequence", ["--max-length", "41"], "takes 40 tokens"),
         ("missing.jsonl", "sequence", [], "missing.jsonl is no file"),
+        ("one.jsonl", "sequence", [], "one.jsonl has the label x alone, expected two or more"),
+        ("one.txt", "token", [], "one.txt has the label O alone, expected two or more"),
     ],
 )
 def test_what_is_refused(model, tmp_path, capsys, monkeypatch, data, task, options, error):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").write_text("")
+    write(tmp_path, "one.jsonl", [{"text": "cat", "label": "x"}] * 5)
+    (tmp_path / "one.txt").write_text("the O\ncat O\n\nmat O\n" * 5)
     write(tmp_path, "a.jsonl", [{"text": "cat", "label": "x"}, {"text": "mat", "label": "y"}] * 5)
     assert finetune(model, tmp_path / "out", data, task, *options) == 1
     assert error in capsys.readouterr().err

@@ -15,6 +15,7 @@ from bertcore.training.masking import IGNORED
 from bertcore.training.truncation import is_cut
 
 AT_ONCE = 256  # records that are tokenised together
+MISSING = "nan", "inf", "-inf"  # numbers that are none; among words they may be names
 DOCUMENT = "-DOCSTART-"  # what begins a document among CoNLL's lines
 
 Numbered = tuple[int, Mapping[str, Any]]
@@ -55,20 +56,26 @@ class LabelledTexts:
         in the order of their numbers, or of the alphabet.
 
         Raises:
-            MalformedRecord (a ValueError): for a record without a label.
+            MalformedRecord (a ValueError): for a record without a label, with nan where others have numbers, or with
+                any word where others have fractions.
             ValueError: for lists and other labels, or no record at all.
         """
-        names: set[str] = set()
+        names: dict[str, Numbered] = {}  # and the first record of each
         lists = count = 0
         for number, record in enumerate(records):
             value = _value(record, number, label)
             count, lists = count + 1, lists + isinstance(value, list)
-            names.update(_name(each, record, number, label) for each in (value if isinstance(value, list) else [value]))
+            for each in value if isinstance(value, list) else [value]:
+                names.setdefault(_name(each, record, number, label), (number, record))
         if not count or lists not in (0, count):
             problem = f"{lists} of {count} records have lists of labels" if count else "there are no records"
             raise ValueError(f"{problem}, expected labels of one kind")
-        numbers = [_number(name) for name in names]
-        if not lists and None not in numbers and not all(float(value).is_integer() for value in numbers):
+        numbers = {name: found for name in names if (found := _number(name)) is not None}
+        has_fractions = not all(found.is_integer() for found in numbers.values())
+        for name, (number, record) in {} if lists or not numbers else names.items():
+            if name not in numbers and (has_fractions or name.lower() in MISSING):
+                raise wrong_record(record, number, f"{label!r} is {name!r}, and a number in others")
+        if not lists and has_fractions:
             return cls(text, text_pair, label)
         return cls(text, text_pair, label, tuple(sorted(names, key=_by_number_or_letters)), bool(lists))
 

@@ -140,6 +140,15 @@ def test_labels_of_no_kind(labels, error):
         LabelledTexts.found_in(rows(*labels))
 
 
+@pytest.mark.parametrize("labels", [("0.5", "nan", "0.25"), ("0.5", "n/a", "0.25"), ("1", "NaN", "2", "x")])
+def test_a_word_among_numbers_is_no_class(labels):
+    """One score that lacks does not make all the others classes."""
+    with pytest.raises(MalformedRecord, match=rf"records\[1\] 'label' is '{labels[1]}', and a number in others"):
+        LabelledTexts.found_in(rows(*labels))
+    assert LabelledTexts.found_in(rows("1", "n/a", "2")).labels == ("1", "2", "n/a")
+    assert LabelledTexts.found_in(rows("nan", "fra")).labels == ("fra", "nan")
+
+
 CONTEXT = "the cat sat on an mat. paris is the capital of france. the mat is upper on the cat"
 ANSWERS = ["paris", "the cat", "capital of france", "cat"]
 
