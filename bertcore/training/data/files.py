@@ -160,9 +160,9 @@ def _json_object(number: int, line: str) -> _Found | _Problem:
         if "\\ud" in line.lower():  # an escape of half a character, which no text can hold
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        return _Problem(number, f"no JSON: {error}")
+        return _Problem(number, f"no JSON: {error}; expected an object in each line")
     if not isinstance(value, dict):
-        return _Problem(number, f"a JSON {type(value).__name__}, expected an object")
+        return _Problem(number, f"a JSON {type(value).__name__}, expected an object in each line")
     return _Found(number, value)
 
 
