@@ -133,3 +133,10 @@ def test_type_checkers_read_the_names_that_are_loaded_at_first_use():
 
 def test_the_citation_names_this_version():
     assert f"\nversion: {bertcore.__version__}\n" in (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no repository of git")
+def test_no_source_is_ignored():
+    """By git; ruff leaves out what git ignores."""
+    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout == ""
