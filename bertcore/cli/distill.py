@@ -24,7 +24,7 @@ from typing import Any
 
 from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, positive
 from bertcore.cli.corpus import fingerprint, held_out_parts, stored_examples
-from bertcore.cli.finetune import add_data_arguments, columns_of, labelled_rows, metric_of, told_labels
+from bertcore.cli.finetune import add_data_arguments, columns_of, labelled_rows, metric_of, tell_longest, told_labels
 from bertcore.cli.pretrain import kind_of, with_ids_of
 from bertcore.cli.training import (
     STORED,
@@ -206,7 +206,10 @@ def _student(args: argparse.Namespace, teacher: Any, tokenizer: Any) -> Any:
         config = with_ids_of(tokenizer, config) | {"vocab_size": teacher.spec.vocab_size}
     if args.take == "none":
         return kind.from_config(with_labels_of(teacher, config), seed=args.seed)
-    return student_from_teacher(config, teacher, args.take, seed=args.seed)
+    try:
+        return student_from_teacher(config, teacher, args.take, seed=args.seed)
+    except ValueError as error:
+        raise CommandError(f"{error}: --take says which layers the student begins with, or none") from error
 
 
 def _objective(args: argparse.Namespace, teacher: Any) -> Any:
@@ -231,6 +234,7 @@ def _labelled(
         columns = dataclasses.replace(columns, labels=_labels_of(teacher))
     train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
     print(f"data      {len(train):,} examples, {len(measure):,} held out{told_labels(columns)}")
+    tell_longest(args, train, length)
     return train, measure or None, {"compute_metrics": metric_of(columns, held_out, measure)}
 
 

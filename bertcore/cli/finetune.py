@@ -106,6 +106,7 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
     length = example_length(args, args.model, model, LONGEST, tokenizer)
     train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
     print(f"data      {len(train):,} examples, {len(measure):,} held out{told_labels(columns)}")
+    tell_longest(args, train, length)
     trainer = Trainer(
         model=model,
         args=training_arguments(args, folder, RATE),
@@ -128,7 +129,8 @@ def labelled_rows(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
         count = round(args.held_out * len(rows))
         held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
     if not rows:
-        raise CommandError(f"{', '.join(args.data)} holds no records to learn from")
+        left = f" beside the {len(held_out)} that are held out" if held_out and not args.eval else ""
+        raise CommandError(f"{', '.join(args.data)} holds no records to learn from{left}")
     return rows, held_out
 
 
@@ -183,6 +185,16 @@ def _model_and_tokenizer(args: argparse.Namespace, columns: Any) -> tuple[Any, A
     if isinstance(columns, Questions):
         tokenizer.padding_side = "right"  # answers stand at columns counted from the left
     return model, tokenizer
+
+
+def tell_longest(args: argparse.Namespace, examples: list[Any], length: int) -> None:
+    """Print how many examples have as many tokens as are read, if any: what a text has beyond them is cut.
+
+    Questions are asked of all of a text, in windows.
+    """
+    full = sum(len(example["input_ids"]) >= length for example in examples)
+    if full and args.task != "qa":
+        print(f"length    {full:,} have {length} tokens, where longer texts are cut")
 
 
 def told_labels(columns: Any) -> str:

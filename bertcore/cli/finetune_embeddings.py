@@ -32,6 +32,8 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
         metrics.required("scipy.stats")  # before the work, and not after it
     columns = TextColumns((args.text or TEXT, args.text_pair or TEXT_PAIR), label)
     train, measured = (list(columns.examples(some)) for some in (rows, held_out))
+    if is_scored and len({example["label"] for example in train}) == 1:
+        raise CommandError(f"all pairs have the {label} {train[0]['label']:g}: there is nothing to order them by")
     model = with_adapters(AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False), args)
     tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
     kind = objectives.CoSENT if is_scored else objectives.MultipleNegativesRanking

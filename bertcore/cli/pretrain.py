@@ -14,6 +14,7 @@ Ctrl-C ends a run when its checkpoint is written; the same command with --resume
 `mpirun -n 2 bertcore pretrain ...` trains in two processes (needs mpi4py): a step has a batch of each."""
 
 import argparse
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,13 @@ def _examples(args: argparse.Namespace, folder: Path, objective: Any, tokenizer:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """CommandError for options that the objective has no use for, and pairs of one column."""
+    """CommandError for options that the objective has no use for, no tokens to mask, and pairs of one column."""
     for name, objectives in OBJECTIVES_OF_OPTIONS.items():
         if getattr(args, name) is not None and args.objective not in objectives:
             option = "--" + name.replace("_", "-")
             raise CommandError(f"{option} is for --objective {', '.join(objectives)}, not for {args.objective}")
+    if args.mask_share == 0:
+        raise CommandError("--mask-share is 0, expected more: nothing would be asked for")
     if _pair_column(args) == args.column:
         raise CommandError(f"--column and --pair-column are both {args.column}, expected a text and its translation")
 
@@ -320,9 +323,12 @@ def _tokenizer(args: argparse.Namespace, config: dict[str, Any]) -> Any:
     if args.objective == "mlm+entities":
         raise CommandError("--objective mlm+entities needs --tokenizer: LUKE's, with entity_vocab.json beside it")
     check_once(args.corpus, "a tokenizer is learnt from it first: give --tokenizer")
-    documents = documents_of(records_of(args.corpus, args), args.column, pair_column=_pair_column(args))
+    documents = iter(documents_of(records_of(args.corpus, args), args.column, pair_column=_pair_column(args)))
+    first = next(documents, None)
+    if first is None:
+        raise CommandError(f"{', '.join(args.corpus)} holds no texts to learn from")
     return train_tokenizer(
-        (line for document in documents for line in document),
+        (line for document in itertools.chain([first], documents) for line in document),
         tokenizer_class=CLASS_OF_MODEL_TYPE.get(config["model_type"], "BertTokenizer"),
         vocab_size=args.vocab_size or config["vocab_size"],
         model_max_length=config.get("max_position_embeddings", LONGEST),

@@ -131,6 +131,8 @@ def out_folder(args: argparse.Namespace) -> Path:
     from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
     from bertcore.training.reports import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
 
+    if not args.out:
+        raise CommandError("--out is empty, expected a new or empty folder")
     folder = Path(args.out)
     if folder.exists() and not folder.is_dir():
         raise CommandError(f"{folder} is not a folder")

@@ -119,6 +119,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, capsys, m
         (["--layers", "1", "--take", "0,1"], "layers has 2 entries"),
         (["--student", "STUDENT", "--take", "0"], "--take is for a new student"),
         (["--layers", "1", "--teacher", "BERT"], "has no head for --task sequence"),
+        (["--layers", "1", "--take", "0,1"], "layers has 2 entries, expected one for each of the student's 1: --take"),
+        (["--layers", "1", "--take", "9"], "--take says which layers the student begins with, or none"),
         (["--layers", "1", "--terms", "soft", "soft=2"], "--terms has soft twice"),
         (["--layers", "1", "--terms", "cosine", "--temperature", "2"], "--temperature is of the term soft"),
         (["--layers", "1", "--labelled-only"], "--labelled-only is of the term soft in --task mlm"),

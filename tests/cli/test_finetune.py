@@ -42,6 +42,15 @@ def test_classes(model, tmp_path, capsys):
         assert made(**tokenizer(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
 
 
+def test_texts_that_are_cut_are_told(model, tmp_path, capsys):
+    rows = [{"text": "the cat sat " * times, "label": times} for times in (1, 2, 3)] * 10
+    data, options = write(tmp_path, "a.jsonl", rows), ["--held-out", "0", "--max-steps", "1"]
+    assert finetune(model, tmp_path / "out", data, "sequence", "--max-length", "8", *options) == 0
+    assert "length    20 have 8 tokens, where longer texts are cut" in capsys.readouterr().out
+    assert finetune(model, tmp_path / "whole", data, "sequence", "--max-length", "12", *options) == 0
+    assert "longer texts are cut" not in capsys.readouterr().out
+
+
 def test_numbers_of_pairs_in_a_table(model, tmp_path, capsys):
     lines = ["a,b,score", *["paris,france,4.5", "cat,mat,0.5", "the cat,is,1"] * 20]
     (tmp_path / "a.csv").write_text("\n".join(lines))
@@ -174,13 +183,20 @@ def test_malformed_lines(model, tmp_path, capsys):
         ("a.jsonl", "sequence", ["--max-length", "41"], "takes 40 tokens"),
         ("missing.jsonl", "sequence", [], "missing.jsonl is no file"),
         ("one.jsonl", "sequence", [], "one.jsonl has the label x alone, expected two or more"),
+        ("one.jsonl", "similarity", ["--label", "score"], "all pairs have the score 2.5"),
+        (
+            "a.jsonl",
+            "sequence",
+            ["--held-out", "0.99"],
+            "holds no records to learn from beside the 10 that are held out",
+        ),
         ("one.txt", "token", [], "one.txt has the label O alone, expected two or more"),
     ],
 )
 def test_what_is_refused(model, tmp_path, capsys, monkeypatch, data, task, options, error):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").write_text("")
-    write(tmp_path, "one.jsonl", [{"text": "cat", "label": "x"}] * 5)
+    write(tmp_path, "one.jsonl", [{"text": "cat", "text_pair": "mat", "label": "x", "score": 2.5}] * 5)
     (tmp_path / "one.txt").write_text("the O\ncat O\n\nmat O\n" * 5)
     write(tmp_path, "a.jsonl", [{"text": "cat", "label": "x"}, {"text": "mat", "label": "y"}] * 5)
     assert finetune(model, tmp_path / "out", data, task, *options) == 1

@@ -65,6 +65,12 @@ def test_a_new_model_with_its_tokenizer(inputs, tmp_path, capsys):
     assert {len(stored[index]["input_ids"]) <= 40 for index in range(len(stored))} == {True}
 
 
+def test_a_corpus_without_texts_is_told_by_its_name(inputs, tmp_path, capsys):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    assert pretrain(inputs, tmp_path / "out", corpus=tmp_path / "empty.txt") == 1
+    assert capsys.readouterr().err == f"bertcore pretrain: {tmp_path}/empty.txt holds no texts to learn from\n"
+
+
 def test_a_broken_line_ends_it_and_leaves_nothing(inputs, tmp_path, capsys):
     assert pretrain(inputs, tmp_path / "out", corpus="corpus") == 1
     shown = capsys.readouterr()
@@ -318,6 +324,8 @@ def test_what_ends_a_run_is_told_in_a_line(inputs, tmp_path, capsys, monkeypatch
         (["--tokenizer", "somewhere", "--vocab-size", "50"], "leave it out beside --tokenizer"),
         (["--vocab-size", "8"], "vocab_size is 8"),
         (["--held-out", "0.999"], "too few to train on"),
+        (["--mask-share", "0"], "--mask-share is 0, expected more"),
+        (["--out", ""], "--out is empty, expected a new or empty folder"),
         (["--model", "mini-burt"], "no preset is named 'mini-burt'"),
         (["--objective", "clm"], "have no head for causal_lm"),
         (["--objective", "clm", "--mask", "word"], "--mask is for --objective mlm, .*, not for clm"),
