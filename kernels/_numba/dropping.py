@@ -10,6 +10,8 @@ from .jit import helper, inline_helper
 from .philox import fill_factors
 from .simd import first_lanes, lanes, load, load_masked, pointer, select, store, store_masked
 
+FIRST_ROW = np.uint64(0)  # of the bits: what is dropped as one run has no other
+
 
 def dropping(p, seed, tasks, count, dtype):
     """What kernels drop by: seed, threshold and factor, and for each task scratch for runs of `count` elements."""
@@ -18,12 +20,13 @@ def dropping(p, seed, tasks, count, dtype):
 
 
 @helper
-def keep_factors(seed, threshold, factor, factors, first, count):
-    """A pointer to what each of `count` elements, from number `first` on, is multiplied by: 0 where it is dropped."""
+def keep_factors(seed, row, threshold, factor, factors, first, count):
+    """A pointer to what each of `count` elements of a row of bits, from number `first` on, is multiplied by: 0 where it
+    is dropped."""
     block = first // BLOCK
     start = block * BLOCK
     while block * BLOCK < first + count:
-        fill_factors(pointer(factors, block * BLOCK - start), seed, block, threshold, factor)
+        fill_factors(pointer(factors, block * BLOCK - start), seed, row, block, threshold, factor)
         block += 1
     return pointer(factors, first - start)
 

@@ -29,24 +29,35 @@ def _words(counter, seed, row):
 
 
 @helper
-def fill_bits(bits, seed, row, block):
-    """The bits of columns block * 64 to block * 64 + 63 of `row`, into the 64 words of `bits`; uint64 `seed`, `row`."""
-    for i in range(COUNTERS):
-        first, second, third, fourth = _words(block * COUNTERS + i, seed, row)
-        bits[i], bits[COUNTERS + i] = first, second
-        bits[2 * COUNTERS + i], bits[3 * COUNTERS + i] = third, fourth
-
-
-@helper
-def fill_factors(factors, seed, block, threshold, factor):
-    """`factor` where the bits of row 0 are `threshold` or more, else 0, for the 64 columns of `block`."""
+def fill_factors(factors, seed, row, block, threshold, factor):
+    """`factor` where the bits of `row` are `threshold` or more, else 0, for the 64 columns of `block`; uint64 `seed`,
+    `row`."""
     zero = factor - factor
     for i in range(COUNTERS):
-        first, second, third, fourth = _words(block * COUNTERS + i, seed, uint64(0))
+        first, second, third, fourth = _words(block * COUNTERS + i, seed, row)
         factors[i] = factor if first >= threshold else zero
         factors[COUNTERS + i] = factor if second >= threshold else zero
         factors[2 * COUNTERS + i] = factor if third >= threshold else zero
         factors[3 * COUNTERS + i] = factor if fourth >= threshold else zero
 
 
-__all__ = ["BLOCK", "fill_bits", "fill_factors"]
+@inline_helper
+def fill_factors_of_rows(factors, seed, row, step, counter, threshold, factor, count):
+    """The same of `count` rows, `step` apart from `row` on, for the four columns of a counter (`column_of`): (4,
+    count)."""
+    zero = factor - factor
+    for i in range(count):
+        first, second, third, fourth = _words(counter, seed, row + uint64(i) * step)
+        factors[i] = factor if first >= threshold else zero
+        factors[count + i] = factor if second >= threshold else zero
+        factors[2 * count + i] = factor if third >= threshold else zero
+        factors[3 * count + i] = factor if fourth >= threshold else zero
+
+
+@inline_helper
+def column_of(counter, word):
+    """The column whose bits are this word of a counter."""
+    return counter // COUNTERS * BLOCK + word * COUNTERS + counter % COUNTERS
+
+
+__all__ = ["BLOCK", "COUNTERS", "column_of", "fill_factors", "fill_factors_of_rows"]

@@ -13,10 +13,10 @@ Measured against PyTorch 2.13's scaled_dot_product_attention (float32, 1 thread)
 import numpy as np
 
 from .._numba import helper, inline_helper, kernel, parallel_kernel
+from .._numba.dropping import keep_factors
 from .._numba.ladder import TILE_ROWS
-from .._numba.operands import as_words
 from .._numba.panels import multiply_panels, pack_columns, pack_rows
-from .._numba.philox import BLOCK, fill_bits
+from .._numba.philox import BLOCK
 from .._numba.scores import (
     MOST_TILES,
     clear,
@@ -44,7 +44,7 @@ from .._numba.simd import (
 )
 from .._numba.simd_math import exp
 from .._numba.tasks import take_task
-from .records import UINT32, band, bits_row, room_of, row_at, rows_of, view_of, whole_lines
+from .records import band, bits_row, room_of, row_at, rows_of, view_of, whole_lines
 from .terms import (
     add_terms_to_rows,
     backward_terms_of,
@@ -96,7 +96,8 @@ def row_length(keys, visible, like):
 @inline_helper
 def _carve_scratch(queries, keys, visible, head_dim, like):
     """Where in a room lie: panels of V^T and of K (those of K^T are first), sums for dK and dV; P; dP or dS; panels of
-    queries and of grad_output; sums for dQ; biases by distance and their gradients; and what is left."""
+    queries and of grad_output; sums for dQ; biases by distance and their gradients; which keys of a row dropout leaves;
+    and what is left."""
     whole, columns, row = whole_panels(keys, like), whole_panels(head_dim, like), row_length(keys, visible, like)
     value_panels = whole * head_dim
     key_columns = value_panels + whole * head_dim
@@ -109,10 +110,11 @@ def _carve_scratch(queries, keys, visible, head_dim, like):
     grad_q = grad_panels + ROWS * columns
     biases = grad_q + ROWS * columns
     grad_biases = biases + whole_panels(queries + keys, like)
-    rest = grad_biases + whole_panels(queries + keys, like)
+    kept = grad_biases + whole_panels(queries + keys, like)
+    rest = kept + row + 2 * BLOCK
     return (
         value_panels, key_columns, grad_k, grad_v, probs, grad_scores, query_panels, grad_panels, grad_q, biases,
-        grad_biases, rest,
+        grad_biases, kept, rest,
     )  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def _differentiate(step, sequences, s, h_k, terms, scratch):
     columns, visible = whole_panels(head_dim, scratch), min(keys, step.visible)
     starts = _carve_scratch(queries, keys, visible, head_dim, scratch)
     key_panels, value_panels, key_columns, grad_k, grad_v = _packed(scratch, starts)
-    rest = pointer(scratch, starts[11])
+    rest = pointer(scratch, starts[12])
     k, v = row_pointer(key, s, h_k, start_k, scratch), row_pointer(value, s, h_k, start_k, scratch)
     pack_rows(k, key[3], keys, head_dim, key_panels)
     pack_rows(v, value[3], keys, head_dim, value_panels)
@@ -169,7 +171,7 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
     key_panels, value_panels, key_columns, grad_k, grad_v = _packed(scratch, starts)
     probs, grad_scores, grad_q = pointer(scratch, starts[4]), pointer(scratch, starts[5]), pointer(scratch, starts[8])
     query_panels, grad_panels = pointer(scratch, starts[6]), pointer(scratch, starts[7])
-    rest = pointer(scratch, starts[11])
+    rest = pointer(scratch, starts[12])
     below, above = band(step, queries, keys)
     width, columns = 2 * lanes(scratch), whole_panels(head_dim, scratch)
     row = row_length(keys, min(keys, step.visible), scratch)
@@ -184,16 +186,13 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
     block = first, count, low, seen
     add_terms_to_rows(terms, place, block, head_dim, rest, probs, row)
     biases, grad_biases = pointer(scratch, starts[9]), pointer(scratch, starts[10])
-    bits = as_words(query_panels, UINT32)  # whose turn comes later
-    if step.threshold != 0:
-        _drop(step, place, block, bits, grad_scores, row)
+    kept = pointer(scratch, starts[11])
     for r in range(count):
         p, d, i = pointer(probs, r * row), pointer(grad_scores, r * row), first + r
         seen_keys = min(max(i + below - low, 0), seen), min(max(min(i + above + 1, keys) - low, 0), seen)
         at = low - i + queries - 1  # the biases of a query lie side by side
-        _differentiate_row(step, place, i, low, seen_keys, seen, p, d, pointer(biases, at), pointer(grad_biases, at))
-    if step.threshold != 0:
-        _drop(step, place, block, bits, probs, row)
+        of_biases = pointer(biases, at), pointer(grad_biases, at)
+        _differentiate_row(step, place, i, low, seen_keys, seen, p, d, kept, *of_biases)
     pack_columns(q, query[3], count, head_dim, query_panels)
     pack_columns(g, grad_output[3], count, head_dim, grad_panels)
     k, grad_k, grad_v = (
@@ -212,23 +211,14 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
 
 
 @helper
-def _drop(step, place, block, bits, target, row):
-    """Zeros in the rows of a block, (queries, keys), where dropout takes a probability."""
-    s, h, _, start, _, _, _ = place
-    first, count, low, seen = block
-    for r in range(count):
-        number = bits_row(step, s, h, start + first + r)
-        for part in range(low // BLOCK, (low + seen + BLOCK - 1) // BLOCK):
-            fill_bits(bits, step.seed, number, part)
-            for j in range(max(low, part * BLOCK), min(low + seen, (part + 1) * BLOCK)):
-                if bits[j - part * BLOCK] < step.threshold:
-                    target[r * row + j - low] = 0.0
-
-
-@helper
-def _differentiate_row(step, place, i, low, seen_keys, seen, probs, grad, biases, grad_biases):
+def _differentiate_row(step, place, i, low, seen_keys, seen, probs, grad, kept, biases, grad_biases):
     """Turn products of query i with the keys from `low` on into probabilities, and their gradients into those of the
-    scores, which are added to those of the biases; zeros for keys that it does not see."""
+    scores, which are added to those of the biases; zeros for keys that it does not see.
+
+    Dropout takes probabilities and their gradients, but gradients of scores need all probabilities: what it leaves is
+    noted in the scratch `kept`. With bits that were made twice and looked at one by one, the backward took 1.08 times
+    as long (Emerald Rapids, 1 thread, 64x64 and 8x128 tokens).
+    """
     s, h, _, start, _, _, _ = place
     begin, end = seen_keys
     lse, grad_bias = row_pointer(view_of(step.lse), s, h, start + i, probs), view_of(step.grad_bias)
@@ -236,6 +226,9 @@ def _differentiate_row(step, place, i, low, seen_keys, seen, probs, grad, biases
     offset, has_biases = low * itemsize(probs), step.position_bias.address != 0
     shift = lse[0] if lse[0] != -np.inf else 0 * lse[1]
     log_total, along, first = lse[1], broadcast(probs, 0.0), begin // lanes(probs) * lanes(probs)
+    drops = step.threshold != 0
+    if drops:
+        kept = keep_factors(step.seed, bits_row(step, s, h, start + i), step.threshold, np.float32(1), kept, low, seen)
     clear(probs, 0, first)
     clear(grad, 0, first)
     for j in range(first, end, lanes(probs)):
@@ -249,12 +242,17 @@ def _differentiate_row(step, place, i, low, seen_keys, seen, probs, grad, biases
             score += load_masked(pointer_at(mask + offset, probs), j, inside, 0.0)
         p = exp(select(inside, score, -np.inf) - shift - log_total)
         g = select(inside, load(grad, j) * step.keep, 0.0)
+        if drops:
+            g = select(load(kept, j) > 0.0, g, 0.0)
         store(probs, j, p)
         store(grad, j, g)
         along = fma(p, g, along)
     mean = broadcast(probs, reduce_add(along))
     for j in range(first, end, lanes(probs)):
-        store(grad, j, load(probs, j) * (load(grad, j) - mean))
+        p = load(probs, j)
+        store(grad, j, p * (load(grad, j) - mean))
+        if drops:
+            store(probs, j, select(load(kept, j) > 0.0, p, 0.0))
     clear(probs, max(first, end), seen)
     clear(grad, max(first, end), seen)
     if grad_bias[0] != 0:

@@ -22,7 +22,7 @@ from .._numba import LEVEL, helper, inline_helper, kernel, parallel_kernel
 from .._numba.ladder import TILE_ROWS
 from .._numba.operands import as_words
 from .._numba.panels import pack_panel, prefetch_rows
-from .._numba.philox import BLOCK, fill_bits
+from .._numba.philox import BLOCK, COUNTERS, column_of, fill_factors_of_rows
 from .._numba.rows import share
 from .._numba.scores import row_pointer
 from .._numba.simd import first_lanes, lanes, load, pointer, select, store, store_masked
@@ -41,7 +41,7 @@ from .products import (
     rescale_sums,
     weigh_values,
 )
-from .records import UINT32, band, bits_row, room_of, row_at, rows_of, span, view_of, whole_lines
+from .records import band, bits_row, room_of, row_at, rows_of, span, view_of, whole_lines
 from .terms import add_terms, prepare_terms, terms_of, terms_size
 
 QUERY_BLOCK = 256
@@ -177,7 +177,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
                 _add_masks(views, s, h, block, of_panel, below, above, scores, spare)
             continue_softmax(scores, seen, w, factor, state, i - first, storage)
             if step.threshold != 0:
-                _drop(step, place, begin + skip, of_panel, scores, as_words(spare, UINT32))
+                _drop(step, place, begin + skip, of_panel, scores, spare)
             target = pointer(sums, (i - first) * row)
             if begin > low:
                 rescale_sums(target, n, w, row, factors, storage)
@@ -198,17 +198,22 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
 
 
 @helper
-def _drop(step, place, begin, panel, scores, bits):
-    """Zeros where dropout takes the exponential of a query of the panel and a key from `begin` on."""
+def _drop(step, place, begin, panel, scores, factors):
+    """Zeros where dropout takes the exponential of a query of the panel and a key from `begin` on.
+
+    A vector holds the bits of the panel's queries, as those of the scores do. With the bits of one query after the
+    other, looked at one by one, attention took 1.4 times as long (Emerald Rapids, 1 thread, 64x64 and 8x128 tokens).
+    """
     s, h, start, _, _, _ = place
-    i, count, width, _, seen = panel
-    for c in range(count):
-        row = bits_row(step, s, h, start + i + c)
-        for block in range(begin // BLOCK, (begin + seen + BLOCK - 1) // BLOCK):
-            fill_bits(bits, step.seed, row, block)
-            for j in range(max(begin, block * BLOCK), min(begin + seen, (block + 1) * BLOCK)):
-                if bits[j - block * BLOCK] < step.threshold:
-                    scores[(j - begin) * width + c] = 0.0
+    i, _, width, _, seen = panel
+    whole, row, heads = 2 * lanes(scores), bits_row(step, s, h, start + i), np.uint64(step.heads)
+    for counter in range(begin // BLOCK * COUNTERS, (begin + seen + BLOCK - 1) // BLOCK * COUNTERS):
+        fill_factors_of_rows(factors, step.seed, row, heads, counter, step.threshold, np.float32(1), whole)
+        for word in range(4):
+            j = column_of(counter, word) - begin
+            for d in range(0, width if 0 <= j < seen else 0, lanes(scores)):
+                is_kept = load(factors, word * whole + d) > 0.0
+                store(scores, j * width + d, select(is_kept, load(scores, j * width + d), 0.0))
 
 
 @inline_helper

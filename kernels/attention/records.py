@@ -18,7 +18,6 @@ from ..precision import working_dtype
 from .arguments import UNLIMITED, heads_first
 from .reference import unbroadcast
 
-UINT32 = np.uint32(0)
 VIEW = record(("address", ADDRESS), ("batch", np.intp), ("head", np.intp), ("row", np.intp))
 NOTHING = (0, 0, 0, 0)
 _TERMS = ("query_for_position", "position_key", "position_query", "position_bias", "segment_scores")

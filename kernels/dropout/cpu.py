@@ -1,7 +1,7 @@
 """Dropout on the CPU: what elements are multiplied by, a run that stays in the first-level cache, then the elements."""
 
 from .._numba import empty, parallel_kernel
-from .._numba.dropping import drop_and_add_line, drop_line, dropping, keep_factors
+from .._numba.dropping import FIRST_ROW, drop_and_add_line, drop_line, dropping, keep_factors
 from .._numba.rows import flat, or_empty, share, task_count
 from .._numba.simd import pointer
 
@@ -29,7 +29,7 @@ def _forward(x, residual, out, seed, threshold, factor, factors, task, tasks):
     runs = (x.size + RUN - 1) // RUN
     for run in range(share(runs, task, tasks), share(runs, task + 1, tasks)):
         at, count = run * RUN, min(RUN, x.size - run * RUN)
-        kept = keep_factors(seed, threshold, factor, factors[task], at, count)
+        kept = keep_factors(seed, FIRST_ROW, threshold, factor, factors[task], at, count)
         if residual.size:
             drop_and_add_line(pointer(x, at), kept, pointer(residual, at), pointer(out, at), count)
         else:
