@@ -24,9 +24,9 @@ from .dot import dot_of
 
 INT = ir.IntType(64)
 
-# With 16 rows a step of the depth has to bring up to two lines of the panel, with more of them fewer. Two lines asked for
-# instead of one: 5 % less time of BERT-base with 16 tokens, about 3 % more with 24, no change beyond noise with 1, 4, 32
-# or 48 (Emerald Rapids, 2 threads, processes in turns).
+# With 16 rows a step of the depth has to bring up to two lines of the panel, with more of them fewer. Two lines asked
+# for instead of one: 5 % less time of BERT-base with 16 tokens, about 3 % more with 24, no change beyond noise with 1,
+# 4, 32 or 48 (Emerald Rapids, 2 threads, processes in turns).
 FETCHED_LINES = 2
 
 
