@@ -184,6 +184,8 @@ def _add_common_arguments(command: argparse.ArgumentParser) -> None:
 def _one_line(error: Exception) -> str:
     if type(error) is OSError and error.errno in UNWRITABLE and error.filename is None:
         return f"stdout cannot be written: {error.strerror}"
+    if isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike) and error.strerror:
+        return _plain(f"{os.fspath(error.filename)}: {error.strerror}")  # Python's own begins with a number
     message = _plain(error)
     if isinstance(error, EXPECTED_ERRORS) and message:
         return message

@@ -43,9 +43,12 @@ def _inputs(args):
 def _read(path: str) -> str:
     with input_stream(path) as (stream, name):
         try:
-            return stream.read().decode("utf-8-sig")
+            text = stream.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise CommandError(f"{name} is not UTF-8 at byte {error.start + 1}") from error
+    if not text:
+        raise CommandError(f"{name} is empty, expected a text")
+    return text
 
 
 def _show(answers) -> str:

@@ -44,18 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from bertcore.tasks.calibration_file import METHODS as CALIBRATIONS
+    from bertcore.tasks.calibration_file import calibration_as_json
 
     check_once([*args.data, *(args.eval or [])], "a part of it is held out: give files")
     folder = model_folder(args.model)
     rows, held_out = labelled_rows(args)
     if not held_out:
         raise CommandError("no texts are held out, which the calibration is measured with")
-    with chosen_backend(args):
+    with output_stream(args.out, seekable=False) as stream, chosen_backend(args):
         classifier = _classifier(args, folder)
         fitted, measured = (_scores(classifier, some, args) for some in (rows, held_out))
-    calibration = CALIBRATIONS[args.method]()
-    calibration.fit(_taken(calibration, fitted[0]), fitted[1])
-    _write(calibration, list(classifier.id2label.values()), args.out)
+        calibration = CALIBRATIONS[args.method]()
+        calibration.fit(_taken(calibration, fitted[0]), fitted[1])
+        held = calibration_as_json(calibration, list(classifier.id2label.values()))
+        stream.write(f"{json.dumps(held, ensure_ascii=False)}\n".encode())
     print(f"texts     {len(rows):,} fitted to, {len(held_out):,} held out")
     if args.method == "temperature":
         print(f"divided by {calibration.temperature:.4f}, the temperature")
@@ -94,14 +96,6 @@ def _taken(calibration: Any, scores: Any) -> Any:
     from bertcore.tasks.probabilities import FUNCTIONS
 
     return FUNCTIONS[calibration.takes](scores)
-
-
-def _write(calibration: Any, labels: list[str], path: str) -> None:
-    from bertcore.tasks.calibration_file import calibration_as_json
-
-    text = json.dumps(calibration_as_json(calibration, labels), ensure_ascii=False)
-    with output_stream(path, seekable=False) as stream:
-        stream.write(f"{text}\n".encode())
 
 
 def _tell(calibration: Any, scores: Any, right: Any) -> None:

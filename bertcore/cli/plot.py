@@ -29,6 +29,7 @@ examples:
   bertcore plot embeddings demo texts.txt -o embeddings.png"""
 
 SUFFIXES = (".png", ".svg")
+EXPECTED_CHANCES = 'expected {"probabilities": [...], "label": N}'
 DEFAULTS: dict[str, Any] = {"layer": 1, "epochs": 4, "temperatures": (1.0, 2.0, 4.0, 8.0)}
 
 
@@ -104,19 +105,28 @@ def _temperature(args: argparse.Namespace) -> Any:
 
 
 def _calibration(args: argparse.Namespace) -> Any:
-    import json
-
     from bertcore.plots.calibration import reliability_diagram
 
-    rows = []
-    for number, line in enumerate(_lines(args.file), 1):
-        try:
-            row = json.loads(line)
-            rows.append((row["probabilities"], row["label"]))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            expected = 'expected {"probabilities": [...], "label": N}'
-            raise CommandError(f"line {number} of {args.file} is {line[:60]!r}, {expected}") from error
+    rows = [_chances(line, f"{args.file}, line {number}") for number, line in enumerate(_lines(args.file), 1)]
+    if not rows:
+        raise CommandError(f"{args.file} holds no lines")
+    if len({len(chances) for chances, _ in rows}) > 1:
+        raise CommandError(f"{args.file} has lines of different numbers of probabilities")
     return reliability_diagram([chances for chances, _ in rows], [label for _, label in rows])
+
+
+def _chances(line: str, where: str) -> tuple[list[float], int]:
+    """The probabilities and the right class of a line; CommandError, naming it, if it has none."""
+    import json
+
+    try:
+        row = json.loads(line)
+        chances, label = [float(chance) for chance in row["probabilities"]], row["label"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"{where}: {line[:60]!r}, {EXPECTED_CHANCES}") from error
+    if isinstance(label, bool) or not isinstance(label, int):
+        raise CommandError(f"{where}: label is {label!r:.60}, {EXPECTED_CHANCES}")
+    return chances, label
 
 
 def _curves(args: argparse.Namespace) -> Any:

@@ -7,16 +7,21 @@ from typing import Any
 from matplotlib.figure import Figure
 
 LOSSES = {"loss": "training", "eval_loss": "held out"}
+DRAWN = ("step", *LOSSES, "learning_rate")
 
 
 def training_curves(log: str | Path) -> Figure:
     """Losses, and the learning rate below them, by step, from the log.jsonl of a `Trainer`.
 
-    Raises ValueError for a file without losses, or a line that is no object of JSON, which it names.
+    Raises ValueError for a file without losses, or that is not UTF-8, and for a line that is no object of JSON or has
+    something else where a number should be; the line is named.
     """
-    text = Path(log).read_text(encoding="utf-8")
+    try:
+        text = Path(log).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{log} is not UTF-8 at byte {error.start + 1}, expected a log.jsonl") from error
     lines = [_entry(line, f"{log}, line {number}") for number, line in enumerate(text.splitlines(), 1) if line]
-    found = {name: _series(lines, name) for name in (*LOSSES, "learning_rate")}
+    found = {name: _series(lines, name) for name in DRAWN[1:]}
     if not found["loss"]:
         raise ValueError(f"{log} has no line with step and loss")
     figure = Figure(figsize=(7, 5), layout="constrained")
@@ -42,9 +47,13 @@ def _entry(line: str, where: str) -> dict[str, Any]:
         entry = None
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: {line[:60]!r}, expected an object of JSON, as log.jsonl has them")
+    for name in DRAWN:
+        value = entry.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{where}: {name} is {value!r:.60}, expected a number")
     return entry
 
 
 def _series(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
     """(step, value) of the lines that have both; null is a number that JSON cannot hold."""
-    return [(line["step"], line[name]) for line in lines if "step" in line and line.get(name) is not None]
+    return [(line["step"], line[name]) for line in lines if None not in (line.get("step"), line.get(name))]

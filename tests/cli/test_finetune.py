@@ -181,7 +181,7 @@ def test_malformed_lines(model, tmp_path, capsys):
         ("a.jsonl", "qa", ["--text", "x"], "--task qa has no use for"),
         ("a.jsonl", "token", ["--text-pair", "x"], "--task token has no use for --text-pair"),
         ("a.jsonl", "sequence", ["--max-length", "41"], "takes 40 tokens"),
-        ("missing.jsonl", "sequence", [], "missing.jsonl is no file"),
+        ("missing.jsonl", "sequence", [], "missing.jsonl does not exist"),
         ("one.jsonl", "sequence", [], "one.jsonl has the label x alone, expected two or more"),
         ("one.jsonl", "similarity", ["--label", "score"], "all pairs have the score 2.5"),
         (

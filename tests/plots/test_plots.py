@@ -134,6 +134,13 @@ def test_curves(tmp_path):
         "held out": [[2, 2.5]],
     }
     assert rate.lines[0].get_xydata().tolist() == [[1, 1e-3]]
+    for name, wrong in (("loss", "3.0"), ("eval_loss", [1]), ("learning_rate", {}), ("step", "1"), ("loss", True)):
+        log.write_text(json.dumps({"step": 1, "loss": 1.0}) + "\n" + json.dumps({"step": 2, "loss": 1} | {name: wrong}))
+        with pytest.raises(ValueError, match=rf"log\.jsonl, line 2: {name} is .*, expected a number"):
+            training_curves(log)
+    log.write_bytes(b"\x93NUMPY")
+    with pytest.raises(ValueError, match=r"log\.jsonl is not UTF-8 at byte 1, expected a log\.jsonl"):
+        training_curves(log)
     log.write_text('{"eval_loss": 1}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="has no line with step and loss"):
         training_curves(log)
@@ -179,11 +186,30 @@ def test_command(folder, deberta, tmp_path, arguments, suffix, start):
 
 
 @pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"probabilities": [0.5, "x"], "label": 1}'], "line 1: '{"),
+        (['{"probabilities": 1, "label": 1}'], "line 1: '{"),
+        (['{"probabilities": [0.5, 0.5], "label": "1"}'], "line 1: label is '1', expected {"),
+        (['{"probabilities": [0.5, 0.5], "label": true}'], "line 1: label is True, expected {"),
+        (['{"probabilities": [0.5, 0.5], "label": 0}', "[]"], "line 2: '[]', expected {"),
+        (['{"probabilities": [0.5, 0.5], "label": 0}', '{"probabilities": [1], "label": 0}'], "different numbers of"),
+        ([], "holds no lines"),
+    ],
+)
+def test_wrong_lines_of_probabilities(tmp_path, capsys, lines, message):
+    (tmp_path / "chances").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    assert main(["plot", "calibration", str(tmp_path / "chances"), "-o", str(tmp_path / "out.png")]) == 1
+    told = capsys.readouterr().err
+    assert message in told and str(tmp_path / "chances") in told
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["curves", "log.jsonl", "--layer", "2"], "curves has no use for --layer: leave it out"),
         (["masking", "bert"], "masking has 1 inputs, expected MODEL TEXT"),
-        (["calibration", "wrong"], """is '{"label": 1}', expected {"probabilities": [...], "label": N}"""),
+        (["calibration", "wrong"], """wrong, line 1: '{"label": 1}', expected {"probabilities": [...], "label": N}"""),
         (["curves", "log.jsonl", "-o", "out.pdf"], "--output is out.pdf, expected a file named *.png or *.svg"),
     ],
 )

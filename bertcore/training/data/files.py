@@ -241,7 +241,7 @@ def _files(path: str | os.PathLike) -> list[str | Path]:
             raise ValueError(f"{path} holds no file to read, known endings are {', '.join(KNOWN)}")
         return found
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file")
+        raise FileNotFoundError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
     if _ending(path) not in _PARSERS:
         raise ValueError(f"{path} ends with {_ending(path)}, known are {', '.join(KNOWN)}, and .gz after each")
     return [path]

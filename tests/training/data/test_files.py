@@ -131,7 +131,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     [
         ([], "paths is empty"),
         ("", "a path is empty"),
-        ("missing.txt", "missing.txt is no file"),
+        ("missing.txt", "missing.txt does not exist"),
         ("a.pdf", "a.pdf ends with .pdf, known are .txt"),
         ("folder", "folder holds no file to read"),
     ],

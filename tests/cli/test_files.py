@@ -1,0 +1,80 @@
+"""Files that commands read and that are not there, are folders, are empty, or hold no text: one line names them."""
+
+import pytest
+
+from bertcore.cli import main
+from tests.tasks.pipelines.folders import LABELS, TAGS, save_head
+from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
+
+KINDS = {
+    "missing": "No such file or directory|does not exist",
+    "folder": "Is a directory|holds no file to read",
+    "empty": "empty|holds no|not valid JSON|0 examples|no line with step|0 texts",
+    "binary": "not UTF-8|not valid JSON",
+}
+FILTERS = ("classify", "tag", "embed", "rerank", "search", "queries")  # no lines in, no lines out
+OUT = ["--out", "out", "--max-steps", "1"]
+COMMANDS = {  # what stands for a command -> its arguments, with the ending of the file in question
+    "answer": ["answer", "qa", "what ?", "--input", ".txt"],
+    "classify": ["classify", "classifier", "--input", ".txt"],
+    "calibration": ["classify", "classifier", "a", "--calibration", ".json"],
+    "calibrate": ["calibrate", "classifier", ".jsonl", "--out", "out"],
+    "tag": ["tag", "tagger", "--input", ".txt"],
+    "embed": ["embed", "encoder", ".txt"],
+    "precision": ["precision", "encoder", "--texts", ".txt"],
+    "rerank": ["rerank", "reranker", "the cat", ".txt"],
+    "search": ["search", "encoder", ".txt", "the cat"],
+    "queries": ["search", "encoder", "texts.txt", "--queries", ".txt"],
+    "quantize": ["quantize", "encoder", "out", "--dtype", "int8", "--calibrate", ".txt"],
+    "plot calibration": ["plot", "calibration", ".jsonl", "-o", "out.png"],
+    "plot curves": ["plot", "curves", ".jsonl", "-o", "out.png"],
+    "plot embeddings": ["plot", "embeddings", "encoder", ".txt", "-o", "out.png"],
+    "pretrain": ["pretrain", ".txt", *OUT],
+    "finetune": ["finetune", ".csv", "--model", "classifier", "--task", "sequence", *OUT],
+    "finetune words": ["finetune", ".txt", "--model", "tagger", "--task", "token", *OUT],
+    "distill": ["distill", ".jsonl", "--teacher", "classifier", "--task", "sequence", "--layers", "1", *OUT],
+    "distill texts": ["distill", ".txt", "--teacher", "lm", "--task", "mlm", "--layers", "1", *OUT],
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    save_head(place / "classifier", "AutoModelForSequenceClassification", LABELS)
+    save_head(place / "reranker", "AutoModelForSequenceClassification", {"0": "score"})
+    save_head(place / "tagger", "AutoModelForTokenClassification", TAGS)
+    save_head(place / "qa", "AutoModelForQuestionAnswering")
+    save_tiny_bert(place / "lm", head=True)
+    save_tiny_encoder(place / "encoder")
+    return place
+
+
+def made(kind, file):
+    """The file in question, which is of that kind."""
+    if kind == "folder":
+        file.mkdir()
+    elif kind != "missing":
+        file.write_bytes(b"" if kind == "empty" else bytes(range(255, -1, -1)) * 9)
+    return file
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_file_is_named(command, kind, models, tmp_path, monkeypatch, capsys):
+    if command.startswith("plot"):
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("the cat\nthe mat\n", encoding="utf-8")
+    arguments = [str(models / each) if (models / each).is_dir() else each for each in COMMANDS[command]]
+    file = next(made(kind, tmp_path / f"in{each}") for each in arguments if each[:1] == ".")
+    code = main([str(file) if each[:1] == "." else each for each in arguments] + ["--backend", "numpy"])
+    captured = capsys.readouterr()
+    if kind == "empty" and command in FILTERS:
+        assert (code, captured.out, captured.err) == (0, "", "")
+        return
+    assert code == 1 and captured.out == ""
+    assert captured.err.count("\n") == 1 and captured.err.startswith(f"bertcore {arguments[0]}: ")
+    assert any(part in captured.err for part in KINDS[kind].split("|"))
+    assert "Errno" not in captured.err and "--traceback" not in captured.err
+    has_no_name = kind == "empty" and command in ("distill texts", "plot embeddings")  # of several files; of texts
+    assert file.name in captured.err or has_no_name
