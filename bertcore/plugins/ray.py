@@ -1,0 +1,60 @@
+"""Ray Data's actor: `TextEmbedder` (for ray[data], extra `ray`).
+
+    from bertcore.plugins.ray import TextEmbedder
+
+    rows = ray.data.read_parquet("texts/")
+    rows = rows.map_batches(TextEmbedder, fn_constructor_args=["all-MiniLM-L6-v2/"], concurrency=2, num_cpus=4)
+    rows.write_parquet("vectors/")
+
+Each of the two actors loads the model once and computes on four threads. `bertcore embed --ray 2` does it for files,
+and goes on where it was stopped.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from bertcore.plugins.encoders import opened
+from bertcore.tasks.texts import checked_texts
+
+
+class TextEmbedder:
+    """Adds their embeddings to batches of rows, as `ray.data.Dataset.map_batches` gives them.
+
+    A text has the same embedding, to the bit, in whatever batch, actor or process it is computed on the backend numba.
+
+    Args:
+        model: a folder that every node has, or an id on the Hugging Face hub.
+        text_column: the name of the column of texts.
+        embedding_column: the name of the column that is added.
+        options: of `SentenceEncoder.encode`: prompt_name, normalize, truncate_dim, truncation, ...
+
+    Raises as SentenceEncoder does.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike,
+        *,
+        text_column: str = "text",
+        embedding_column: str = "embedding",
+        **options: Any,
+    ):
+        self._encoder, self._options = opened(model), options
+        self._text_column, self._embedding_column = text_column, embedding_column
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The columns of a batch, and the embeddings, (rows, dim) float32.
+
+        Raises:
+            ValueError: a column of texts that is not there, or one of embeddings that is.
+            TypeError: what is no text, such as a null; also as `SentenceEncoder.encode` does.
+        """
+        columns = ", ".join(batch)
+        if self._text_column not in batch:
+            raise ValueError(f"text_column is {self._text_column!r}, expected one of the dataset's columns: {columns}")
+        if self._embedding_column in batch:
+            raise ValueError(f"embedding_column is {self._embedding_column!r}, which the dataset has: {columns}")
+        texts = checked_texts(batch[self._text_column], self._text_column)
+        return {**batch, self._embedding_column: self._encoder.encode(texts, **self._options)}
