@@ -2,7 +2,13 @@
 
 Every line is a text, an empty line an empty text; the embedding on line n of the output, or in row n, is that of line n
 of the input. Input is UTF-8; a byte order mark and carriage returns before line ends are no part of the texts. It is
-read as it comes, in bounded memory. An output file appears when it is complete, and not before."""
+read as it comes, in bounded memory. An output file appears when it is complete, and not before.
+
+With --ray (pip install "bertcore[ray]") that many workers embed a corpus: a file, or a folder of them, of text (.txt,
+.text, .md), JSON lines (.jsonl, .json), each also with .gz, or Parquet. FILE is a folder then: it gets a file for each
+part of the corpus, part-000000.npy and so on, in the order of the corpus, with the bits that one process gives. A run
+begun again makes what is missing. Ray is the cluster of RAY_ADDRESS, or this machine; each worker has to find the files
+where they are named."""
 
 import argparse
 import contextlib
@@ -16,10 +22,12 @@ from bertcore.cli.common import (
     chosen_backend,
     model_folder,
     positive,
-    reading_options,
 )
+from bertcore.cli.embed_ray import embed_on_ray
+from bertcore.cli.embeddings import encoder_of, write_embeddings
 from bertcore.cli.lines import input_stream, read_lines
-from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
+from bertcore.cli.outputs import output_stream
+from bertcore.kernels import get_backend
 
 HELP = "embed lines of text"
 EXAMPLES = """\
@@ -27,8 +35,10 @@ examples:
   bertcore embed demo texts.txt -o embeddings.npy
   bertcore embed all-MiniLM-L6-v2/ < texts.txt > embeddings.jsonl
   zcat texts.gz | bertcore embed demo - --format npy > embeddings.npy
+  bertcore embed all-MiniLM-L6-v2/ corpus/ --column body --ray 4 -o vectors/
 
 A line of JSON is an array of numbers; they are float32 and read back to the same bits."""
+PART_ROWS = 65536
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="show progress, or do not (default: on a terminal, when it takes long)",
     )
+    many = parser.add_argument_group("a corpus, on several workers")
+    many.add_argument("--ray", type=positive, metavar="WORKERS", help="embed a corpus of files on workers of Ray")
+    many.add_argument("--column", metavar="NAME", help="of the texts in JSON lines and Parquet (default: text)")
+    many.add_argument("--part-rows", type=positive, metavar="N", help=f"rows of a part (default: {PART_ROWS})")
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    if args.ray:
+        _run_on_ray(args)
+        return
+    for name, value in (("--column", args.column), ("--part-rows", args.part_rows)):
+        if value is not None:
+            raise CommandError(f"{name} is for --ray")
     as_npy = args.format == "npy" or (args.format is None and args.output.endswith(".npy"))
     if as_npy and args.output == "-" and _stdout_is_a_terminal():
         raise CommandError("a .npy file is not for a terminal: give -o FILE, or --format jsonl")
@@ -67,24 +87,24 @@ def run(args: argparse.Namespace) -> None:
         lines = read_lines(*stack.enter_context(input_stream(args.input)))
         output = stack.enter_context(output_stream(args.output, seekable=as_npy))
         stack.enter_context(chosen_backend(args))
-        rows, width = _embeddings(folder, lines, args)
-        if as_npy:
-            write_npy(output, rows, width)
-        else:
-            write_jsonl(output, rows)
+        write_embeddings(output, encoder_of(folder, args), lines, args, as_npy=as_npy, progress=_progress(args))
+
+
+def _run_on_ray(args: argparse.Namespace) -> None:
+    for name, value in (("INPUT", args.input), ("--output", args.output)):
+        if value in ("-", ""):
+            raise CommandError(f"--ray needs {name}, the name of a {'file or folder' if name == 'INPUT' else 'folder'}")
+    with chosen_backend(args):
+        args.backend = get_backend()  # the workers compute on the same
+    args.format, args.column, args.part_rows = args.format or "npy", args.column or "text", args.part_rows or PART_ROWS
+    embed_on_ray(model_folder(args.model), args)
 
 
 def _stdout_is_a_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()  # None: it was closed before the start
 
 
-def _embeddings(folder, lines, args):
-    """An iterator over the lines' embeddings, and their width."""
-    from bertcore.tasks.sentence_encoder import SentenceEncoder
-
-    encoder = SentenceEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
-    options = {name: getattr(args, name) for name in ("prompt", "prompt_name", "normalize")} | reading_options(args)
-    progress = args.progress
-    if progress is None and args.output == "-" and _stdout_is_a_terminal():
-        progress = False  # it would stand among the results
-    return encoder.encode_stream(lines, show_progress=progress, **options), encoder.embedding_dimension
+def _progress(args: argparse.Namespace) -> bool | None:
+    if args.progress is None and args.output == "-" and _stdout_is_a_terminal():
+        return False  # it would stand among the results
+    return args.progress

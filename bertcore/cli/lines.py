@@ -26,9 +26,12 @@ def input_stream(path: str) -> Iterator[tuple[BinaryIO, str]]:
     yield sys.stdin.buffer, "stdin"
 
 
-def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of UTF-8 bytes, without their ends (LF or CRLF); CommandError names the line that is not UTF-8."""
-    for number, line in enumerate(stream, 1):
+def read_lines(stream: Iterable[bytes], name: str, *, first: int = 1) -> Iterator[str]:
+    """The lines of UTF-8 bytes, without their ends (LF or CRLF); CommandError names the line that is not UTF-8.
+
+    `first` is the number of the first one, where the stream does not start with the file.
+    """
+    for number, line in enumerate(stream, first):
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)

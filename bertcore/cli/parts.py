@@ -1,0 +1,153 @@
+"""A corpus of files, cut into parts of neighbouring rows: each is read alone, in bounded memory."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from bertcore.cli.common import CommandError
+from bertcore.cli.lines import read_lines
+
+TEXT, JSON, PARQUET = (".txt", ".text", ".md"), (".jsonl", ".json"), (".parquet",)
+KNOWN = (*TEXT, *JSON, *PARQUET)
+READ_AT_ONCE = 1024  # rows of a Parquet file
+
+
+class Part(NamedTuple):
+    """Neighbouring rows of a file: lines, or rows of a table.
+
+    Attributes:
+        file: which.
+        first: how many rows stand before them.
+        offset: how many bytes do, when they are not compressed; 0 for Parquet.
+        rows: how many they are.
+    """
+
+    file: Path
+    first: int
+    offset: int
+    rows: int
+
+
+def corpus_files(root: Path) -> list[Path]:
+    """A file, or all of a folder that can be read, in the order of their names.
+
+    Raises CommandError for what is not there, for another ending and for a folder with nothing to read.
+    """
+    known = f"known are {', '.join(KNOWN)}, and .gz after those of lines"
+    if root.is_dir():
+        found = sorted(file for file in root.rglob("*") if file.is_file() and _ending(file) in KNOWN)
+        if not found:
+            raise CommandError(f"{root} holds no file to read; endings that are {known}")
+        return found
+    if not root.is_file():
+        raise CommandError(f"{root} is no file and no folder")
+    if _ending(root) not in KNOWN:
+        raise CommandError(f"{root} ends with {_ending(root)!r}; {known}")
+    return [root]
+
+
+def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
+    """The parts of a file: each of `rows` rows but the last, and of a file without rows one that is empty.
+
+    Lines are counted, and not read; a Parquet file says how many rows it has. CommandError for a Parquet file without
+    the column.
+    """
+    if _ending(file) in PARQUET:
+        yield from _parts_of_table(file, rows, column)
+        return
+    with _opened(file) as stream:
+        first = 0
+        while True:
+            offset = stream.tell()
+            count = sum(1 for _ in islice(stream, rows))
+            if count or not first:
+                yield Part(file, first, offset, count)
+            if count < rows:
+                return
+            first += count
+
+
+def texts_of(part: Part, column: str) -> Iterator[str]:
+    """The texts of a part: its lines, or what stands in `column`; blank lines of JSON lines are left out.
+
+    Raises:
+        CommandError: for bytes that are not UTF-8.
+        MalformedRecord: for a line that is no JSON object, for one without the column and for what is no text there.
+    """
+    if _ending(part.file) in TEXT:
+        yield from _lines(part)
+        return
+    from bertcore.training.data.files import wrong_record
+
+    records = _rows_of_table(part, column) if _ending(part.file) in PARQUET else _objects(part)
+    for number, record in enumerate(records):
+        if column not in record:
+            raise wrong_record(record, number, f"has no {column!r}")
+        if not isinstance(record[column], str):
+            raise wrong_record(record, number, f"{column!r} is {record[column]!r:.60}, expected a text")
+        yield record[column]
+
+
+def _ending(file: Path) -> str:
+    ending = Path(file.name.removesuffix(".gz")).suffix.lower()
+    return file.suffix if ending in PARQUET else ending
+
+
+def _opened(file: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb"))
+
+
+def _lines(part: Part) -> Iterator[str]:
+    with _opened(part.file) as stream:
+        stream.seek(part.offset)
+        yield from read_lines(islice(stream, part.rows), str(part.file), first=part.first + 1)
+
+
+def _objects(part: Part) -> Iterator[Any]:
+    from bertcore.training.data import MalformedRecord, Record
+
+    for number, line in enumerate(_lines(part), part.first + 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise MalformedRecord(f"{part.file}:{number}: no JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise MalformedRecord(f"{part.file}:{number}: a JSON {type(value).__name__}, expected an object")
+        yield Record(value, str(part.file), number)
+
+
+def _table(file: Path) -> Any:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise CommandError(f'{file} needs pyarrow: pip install "bertcore[ray]"') from error
+    return ParquetFile(file)
+
+
+def _parts_of_table(file: Path, rows: int, column: str) -> Iterator[Part]:
+    with _table(file) as table:
+        names, count = table.schema_arrow.names, table.metadata.num_rows
+    if column not in names:
+        raise CommandError(f"--column is {column!r}, expected one of those of {file}: {', '.join(names)}")
+    for first in range(0, max(count, 1), rows):
+        yield Part(file, first, 0, min(rows, count - first))
+
+
+def _rows_of_table(part: Part, column: str) -> Iterator[Any]:
+    from bertcore.training.data import Record
+
+    with _table(part.file) as table:
+        group, skipped = 0, part.first
+        sizes = [table.metadata.row_group(number).num_rows for number in range(table.num_row_groups)]
+        while group < len(sizes) and skipped >= sizes[group]:
+            skipped -= sizes[group]
+            group += 1
+        batches = table.iter_batches(READ_AT_ONCE, range(group, len(sizes)), columns=[column])
+        values = (value for batch in batches for value in batch.column(0).to_pylist())
+        for number, value in enumerate(islice(values, skipped, skipped + part.rows), part.first + 1):
+            yield Record({column: value}, str(part.file), number)

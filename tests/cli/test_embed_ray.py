@@ -1,0 +1,245 @@
+"""bertcore embed --ray: a corpus in parts, on two workers of a Ray of their own."""
+
+import gzip
+import json
+import os
+
+import numpy as np
+import pytest
+
+from bertcore.cli import main
+from bertcore.cli.parts import corpus_files, parts_of, texts_of
+from tests.tiny_bert import WIDTH, random_texts
+
+TEXTS = ["the cat sat on a mat.", "", "paris is ü", "  the  ", *random_texts(95)]
+
+
+def write_text(file, texts):
+    file.write_bytes("".join(f"{text}\n" for text in texts).encode())
+
+
+def write_json_lines(file, texts):
+    lines = "".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts))
+    file.write_bytes(gzip.compress(lines.encode()) if file.suffix == ".gz" else lines.encode())
+
+
+def write_parquet(file, texts):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"id": range(len(texts)), "text": texts})
+    parquet.write_table(table, file, row_group_size=17)
+
+
+WRITERS = {
+    "a.txt": write_text,
+    "a.txt.gz": lambda file, texts: file.write_bytes(gzip.compress("".join(f"{t}\r\n" for t in texts).encode())),
+    "a.jsonl": write_json_lines,
+    "a.jsonl.gz": write_json_lines,
+    "a.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("count", [0, 1, 39, len(TEXTS)])
+@pytest.mark.parametrize("rows", [1, 13, 17, 39, 1000])
+def test_parts_have_all_rows_in_their_order(tmp_path, name, count, rows):
+    WRITERS[name](tmp_path / name, TEXTS[:count])
+    parts = list(parts_of(tmp_path / name, rows, "text"))
+    assert len(parts) == max(1, -(-count // rows))
+    assert [part.first for part in parts] == list(range(0, max(1, count), rows))
+    found = [list(texts_of(part, "text")) for part in reversed(parts)][::-1]  # each alone, in any order
+    assert [len(texts) for texts in found] == [part.rows for part in parts]
+    assert [text for texts in found for text in texts] == TEXTS[:count]
+
+
+def test_blank_lines_and_ends_of_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n{"text": "b"}\r\n   \n{"text": "c"}')
+    found = [list(texts_of(part, "text")) for part in parts_of(tmp_path / "a.jsonl", 2, "text")]
+    assert found == [["a"], ["b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"a\nb\ncaf\xe9\n", r"a\.txt, line 3: byte 4"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no 'text'; it has body"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"a\.jsonl:2: 'text' is None, expected a text"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: no JSON"),
+        ("a.jsonl", b'{"text": "a"}\n["a"]\n', r"a\.jsonl:2: a JSON list, expected an object"),
+    ],
+)
+def test_rows_that_are_no_texts(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(Exception, match=message):
+        for part in parts_of(tmp_path / name, 2, "text"):
+            list(texts_of(part, "text"))
+
+
+def test_nulls_and_columns_of_parquet(tmp_path):
+    write_parquet(tmp_path / "a.parquet", [*TEXTS, None])
+    *_, last = parts_of(tmp_path / "a.parquet", 39, "text")
+    with pytest.raises(ValueError, match=rf"a\.parquet:{len(TEXTS) + 1}: 'text' is None, expected a text"):
+        list(texts_of(last, "text"))
+    with pytest.raises(RuntimeError, match=r"--column is 'body', expected one of those of .*a\.parquet: id, text"):
+        list(parts_of(tmp_path / "a.parquet", 39, "body"))
+
+
+def test_files_of_a_corpus(tmp_path):
+    for name in ("b.txt", "a.jsonl.gz", "c.csv", "d.parquet.gz", "sub/a.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert corpus_files(tmp_path) == [tmp_path / name for name in ("a.jsonl.gz", "b.txt", "sub/a.md")]
+    with pytest.raises(RuntimeError, match=r"c\.csv ends with '\.csv'; known are \.txt"):
+        corpus_files(tmp_path / "c.csv")
+    with pytest.raises(RuntimeError, match="nothing is no file and no folder"):
+        corpus_files(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RuntimeError, match="empty holds no file to read"):
+        corpus_files(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--column", "body"], "--column is for --ray"),
+        (["--part-rows", "3"], "--part-rows is for --ray"),
+        (["--ray", "2"], "--ray needs --output, the name of a folder"),
+    ],
+)
+def test_options_that_do_not_belong_together(encoder_folder, tmp_path, capsys, arguments, told):
+    write_text(tmp_path / "a.txt", TEXTS)
+    assert main(["embed", str(encoder_folder), str(tmp_path / "a.txt"), *arguments]) == 1
+    assert capsys.readouterr().err == f"bertcore embed: {told}\n"
+
+
+def test_ray_needs_an_input(encoder_folder, tmp_path, capsys):
+    assert main(["embed", str(encoder_folder), "--ray", "2", "-o", str(tmp_path / "out")]) == 1
+    assert "--ray needs INPUT, the name of a file or folder" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    """A Ray of two CPUs, for one worker each."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, object_store_memory=100_000_000, include_dashboard=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder with the texts in three files."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_text(folder / "a.txt", TEXTS[:50])
+    write_json_lines(folder / "b.jsonl", TEXTS[50:57])
+    write_parquet(folder / "c.parquet", TEXTS[57:])
+    return folder
+
+
+def embed(folder, *arguments):
+    return main(["embed", str(folder), "--backend", "numba", *map(str, arguments)])
+
+
+def parts_in(folder):
+    return sorted(folder.glob("part-*"))
+
+
+@pytest.mark.slow
+def test_the_bits_of_one_process(two_workers, encoder_folder, corpus, tmp_path, capsys):
+    write_text(tmp_path / "all.txt", TEXTS)
+    options = ["--prompt", "a ", "--normalize", "--max-seq-length", 9, "--truncation", "cut"]
+    for suffix in ("npy", "jsonl"):
+        one, out = tmp_path / f"one.{suffix}", tmp_path / suffix
+        assert embed(encoder_folder, tmp_path / "all.txt", "-o", one, *options) == 0
+        command = [corpus, "-o", out, "--format", suffix, "--ray", 2, "--part-rows", 13, *options]
+        assert embed(encoder_folder, *command) == 0, capsys.readouterr().err
+        found = parts_in(out)
+        assert [file.name for file in found] == [f"part-{number:06}.{suffix}" for number in range(4 + 1 + 4)]
+        assert {file.name for file in out.iterdir()} == {"embed.json", *(file.name for file in found)}
+        if suffix == "npy":
+            np.testing.assert_array_equal(np.concatenate([np.load(file) for file in found]), np.load(one))
+        else:
+            assert b"".join(file.read_bytes() for file in found) == one.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_begun_again_makes_what_is_missing(two_workers, encoder_folder, corpus, tmp_path):
+    out = tmp_path / "out"
+    command = [encoder_folder, corpus, "-o", out, "--ray", 2, "--part-rows", 13]
+    (corpus / "c.parquet").rename(tmp_path / "good.parquet")
+    write_parquet(corpus / "c.parquet", [*TEXTS[57:], None])
+    assert embed(*command) == 1
+    done = {file: file.stat().st_mtime_ns for file in parts_in(out)}
+    assert len(done) < 9 and all(np.load(file).shape[1] == WIDTH for file in done)
+    os.replace(tmp_path / "good.parquet", corpus / "c.parquet")
+    assert embed(*command) == 1  # another corpus
+    for file in out.iterdir():
+        file.unlink()
+    assert embed(*command) == 0
+    whole = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in parts_in(out)}
+    gone = parts_in(out)[2:5]
+    for file in gone:
+        file.unlink()
+    (out / f".{gone[0].name}.1.0a1b2c3d.tmp").write_bytes(b"half")
+    assert embed(*command, "--batch-tokens", 64) == 0
+    assert {file: file.read_bytes() for file in parts_in(out)} == {
+        file: content for file, (_, content) in whole.items()
+    }
+    for file, (time, _) in whole.items():
+        assert (file.stat().st_mtime_ns == time) == (file not in gone)
+
+
+@pytest.mark.slow
+def test_an_empty_corpus(two_workers, encoder_folder, tmp_path):
+    write_text(tmp_path / "a.txt", [])
+    assert embed(encoder_folder, tmp_path / "a.txt", "-o", tmp_path / "out", "--ray", 1) == 0
+    assert np.load(tmp_path / "out" / "part-000000.npy").shape == (0, WIDTH)
+
+
+@pytest.mark.slow
+def test_folders_and_options_that_are_refused(two_workers, encoder_folder, corpus, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = [corpus, "-o", out, "--part-rows", 50]
+
+    def told(folder, *arguments):
+        assert embed(folder, *arguments) == 1
+        return capsys.readouterr().err
+
+    assert "--ray is 3, and Ray has 2 CPUs" in told(encoder_folder, *command, "--ray", 3)
+    assert "prompt_name is 'no', this model has none" in told(
+        encoder_folder, *command, "--ray", 2, "--prompt-name", "no"
+    )
+    assert not out.exists()
+    error = told(encoder_folder, corpus / "b.jsonl", "-o", out, "--ray", 2, "--column", "body")
+    assert error.startswith(f"bertcore embed: {corpus / 'b.jsonl'}:1: has no 'body'") and not parts_in(out)
+    assert embed(encoder_folder, *command, "--ray", 2) == 0
+    for name, arguments in {
+        "part_rows": ["--part-rows", 51],
+        "format": ["--format", "jsonl"],
+        "normalize": ["--normalize"],
+        "prompt": ["--prompt", "a "],
+        "truncation": ["--truncation", "cut"],
+        "dtype": ["--dtype", "bfloat16"],
+    }.items():
+        assert f"{out} has parts of another {name} (" in told(encoder_folder, *command, "--ray", 2, *arguments)
+    write_text(corpus / "a.txt", TEXTS[:51])
+    assert f"{out} has parts of another corpus (" in told(encoder_folder, *command, "--ray", 2)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.md").write_bytes(b"")
+    expected = f"{tmp_path / 'other'} holds files, and no embed.json: give a new or empty folder"
+    assert expected in told(encoder_folder, corpus, "-o", tmp_path / "other", "--ray", 2)
+    expected = f"{corpus / 'a.txt'} is a file, expected a folder"
+    assert expected in told(encoder_folder, corpus, "-o", corpus / "a.txt", "--ray", 2)
+
+
+@pytest.mark.slow
+def test_another_model(two_workers, encoder_folder, corpus, tmp_path, capsys):
+    from tests.tiny_bert import save_tiny_encoder
+
+    command = [corpus, "-o", tmp_path / "out", "--ray", 2]
+    model = save_tiny_encoder(tmp_path / "model")
+    assert embed(model, *command) == 0
+    assert embed(encoder_folder, *command) == 0  # the same files
+    (model / "vocab.txt").write_text((model / "vocab.txt").read_text().replace("paris", "berlin"))
+    assert embed(model, *command) == 1
+    assert "has parts of another model (" in capsys.readouterr().err
