@@ -109,8 +109,11 @@ def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
     if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
         hint = "; decode it first" if isinstance(texts, bytes) else ""
         raise TypeError(f"{name} is {type(texts).__name__}, {expected}{hint}")
-    if isinstance(texts, np.ndarray) and texts.ndim == 0:  # which says of itself that it can be iterated over
+    axes = len(getattr(texts, "shape", (None,)))
+    if axes == 0:  # which says of itself that it can be iterated over
         raise TypeError(f"{name} is an array without axes, {expected}")
+    if axes > 1:  # in a loop, a table gives the names of its columns
+        raise TypeError(f"{name} is {type(texts).__name__} of {axes} axes, {expected}: take one column of texts")
     return (checked_text(f"{name}[{index}]", text) for index, text in enumerate(texts))
 
 

@@ -154,8 +154,9 @@ class Pipeline:
         return list(self._answers(inputs, options, total=len(inputs)))
 
     def _check_several(self, inputs: Any) -> None:
+        is_table = hasattr(inputs, "columns")  # in a loop it gives their names
         has_no_axis = isinstance(inputs, np.ndarray) and not inputs.ndim  # it says that it can be iterated over
-        if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable) or has_no_axis:
+        if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable) or has_no_axis or is_table:
             raise TypeError(f"inputs is {type(inputs).__name__}, expected {self._expected()}, or several")
 
     @property

@@ -248,6 +248,16 @@ def test_an_array_without_axes(classify):
         classify(np.array("the cat"))
 
 
+def test_a_table_is_no_column_of_texts(classify):
+    """A loop over a data frame gives the names of its columns, which are strings."""
+
+    class DataFrame(list):
+        columns = ("text",)
+
+    with pytest.raises(TypeError, match="inputs is DataFrame, expected a string"):
+        classify(DataFrame(["text"]))
+
+
 def test_what_a_pipeline_is_made_of(classifier_folder, classify):
     with pytest.raises(TypeError, match="model is NoneType, expected the folder or the id"):
         pipeline("text-classification", None)

@@ -45,6 +45,10 @@ def test_any_iterable_of_texts(encoder, kind):
         (["a", "b", 3.5], r"texts\[2\] is float, expected str"),
         ([b"bytes"], r"texts\[0\] is bytes, expected str: decode it first"),
         (np.array("the cat"), "texts is an array without axes, expected a string or a list of strings"),
+        (
+            np.array([["the cat"]]),
+            "texts is ndarray of 2 axes, expected a string or a list of strings: take one column",
+        ),
         ([["a", "b"]], r"texts\[0\] is list, expected str"),
     ],
 )
