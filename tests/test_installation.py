@@ -14,7 +14,7 @@ import pytest
 import bertcore
 
 REPOSITORY = Path(__file__).parent.parent
-BUILT_OF = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "bertcore", "kernels")
+BUILT_OF = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "bertcore", "kernels")
 SITE_PACKAGES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
 USE = """
@@ -69,8 +69,11 @@ def wheel(tmp_path_factory):
             shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(REPOSITORY / name, source)
+    (source / "tests").mkdir()
+    (source / "tests" / "test_something.py").touch()  # one file of many, which setuptools would take along
     sdist = built("sdist", source, folder / "sdist")
     shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
+    assert not list((folder / "unpacked").glob("*/tests")) and list((folder / "unpacked").glob("*/CHANGELOG.md"))
     return built("wheel", folder / "unpacked" / sdist.name.removesuffix(".tar.gz"), folder / "wheel")
 
 
