@@ -2,5 +2,5 @@
 
 cases.py    the members, by their presets; batches and the work they are
 __main__.py the command: load, check, time in turns (bench.peers does that), print, write the CSV
-plot.py     the plot of the last run in the CSV
+plot.py     the plot of the last runs in the CSV
 """

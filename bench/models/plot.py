@@ -1,4 +1,4 @@
-"""The last run in the CSV as a plot: python -m bench.models.plot [CSV] [PNG] (needs matplotlib)
+"""The last runs in the CSV as a plot: python -m bench.models.plot [CSV] [PNG] (needs matplotlib)
 
 One panel per batch and precision: milliseconds of each member, ours and transformers on PyTorch.
 """
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers.plot import COLOURS, FOLDER, last_run, unavailable_reason
+from bench.peers.plot import COLOURS, FOLDER, last_runs, unavailable_reason
 
 CSV = FOLDER / "models.csv"
 LIBRARIES = ("bertcore", "torch")
 
 
 def draw(source: Path, target: Path) -> None:
-    """Plot the last run of the CSV `source` into the PNG `target`. Raises ValueError if nothing was timed in it."""
-    rows = last_run(source)
+    """Plot the last runs of the CSV `source` into the PNG `target`. Raises ValueError if nothing was timed in it."""
+    rows = last_runs(source)
     if not rows:
-        raise ValueError(f"{source}: the last run has no times to plot")
+        raise ValueError(f"{source}: the last runs have no times to plot")
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     groups = list(dict.fromkeys((row["shape"], row["precision"]) for row in rows))

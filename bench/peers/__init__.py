@@ -6,5 +6,5 @@ libraries/      one file per library: what it computes in, how it loads the chec
 clock.py        a clock that waits until the threads of the previous library sleep
 compare.py      load, check, time; one row per library and case
 summary.py      the tables that are printed
-plot.py         the plot of the last run in the CSV
+plot.py         the plot of the last runs in the CSV
 """

@@ -1,4 +1,4 @@
-"""The last run in the CSV as a plot: python -m bench.peers.plot [CSV] [PNG] (needs matplotlib)
+"""The last runs in the CSV as a plot: python -m bench.peers.plot [CSV] [PNG] (needs matplotlib)
 
 One panel per model and precision, one bar per library and batch: GFLOP/s of real work, with the FMA limit as a line.
 """
@@ -31,18 +31,19 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def last_run(path: Path) -> list[dict[str, str]]:
-    """The timed rows of the CSV that have the date of its last line."""
+def last_runs(path: Path) -> list[dict[str, str]]:
+    """The timed rows of the CSV that have the commit and the CPU of its last line."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return [row for row in rows if row["date"] == rows[-1]["date"] and row["status"] == OK]
+    commit, cpu = rows[-1]["commit"], rows[-1]["cpu"]
+    return [row for row in rows if (row["commit"], row["cpu"], row["status"]) == (commit, cpu, OK)]
 
 
 def draw(source: Path, target: Path) -> None:
-    """Plot the last run of the CSV `source` into the PNG `target`. Raises ValueError if nothing was timed in it."""
-    rows = last_run(source)
+    """Plot the last runs of the CSV `source` into the PNG `target`. Raises ValueError if nothing was timed in it."""
+    rows = last_runs(source)
     if not rows:
-        raise ValueError(f"{source}: the last run has no times to plot")
+        raise ValueError(f"{source}: the last runs have no times to plot")
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     models, precisions = (list(dict.fromkeys(row[key] for row in rows)) for key in ("model", "precision"))
@@ -55,9 +56,10 @@ def draw(source: Path, target: Path) -> None:
             _bars(panels[i][j], chosen)
         panels[i][0].set_ylabel("GFLOP/s of real work")
     handles = {label: handle for panel in panels.flat for handle, label in zip(*panel.get_legend_handles_labels())}  # noqa: B905
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=len(handles), frameon=False)
+    columns = min(len(handles), 4 * len(precisions))
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=columns, frameon=False)
     figure.suptitle(f"{rows[0]['cpu']}, {rows[0]['threads']} threads, {rows[0]['date'][:10]}")
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
     figure.savefig(target, dpi=120)
     pyplot.close(figure)
 
@@ -74,7 +76,7 @@ def _bars(panel: Any, rows: Sequence[dict[str, str]]) -> None:
     panel.set_xticks(range(len(shapes)), shapes)
     limits = {float(row["fma_limit_gflop_per_s"]) for row in rows}
     if limits:
-        panel.axhline(limits.pop(), color="black", linewidth=0.8, linestyle="--", label="float32 FMA limit")
+        panel.axhline(max(limits), color="black", linewidth=0.8, linestyle="--", label="float32 FMA limit")
 
 
 def main(arguments: Sequence[str]) -> str:

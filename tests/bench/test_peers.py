@@ -319,14 +319,18 @@ def test_every_installed_library_is_right_in_every_precision_it_has(name, workdi
             assert compare.error_of(found, batch, alone(batch)) <= compare.TOLERANCES[precision]
 
 
-def test_plot_draws_the_last_run_alone(tmp_path):
+def test_plot_draws_the_last_runs_alone(tmp_path):
+    """Those of the last line's commit and CPU: a run may have been made in parts."""
     path = tmp_path / "peers.csv"
-    columns = ["model", "shape", "precision", "library", "status", "gflop_per_s", "date", "cpu", "threads"]
+    columns = ["model", "shape", "precision", "library", "status", "gflop_per_s", "date", "commit", "cpu", "threads"]
     columns.append("fma_limit_gflop_per_s")
-    lines = [["m", "1x16", "int8", OURS, "ok", "5", day, "cpu", "2", "9"] for day in ("2026-01-01", "2026-01-02")]
-    lines.append(["m", "1x16", "int8", "torch", "failed", "", "2026-01-02", "cpu", "2", "9"])
+    runs = [("2026-01-01", "old", "cpu"), ("2026-01-02", "new", "other"), ("2026-01-03", "new", "cpu")]
+    runs.append(("2026-01-04", "new", "cpu"))
+    lines = [["m", "1x16", "int8", OURS, "ok", "5", *run, "2", "9"] for run in runs]
+    lines.append(["m", "1x16", "int8", "torch", "failed", "", *runs[-1], "2", "9"])
     path.write_text("\n".join(",".join(line) for line in [columns, *lines]), encoding="utf-8")
-    assert [(row["date"], row["library"]) for row in plot.last_run(path)] == [("2026-01-02", OURS)]
+    dates = ["2026-01-03", "2026-01-04"]
+    assert [(row["date"], row["library"]) for row in plot.last_runs(path)] == [(date, OURS) for date in dates]
     said = plot.main([str(path), str(tmp_path / "peers.png")])
     if plot.unavailable_reason() is None:
         assert said == f"plotted to {tmp_path / 'peers.png'}"
