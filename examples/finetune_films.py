@@ -1,6 +1,6 @@
 """Fine-tunes all-MiniLM-L6-v2 to tell good from bad in sentences of film reviews, beside TF-IDF.
 
-    python examples/finetune_films.py [--epochs 2] [--seed 0] [--out films]
+    python examples/finetune_films.py [--epochs 2] [--seed 0] [--split 0] [--out films]
 
 Of the sentences with a mean score beyond 0.5 in either direction 2,000 are held out. All others are learnt from, those
 between as well, with soft labels: how likely the score makes it that a sentence is good.
@@ -24,11 +24,13 @@ from bertcore.training.metrics import accuracy
 HELD_OUT = 2000
 
 
-def labelled_films() -> tuple[list[tuple[str, list[float]]], list[tuple[str, int]]]:
-    """(sentence, the probabilities of bad and good) to train on, and (sentence, whether it is good) held out."""
+def labelled_films(split: int = 0) -> tuple[list[tuple[str, list[float]]], list[tuple[str, int]]]:
+    """(sentence, the probabilities of bad and good) to train on, and (sentence, whether it is good) held out; `split`
+    decides which."""
     films = film_snippets()
     clear = [film for film in films if abs(film[1]) > 0.5]
-    clear = [clear[index] for index in np.random.default_rng(0).permutation(len(clear))]  # the file has good ones first
+    order = np.random.default_rng(split).permutation(len(clear))  # the file has good ones first
+    clear = [clear[index] for index in order]
     train = clear[:-HELD_OUT] + [film for film in films if abs(film[1]) <= 0.5]
     return [(text, probabilities(score)) for text, score in train], [
         (text, int(score > 0)) for text, score in clear[-HELD_OUT:]
@@ -61,10 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of the order and of dropout (default: 0)")
+    parser.add_argument("--split", type=int, default=0, help="which sentences are held out (default: 0)")
     parser.add_argument("--out", default="films")
     given = parser.parse_args()
 
-    train, held_out = labelled_films()
+    train, held_out = labelled_films(given.split)
     folder = demo_model_folder()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(
