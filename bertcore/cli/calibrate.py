@@ -17,8 +17,8 @@ from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend
 from bertcore.cli.finetune import add_data_arguments, labelled_rows
 from bertcore.cli.outputs import output_stream
 from bertcore.cli.training import check_once, whole
+from bertcore.tasks.calibration_file import METHODS, calibration_as_json
 
-METHODS = ("temperature", "isotonic")
 HELP = "make a classifier's probabilities fit how often it is right"
 EXAMPLES = """\
 examples:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or id of a model with a classifier of texts")
     parser.add_argument("data", metavar="DATA", nargs="+", help="files or folders of labelled texts")
     parser.add_argument("--out", metavar="FILE", required=True, help="where the calibration goes")
-    parser.add_argument("--method", choices=METHODS, default=METHODS[0], help="see above (default: temperature)")
+    parser.add_argument("--method", choices=list(METHODS), default="temperature", help="default: temperature")
     add_data_arguments(parser, held_out=0.5)
     parser.add_argument("--max-length", type=positive, metavar="N", help="tokens of a text (default: the model's)")
     add_dtype_argument(parser)
@@ -43,10 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from bertcore.tasks.calibration_file import METHODS as CALIBRATIONS
-    from bertcore.tasks.calibration_file import calibration_as_json
-
     check_once([*args.data, *(args.eval or [])], "a part of it is held out: give files")
+    if args.out == "-":
+        raise CommandError("--out is -, expected the name of a file")
     folder = model_folder(args.model)
     rows, held_out = labelled_rows(args)
     if not held_out:
@@ -54,13 +53,13 @@ def run(args: argparse.Namespace) -> None:
     with output_stream(args.out, seekable=False) as stream, chosen_backend(args):
         classifier = _classifier(args, folder)
         fitted, measured = (_scores(classifier, some, args) for some in (rows, held_out))
-        calibration = CALIBRATIONS[args.method]()
+        calibration = METHODS[args.method]()
         calibration.fit(_taken(calibration, fitted[0]), fitted[1])
         held = calibration_as_json(calibration, list(classifier.id2label.values()))
         stream.write(f"{json.dumps(held, ensure_ascii=False)}\n".encode())
     print(f"texts     {len(rows):,} fitted to, {len(held_out):,} held out")
     if args.method == "temperature":
-        print(f"divided by {calibration.temperature:.4f}, the temperature")
+        print(f"scores    divided by {calibration.temperature:.4f}")
     _tell(calibration, *measured)
     print(f"file      {args.out}")
 
@@ -72,8 +71,8 @@ def _classifier(args: argparse.Namespace, folder: Any) -> Any:
 
     classifier = pipeline("text-classification", folder, dtype=args.dtype, max_length=args.max_length)
     function = published_function(classifier.model.config.get("problem_type"), len(classifier.id2label))
-    if function != "softmax" or len(set(classifier.id2label.values())) < 2:
-        raise CommandError(f"{args.model} does not choose one of several classes, which is what is calibrated")
+    if function != "softmax" or len(set(classifier.id2label.values())) < len(classifier.id2label):
+        raise CommandError(f"{args.model} does not choose one of several named classes, which is what is calibrated")
     return classifier
 
 

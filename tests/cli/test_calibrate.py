@@ -64,7 +64,7 @@ def test_calibrate_and_classify(folder, rows, method, tmp_path, capsys):
     assert told["error"] == "{:.4f} before, {:.4f} after (expected calibration error)".format(*errors)
     assert errors[1] < errors[0]
     if method == "temperature":
-        assert told["divided"] == f"by {fitted.temperature:.4f}, the temperature" and fitted.temperature > 1.5
+        assert told["scores"] == f"divided by {fitted.temperature:.4f}" and fitted.temperature > 1.5
 
     given = ("classify", folder, TEXTS[0], "--calibration", out, "--top-k", 3, "--json", "--backend", "numpy")
     assert main([*map(str, given)]) == 0
@@ -91,7 +91,11 @@ def test_what_cannot_be_calibrated(folder, rows, tmp_path, capsys):
     assert "has the label 'maybe', expected one of CONTRADICTION, neutral, Entailment" in refused(wrong)
     regression = tmp_path / "regression"
     save_head(regression, "AutoModelForSequenceClassification", LABELS, problem_type="regression")
-    assert "does not choose one of several classes" in refused(data, model=regression)
+    assert "does not choose one of several named classes" in refused(data, model=regression)
+    same = save_head(tmp_path / "same", "AutoModelForSequenceClassification", {"0": "a", "1": "b", "2": "a"})
+    assert "does not choose one of several named classes" in refused(data, model=same)
+    assert main(["calibrate", str(folder), str(data), "--out", "-"]) == 1
+    assert "--out is -, expected the name of a file" in capsys.readouterr().err
     assert "has no classifier of texts" in refused(data, model=save_tiny_bert(tmp_path / "headless"))
 
 
