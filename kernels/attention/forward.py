@@ -18,7 +18,7 @@ queries are, so that a sum's order does not depend on them: what is hidden adds 
 
 import numpy as np
 
-from .._numba import LEVEL, helper, inline_helper, kernel, parallel_kernel
+from .._numba import helper, inline_helper, kernel, parallel_kernel
 from .._numba.ladder import TILE_ROWS
 from .._numba.operands import as_words
 from .._numba.panels import pack_panel, prefetch_rows
@@ -46,7 +46,8 @@ from .terms import add_terms, prepare_terms, terms_of, terms_size
 
 QUERY_BLOCK = 256
 KEY_BLOCK = 256
-KEY_GRAIN = 32 if LEVEL.tiles else 16  # whole vectors, words and tiles; divides KEY_BLOCK
+KEY_GRAIN = 16  # whole vectors and words
+_BLOCK_GRAIN = 32  # whole tiles and grains; divides KEY_BLOCK
 _SPARE_ROWS = TILE_ROWS + 4  # of scores: a tile's last rows, and what fills up the last wide vector
 
 
@@ -146,7 +147,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     begin_softmax(state, count)
     prefetch_rows(row_pointer(query, s, h, start + first, sums), query[3], 0, min(width, count), head_dim)
     k_words = as_words(k_rows, storage)
-    low, end = max(first + below, 0) // KEY_GRAIN * KEY_GRAIN, min(max(last + above, 0), keys)
+    low, end = max(first + below, 0) // _BLOCK_GRAIN * _BLOCK_GRAIN, min(max(last + above, 0), keys)
     begin = low
     while begin < end or begin == low:
         part = max(min((begin // KEY_BLOCK + 1) * KEY_BLOCK, end) - begin, 0)
@@ -182,7 +183,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
             if begin > low:
                 rescale_sums(target, n, w, row, factors, storage)
             weigh_values(
-                tiles, scores, w, n, v_rows, row, skip, seen, part, head_dim, target, begin > low, storage
+                tiles, scores, w, n, v_rows, row, skip, seen, part, head_dim, target, begin > low, spare, storage
             )  # fmt: skip
         begin += max(part, 1)
     for i in range(first, last, width):

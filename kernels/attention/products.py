@@ -27,7 +27,7 @@ from .._numba.ladder import multiply, pointer_to_word
 from .._numba.low_precision import round_row
 from .._numba.operands import AHEAD, as_words, elements_per_word, lay_columns, lay_depth, lay_rows
 from .._numba.panels import pack_panel, prefetch_rows
-from .._numba.simd import broadcast, lanes, load, pointer, store
+from .._numba.simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store
 from .._numba.steps import BFLOAT16, OPTIONS
 from .._numba.tile import transpose_block
 from .online_softmax import rescale
@@ -67,8 +67,13 @@ def multiply_queries(room, keys, row, count, head_dim, panel, width, scores, sto
     raise NotImplementedError("for compiled code")
 
 
-def weigh_values(room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, storage):
-    """sums (+)= the values from key `skip` on, weighed by scores (seen, width); `values` are of `keys` keys in all."""
+def weigh_values(
+    room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
+):
+    """sums (+)= the values of `seen` keys from key `skip` on, weighed by scores (seen, width).
+
+    `values` are of `keys` keys in all; no other than the seen ones are multiplied: zero times infinity is NaN.
+    """
     raise NotImplementedError("for compiled code")
 
 
@@ -109,11 +114,20 @@ def _multiply_queries(room, keys, row, count, head_dim, panel, width, scores, st
     )
 
 
-def _weigh_values(room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, storage):
+def _weigh_values(
+    room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
+):
     per_word = elements_per_word(storage)
     own = pointer_to_word(as_words(values, storage), skip // per_word * row)
-    deep = (seen + per_word - 1) // per_word
+    whole = seen if skip + seen == keys else seen // per_word * per_word  # the last word may hold a key beyond
+    deep = (whole + per_word - 1) // per_word
     multiply(as_words(scores, storage), 1, width, queries, own, row, deep, head_dim, sums, row, accumulate)
+    if whole < seen:
+        last, first_half = pointer_to_word(own, deep * row), as_words(spare, storage)
+        for d in range(row):
+            first_half[2 * d], first_half[2 * d + 1] = last[2 * d], 0
+        weights = pointer_to_word(as_words(scores, storage), deep * width)
+        multiply(weights, 1, width, queries, first_half, row, 1, head_dim, sums, row, True)
 
 
 def _rescale_rows(sums, queries, width, row, factors, storage):
@@ -240,14 +254,37 @@ def _multiply_queries_by_tiles(room, keys, row, count, head_dim, panel, width, s
     _multiply_panel(room, keys, row, count, panel, width, depth, width, scores, width, False)
 
 
+@helper
+def _copy_keys(values, value_row, first, count, row, target):
+    """The words of `count` keys, at most a tile's, of all rows of transposed values, filled up with zeros."""
+    words, odd = (count + 1) // 2, count % 2 == 1
+    inside = first_lanes(target, words)
+    for d in range(row):
+        own = pointer(target, d * TILE_WORDS)
+        store(own, 0, load_masked(values, d * value_row + first // 2, inside, 0.0))
+        if odd:
+            as_words(own, BFLOAT16)[count] = 0
+
+
 def _weigh_values_by_tiles(
-    room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, storage
+    room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
 ):
-    deep = _whole(seen, _TILE_KEYS) // 2
-    for j in range((seen + 1) // 2 * width, deep * width, lanes(scores)):
+    end = (seen + 1) // 2 * width
+    for j in range(end, end + TILE_WORDS * width, lanes(scores)):
         store(scores, j, broadcast(scores, 0.0))
-    own = pointer(values, skip // 2)
-    _multiply_panel(room, own, _value_row(keys), row, scores, width, deep, width, sums, width, accumulate)
+    value_row, done, add = _value_row(keys), 0, accumulate
+    while done < seen or not add:
+        first, left = skip + done, seen - done
+        count = min(_TILE_KEYS - first % _TILE_KEYS, left)
+        if first % _TILE_KEYS == 0 and (count == _TILE_KEYS or first + count == keys):
+            count = left if first + left == keys else left // _TILE_KEYS * _TILE_KEYS
+            own, own_row = pointer(values, first // 2), value_row
+        else:
+            _copy_keys(values, value_row, first, count, row, spare)
+            own, own_row = spare, TILE_WORDS
+        own_scores, deep = pointer(scores, done // 2 * width), _whole(count, _TILE_KEYS) // 2
+        _multiply_panel(room, own, own_row, row, own_scores, width, deep, width, sums, width, add)
+        done, add = done + count, True
 
 
 def _rescale_columns(sums, queries, width, row, factors, storage):

@@ -179,6 +179,34 @@ def test_bfloat16(head_dim, form):
     assert np.quantile(error, 0.9) < 1e-6
 
 
+@only_float32
+@pytest.mark.parametrize(
+    "storage",
+    [
+        pytest.param(cpu.STORAGE["bfloat16"], id="of this CPU"),
+        pytest.param(np.uint16(0), id="pairs", marks=pytest.mark.slow),  # on CPUs without the instruction, too
+    ],
+)
+@pytest.mark.parametrize("window", [(4, 4), (5, 0), (64, 64), (None, 0)], ids=str)
+def test_a_value_that_is_hidden_reaches_no_more_queries_in_bfloat16(window, storage, monkeypatch):
+    """Zero times infinity is NaN: what float32 does not multiply, tiles and pairs of bfloat16 must not either."""
+    monkeypatch.setitem(cpu.STORAGE, "bfloat16", storage)
+    lengths = [39, 100, 20, 300]
+    query, key, value = (normal(seed, (sum(lengths), 1, 8), np.float32) for seed in range(3))
+    offsets = np.cumsum([0, *lengths], dtype=np.int32)
+    spread = set()
+    for where in range(0, sum(lengths), 3):
+        spoiled = value.copy()
+        spoiled[where] = np.inf if where % 2 else np.nan
+        float32, bfloat16 = (
+            attention(query, key, spoiled, cu_seqlens=offsets, window=window, compute_dtype=it, backend="numba")
+            for it in (None, "bfloat16")
+        )
+        np.testing.assert_array_equal(np.isfinite(bfloat16), np.isfinite(float32), err_msg=str(where))
+        spread.add(np.isfinite(float32).all(axis=(1, 2)).sum())
+    assert len(spread) > 1 and max(spread) < sum(lengths)
+
+
 # --- bits that depend on the sequence alone -------------------------------------------------------
 
 
