@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from . import isa
 from .codegen import INT32, Vec, call_llvm, element_pointer, shuffle
 from .dot import Bfloat16
-from .jit import helper
+from .jit import helper, inline_helper
 from .simd import broadcast, first_lanes, fma, lanes, load, load_masked, reduce_add, reduce_greatest, select
 
 ROUNDED = np.uint16 if isa.LEVEL.bfloat16_dot else np.float32
@@ -125,26 +125,49 @@ def round_row(x, count, target, padded):
         store_bfloat16(target, i, value, first_lanes(x, padded - i))
 
 
+@inline_helper
+def _load(row, i):
+    """A vector of a row, times its factors if it has some."""
+    x, factors, has_factors = row
+    value = load(x, i)
+    if has_factors:
+        value *= load(factors, i)
+    return value
+
+
+@inline_helper
+def _load_masked(row, i, inside):
+    x, factors, has_factors = row
+    value = load_masked(x, i, inside, 0.0)
+    if has_factors:
+        value *= load_masked(factors, i, inside, 0.0)
+    return value
+
+
 @helper
-def _limits(x, count):
+def _limits(row, count):
     """The least and the greatest number of a row, zero among them, and whether all are finite."""
+    x = row[0]
     full = count - count % lanes(x)
     low, high, check = broadcast(x, 0.0), broadcast(x, 0.0), broadcast(x, 0.0)
     for i in range(0, full, lanes(x)):
-        value = load(x, i)
+        value = _load(row, i)
         low, high = select(value < low, value, low), select(value > high, value, high)
         check = fma(value, 0.0, check)  # NaN for infinities and NaN
     if full < count:
-        value = load_masked(x, full, first_lanes(x, count - full), 0.0)
+        value = _load_masked(row, full, first_lanes(x, count - full))
         low, high = select(value < low, value, low), select(value > high, value, high)
         check = fma(value, 0.0, check)
     return -reduce_greatest(-low), reduce_greatest(high), reduce_add(check) == _ZERO
 
 
 @helper
-def row_scale(x, count):
-    """(inverse of the step, zero, step) of `count` float32 at a pointer; zero is a float32, too."""
-    low, high, is_finite = _limits(x, count)
+def row_scale(row, count):
+    """(inverse of the step, zero, step) of `count` float32; zero is a float32, too.
+
+    `row` is (a pointer to them, a pointer to what each is multiplied by before, whether it is).
+    """
+    low, high, is_finite = _limits(row, count)
     span = high - low
     is_finite = is_finite and span <= _LARGEST
     inverse, zero = _ZERO, _ZERO
@@ -155,20 +178,21 @@ def row_scale(x, count):
 
 
 @helper
-def store_levels(x, count, inverse, zero, levels, padded):
-    """Write the levels of `count` float32 at a pointer, anything up to `padded`."""
+def store_levels(row, count, inverse, zero, levels, padded):
+    """Write the levels of `count` float32, a row of `row_scale`, anything up to `padded`."""
+    x = row[0]
     full = count - count % lanes(x)
     everywhere = first_lanes(x, lanes(x))
     for i in range(0, full, lanes(x)):
-        store_low_byte(levels, i, load(x, i) * inverse + _ROUNDER + zero, everywhere)
+        store_low_byte(levels, i, _load(row, i) * inverse + _ROUNDER + zero, everywhere)
     for i in range(full, padded, lanes(x)):
-        value = load_masked(x, i, first_lanes(x, count - i), 0.0)
+        value = _load_masked(row, i, first_lanes(x, count - i))
         store_low_byte(levels, i, value * inverse + _ROUNDER + zero, first_lanes(x, padded - i))
 
 
 @helper
-def quantize_row(x, count, levels, padded):
-    """Write the levels of `count` float32 at a pointer, anything up to `padded`; returns (zero, step)."""
-    inverse, zero, step = row_scale(x, count)
-    store_levels(x, count, inverse, zero, levels, padded)
+def quantize_row(row, count, levels, padded):
+    """Write the levels of `count` float32, a row of `row_scale`, anything up to `padded`; returns (zero, step)."""
+    inverse, zero, step = row_scale(row, count)
+    store_levels(row, count, inverse, zero, levels, padded)
     return np.int32(zero), step

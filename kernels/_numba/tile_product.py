@@ -78,16 +78,18 @@ def round_to_strips(x, width, rounded, depth, first, last):
 
 
 @helper
-def quantize_to_strips(x, width, rounded, depth, first, last):
-    """Rows of float32 at a pointer as strips of levels; `rounded` is pointers to (levels, zeros, steps)."""
+def quantize_to_strips(x, width, factors, has_factors, rounded, depth, first, last):
+    """Rows of float32 at a pointer, times the factors if there are some, as strips of levels; `rounded` is pointers to
+    (levels, zeros, steps)."""
     levels, zeros, steps = rounded
     per_tile = 4 * TILE_WORDS
     for i in range(first, last):
-        inverse, zero, steps[i] = row_scale(wide_pointer(x, i * width), width)
+        inverse, zero, steps[i] = row_scale((wide_pointer(x, i * width), wide_pointer(factors, 0), has_factors), width)
         zeros[i] = np.int32(zero)
         for k in range(0, depth, per_tile):
             target = pointer(levels, _place_in_strip(i, k, depth, per_tile))
-            store_levels(pointer(x, i * width + k), min(width - k, per_tile), inverse, zero, target, per_tile)
+            part = pointer(x, i * width + k), pointer(factors, k), has_factors
+            store_levels(part, min(width - k, per_tile), inverse, zero, target, per_tile)
 
 
 def _make_product(multiply):

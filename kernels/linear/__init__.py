@@ -8,7 +8,6 @@ import numpy as np
 
 from .. import checks, dispatch
 from ..activation_names import ACTIVATIONS
-from ..affine import affine
 from ..precision import is_bfloat16
 from .prepared import LOW_PRECISION, PreparedWeight
 
@@ -159,8 +158,6 @@ def linear(
         TypeError, ValueError: for a wrong kind of array, dtype or shape, and for a weight prepared for another backend.
         BackendUnavailable: if the backend cannot run here.
     """
-    if isinstance(weight, PreparedWeight) and weight.input_scale is not None:
-        input = affine(input, weight.input_scale, np.zeros_like(weight.input_scale), backend=backend or weight.backend)
     call, weight = _open_call(weight, backend, input=input, bias=bias, residual=residual)
     input, bias, residual = call.arrays[:3]
     checks.choice("activation", activation, ACTIVATIONS_OR_NONE)

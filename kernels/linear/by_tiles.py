@@ -29,10 +29,11 @@ def run_bfloat16(rounded, panels, output, finish, counter, sums):
 
 
 @helper
-def quantize_rows(x, rounded, first, last):
+def quantize_rows(x, factors, rounded, first, last):
     levels, zeros, steps = rounded
     strips = pointer(levels, 0), pointer(zeros, 0), pointer(steps, 0)
-    quantize_to_strips(pointer(x, 0), x.shape[1], strips, levels.shape[1], first, last)
+    own = pointer(factors, 0), factors.size > 0
+    quantize_to_strips(pointer(x, 0), x.shape[1], *own, strips, levels.shape[1], first, last)
 
 
 @helper

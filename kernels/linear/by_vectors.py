@@ -25,11 +25,11 @@ def run_bfloat16(rounded, panels, output, finish, counter, sums):
 
 
 @helper
-def quantize_rows(x, rounded, first, last):
+def quantize_rows(x, factors, rounded, first, last):
     levels, zeros, steps = rounded
     depth = levels.shape[1]
     for i in range(first, last):
-        row = wide_pointer(x, i * x.shape[1])
+        row = wide_pointer(x, i * x.shape[1]), wide_pointer(factors, 0), factors.size > 0
         zeros[i], steps[i] = quantize_row(row, x.shape[1], pointer(levels, i * depth), depth)
 
 

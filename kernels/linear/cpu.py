@@ -237,8 +237,9 @@ def _multiply_quantized(x, packed, bias, activation, residual):
     if output.size:
         rounded = empty((rounded_rows(rows), depth), LEVELS), np.empty(rows, np.int32), np.empty(rows, np.float32)
         weight = packed.panels, packed.column_scales, packed.column_sums
+        factors = np.empty(0, np.float32) if packed.input_scale is None else as_kernel_array(packed.input_scale)
         finish = _finish(bias, residual, activation, output)
-        _product_int8(x, rounded, weight, output, finish, *_tasks(np.dtype(np.int32)))
+        _product_int8(x, factors, rounded, weight, output, finish, *_tasks(np.dtype(np.int32)))
     return output
 
 
@@ -312,15 +313,16 @@ def _multiply_bfloat16(rounded, panels, output, finish, counter, scratch, task, 
 
 
 @kernel(regions=True)
-def _product_int8(x, rounded, weight, output, finish, counter, scratch, tasks):
-    """`rounded` is (levels, zeros, steps) of the rows of x, `weight` (panels, scales, sums) of its columns."""
-    _quantize(x, rounded, tasks)
+def _product_int8(x, factors, rounded, weight, output, finish, counter, scratch, tasks):
+    """`factors` are those of the columns of x, or empty; `rounded` is (levels, zeros, steps) of its rows, `weight`
+    (panels, scales, sums) of its columns."""
+    _quantize(x, factors, rounded, tasks)
     _multiply_int8(rounded, weight, output, finish, counter, scratch, tasks)
 
 
 @region
-def _quantize(x, rounded, task, tasks):
-    quantize_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+def _quantize(x, factors, rounded, task, tasks):
+    quantize_rows(x, factors, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
 
 
 @region

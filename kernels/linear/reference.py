@@ -14,6 +14,7 @@ Low precision, for a float32 input and a weight prepared as such:
     int8       the weight is values * scale, one scale for each output channel (`quantize_weight`), and the input is
                (levels - zero) * step, one zero and step for each row (`quantize_rows`), so that a row's result does not
                depend on its neighbours. The sums are exact integers; a row that holds inf or NaN becomes NaN.
+               With an input_scale the columns of the input are multiplied by it first.
 """
 
 import numpy as np
@@ -101,7 +102,7 @@ def _rounded(rows, weight):
 
 
 def _product_of_levels(x, weight):
-    levels, zero, step = quantize_rows(x)
+    levels, zero, step = quantize_rows(x if weight.input_scale is None else x * weight.input_scale)
     values = weight.array.astype(np.float64)  # sums of integers are exact in it
     sums = levels.astype(np.float64) @ values.T - zero * values.sum(axis=1)
     return sums.astype(np.float32) * (step * weight.scale)

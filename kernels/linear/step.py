@@ -21,6 +21,7 @@ STEP = record(
     ("input", ADDRESS),
     ("rows", np.intp),
     ("in_features", np.intp),
+    ("input_scale", ADDRESS),  # of an int8 weight, if it has one
     ("panels", ADDRESS),
     ("scale", ADDRESS),  # of an int8 weight
     ("column_sums", ADDRESS),
@@ -55,8 +56,9 @@ def deferred_linear(program, input, weight, bias, activation, residual):
         rounded = program.empty((rounded_rows(rows), depth * 4), LEVELS)
         zero, step_size = program.empty((rows,), np.int32), program.empty((rows,), np.float32)
     arrays = {
-        "input": input, "panels": weight.panels, "scale": weight.column_scales, "column_sums": weight.column_sums,
-        "bias": bias, "residual": residual, "output": output, "rounded": rounded, "zero": zero, "step_size": step_size,
+        "input": input, "input_scale": weight.input_scale, "panels": weight.panels, "scale": weight.column_scales,
+        "column_sums": weight.column_sums, "bias": bias, "residual": residual, "output": output, "rounded": rounded,
+        "zero": zero, "step_size": step_size,
     }  # fmt: skip
     program.note(
         STEP,
@@ -100,8 +102,9 @@ def _prepare_step(step, storage, task, tasks):
     def quantize(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
         x, levels = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 4 * depth), _LEVELS)
+        factors = array_at(step.input_scale, (width if step.input_scale != 0 else 0,), FLOAT)
         zeros, steps = array_at(step.zero, (rows,), INT32), array_at(step.step_size, (rows,), FLOAT)
-        quantize_rows(x, (levels, zeros, steps), share(rows, task, tasks), share(rows, task + 1, tasks))
+        quantize_rows(x, factors, (levels, zeros, steps), share(rows, task, tasks), share(rows, task + 1, tasks))
 
     forms = {types.uint16: round_to_bfloat16, types.int8: quantize}
     return forms.get(storage, lambda step, storage, task, tasks: None)
