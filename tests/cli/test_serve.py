@@ -22,3 +22,11 @@ def test_an_address_that_cannot_be_had():
             listening_socket("127.0.0.1", port)
         with socket.create_connection(("127.0.0.1", port)):  # it listens already
             pass
+
+
+def test_answers_are_sent_at_once():
+    """Or the second part of each waits for the acknowledgement of the first, 40 ms."""
+    with listening_socket("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
