@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+import bertcore
 from bertcore import AutoModel, AutoModelForMultipleChoice, AutoModelForTokenClassification
-from bertcore.families.deberta.blocks import Disentanglement, distance_rows
+from bertcore.families.deberta.blocks import Disentanglement, PositionsOfPass, distance_rows
+from bertcore.tape import Tape
 from tests.models.family_checks import check_gradients, check_recorded, check_refused, drawn_anew
 
 TINY = {
@@ -44,6 +46,20 @@ def test_rows_of_distances():
     assert (np.diff(far) >= 0).all() and (np.diff(far) <= 1).all() and (np.diff(far) == 0).sum() > 200
     places = np.maximum(rows - 256, -255)  # on one side there is a row more
     np.testing.assert_array_equal(places, -places[::-1])
+
+
+@pytest.mark.parametrize("length, rows", [(0, 1), (1, 1), (3, 5), (20, 11)])
+def test_training_maps_the_positions_of_its_texts_alone(cpu_backend, length, rows):
+    """What comes out has the bits of inference, which maps all 12 once."""
+    model = drawn_anew(AutoModel.from_config(TINY | V3))
+    block, ids = model.encoder.adapter.relative, np.arange(length)[None] + 1
+    with Tape():
+        positions = PositionsOfPass(block, length)
+        assert len(positions.embeddings.value) == rows
+    np.testing.assert_array_equal(np.unique(positions.distance_rows), np.arange(rows))
+    assert len(PositionsOfPass(block, length).embeddings) == 12
+    out, _ = bertcore.vjp(model)(ids)
+    np.testing.assert_array_equal(out.last_hidden_state, model(ids).last_hidden_state)
 
 
 def test_components_of_choices(cpu_backend):

@@ -54,7 +54,9 @@ class DisentangledAdapter(Adapter):
         is_real, mask = None, inputs.key_mask
         if mask is not None:
             is_real, mask = real_tokens(mask, inputs.cu_seqlens), _pair_mask(mask)
-        positions = PositionsOfPass(self.relative, is_real, getattr(inputs, "components", None))
+        packed, components = inputs.packed, getattr(inputs, "components", None)
+        longest = inputs.input_ids.shape[0] if packed is None else int(packed.lengths.max(initial=0))
+        positions = PositionsOfPass(self.relative, longest, is_real, components)
         return DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:

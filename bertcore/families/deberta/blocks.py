@@ -63,6 +63,12 @@ def distance_rows(details: Disentanglement) -> np.ndarray:
     return np.clip(places + span, 0, 2 * span - 1).astype(np.int32)
 
 
+def rows_of_distances(rows: np.ndarray, longest: int) -> np.ndarray:
+    """What `distance_rows` gives, of the distances within a text of `longest` tokens alone."""
+    middle, furthest = len(rows) // 2, max(longest - 1, 0)
+    return rows[max(middle - furthest, 0) : middle + furthest + 1]
+
+
 def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
     """Distances up to `middle` as they are, those beyond on a logarithmic scale.
 
@@ -125,9 +131,9 @@ class RelativeEmbeddings(Block):
         if details.has_norm:
             self.norm = LayerNorm(names["relative_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self) -> Any:
-        """(2 * span, hidden)."""
-        table = functional.take_rows(self.table.value, rows=kernels.to_backend(np.arange(self.table.shape[0])))
+    def __call__(self, first: int, last: int) -> Any:
+        """The rows from `first` up to `last`, (rows, hidden)."""
+        table = functional.take_rows(self.table.value, rows=kernels.to_backend(np.arange(first, last)))
         return table if self.norm is None else self.norm(table)
 
 
@@ -135,30 +141,40 @@ class RelativeEmbeddings(Block):
 class PositionsOfPass:
     """What the layers of one pass share.
 
+    In training each layer maps the embeddings anew: only those of the distances that its texts have.
+
     Attributes:
         block: the relative embeddings.
+        longest: the most tokens of a sequence, or more.
         is_real: which tokens are not padding, (tokens,) booleans; None if all are.
         components: a list to which each layer appends the terms of its scores, or None.
+        is_trained: whether what the layers make of the embeddings is for this pass alone.
+        distance_rows: the row of `embeddings` for each distance, see the function `distance_rows`; in the memory of the
+            backend in force, None where positions are not relative.
     """
 
     block: RelativeEmbeddings
+    longest: int
     is_real: Any = None
     components: list | None = None
 
     def __post_init__(self) -> None:
-        if current_tape() is not None and self.block.table is not None:
+        self.is_trained, self.distance_rows = current_tape() is not None or is_dropping(), None
+        rows = self.block.distance_rows
+        if rows is None:
+            return
+        self._first, self._last = 0, self.block.table.shape[0]
+        if self.is_trained:
+            rows = rows_of_distances(rows, self.longest)
+            self._first, self._last = int(rows[0]), int(rows[-1]) + 1
+        self.distance_rows = kernels.to_backend(rows - self._first)
+        if self.is_trained:
             _ = self.embeddings  # made before the layers, of which each may run again
 
     @lock_free_property
     def embeddings(self) -> Any:
-        """(2 * span, hidden)."""
-        return self.block()
-
-    @lock_free_property
-    def distance_rows(self) -> Any:
-        """See `distance_rows`; in the memory of the backend in force, None where positions are not relative."""
-        rows = self.block.distance_rows
-        return None if rows is None else kernels.to_backend(rows)
+        """(rows, hidden): those that `distance_rows` counts, in inference all 2 * span."""
+        return self.block(self._first, self._last)
 
 
 @dataclass(kw_only=True)
@@ -178,7 +194,7 @@ class Keys(NamedTuple):
     Attributes:
         qkv: query, key and value of the tokens, side by side, (tokens, 3 * hidden).
         bias: of their map, (3 * hidden,).
-        tables: what relative positions are mapped to, for queries and for keys, (2 * span, heads, head_dim) or None.
+        tables: what relative positions are mapped to, for queries and for keys, (rows, heads, head_dim) or None.
     """
 
     qkv: Any
@@ -264,9 +280,9 @@ class DisentangledAttention(SelfAttention):
         return [query, functional.slice_columns(keys.qkv, first=width, last=3 * width)]
 
     def _bias_and_tables(self, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
-        """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (2 * span, heads,
-        head_dim) or None."""
-        if current_tape() is not None or is_dropping():
+        """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (rows, heads, head_dim) or
+        None."""
+        if positions.is_trained:
             return self._bias(), *self._by_head(positions)
 
         def contiguous() -> tuple[Any, ...]:
@@ -292,12 +308,9 @@ class DisentangledAttention(SelfAttention):
             return tuple(None if chosen is None else chosen(embeddings) for chosen in (self.map_key, self.map_query))
         if not (details.content_to_position or details.position_to_content):
             return None, None
-        width, mapped = self.spec.hidden_size, self.projections[0](embeddings)
-        wanted = (details.content_to_position, width), (details.position_to_content, 0)
-        return tuple(
-            functional.slice_columns(mapped, first=first, last=first + width) if is_wanted else None
-            for is_wanted, first in wanted
-        )
+        mapped, widths = self.projections[0](embeddings), 3 * [self.spec.hidden_size]
+        query, key, _ = functional.split_columns(mapped, widths=widths)
+        return key if details.content_to_position else None, query if details.position_to_content else None
 
 
 class DisentangledAttentionByHead(DisentangledAttention):
