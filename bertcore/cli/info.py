@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertcore.cli.common import model_folder, positive
-from bertcore.cli.tables import aligned
+from bertcore.cli.tables import aligned, printable
 from bertcore.models.figures import LENGTH, Figures, figures
 
 if TYPE_CHECKING:
     from bertcore.presets import Preset
 
 QUOTED = {"mnli_m": "MNLI-m", "glue_dev": "GLUE dev"}  # figures that others measured, and what they are called
+
+LABELS = 8  # that are printed
 
 HELP = "tell a model's sizes, or list the presets"
 EXAMPLES = """\
@@ -57,11 +59,13 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps({"presets": _listed()}) if args.json else _list())
         return
     config, facts = described(args.name)
-    found = figures(config, args.length)
+    found, own = figures(config, args.length), {} if facts else _of_checkpoint(args.name, config)
     if args.json:
-        print(json.dumps({"name": args.name, **asdict(found), **facts}, ensure_ascii=False))
-    else:
-        print("\n".join([args.name, *(f"  {label:<12}{text}" for label, text in _rows(found, facts).items())]))
+        print(json.dumps({"name": args.name, **asdict(found), **facts, **own}, ensure_ascii=False))
+        return
+    rows = _rows(found, facts) | ({"its head": _told_head(own)} if own else {})
+    rows |= {"stored as": own["stored_as"]} if own.get("stored_as") else {}
+    print("\n".join([args.name, *(f"  {label:<12}{printable(text)}" for label, text in rows.items())]))
 
 
 def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -75,6 +79,30 @@ def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
     is_here = name == "demo" or Path(name).is_dir()
     folder = model_folder(name) if is_here else checkpoint.resolve(name, "tokenizer")  # all but the weights
     return checkpoint.read_config(read_settings(folder).model_folder), {}
+
+
+def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint is beside its sizes: the class of its head, or `architectures` where no class here has that
+    name (None without either), labels, low precision."""
+    from bertcore import checkpoint
+    from bertcore.models.architectures import class_for
+    from bertcore.models.spec import ConfigReader
+
+    config, stored_as = checkpoint.split_dtype(name, config)
+    try:
+        head = class_for(config).__name__
+    except ValueError:
+        head = ", ".join(map(str, config["architectures"]))
+    has_labels = head.endswith(("SequenceClassification", "TokenClassification"))
+    labels = ConfigReader(config).label_names() if has_labels else []
+    return {"head": None if head == "AutoModel" else head, "labels": list(labels), "stored_as": stored_as}
+
+
+def _told_head(own: Mapping[str, Any]) -> str:
+    labels = own["labels"]
+    more = ", ..." if len(labels) > LABELS else ""
+    names = f", of the labels {', '.join(labels[:LABELS])}{more}" if labels else ""
+    return f"{own['head'] or 'none'}{names}"
 
 
 def known_preset(name: str) -> "Preset | None":

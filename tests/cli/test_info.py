@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from bertcore import AutoModel
+from bertcore import AutoModel, AutoModelForSequenceClassification
 from bertcore.cli import main
 from bertcore.models import figures
 from bertcore.presets import PRESETS
-from tests.tiny_bert import CONFIG
+from tests.tiny_bert import CONFIG, write_json
 from tests.tiny_families import runnable, tiny_config
 
 TINY_XLNET = {"model_type": "xlnet", "d_model": 48, "n_head": 4, "n_layer": 3, "d_inner": 64, "vocab_size": 9}
@@ -46,6 +46,23 @@ def test_a_folder(encoder_folder, capsys):
     assert found["length"] == 40  # all positions that it has
     assert "year" not in found
     assert "year" not in shown(capsys, encoder_folder)
+
+
+def test_the_head_of_a_folder(tmp_path, encoder_folder, capsys):
+    """What the checkpoint has, beside what its family could have."""
+    assert "its head    none\n" in shown(capsys, encoder_folder)
+    config = {**CONFIG, "id2label": {"0": "good", "1": "bad"}, "architectures": ["BertForSequenceClassification"]}
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "classifier")
+    text = shown(capsys, tmp_path / "classifier")
+    assert "its head    AutoModelForSequenceClassification, of the labels good, bad" in text
+    assert "stored as" not in text
+    assert main(["quantize", str(tmp_path / "classifier"), str(tmp_path / "int8")]) == 0
+    capsys.readouterr()
+    assert "stored as   int8" in shown(capsys, tmp_path / "int8")
+    found = json.loads(shown(capsys, tmp_path / "int8", "--json"))
+    assert (found["head"], found["labels"]) == ("AutoModelForSequenceClassification", ["good", "bad"])
+    write_json(tmp_path / "other" / "config.json", {**CONFIG, "architectures": ["BertForRiddles"]})
+    assert "its head    BertForRiddles\n" in shown(capsys, tmp_path / "other") + "\n"
 
 
 def test_without_a_name_the_presets_are_listed(capsys):
