@@ -115,24 +115,27 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
         multiply, product = _multiply_rounded, _product_of_rounded_columns
     grad_input = multiply(grad_output, panels, weight.shape[1], None, None, None)
     del panels  # of a weight that is no PackedWeight: their memory serves its gradient
-    grad_weight = product(grad_output, input) if needs_weight else None
-    return grad_input, grad_weight, None if bias is None else _sum_rows(grad_output)
+    if needs_weight:
+        return grad_input, *product(grad_output, input, bias is not None)
+    return grad_input, None, None if bias is None else _sum_rows(grad_output)
 
 
-def _product_of_rounded_columns(a, b):
-    """a.T @ b for float32 a (rows, m) and b (rows, n), both rounded to bfloat16; float32.
+def _product_of_rounded_columns(a, b, needs_sums):
+    """(a.T @ b, the sums of the columns of a or None) for float32 a (rows, m) and b (rows, n), both rounded to bfloat16
+    in the product; float32.
 
     As pairs both are packed, the panels of a serving as rows of the product.
     """
+    sums = _sum_rows(a) if needs_sums else None
     a, b = _rounded(a), _rounded(b)
     if ROUNDED is np.float32:
-        return product_of_columns(a, b)
+        return product_of_columns(a, b, False)[0], sums
     words = [_pairs_of_rows(x).T for x in (a, b)]
     depth = words[0].shape[1]
     widths = GROUP_ROWS, _panel_width(np.dtype(np.float32))
     rows, columns = (_pack(x, width).view(np.uint16) for x, width in zip(words, widths, strict=True))
     strides = 1, GROUP_ROWS, depth * GROUP_ROWS
-    return _multiply(rows, strides, a.shape[1], columns, b.shape[1], None, None, None, np.float32)
+    return _multiply(rows, strides, a.shape[1], columns, b.shape[1], None, None, None, np.float32), sums
 
 
 def _rounded(x):

@@ -8,16 +8,32 @@ them in a cache. The order of an element's sum depends on the number of rows alo
 Measured on a Zen 3 (AVX2, float32, 1 thread) within a training step of 512 tokens, at widths of 192 to 768: 77 to 81
 GFLOP/s where the FMA limit was 87; 61 to 73 with both matrices packed as a whole and multiplied as in a forward pass.
 Panel by panel their rows are read in pieces, and a panel of 768 rows does not fit the first-level cache.
+
+The gradient of the bias, the sums of the columns of grad_output, is taken of the rows that are about to be laid out.
 """
+
+import numpy as np
 
 from .._numba import LEVEL, as_kernel_array, empty, helper, inline_helper, num_threads, parallel_kernel
 from .._numba.arrays import CACHE_LINE
 from .._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, prefetch_tile
-from .._numba.rows import share
-from .._numba.simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, store, store_masked
+from .._numba.rows import BLOCK_ROWS, share
+from .._numba.simd import (
+    aligned,
+    broadcast,
+    first_lanes,
+    itemsize,
+    lanes,
+    load,
+    load_masked,
+    pointer,
+    store,
+    store_masked,
+    wide_pointer,
+)
 from .._numba.tile import make_tile
 
-CHUNK_ROWS = 192  # a panel, a group and a tile of the output fit 32 KB
+CHUNK_ROWS = 3 * BLOCK_ROWS  # a panel, a group and a tile of the output fit 32 KB
 STRIP = 64  # columns of grad_output: 32 take 10 % longer, 128 are as fast
 # Elements of the output that are summed up before the next, so that they stay in a cache. Four times as many lay out
 # fewer panels: with AVX-512 and 2 MB of second-level cache (Emerald Rapids, 1 thread) 2 to 6 % less time at widths of
@@ -28,16 +44,16 @@ PART_COLUMNS = 768  # all 3072 at once leave a part so few rows that laying out 
 _tile = make_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 
 
-def product_of_columns(a, b):
-    """a.T @ b for a (rows, m) and b (rows, n)."""
-    output = empty((a.shape[1], b.shape[1]), a.dtype)
+def product_of_columns(a, b, needs_sums):
+    """(a.T @ b, the sums of the columns of a or None) for a (rows, m) and b (rows, n)."""
+    output, total = empty((a.shape[1], b.shape[1]), a.dtype), np.zeros(a.shape[1] if needs_sums else 0)
     if not len(a) or not output.size:
         output[...] = 0
-        return output
+        return output, a.sum(axis=0) if needs_sums else None
     tasks = min(num_threads(), -(-a.shape[1] // WEIGHT_TILE_ROWS))
     scratch = empty((tasks, _scratch_size(b.shape[1], a.dtype)), a.dtype)
-    _multiply_columns(as_kernel_array(a), as_kernel_array(b), output, scratch, tasks)
-    return output
+    _multiply_columns(as_kernel_array(a), as_kernel_array(b), output, total, scratch, tasks)
+    return output, total.astype(a.dtype, copy=False) if needs_sums else None
 
 
 def _scratch_size(columns, dtype):
@@ -51,7 +67,7 @@ def _scratch_size(columns, dtype):
 
 
 @parallel_kernel
-def _multiply_columns(a, b, output, scratch, task, tasks):
+def _multiply_columns(a, b, output, total, scratch, task, tasks):
     rows, columns = output.shape
     tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
     first, end = share(tiles, task, tasks) * WEIGHT_TILE_ROWS, share(tiles, task + 1, tasks) * WEIGHT_TILE_ROWS
@@ -60,12 +76,14 @@ def _multiply_columns(a, b, output, scratch, task, tasks):
         part_columns = min(PART_COLUMNS, columns - j)
         part = max(PART // part_columns // STRIP, 1) * STRIP
         for i in range(first, end, part):
-            _multiply_part(a, b, output, (i, min(i + part, end)), (j, j + part_columns), aligned(scratch[task]))
+            rows_of_part, columns_of_part = (i, min(i + part, end)), (j, j + part_columns)
+            _multiply_part(a, b, output, total, rows_of_part, columns_of_part, aligned(scratch[task]))
 
 
 @helper
-def _multiply_part(a, b, output, rows, columns, panels):
-    """A part of the output, of (first, beyond the last) of its rows and columns."""
+def _multiply_part(a, b, output, total, rows, columns, panels):
+    """A part of the output, of (first, beyond the last) of its rows and columns; with the first columns, unless `total`
+    is empty, the sums of the columns of `a` that belong to these rows."""
     (top, bottom), (left, right), width = rows, columns, WEIGHT_PANEL_VECTORS * lanes(output)
     strip = pointer(panels, (right - left + width - 1) // width * width * CHUNK_ROWS)
     spare = pointer(strip, STRIP * CHUNK_ROWS)
@@ -74,6 +92,8 @@ def _multiply_part(a, b, output, rows, columns, panels):
         _lay(pointer(b, k * b.shape[1] + left), b.shape[1], depth, right - left, panels, width)
         for i in range(top, bottom, STRIP):
             count = min(STRIP, bottom - i)
+            if left == 0 and total.size > 0:
+                _sum_columns(pointer(a, k * a.shape[1] + i), a.shape[1], depth, count, pointer(total, i), spare)
             _lay(pointer(a, k * a.shape[1] + i), a.shape[1], depth, count, strip, CACHE_LINE // itemsize(a))
             for j in range(left, right, width):
                 panel = pointer(panels, (j - left) * CHUNK_ROWS)
@@ -91,6 +111,21 @@ def _lay(source, row, depth, columns, panels, width):
                 store(target, j * CHUNK_ROWS + v, load(x, j + v))
         for j in range(full, columns, lanes(x)):
             store(target, full * CHUNK_ROWS + j - full, load_masked(x, j, first_lanes(x, columns - j), 0.0))
+
+
+@helper
+def _sum_columns(source, row, depth, columns, total, spare):
+    """total += the sums of `columns` columns over `depth` rows, in blocks of rows as `rows.sum_blocks` has them."""
+    x, sums = wide_pointer(source, 0), wide_pointer(spare, 0)
+    for c in range(0, columns, lanes(x)):
+        inside = first_lanes(x, columns - c)
+        for first in range(0, depth, BLOCK_ROWS):
+            block = broadcast(x, 0.0)
+            for k in range(first, min(first + BLOCK_ROWS, depth)):
+                block += load_masked(x, k * row + c, inside, 0.0)
+            store(sums, 0, block)
+            for v in range(min(lanes(x), columns - c)):
+                total[c + v] += spare[v]
 
 
 @helper
