@@ -46,6 +46,8 @@ EXTRAS = {
         *("langchain-core", "llama-index-core", "haystack-ai", "chromadb", "spacy"),
         *("pandas", "polars", "duckdb", "pyarrow"),
     ],
+    "ray": ["ray[data]>=2.40"],  # plugins/ray.py and `bertcore embed --ray`; brings pyarrow and pandas
+    "spark": ["pyspark>=4", "pandas", "pyarrow"],  # plugins/spark.py, beside a Java
     "bench": [
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers

@@ -10,19 +10,9 @@
 | `plugins.haystack` | `BertcoreTextEmbedder`, `BertcoreDocumentEmbedder` |
 | `plugins.chroma` | `BertcoreEmbeddingFunction` |
 | `plugins.spacy` | the pipeline component `bertcore` |
+| `plugins.ray` | `TextEmbedder`, for `Dataset.map_batches` (extra `ray`) |
+| `plugins.spark` | `embedding_udf`, a function of a column (extra `spark`) |
 
-PyTorch's autograd has the kernels from `bertcore.kernels.torch`. Tables need no module:
-
-    encoder = SentenceEncoder("all-MiniLM-L6-v2/")
-
-    # pandas
-    frame["embedding"] = list(encoder.encode(frame["text"]))
-    # Polars: a column of arrays
-    frame = frame.with_columns(pl.Series("embedding", encoder.encode(frame["text"])))
-    # DuckDB: a function of SQL, which computes a chunk of rows at a time
-    def embed(texts):
-        rows = encoder.encode(texts.to_pylist())
-        return pa.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
-    connection.create_function("embed", embed, ["VARCHAR"], f"FLOAT[{encoder.embedding_dimension}]", type="arrow")
-    connection.sql("SELECT id, embed(text) FROM documents")
+PyTorch's autograd has the kernels from `bertcore.kernels.torch`. Tables of pandas, Polars and DuckDB need no module:
+docs/clusters.md has a recipe for each.
 """
