@@ -19,12 +19,13 @@ from starlette.routing import Route
 
 from bertcore.checkpoint import resolve
 from bertcore.serving.endpoints import ENDPOINTS, PAGES
-from bertcore.serving.errors import RequestError, invalid, malformed, timed_out, too_large
+from bertcore.serving.errors import RequestError, body_too_large, body_too_slow, invalid, malformed, timed_out
 from bertcore.serving.metrics import Metrics
 from bertcore.serving.models import Models, ServedModel
 from bertcore.serving.settings import ServerSettings
 
 CLIENT_GONE = 499  # what nginx calls it; nobody reads the answer
+LINGER = 2.0  # seconds in which a client may end to send what is not read
 Answer = Callable[[dict[str, Any], Models, ServerSettings], Awaitable[Any]]
 
 
@@ -110,7 +111,7 @@ async def _read_body(request: Request, settings: ServerSettings) -> dict[str, An
     """The JSON object of a request; no more than the limit is ever in memory."""
     most, stated = settings.max_body_bytes, request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
-        raise too_large(f"the body has {stated} bytes, the limit is {most}")
+        raise body_too_large(f"the body has {stated} bytes, the limit is {most}")
     parts, size = [], 0
     try:
         async with asyncio.timeout(settings.body_timeout):
@@ -118,10 +119,9 @@ async def _read_body(request: Request, settings: ServerSettings) -> dict[str, An
                 parts.append(part)
                 size += len(part)
                 if size > most:
-                    raise too_large(f"the body has more than {most} bytes, the limit")
+                    raise body_too_large(f"the body has more than {most} bytes, the limit")
     except TimeoutError as error:
-        message = f"the body did not arrive within {settings.body_timeout:g} s"
-        raise RequestError(408, "timeout", message) from error
+        raise body_too_slow(f"the body did not arrive within {settings.body_timeout:g} s") from error
     try:
         body = orjson.loads(b"".join(parts))
     except orjson.JSONDecodeError as error:
@@ -152,25 +152,44 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _json(value: Any, status: int = 200) -> Response:
+class LastResponse(Response):
+    """An answer after which the connection is closed, to a client that may still be sending.
+
+    What it sends is read and forgotten for a while: a connection that is closed with bytes unread is reset, and the
+    client would lose the answer.
+    """
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As of every ASGI application."""
+        self.headers["Connection"] = "close"
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _json(value: Any, status: int = 200, kind: type[Response] = Response) -> Response:
     options = orjson.OPT_SERIALIZE_NUMPY
-    return Response(orjson.dumps(value, option=options), status, media_type="application/json")
+    return kind(orjson.dumps(value, option=options), status, media_type="application/json")
 
 
 def _error(error: RequestError, *, is_openai: bool) -> Response:
     """OpenAI's clients read error.message, type and code; text-embeddings-inference's error and error_type."""
+    response_class = LastResponse if error.is_body_unread else Response
     if is_openai:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        inner = {"message": error.message, "type": kind, "param": None, "code": error.kind}
-        response = _json({"error": inner}, error.status)
+        value: Any = {"error": {"message": error.message, "type": kind, "param": None, "code": error.kind}}
     else:
-        response = _json({"error": error.message, "error_type": error.kind}, error.status)
+        value = {"error": error.message, "error_type": error.kind}
+    response = _json(value, error.status, response_class)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if error.status == 429:
         response.headers["Retry-After"] = "1"
-    if error.status in (408, 413):  # what is left of the body is not read
-        response.headers["Connection"] = "close"
     return response
 
 

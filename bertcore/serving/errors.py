@@ -11,11 +11,13 @@ class RequestError(Exception):
         status: of HTTP.
         kind: "validation", "overloaded", ...
         message: what is wrong, and what was expected.
+        is_body_unread: whether the client may still be sending.
     """
 
     status: int
     kind: str
     message: str
+    is_body_unread: bool = False
 
     def __str__(self) -> str:
         return self.message
@@ -32,8 +34,18 @@ def invalid(message: str) -> RequestError:
 
 
 def too_large(message: str) -> RequestError:
-    """A body, a batch or a text beyond the limits."""
+    """A batch or a text beyond the limits."""
     return RequestError(413, "validation", message)
+
+
+def body_too_large(message: str) -> RequestError:
+    """A body beyond the limit."""
+    return RequestError(413, "validation", message, is_body_unread=True)
+
+
+def body_too_slow(message: str) -> RequestError:
+    """A body that did not arrive in time."""
+    return RequestError(408, "timeout", message, is_body_unread=True)
 
 
 def overloaded(message: str) -> RequestError:

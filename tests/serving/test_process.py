@@ -1,44 +1,23 @@
 """A real server process: started by the command, used over TCP, stopped by a signal."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from tests.serving.process import served
+
 pytestmark = pytest.mark.slow
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
 def server(folders):
-    """A server's process and address."""
-    port = free_port()
-    command = [sys.executable, "-m", "bertcore", "serve", str(folders["encoder"]), "--port", str(port)]
-    process = subprocess.Popen(command, env={**os.environ, "BERTCORE_BACKEND": "numba"})
-    address = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 300  # kernels may have to be compiled
-    while time.monotonic() < deadline:
-        try:
-            httpx.get(f"{address}/health")
-            break
-        except httpx.TransportError:
-            assert process.poll() is None
-            time.sleep(0.1)
-    yield process, address
-    process.kill()
-    process.wait()
+    with served(folders["encoder"], backend="numba") as (process, port):
+        yield process, f"http://127.0.0.1:{port}"
 
 
 def test_a_server(server):

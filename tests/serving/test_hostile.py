@@ -1,0 +1,204 @@
+"""Clients that are killed, slow, greedy or wrong: what a real server answers them, and that it goes on."""
+
+import contextlib
+import json
+import signal
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from bench.memory import resident
+from tests.serving.process import served
+
+pytestmark = pytest.mark.slow
+
+GOOD = {"inputs": "the cat"}
+MOST_BYTES = 100_000
+CLIENT = httpx.Client(timeout=60, verify=False)  # for what is well-behaved; of its own, each takes 30 ms to begin
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    with served(folders["encoder"], options=("--max-body-bytes", str(MOST_BYTES))) as found:
+        yield found
+
+
+def raw(port, *parts, pause=0.0):
+    """A connection on which these bytes were sent."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    for part in parts:
+        connection.sendall(part)
+        time.sleep(pause)
+    return connection
+
+
+def head(length, path="/embed", more=""):
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n{more}\r\n".encode()
+
+
+def kill(connection):
+    """End it as the system does for a process that is killed with data unread: at once, with a reset."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def post(port, path="/embed", **body):
+    return CLIENT.post(f"http://127.0.0.1:{port}{path}", json=body)
+
+
+def killed_in_the_head(port):
+    kill(raw(port, head(20)[:30]))
+
+
+def killed_in_the_body(port):
+    kill(raw(port, head(1000), b'{"inputs": "the'))
+
+
+def killed_while_it_waits(port):
+    body = json.dumps({"inputs": ["the cat"] * 50}).encode()
+    kill(raw(port, head(len(body)), body))
+
+
+def no_http(port):
+    with raw(port, b"\x16\x03\x01 this is no HTTP\r\n\r\n") as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+
+
+def too_long_a_head(port):
+    with raw(port, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 200_000) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+
+
+def length_beyond_the_limit(port):
+    with raw(port, head(1 << 40)) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def body_beyond_the_limit(port):
+    answer = CLIENT.post(f"http://127.0.0.1:{port}/embed", content=b"x" * 50 * MOST_BYTES)
+    assert answer.status_code == 413 and answer.json()["error_type"] == "validation"
+
+
+def wrong_json(port):
+    for content, status in ((b"", 400), (b"{", 400), (b"[" * 50_000, 400), (b"\xff", 400), (b"3", 422)):
+        assert CLIENT.post(f"http://127.0.0.1:{port}/embed", content=content).status_code == status
+
+
+def wrong_types(port):
+    for wrong in (None, 3, [], [None], [["a"]], {"a": 1}):
+        assert post(port, inputs=wrong).status_code == 422
+    assert post(port, "/v1/embeddings", input="a", dimensions="many").status_code == 422
+
+
+def unknown_model(port):
+    assert post(port, "/v1/embeddings", input="a", model="no-such-model").status_code == 404
+
+
+HOSTILE = (
+    killed_in_the_head, killed_in_the_body, killed_while_it_waits, no_http, too_long_a_head, length_beyond_the_limit,
+    body_beyond_the_limit, wrong_json, wrong_types, unknown_model,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("client", HOSTILE, ids=lambda client: client.__name__)
+def test_the_next_client_is_served(server, client):
+    _, port = server
+    expected = post(port, **GOOD).json()
+    client(port)
+    assert post(port, **GOOD).json() == expected
+
+
+def test_null_is_the_default(server):
+    null = {"encoding_format": None, "dimensions": None, "user": None, "model": None}
+    answer = post(server[1], "/v1/embeddings", input="the cat", **null)
+    assert answer.status_code == 200 and isinstance(answer.json()["data"][0]["embedding"], list)
+
+
+def test_slow_clients_are_served_and_hold_up_nobody(server):
+    _, port = server
+    body = json.dumps(GOOD).encode()
+    sent = head(len(body)) + body
+    with ThreadPoolExecutor(20) as pool:
+        pieces = [sent[start : start + 8] for start in range(0, len(sent), 8)]
+        slow = [pool.submit(raw, port, *pieces, pause=0.3) for _ in range(20)]
+        times = []
+        while not all(future.done() for future in slow):
+            start = time.perf_counter()
+            assert post(port, **GOOD).status_code == 200
+            times.append(time.perf_counter() - start)
+        assert len(times) > 5 and sorted(times)[len(times) // 2] < 0.3  # the pause of the slow ones
+        for future in slow:
+            with future.result() as connection:
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_who_sends_a_byte_a_second_is_told_after_30_seconds(server):
+    _, port = server
+    start = time.monotonic()
+    with raw(port, head(1000)) as connection:
+        connection.settimeout(1)
+        answer = b""
+        while not answer and time.monotonic() - start < 60:
+            with contextlib.suppress(TimeoutError):
+                connection.sendall(b" ")
+                answer = connection.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 408") and 25 < time.monotonic() - start < 40
+    assert post(port, **GOOD).status_code == 200
+
+
+def test_memory_is_flat_after_2000_of_them(server):
+    process, port = server
+
+    def storm(count):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda number: HOSTILE[number % len(HOSTILE)](port), range(count)))
+        assert post(port, **GOOD).status_code == 200
+        return resident(process=process.pid)
+
+    before = storm(300)
+    assert storm(2000) < before + 10
+
+
+def test_a_full_queue_under_load(folders):
+    with served(folders["encoder"], options=("--max-queue-tokens", "500")) as (_, port):
+        body = {"inputs": ["the cat sat on an mat"] * 60}
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda _: post(port, **body), range(200)))
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 429} and statuses.count(200) > 5
+        assert all(answer.headers["retry-after"] == "1" for answer in answers if answer.status_code == 429)
+        assert post(port, **GOOD).status_code == 200
+        assert "bertcore_waiting_tokens 0.0" in CLIENT.get(f"http://127.0.0.1:{port}/metrics").text
+
+
+def test_sigterm_under_load(folders):
+    """Every answer that begins is whole; after it nobody is served, and the command ends in time."""
+    with served(folders["encoder"]) as (process, port):
+        answers, stopped = [], threading.Event()
+
+        def ask():
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                while not stopped.is_set():
+                    try:
+                        answers.append(client.post("/embed", json={"inputs": ["the cat"] * 20}))
+                    except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError):
+                        return
+
+        with ThreadPoolExecutor(8) as pool:
+            asking = [pool.submit(ask) for _ in range(8)]
+            while len(answers) < 40:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(30)
+            stopped.set()
+            for future in asking:
+                future.result()
+        assert code == 128 + signal.SIGTERM
+        assert all(answer.status_code == 200 and len(answer.json()) == 20 for answer in answers)
+        with pytest.raises(httpx.ConnectError):
+            post(port, **GOOD)
