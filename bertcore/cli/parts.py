@@ -1,7 +1,6 @@
 """A corpus of files, cut into parts of neighbouring rows: each is read alone, in bounded memory."""
 
 import gzip
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -108,17 +107,16 @@ def _lines(part: Part) -> Iterator[str]:
 
 def _objects(part: Part) -> Iterator[Any]:
     from bertcore.training.data import MalformedRecord, Record
+    from bertcore.training.data.files import json_object
 
     for number, line in enumerate(_lines(part), part.first + 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise MalformedRecord(f"{part.file}:{number}: no JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise MalformedRecord(f"{part.file}:{number}: a JSON {type(value).__name__}, expected an object")
-        yield Record(value, str(part.file), number)
+            values = json_object(line)
+        except ValueError as error:
+            raise MalformedRecord(f"{part.file}:{number}: {error}") from error
+        yield Record(values, str(part.file), number)
 
 
 def _table(file: Path) -> Any:

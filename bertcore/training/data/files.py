@@ -156,14 +156,22 @@ def _json(lines: Lines) -> Iterator[_Found | _Problem]:
 
 def _json_object(number: int, line: str) -> _Found | _Problem:
     try:
+        return _Found(number, json_object(line))
+    except ValueError as error:
+        return _Problem(number, str(error))
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """The object in a line of JSON lines. Raises ValueError for what is none, and for text that is no Unicode."""
+    try:
         value = json.loads(line)
         if "\\ud" in line.lower():  # an escape of half a character, which no text can hold
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        return _Problem(number, f"no JSON: {error}; expected an object in each line")
+        raise ValueError(f"no JSON: {error}; expected an object in each line") from error
     if not isinstance(value, dict):
-        return _Problem(number, f"a JSON {type(value).__name__}, expected an object in each line")
-    return _Found(number, value)
+        raise ValueError(f"a JSON {type(value).__name__}, expected an object in each line")
+    return value
 
 
 def _table(delimiter: str) -> Callable[[Lines], Iterator[_Found | _Problem]]:
