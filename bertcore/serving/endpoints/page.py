@@ -6,7 +6,7 @@ from html import escape
 from starlette.responses import HTMLResponse, Response
 
 from bertcore.serving.metrics import Metrics
-from bertcore.serving.models import Models
+from bertcore.serving.models import WHAT, Models
 
 EXAMPLES = {
     "dense": {
@@ -25,33 +25,52 @@ EXAMPLES = {
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>bertcore</title>
 <meta name="viewport" content="width=device-width">
+<link rel="icon" href="data:,">
 <style>
+:root {{ color-scheme: light dark }}
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }}
+label {{ display: block; margin-bottom: 1rem }}
+select, input, textarea, button {{ font: inherit; padding: .3rem .5rem; box-sizing: border-box }}
 textarea, pre {{ width: 100%; box-sizing: border-box; font: 14px/1.4 ui-monospace, monospace }}
-pre {{ background: #f4f4f4; padding: .5rem; overflow: auto; max-height: 24rem; white-space: pre-wrap }}
+pre {{ background: #8882; padding: .5rem; overflow: auto; max-height: 24rem; white-space: pre-wrap }}
+pre {{ overflow-wrap: anywhere }}
+pre:empty {{ display: none }}
+.row {{ display: flex; flex-wrap: wrap; gap: 0 2rem }}
+.wrong {{ color: #d33 }}
 </style>
 <h1>bertcore</h1>
 <ul>{models}</ul>
-<p><label>Request <select id="path">{options}</select></label>
-<label>API key <input id="key" type="password" autocomplete="off"></label></p>
-<p><label>Body<textarea id="body" rows="8"></textarea></label></p>
+<div class="row"><label>Request <select id="path">{options}</select></label>
+<label>API key, if it asks for one <input id="key" type="password" autocomplete="off"></label></div>
+<label>Body<textarea id="body" rows="10" spellcheck="false"></textarea></label>
 <p><button id="send">Send</button> <span id="status" role="status"></span></p>
 <pre id="answer"></pre>
 <script>
 const examples = {examples};
 const at = id => document.getElementById(id);
 const show = () => {{ at("body").value = JSON.stringify(examples[at("path").value], null, 2); }};
+const tell = (status, isWrong) => {{
+  at("status").textContent = status;
+  at("status").className = isWrong ? "wrong" : "";
+}};
+const messageOf = text => {{
+  try {{ const error = JSON.parse(text).error; return ": " + (error.message || error); }} catch {{ return ""; }}
+}};
+const lines = text => text.replaceAll("],[", "],\\n[").replaceAll("}},{{", "}},\\n{{");
 at("path").onchange = show;
 at("send").onclick = async () => {{
   const start = performance.now(), headers = {{"Content-Type": "application/json"}};
   if (at("key").value) headers.Authorization = "Bearer " + at("key").value;
-  at("status").textContent = "...";
+  at("send").disabled = true;
+  at("answer").textContent = "";
+  tell("...", false);
   try {{
     const answer = await fetch(at("path").value, {{method: "POST", headers, body: at("body").value}});
-    const text = await answer.text();
-    at("status").textContent = answer.status + " in " + Math.round(performance.now() - start) + " ms";
-    at("answer").textContent = text.length > 20000 ? text.slice(0, 20000) + " ..." : text;
-  }} catch (error) {{ at("status").textContent = String(error); }}
+    const text = await answer.text(), taken = " in " + Math.round(performance.now() - start) + " ms";
+    tell(answer.status + taken + (answer.ok ? "" : messageOf(text)), !answer.ok);
+    if (answer.ok) at("answer").textContent = lines(text.length > 20000 ? text.slice(0, 20000) + " ..." : text);
+  }} catch (error) {{ tell("no answer: " + error.message, true); }}
+  at("send").disabled = false;
 }};
 show();
 </script>
@@ -62,6 +81,6 @@ def response(models: Models, metrics: Metrics) -> Response:
     """The page, with an example of each request that a model here answers."""
     kinds = {model.kind for model in models.all}
     examples = {path: body for kind in EXAMPLES if kind in kinds for path, body in EXAMPLES[kind].items()}
-    listed = "".join(f"<li>{escape(model.name)}: {model.kind}</li>" for model in models.all)
+    listed = "".join(f"<li>{escape(model.name)} {WHAT[model.kind]}</li>" for model in models.all)
     options = "".join(f"<option>{escape(path)}</option>" for path in examples)
     return HTMLResponse(PAGE.format(models=listed, options=options, examples=json.dumps(examples)))
