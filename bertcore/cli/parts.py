@@ -1,7 +1,9 @@
 """A corpus of files, cut into parts of neighbouring rows: each is read alone, in bounded memory."""
 
 import gzip
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -52,7 +54,7 @@ def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
     """The parts of a file: each of `rows` rows but the last, and of a file without rows one that is empty.
 
     Lines are counted, and not read; a Parquet file says how many rows it has. CommandError for a Parquet file without
-    the column.
+    the column, and for a damaged compression.
     """
     if _ending(file) in PARQUET:
         yield from _parts_of_table(file, rows, column)
@@ -73,7 +75,7 @@ def texts_of(part: Part, column: str) -> Iterator[str]:
     """The texts of a part: its lines, or what stands in `column`; blank lines of JSON lines are left out.
 
     Raises:
-        CommandError: for bytes that are not UTF-8.
+        CommandError: for bytes that are not UTF-8, and for a damaged compression.
         MalformedRecord: for a line that is no JSON object, for one without the column and for what is no text there.
     """
     if _ending(part.file) in TEXT:
@@ -95,8 +97,14 @@ def _ending(file: Path) -> str:
     return file.suffix if ending in PARQUET else ending
 
 
-def _opened(file: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb"))
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file of lines; CommandError where its compression is damaged."""
+    try:
+        with cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")) as stream:
+            yield stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CommandError(f"{file} has a damaged compression: {error}") from error
 
 
 def _lines(part: Part) -> Iterator[str]:
