@@ -71,17 +71,17 @@ def put_load(port: int, texts: Sequence[str], clients: int, seconds: float) -> L
     bodies = [request_of(text) for text in texts]
     times: list[list[float]] = [[] for _ in range(clients)]
     failures: list[BaseException] = []
-    ready = threading.Barrier(clients + 1)
+    begin: list[float] = []
+    ready = threading.Barrier(clients + 1, action=lambda: begin.append(time.perf_counter()))
 
     def ask(own: list[float], first: int) -> None:
         try:
             with contextlib.closing(Client(port)) as client:
                 client.post(bodies[first])  # connects
                 ready.wait()
-                end = time.perf_counter() + seconds
                 for body in islice(cycle(bodies), first, None):
                     start = time.perf_counter()
-                    if start >= end:
+                    if start >= begin[0] + seconds:
                         return
                     client.post(body)
                     own.append(time.perf_counter() - start)
@@ -96,9 +96,8 @@ def put_load(port: int, texts: Sequence[str], clients: int, seconds: float) -> L
         thread.start()
     with contextlib.suppress(threading.BrokenBarrierError):
         ready.wait()
-    begin = time.perf_counter()
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
-    return Load(np.concatenate(times), time.perf_counter() - begin)
+    return Load(np.concatenate(times), time.perf_counter() - begin[0])
