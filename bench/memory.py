@@ -1,4 +1,7 @@
-"""How much memory a process has resident, as Linux tells it."""
+"""How much memory a process has resident, as Linux tells it.
+
+It imports nothing of bertcore: it is asked before bertcore is imported, whose memory is measured.
+"""
 
 from pathlib import Path
 
