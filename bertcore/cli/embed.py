@@ -4,11 +4,11 @@ Every line is a text, an empty line an empty text; the embedding on line n of th
 of the input. Input is UTF-8; a byte order mark and carriage returns before line ends are no part of the texts. It is
 read as it comes, in bounded memory. An output file appears when it is complete, and not before.
 
-With --ray (pip install "bertcore[ray]") that many workers embed a corpus: a file, or a folder of them, of text (.txt,
-.text, .md), JSON lines (.jsonl, .json), each also with .gz, or Parquet. FILE is a folder then: it gets a file for each
-part of the corpus, part-000000.npy and so on, in the order of the corpus, with the bits that one process gives. A run
-begun again makes what is missing. Ray is the cluster of RAY_ADDRESS, or this machine; each worker has to find the files
-where they are named."""
+With --ray (pip install "bertcore[ray]") a corpus is embedded by several workers. INPUT is a file or a folder of
+files: of text (.txt, .text, .md), of JSON lines (.jsonl, .json), each also with .gz, or Parquet. --output is a
+folder: each part of the corpus becomes a file of it, part-000000.npy and so on, in the order of the corpus, with the
+bits that one process gives. The same command again makes only what is missing. The workers run on the cluster of
+RAY_ADDRESS, or on this machine; every worker must find the files under the same names."""
 
 import argparse
 import contextlib
