@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def test_code_blocks_run_and_print_what_is_said(page):
     """The blocks of a page run one after another, in one namespace."""
     for host in HOSTS.get(page.name, ()):
         pytest.importorskip(host)
+        if host == "pyspark" and shutil.which("java") is None:
+            pytest.skip("no Java, which Spark runs in")
     text, names = page.read_text(encoding="utf-8"), {"__name__": "__main__"}
     for found in BLOCK.finditer(text):
         line = text.count("\n", 0, found.start()) + 2
