@@ -113,6 +113,16 @@ def test_a_full_queue_is_told(server, monkeypatch):
     assert client.post("/embed", json={"inputs": "a b"}).status_code == 200
 
 
+@pytest.mark.parametrize("name", ["encoder", "reranker"])
+def test_long_texts_are_read_in_a_thread(folders, monkeypatch, name):
+    model, threads = ServedModel(folders[name], name), []
+    monkeypatch.setattr(model, "read", lambda texts, **options: threads.append(threading.get_ident()) or [options])
+    for word in ("a", "a" * 1001):
+        texts = [word, word] if name == "encoder" else [(word, word)]
+        assert asyncio.run(model.tokens(texts, truncate=True)) == [{"truncate": True}]
+    assert threads[0] == threading.get_ident() != threads[1]
+
+
 def test_time_is_limited(server, monkeypatch):
     go_on = blocked(monkeypatch)
     client = server(timeout=0.2)

@@ -1,6 +1,5 @@
 """Dense embeddings, as several endpoints want them."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +17,6 @@ def prompt_of(model: ServedModel, body: Mapping[str, Any]) -> str:
         return model.engine.prompt(None, name)
     except ValueError as error:
         raise invalid(str(error)) from error
-
-
-async def tokens_of(model: ServedModel, texts: list[str], *, truncate: bool, prompt: str, name: str) -> list[Any]:
-    """The tokens of texts, in a thread of its own: long texts must not hold up other requests."""
-    return await asyncio.to_thread(model.read, texts, truncate=truncate, prompt=prompt, name=name)
 
 
 async def embeddings(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from bertcore.serving import fields
-from bertcore.serving.endpoints.dense import prompt_of, tokens_of
+from bertcore.serving.endpoints.dense import prompt_of
 from bertcore.serving.models import Models, finite
 from bertcore.serving.settings import ServerSettings
 
@@ -13,7 +13,7 @@ async def answer(body: dict[str, Any], models: Models, settings: ServerSettings)
     model = models.of_kind("sparse")
     texts = fields.one_or_more(body, "inputs", settings.max_client_batch_size)
     truncate, prompt = fields.truncation(body, settings.auto_truncate), prompt_of(model, body)
-    rows = await tokens_of(model, texts, truncate=truncate, prompt=prompt, name="inputs")
+    rows = await model.tokens(texts, truncate=truncate, prompt=prompt, name="inputs")
     return [
         [
             {"index": index, "value": value}

@@ -4,7 +4,7 @@ import base64
 from typing import Any
 
 from bertcore.serving import fields
-from bertcore.serving.endpoints.dense import embeddings, prompt_of, tokens_of
+from bertcore.serving.endpoints.dense import embeddings, prompt_of
 from bertcore.serving.errors import invalid
 from bertcore.serving.models import Models
 from bertcore.serving.settings import ServerSettings
@@ -25,7 +25,7 @@ async def answer(body: dict[str, Any], models: Models, settings: ServerSettings)
     fields.text(body, "user", None)
     dimensions = fields.count(body, "dimensions")
     truncate, prompt = settings.auto_truncate, prompt_of(model, {})
-    rows = await tokens_of(model, texts, truncate=truncate, prompt=prompt, name="input")
+    rows = await model.tokens(texts, truncate=truncate, prompt=prompt, name="input")
     found = await embeddings(model, rows, normalize=True, dimensions=dimensions)
     data = [
         {"object": "embedding", "embedding": row if form == "float" else _base64(row), "index": index}

@@ -1,6 +1,5 @@
 """/predict: {inputs, truncate, raw_scores} -> [{score, label}], the most probable first, or a list of such lists."""
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ async def answer(body: dict[str, Any], models: Models, settings: ServerSettings)
     model = models.of_kind("classifier")
     inputs, is_one = _inputs(body, settings.max_client_batch_size)
     truncate, raw = fields.truncation(body, settings.auto_truncate), fields.flag(body, "raw_scores", False)
-    rows = await asyncio.to_thread(model.read, inputs, truncate=truncate)
+    rows = await model.tokens(inputs, truncate=truncate)
     scores = finite(np.stack(await model.compute("logits", rows)))
     if not raw:
         config = model.engine.model.config

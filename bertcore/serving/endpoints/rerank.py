@@ -1,6 +1,5 @@
 """/rerank: {query, texts, truncate, raw_scores, return_text} -> [{index, score, text?}], the best first."""
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ async def answer(body: dict[str, Any], models: Models, settings: ServerSettings)
     truncate = fields.truncation(body, settings.auto_truncate)
     raw, with_text = fields.flag(body, "raw_scores", False), fields.flag(body, "return_text", False)
     pairs = [(query, text) for text in texts]
-    rows = await asyncio.to_thread(model.read, pairs, truncate=truncate, name="texts")
+    rows = await model.tokens(pairs, truncate=truncate, name="texts")
     scores = finite(np.stack(await model.compute("logits", rows))[:, 0])
     scores = scores if raw else sigmoid(scores)
     return [

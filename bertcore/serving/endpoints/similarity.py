@@ -3,7 +3,7 @@
 from typing import Any
 
 from bertcore.serving import fields
-from bertcore.serving.endpoints.dense import embeddings, prompt_of, tokens_of
+from bertcore.serving.endpoints.dense import embeddings, prompt_of
 from bertcore.serving.errors import invalid
 from bertcore.serving.models import Models
 from bertcore.serving.settings import ServerSettings
@@ -19,6 +19,6 @@ async def answer(body: dict[str, Any], models: Models, settings: ServerSettings)
     source = fields.text(inputs, "source_sentence")
     sentences = fields.texts(inputs, "sentences", settings.max_client_batch_size)
     truncate, prompt = fields.truncation(parameters, settings.auto_truncate), prompt_of(model, parameters)
-    rows = await tokens_of(model, [source, *sentences], truncate=truncate, prompt=prompt, name="sentences")
+    rows = await model.tokens([source, *sentences], truncate=truncate, prompt=prompt, name="sentences")
     found = await embeddings(model, rows, normalize=True, dimensions=None)
     return found[1:] @ found[0]
