@@ -174,6 +174,17 @@ def updatable(name: str, array: Any) -> None:
         raise ValueError(f"{name} is {what}, expected an array that can be updated in place")
 
 
+def writable_rows(name: str, array: Any) -> None:
+    """`array`, of any strides but for its last axis, can be written to."""
+    flags, sizes = array.flags, zip(array.shape, array.strides, strict=True)
+    is_broadcast = array.size > 0 and any(size > 1 and not stride for size, stride in sizes)
+    is_writable = getattr(flags, "writeable", True) and not is_broadcast
+    has_rows = array.size == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize
+    if not (is_writable and has_rows and getattr(flags, "aligned", True)):
+        what = "not of contiguous rows and aligned" if is_writable else "read-only or broadcast"
+        raise ValueError(f"{name} is {what}, expected an array that can be written to row by row")
+
+
 def separate(**arrays: Any) -> None:
     """No two C-contiguous arrays share memory; a GPU's are not looked at."""
     on_host = [(name, array) for name, array in arrays.items() if isinstance(array, np.ndarray)]

@@ -5,11 +5,12 @@ What the backends implement, with `scoring` as arguments.py describes it:
     attention(query, key, value, scoring, return_probs, return_components, compute_dtype)
         -> (output, lse, probabilities or None, components or None)
 
-    attention_backward(grad_output, query, key, value, output, lse, scoring)
+    attention_backward(grad_output, query, key, value, output, lse, scoring, out)
         -> (grad_query, grad_key, grad_value, grad_bias or None, RelativePositions of gradients or None)
 
 All arrays of tokens are (batch, heads, length, head_dim) with contiguous rows; packed ones are views of that form whose
-batch is 1. grad_bias may have size 1 along axes on which bias has a stride of 0.
+batch is 1. grad_bias may have size 1 along axes on which bias has a stride of 0. `out` is None or where the first three
+gradients go.
 """
 
 from dataclasses import fields, replace
@@ -151,6 +152,7 @@ def attention_backward(
     scale: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: int = 0,
+    out: tuple[Any, Any, Any] | None = None,
     backend: str | None = None,
 ) -> Gradients:
     """The gradients of `attention`; the probabilities are computed again from lse (Dao et al. 2022, arXiv:2205.14135).
@@ -160,6 +162,8 @@ def attention_backward(
         output, lse: what `attention` returned with return_lse=True.
         query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale, dropout_p,
             dropout_seed, backend: as for `attention`.
+        out: arrays for the gradients of query, key and value, of their shapes and dtype, with contiguous rows and
+            writable; none overlaps another array of the call. They may be views of one array. By default new ones.
 
     Returns:
         A named tuple (query, key, value, bias, relative), each of the shape and dtype of its array, None where that is
@@ -171,9 +175,10 @@ def attention_backward(
     """
     call = _open(
         backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias,
-        grad_output=grad_output, output=output, lse=lse,
+        grad_output=grad_output, output=output, lse=lse, **_named_targets(out),
     )  # fmt: skip
-    *arrays, grad_output, output, lse = call.arrays
+    count = len(call.arrays) - (0 if out is None else 3)
+    *arrays, grad_output, output, lse = call.arrays[:count]
     query, bias = arrays[0], arrays[6]
     if bias is not None and 0 in bias.strides:
         arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
@@ -184,7 +189,10 @@ def attention_backward(
     is_packed = scoring.cu_seqlens is not None
     lse = _check_lse(lse, query, is_packed)
     grad_output, output = (_four_axes(array, is_packed) for array in (grad_output, output))
-    *grads, grad_bias, grad_relative = call.compute("attention_backward", grad_output, *inputs, output, lse, scoring)
+    if out is not None:
+        out = _check_targets(call.arrays[count:], arrays[:3], is_packed)
+    given = grad_output, *inputs, output, lse, scoring, out
+    *grads, grad_bias, grad_relative = call.compute("attention_backward", *given)
     if is_packed:
         grads = [_packed(grad) for grad in grads]
         grad_relative = _packed_relative(grad_relative)
@@ -281,6 +289,25 @@ def _packed_relative(grads: RelativePositions | None) -> RelativePositions | Non
         return None
     per_query = {name: getattr(grads, name) for name in ("query_for_position", "segment_scores")}
     return replace(grads, **{name: None if it is None else _packed(it) for name, it in per_query.items()})
+
+
+def _named_targets(out: Any) -> dict[str, Any]:
+    if out is None:
+        return {}
+    if not isinstance(out, tuple) or len(out) != 3:
+        raise TypeError(f"out must be a tuple of three arrays, got {out!r:.100}")
+    return {f"out[{number}]": array for number, array in enumerate(out)}
+
+
+def _check_targets(targets: Any, arrays: Any, is_packed: bool) -> tuple[Any, ...]:
+    """Where the gradients of these arrays go, with four axes."""
+    for number, (target, array) in enumerate(zip(targets, arrays, strict=True)):
+        name = f"out[{number}]"
+        checks.shape(array.shape, **{name: target})
+        if target.dtype != array.dtype:
+            raise TypeError(f"{name} has dtype {target.dtype}, expected {array.dtype}")
+        checks.writable_rows(name, target)
+    return tuple(target.transpose(1, 0, 2)[None] if is_packed else target for target in targets)
 
 
 def _check_lse(lse: Any, query: Any, is_packed: bool) -> Any:

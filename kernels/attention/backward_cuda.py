@@ -36,7 +36,7 @@ def dropped_output(output, lse, query, key, arrays, problem, scoring):
     KERNELS.launch(kernel, grid, (THREADS,), args, shared_bytes)
 
 
-def attention_backward(grad_output, query, key, value, output, lse, scoring):
+def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
     """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None)."""
     check_head_dim(query)
     xp, is_packed = _cuda.array_module(query), scoring.cu_seqlens is not None
@@ -53,10 +53,13 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring):
         _launch_tiled("queries", (grad_query, grad_scores, *map(np.int32, longest)), shared, problem, is_packed, query)
     grads = [_four_axes(grad, is_packed) for grad in (grad_query, grad_key, grad_value)]
     grad_bias = None if scoring.bias is None else _sum_broadcast(grad_scores, scoring.bias)
-    if scoring.relative is None:
-        return *grads, grad_bias, None
-    sums = _Sums(grad_scores, longest, scoring, problem)
-    return *grads, grad_bias, _relative_gradients(sums, query, key, *grads[:2])
+    grad_relative = None
+    if scoring.relative is not None:
+        sums = _Sums(grad_scores, longest, scoring, problem)
+        grad_relative = _relative_gradients(sums, query, key, *grads[:2])
+    for target, grad in zip(out or (), grads, strict=False):
+        target[...] = grad
+    return *(out or grads), grad_bias, grad_relative
 
 
 def check_head_dim(query):

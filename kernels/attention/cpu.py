@@ -145,7 +145,7 @@ def forward_fields(arrays, integers, offsets, scratch, scoring):
 # --- backward ---------------------------------------------------------------------------------------
 
 
-def attention_backward(grad_output, query, key, value, output, lse, scoring):
+def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
     """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
 
     Rows of probabilities are whole here, so `output` is not needed (see reference.py for why that is better).
@@ -159,7 +159,9 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring):
     arrays = {"query": query, "key": key, "value": value, "lse": as_kernel_array(lse), "grad_output": grad_output}
     arrays |= {"mask": added_mask(scoring.attn_mask, dtype), "bias": added_mask(bias, dtype)}
     arrays |= {name: addressed(array) for name, array in term_arrays(relative, query).items()}
-    grads = {name: empty_like(arrays[name], scoring.cu_seqlens, empty) for name in ("query", "key", "value")}
+    names = "query", "key", "value"
+    targets = out or (empty_like(arrays[name], scoring.cu_seqlens, empty) for name in names)
+    grads = dict(zip(names, targets, strict=True))
     grads["bias"] = grad_bias
     grads |= _relative_gradients(relative, parts, scoring.cu_seqlens)
     if query.size or key.size:

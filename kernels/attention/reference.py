@@ -103,14 +103,13 @@ def score_components(query, key, scoring, compute_dtype):
 
 
 @ieee_arithmetic
-def attention_backward(grad_output, query, key, value, output, lse, scoring):
+def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
     """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
 
     grad_bias has size 1 where bias is broadcast.
     """
     relative, heads = scoring.relative, query.shape[1]
-    grad_query = empty_like(query, scoring.cu_seqlens)
-    grad_key, grad_value = empty_like(key, scoring.cu_seqlens), empty_like(value, scoring.cu_seqlens)
+    grad_query, grad_key, grad_value = out or (empty_like(array, scoring.cu_seqlens) for array in (query, key, value))
     grad_bias = None if scoring.bias is None else np.zeros(unbroadcast(scoring.bias).shape)
     grad_relative = None if relative is None else _empty_gradients(relative, query, scoring.cu_seqlens)
     for piece in _pieces(scoring):

@@ -54,6 +54,43 @@ def test_attention_reads_slices_of_a_fused_projection():
     np.testing.assert_array_equal(found, kernels.attention(*(array.copy() for array in slices), cu_seqlens=OFFSETS))
 
 
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("shape, offsets", [((7, 3, 4, 8), OFFSETS), ((2, 3, 4, 5, 8), None), ((0, 3, 4, 8), [0, 0])])
+def test_attention_writes_gradients_where_out_says(backend, shape, offsets):
+    joined, given = f32(*shape), np.full(shape, np.nan, np.float32)
+    arrays, out = ([each[:, index] for index in range(3)] for each in (joined, given))
+    relative = kernels.RelativePositions(np.arange(5), position_key=f32(5, 4, 8), position_query=f32(5, 4, 8))
+    options = {"cu_seqlens": None if offsets is None else np.array(offsets), "relative": relative, "backend": backend}
+    output, lse = kernels.attention(*arrays, return_lse=True, **options)
+    expected = kernels.attention_backward(output, *arrays, output, lse, **options)
+    found = kernels.attention_backward(output, *arrays, output, lse, out=tuple(out), **options)
+    for own, wanted, target in zip(found[:3], expected[:3], out, strict=True):
+        np.testing.assert_array_equal(target, wanted)
+        assert own.__array_interface__["data"] == target.__array_interface__["data"]
+    np.testing.assert_array_equal(found.relative.position_key, expected.relative.position_key)
+
+
+UNWRITABLE = {
+    "one array": (DENSE[0], TypeError, "out must be a tuple of three arrays"),
+    "another shape": ((f32(2, 4, 5, 7), *DENSE[1:]), ValueError, r"out\[0\] has shape \(2, 4, 5, 7\)"),
+    "another dtype": ((*DENSE[:2], DENSE[2].astype(float)), TypeError, r"out\[2\] has dtype float64, expected float32"),
+    "broadcast": (
+        (*DENSE[:2], np.broadcast_to(f32(5, 8), (2, 4, 5, 8))),
+        ValueError,
+        r"out\[2\] is read-only",
+    ),
+    "columns apart": ((*DENSE[:2], f32(2, 4, 5, 16)[..., ::2]), ValueError, r"out\[2\] is not of contiguous rows"),
+}
+
+
+@pytest.mark.parametrize("case", UNWRITABLE)
+def test_attention_refuses_where_gradients_cannot_go(case):
+    out, error, message = UNWRITABLE[case]
+    output, lse = kernels.attention(*DENSE, return_lse=True)
+    with pytest.raises(error, match=message):
+        kernels.attention_backward(output, *DENSE, output, lse, out=out)
+
+
 def test_the_gradient_of_a_bias_has_its_own_shape():
     output, lse = kernels.attention(*DENSE, return_lse=True)
     for shape in [(), (1,), (5,), (5, 1), (4, 1, 5), (2, 1, 1, 1), (2, 4, 5, 5)]:
