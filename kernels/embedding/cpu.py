@@ -6,7 +6,7 @@ array, is not copied. The gradient adds the occurrences of an id in their order,
 
 import numpy as np
 
-from .._numba import address_of, as_addressed_array, empty, helper, kernel, parallel_kernel, region, zeros
+from .._numba import address_of, as_addressed_array, empty, helper, kernel, parallel_kernel, region
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import lanes, pointer, pointer_at
 from ..precision import is_bfloat16
@@ -34,11 +34,15 @@ def embedding(input, weight):
 def embedding_backward(grad_output, input, num_embeddings, add_to):
     """Gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None."""
     dim = grad_output.shape[-1]
-    grad_weight = zeros((num_embeddings, dim), grad_output.dtype) if add_to is None else add_to
-    if grad_output.size:
-        ids, first = _ids(input), np.full(num_embeddings, -1)
-        tasks = min(task_count(grad_output.nbytes, GRAIN_BYTES), -(-dim // STRIPE))
-        _scatter(flat(grad_output), ids, dim, first, np.empty_like(ids), np.empty(dim), grad_weight, tasks)
+    grad_weight = empty((num_embeddings, dim), grad_output.dtype) if add_to is None else add_to
+    if not grad_output.size:
+        if add_to is None:
+            grad_weight[...] = 0
+        return grad_weight
+    ids, first = _ids(input), np.full(num_embeddings, -1)
+    tasks = min(task_count(grad_output.nbytes, GRAIN_BYTES), -(-dim // STRIPE))
+    links = first, np.empty_like(ids)
+    _scatter(flat(grad_output), ids, dim, *links, np.empty(dim), grad_weight, add_to is None, tasks)
     return grad_weight
 
 
@@ -86,7 +90,18 @@ def _sum_columns(grad, ids, dim, first, following, exact, out, task, tasks):
             target[c] += exact[c]
 
 
+@region
+def _clear(out, task, tasks):
+    """Zeros by all threads: NumPy's, by one, took a gradient of a large vocabulary 1.6 times as long (Emerald Rapids, 2
+    threads, 128100 words of 768)."""
+    target = pointer(out, 0)
+    for i in range(share(out.size, task, tasks), share(out.size, task + 1, tasks)):
+        target[i] = 0
+
+
 @kernel(regions=True)
-def _scatter(grad, ids, dim, first, following, exact, out, tasks):
+def _scatter(grad, ids, dim, first, following, exact, out, is_new, tasks):
+    if is_new:
+        _clear(out, tasks)
     _link_occurrences(ids, first, following)
     _sum_columns(grad, ids, dim, first, following, exact, out, tasks)
