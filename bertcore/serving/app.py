@@ -25,7 +25,7 @@ from bertcore.serving.models import Models, ServedModel
 from bertcore.serving.settings import ServerSettings
 
 CLIENT_GONE = 499  # what nginx calls it; nobody reads the answer
-LINGER = 2.0  # seconds in which a client may end to send what is not read
+LINGER = 2.0  # seconds that a client has to finish sending what is not read
 Answer = Callable[[dict[str, Any], Models, ServerSettings], Awaitable[Any]]
 
 
@@ -160,7 +160,7 @@ class LastResponse(Response):
     """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """As of every ASGI application."""
+        """Answer at once; close when the client has finished sending, or LINGER is over."""
         self.headers["Connection"] = "close"
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await send(start)

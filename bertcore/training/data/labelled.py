@@ -15,7 +15,7 @@ from bertcore.training.masking import IGNORED
 from bertcore.training.truncation import is_cut
 
 AT_ONCE = 256  # records that are tokenised together
-MISSING = "nan", "inf", "-inf"  # numbers that are none; among words they may be names
+MISSING = "nan", "inf", "-inf"  # refused among numbers; among words they may be labels
 DOCUMENT = "-DOCSTART-"  # what begins a document among CoNLL's lines
 
 Numbered = tuple[int, Mapping[str, Any]]
