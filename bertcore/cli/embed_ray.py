@@ -5,6 +5,8 @@ import functools
 import hashlib
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from bertcore.cli.common import CommandError, chosen_backend
 from bertcore.cli.embeddings import encoder_of, encoding_options, write_embeddings
 from bertcore.cli.outputs import output_stream
 from bertcore.cli.parts import Part, corpus_files, parts_of, texts_of
+from bertcore.cli.signals import TERMINATED
 
 NOTE = "embed.json"  # beside the parts: what they were made of
 RETRIES = 2  # of a worker that died: for want of memory, or with its machine
@@ -97,9 +100,14 @@ def _ray() -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    ray.init(include_dashboard=False, logging_level="WARNING")
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(include_dashboard=False, logging_level="ERROR")
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray's own handler would not clean up
         yield ray
+    except SystemExit as exit:  # of whose code Ray makes a 1
+        raise SystemExit(TERMINATED) from exit
     finally:
         ray.shutdown()
 

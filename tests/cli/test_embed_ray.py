@@ -3,12 +3,18 @@
 import gzip
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
+from bertcore import SentenceEncoder, use_backend
 from bertcore.cli import main
 from bertcore.cli.parts import corpus_files, parts_of, texts_of
+from tests.cli.test_embed import START
 from tests.tiny_bert import WIDTH, random_texts
 
 TEXTS = ["the cat sat on a mat.", "", "paris is ü", "  the  ", *random_texts(95)]
@@ -189,8 +195,8 @@ def test_a_run_begun_again_makes_what_is_missing(two_workers, encoder_folder, co
     assert {file: file.read_bytes() for file in parts_in(out)} == {
         file: content for file, (_, content) in whole.items()
     }
-    for file, (time, _) in whole.items():
-        assert (file.stat().st_mtime_ns == time) == (file not in gone)
+    for file, (made, _) in whole.items():
+        assert (file.stat().st_mtime_ns == made) == (file not in gone)
 
 
 @pytest.mark.slow
@@ -247,3 +253,26 @@ def test_another_model(two_workers, encoder_folder, corpus, tmp_path, capsys):
     (model / "vocab.txt").write_text((model / "vocab.txt").read_text().replace("paris", "berlin"))
     assert embed(model, *command) == 1
     assert "has parts of another model (" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_a_run_that_was_ended_goes_on(two_workers, encoder_folder, tmp_path):
+    texts, out = random_texts(6000), tmp_path / "out"
+    write_text(tmp_path / "a.txt", texts)
+    command = [encoder_folder, tmp_path / "a.txt", "-o", out, "--ray", 2, "--part-rows", 2]
+    start = [sys.executable, "-c", f"{START} sys.exit(main())", "embed", *command, "--backend", "numba"]
+    with subprocess.Popen(list(map(str, start)), stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 300
+        while len(parts_in(out)) < 3 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=300) == 143
+    done = parts_in(out)
+    assert 3 <= len(done) < 3000 and all(np.load(file).shape == (2, WIDTH) for file in done)
+    times = [file.stat().st_mtime_ns for file in done]
+    assert embed(*command) == 0
+    assert [file.stat().st_mtime_ns for file in done] == times
+    with use_backend("numba"):
+        expected = SentenceEncoder(encoder_folder).encode(texts)
+    np.testing.assert_array_equal(np.concatenate([np.load(file) for file in parts_in(out)]), expected)
