@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bertcore.checkpoint.config import read_json_object
 from bertcore.cli.common import CommandError, chosen_backend
 from bertcore.cli.embeddings import encoder_of, encoding_options, write_embeddings
 from bertcore.cli.outputs import output_stream
@@ -131,7 +132,7 @@ def _check_folder(out: Path, facts: Mapping[str, Any]) -> None:
         raise CommandError(f"{out} holds files, and no {NOTE}: give a new or empty folder")
     if not any(name.startswith("part-") for name in held):
         return
-    found = json.loads(note.read_bytes())
+    found = read_json_object(note)
     changed = [name for name, value in facts.items() if found.get(name) != value]
     if changed:
         was, now = (str(of.get(changed[0]))[:60] for of in (found, facts))

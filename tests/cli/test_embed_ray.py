@@ -126,6 +126,17 @@ def test_ray_needs_an_input(encoder_folder, tmp_path, capsys):
     assert "--ray needs INPUT, the name of a file or folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("note", "told"), [("{", "is not valid JSON"), ("[]", "holds a JSON list")])
+def test_a_note_that_cannot_be_read(encoder_folder, tmp_path, capsys, note, told):
+    write_text(tmp_path / "a.txt", TEXTS)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "part-000000.npy").write_bytes(b"")
+    (out / "embed.json").write_text(note)
+    assert main(["embed", str(encoder_folder), str(tmp_path / "a.txt"), "--ray", "1", "-o", str(out)]) == 1
+    assert f"{out / 'embed.json'} {told}" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def two_workers():
     """A Ray of two CPUs, for one worker each."""
