@@ -107,7 +107,7 @@ def _ray() -> Iterator[Any]:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray's own handler would not clean up
         yield ray
-    except SystemExit as exit:  # of whose code Ray makes a 1
+    except SystemExit as exit:  # Ray has changed its code to 1
         raise SystemExit(TERMINATED) from exit
     finally:
         ray.shutdown()
