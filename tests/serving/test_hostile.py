@@ -19,7 +19,9 @@ pytestmark = pytest.mark.slow
 
 GOOD = {"inputs": "the cat"}
 MOST_BYTES = 100_000
-CLIENT = httpx.Client(timeout=60, verify=False)  # for what is well-behaved; of its own, each takes 30 ms to begin
+# For what is well-behaved: one client, as each takes 30 ms to begin; each request on a connection of its own, as one
+# that is kept alive may be closed by the server just when it is used again.
+CLIENT = httpx.Client(timeout=300, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +82,9 @@ def length_beyond_the_limit(port):
 
 
 def body_beyond_the_limit(port):
-    answer = CLIENT.post(f"http://127.0.0.1:{port}/embed", content=b"x" * 50 * MOST_BYTES)
-    assert answer.status_code == 413 and answer.json()["error_type"] == "validation"
+    size = 50 * MOST_BYTES  # more than the system's buffers hold: it can be sent if the server reads it alone
+    with raw(port, head(size), b"x" * size) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413")
 
 
 def wrong_json(port):
