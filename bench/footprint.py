@@ -21,7 +21,7 @@ from bertcore.demo_model import demo_model_folder
 
 SHORT = 550
 SHARES = (0.1, 0.5, 1.0)  # of the texts, after which the memory is read
-CHUNK = 1 << 20  # bytes of output between two looks
+CHUNK = 1 << 20  # bytes of output between two looks, at most
 
 ENCODE = """
 import sys
@@ -88,7 +88,7 @@ def memory_of_embed(folder: Path, count: int) -> Iterator[tuple[float, float]]:
         writer = threading.Thread(target=_write, args=(process.stdin, count))
         writer.start()
         done, shares, last = 0, list(SHARES), 0.0
-        while chunk := process.stdout.read(CHUNK):
+        while chunk := process.stdout.read1(CHUNK):
             done += chunk.count(b"\n")
             with contextlib.suppress(OSError, KeyError):  # it has ended: what it had before is the last
                 last = resident(process=process.pid)
