@@ -51,8 +51,8 @@ def check(cuda, dtype, scoring, heads=2, heads_k=2, lengths=(40, 37), head_dim=1
         run = functools.partial(first, on_cuda.attention)
         assert_close(cuda.run(run, query, key, value, scoring, False, False, None), expected)
     arrays = grad, query, key, value, expected.astype(dtype), lse.astype(np.float32)
-    found = cuda.run(flat, on_cuda.attention_backward, *arrays, scoring)
-    expected = flat(reference.attention_backward, wide(grad), *exact, expected, lse, exactly)
+    found = cuda.run(flat, on_cuda.attention_backward, *arrays, scoring, None)
+    expected = flat(reference.attention_backward, wide(grad), *exact, expected, lse, exactly, None)
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):
         if other is None:
             assert one is None, index
