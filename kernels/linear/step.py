@@ -69,7 +69,7 @@ def deferred_linear(program, input, weight, bias, activation, residual):
         depth=depth,
         out_features=weight.out_features,
         activation=activation_code(activation),
-        **{name: program.address(array) for name, array in arrays.items()},
+        **{name: 0 if array is None else program.address(array) for name, array in arrays.items()},
     )
     return output
 
