@@ -38,11 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dtype_argument(parser)
     parser.add_argument("--seed", type=whole, default=42, metavar="N", help="of what is held out (default: 42)")
     parser.add_argument("--skip-malformed", action="store_true", help="leave out lines that cannot be read, and tell")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(task="sequence")
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    from bertcore.tasks.probabilities import FUNCTIONS
+
     check_once([*args.data, *(args.eval or [])], "a part of it is held out: give files")
     if args.out == "-":
         raise CommandError("--out is -, expected the name of a file")
@@ -54,14 +57,12 @@ def run(args: argparse.Namespace) -> None:
         classifier = _classifier(args, folder)
         fitted, measured = (_scores(classifier, some, args) for some in (rows, held_out))
         calibration = METHODS[args.method]()
-        calibration.fit(_taken(calibration, fitted[0]), fitted[1])
+        calibration.fit(FUNCTIONS[calibration.takes](fitted[0]), fitted[1])
         held = calibration_as_json(calibration, list(classifier.id2label.values()))
         stream.write(f"{json.dumps(held, ensure_ascii=False)}\n".encode())
-    print(f"texts     {len(rows):,} fitted to, {len(held_out):,} held out")
-    if args.method == "temperature":
-        print(f"scores    divided by {calibration.temperature:.4f}")
-    _tell(calibration, *measured)
-    print(f"file      {args.out}")
+    temperature = {"temperature": calibration.temperature} if args.method == "temperature" else {}
+    found = {"fitted_to": len(rows), "held_out": len(held_out), **temperature, **_effect(calibration, *measured)}
+    print(json.dumps({"method": args.method, **found, "file": args.out}) if args.json else _shown(found, args.out))
 
 
 def _classifier(args: argparse.Namespace, folder: Any) -> Any:
@@ -90,20 +91,22 @@ def _scores(classifier: Any, rows: list[Any], args: argparse.Namespace) -> tuple
     return np.array([[scores[name] for name in names] for scores in found]), np.array(right)
 
 
-def _taken(calibration: Any, scores: Any) -> Any:
-    """What a calibration takes, of a model's scores."""
-    from bertcore.tasks.probabilities import FUNCTIONS
-
-    return FUNCTIONS[calibration.takes](scores)
-
-
-def _tell(calibration: Any, scores: Any, right: Any) -> None:
-    """Print what the calibration does to probabilities of texts that it was not fitted to."""
+def _effect(calibration: Any, scores: Any, right: Any) -> dict[str, list[float]]:
+    """What the calibration does to probabilities of texts that it was not fitted to: pairs of before and after."""
     from bertcore.tasks.calibration import expected_calibration_error
-    from bertcore.tasks.probabilities import softmax
+    from bertcore.tasks.probabilities import FUNCTIONS, softmax
 
-    tables = softmax(scores), calibration.transform(_taken(calibration, scores))
-    errors = [expected_calibration_error(table, right) for table in tables]
-    shares = [(table.argmax(axis=1) == right).mean() for table in tables]
-    print(f"error     {errors[0]:.4f} before, {errors[1]:.4f} after (expected calibration error)")
-    print(f"accuracy  {shares[0]:.4f} before, {shares[1]:.4f} after")
+    tables = softmax(scores), calibration.transform(FUNCTIONS[calibration.takes](scores))
+    return {
+        "calibration_error": [float(expected_calibration_error(table, right)) for table in tables],
+        "accuracy": [float((table.argmax(axis=1) == right).mean()) for table in tables],
+    }
+
+
+def _shown(found: dict[str, Any], file: str) -> str:
+    lines = [f"texts     {found['fitted_to']:,} fitted to, {found['held_out']:,} held out"]
+    if "temperature" in found:
+        lines.append(f"scores    divided by {found['temperature']:.4f}")
+    (error, new_error), (accuracy, new_accuracy) = found["calibration_error"], found["accuracy"]
+    lines.append(f"error     {error:.4f} before, {new_error:.4f} after (expected calibration error)")
+    return "\n".join([*lines, f"accuracy  {accuracy:.4f} before, {new_accuracy:.4f} after", f"file      {file}"])

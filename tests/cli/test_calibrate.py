@@ -66,6 +66,12 @@ def test_calibrate_and_classify(folder, rows, method, tmp_path, capsys):
     if method == "temperature":
         assert told["scores"] == f"divided by {fitted.temperature:.4f}" and fitted.temperature > 1.5
 
+    assert calibrate(folder, data, "--eval", measure, "--method", method, "--out", out, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["calibration_error"] == pytest.approx(errors, rel=1e-6) and len(found["accuracy"]) == 2
+    assert (found["method"], found["fitted_to"], found["held_out"], found["file"]) == (method, 80, 40, str(out))
+    assert found.get("temperature") == (pytest.approx(fitted.temperature) if method == "temperature" else None)
+
     given = ("classify", folder, TEXTS[0], "--calibration", out, "--top-k", 3, "--json", "--backend", "numpy")
     assert main([*map(str, given)]) == 0
     found = {each["label"]: each["score"] for each in json.loads(capsys.readouterr().out)}
