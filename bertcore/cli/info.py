@@ -1,6 +1,7 @@
 """Tell what a model is: its sizes, parameters, FLOPs, memory, and what was published of it.
 
-NAME is a preset, the folder of a model, or its id on the Hugging Face hub, of which only the config is read. Without
+NAME is a preset, a config file (.json), the folder of a model, or its id on the Hugging Face hub, of which only the
+config is read. Without
 NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model of one.
 
 FLOPs are those of the products in the encoder, for each token of a sequence of --length: twice the weights that it
@@ -36,7 +37,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="a preset, a model's folder or id (default: list presets)"
+        "name", metavar="NAME", nargs="?", help="a preset, a config file, a model's folder or id (default: list presets)"
     )
     add_length_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -69,16 +70,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The config of a preset, folder or id on the hub, and the published facts of a preset."""
+    """The config of a preset, file, folder or id on the hub, and the published facts of a preset."""
     from bertcore import checkpoint
+    from bertcore.checkpoint.config import read_json_object
     from bertcore.tasks.sentence_encoder.settings import read_settings
 
     known = known_preset(name)
     if known is not None:
         return known.config, _facts(known)
-    is_here = name == "demo" or Path(name).is_dir()
-    folder = model_folder(name) if is_here else checkpoint.resolve(name, "tokenizer")  # all but the weights
-    return checkpoint.read_config(read_settings(folder).model_folder), {}
+    if _is_config(name):
+        return read_json_object(Path(name)), {}
+    return checkpoint.read_config(read_settings(model_folder(name, "tokenizer")).model_folder), {}
 
 
 def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,10 +108,10 @@ def _told_head(own: Mapping[str, Any]) -> str:
 
 
 def known_preset(name: str) -> "Preset | None":
-    """The preset of that name; None for a folder or an id on the hub, ValueError for what is none of them."""
+    """The preset of that name; None for a file, a folder or an id on the hub, ValueError for what is none of them."""
     from bertcore.presets import preset
 
-    if name == "demo" or Path(name).is_dir():
+    if name == "demo" or Path(name).is_dir() or _is_config(name):
         return None
     try:
         return preset(name)
@@ -117,6 +119,10 @@ def known_preset(name: str) -> "Preset | None":
         if "/" in name:  # as in few presets' names, and most ids on the hub
             return None
         raise ValueError(f"{name} is no folder here, and {error}") from None
+
+
+def _is_config(name: str) -> bool:
+    return name.endswith(".json") and Path(name).is_file()
 
 
 def _facts(known: "Preset") -> dict[str, Any]:

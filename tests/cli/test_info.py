@@ -48,6 +48,13 @@ def test_a_folder(encoder_folder, capsys):
     assert "year" not in shown(capsys, encoder_folder)
 
 
+def test_a_config_file(tmp_path, encoder_folder, capsys):
+    file = tmp_path / "tiny.json"
+    write_json(file, CONFIG)
+    found, expected = (json.loads(shown(capsys, name, "--json")) for name in (file, encoder_folder))
+    assert found | {"name": expected["name"]} == expected
+
+
 def test_the_head_of_a_folder(tmp_path, encoder_folder, capsys):
     """What the checkpoint has, beside what its family could have."""
     assert "its head    none\n" in shown(capsys, encoder_folder)
