@@ -3,10 +3,13 @@
 import argparse
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertcore.dtypes import DTYPES
 from bertcore.kernels import get_backend, resolve_backend, use_backend
+
+if TYPE_CHECKING:
+    from bertcore.checkpoint.hub import Wanted
 
 MODEL_HELP = (
     "folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or the word demo for "
@@ -20,15 +23,19 @@ class CommandError(RuntimeError):
     """A command cannot do what it was asked; the message is for the user."""
 
 
-def model_folder(name: str) -> Path:
-    """The folder that the argument MODEL names, fetched from the hub for an id; CommandError if there is none."""
+def model_folder(name: str, wanted: "Wanted" = "sentence_encoder") -> Path:
+    """The folder that the argument MODEL names, fetched from the hub for an id; CommandError if there is none.
+
+    `wanted` is what is fetched (checkpoint.resolve): weights, tokenizer and what sentence encoders have, or "tokenizer"
+    for all but the weights.
+    """
     if name == "demo":
         from bertcore.demo_model import demo_model_folder
 
         return demo_model_folder()
     from bertcore import checkpoint
 
-    folder = checkpoint.resolve(name, "sentence_encoder")  # weights and tokenizer, and what sentence encoders have
+    folder = checkpoint.resolve(name, wanted)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise CommandError(f"{name} {what}, expected the folder of a model, its id on the hub, or demo")

@@ -319,7 +319,7 @@ def _tokenizer(args: argparse.Namespace, config: dict[str, Any]) -> Any:
     if args.tokenizer:
         if args.vocab_size:
             raise CommandError("--vocab-size is of a tokenizer that is learnt: leave it out beside --tokenizer")
-        return AutoTokenizer.from_pretrained(args.tokenizer)
+        return AutoTokenizer.from_pretrained(model_folder(args.tokenizer, "tokenizer"))
     if args.objective == "mlm+entities":
         raise CommandError("--objective mlm+entities needs --tokenizer: LUKE's, with entity_vocab.json beside it")
     check_once(args.corpus, "a tokenizer is learnt from it first: give --tokenizer")

@@ -27,6 +27,6 @@ def run(args: argparse.Namespace) -> None:
     from bertcore import AutoTokenizer
     from bertcore.training.objectives import preview
 
-    tokenizer = AutoTokenizer.from_pretrained(model_folder(args.model))
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(args.model, "tokenizer"))
     for line in preview(args.text, tokenizer, epochs=args.epochs, seed=args.seed).splitlines():
         print(printable(line))
