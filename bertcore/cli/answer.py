@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _inputs(args):
-    yield iter([{"question": args.question, "context": args.context or _read(args.input)}])
+    yield iter([{"question": args.question, "context": _read(args.input) if args.context is None else args.context}])
 
 
 def _read(path: str) -> str:

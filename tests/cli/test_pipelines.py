@@ -128,6 +128,7 @@ def test_answer(folders, capsys, stdin):
     assert [line.split(maxsplit=2)[2] for line in lines] == [each["answer"] for each in expected]
     stdin(b"\xff")
     assert "stdin is not UTF-8 at byte 1" in command(capsys, "answer", folder, question, code=1)
+    assert "context" in command(capsys, "answer", folder, question, "", code=1)  # and not the input
 
 
 def test_the_wrong_head(folders, capsys):
