@@ -23,11 +23,17 @@ def options(description: str, *, seconds: float, out: str) -> argparse.ArgumentP
     parser.add_argument("--seconds", type=float, default=seconds, help="of each training (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and masks (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line for each run, which spread.py reads")
-    parser.add_argument("--texts", type=int, help="to learn from and to measure with (default: all)")
+    parser.add_argument("--texts", type=_count, help="to learn from and to measure with (default: all)")
     parser.add_argument(
         "--out", default=Path(out), type=Path, help="a folder for what is trained (default: %(default)s)"
     )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
+    return int(text)
 
 
 def report(given: argparse.Namespace, run: str, *, curve: list[tuple[float, float]] = (), **figures: Any) -> None:
