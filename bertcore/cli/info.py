@@ -37,7 +37,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="a preset, a config file, a model's folder or id (default: list presets)"
+        "name", metavar="NAME", nargs="?", help="a preset, config file, model's folder or id (default: list presets)"
     )
     add_length_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
