@@ -1,0 +1,100 @@
+"""The Trainer on the CUDA kernels and CuPy's arrays, as on a GPU; the kernels run in the CPU emulator."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModelForMaskedLM, use_backend
+from bertcore.lora import LoraConfig, get_peft_model
+from bertcore.presets import preset_config
+from bertcore.training import Trainer, TrainingArguments
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.training.tiny_runs import (
+    MaskingCollator,
+    accuracy,
+    assert_resumes,
+    assert_same_weights,
+    class_trainer,
+    classifier,
+    language_trainer,
+    without_times,
+)
+
+EPSILON = 1e-3  # with Adam's own, rounding decides where the gradient of a key's bias, zero, goes
+
+
+@pytest.fixture
+def emulated_gpu():
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    with driverless() as gpu, use_backend("cupy"):
+        yield gpu
+
+
+def with_adapters(folder, **settings):
+    model = get_peft_model(classifier(), LoraConfig(r=3, target_modules=["query", "value"]))
+    return class_trainer(folder, model=model, **settings)
+
+
+RUNS = {
+    "masked words, batches in turns": (language_trainer, {"gradient_accumulation_steps": 2, "logging_steps": 1}),
+    "evaluation": (class_trainer, {"compute_metrics": accuracy, "eval_strategy": "steps", "eval_steps": 1}),
+    "label smoothing": (class_trainer, {"label_smoothing_factor": 0.1, "weight_decay": 0.1}),
+    "layers again": (class_trainer, {"gradient_checkpointing": True, "max_grad_norm": 0}),
+    "muon": (class_trainer, {"optim": "muon"}),
+    "lamb": (class_trainer, {"optim": "lamb"}),
+    "stable_adamw": (class_trainer, {"optim": "stable_adamw"}),
+    "low-rank adapters": (with_adapters, {}),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_runs_follow_numpy(emulated_gpu, run, tmp_path):
+    make, settings = run
+    trainers = {}
+    for backend in ("numpy", "cupy"):
+        with use_backend(backend):
+            folder = tmp_path / backend
+            trainers[backend] = make(folder, **{"max_steps": 2, "adam_epsilon": EPSILON, **settings})
+            trainers[backend].train()
+    expected, found = trainers["numpy"], trainers["cupy"]
+    assert emulated_gpu.launches
+    lines = [without_times(trainer.state.log_history) for trainer in (expected, found)]
+    for line, ours in zip(*lines, strict=True):
+        speeds = {name for name in line if "runtime" in name or "per_second" in name}
+        assert {name: ours[name] for name in line.keys() - speeds} == pytest.approx(
+            {name: line[name] for name in line.keys() - speeds}, rel=1e-4
+        )
+    weights = found.model.state_dict()
+    for name, array in expected.model.state_dict().items():
+        np.testing.assert_allclose(weights[name], array, rtol=1e-3, atol=2e-4, err_msg=name)
+
+
+def test_a_run_goes_on_with_the_same_bits(emulated_gpu, tmp_path):
+    def trainer(folder, max_steps=3):
+        return language_trainer(folder, max_steps=max_steps, lr_scheduler_type="constant")
+
+    whole, _ = assert_resumes(trainer, tmp_path, steps=2)
+    again = trainer(tmp_path / "again")
+    again.train()
+    assert_same_weights(again.model, whole.model)
+
+
+@pytest.mark.slow
+def test_mini_bert_follows_numpy_for_twenty_steps(emulated_gpu, tmp_path):
+    """Four layers of 256, as Mini-BERT has, over fewer words; with dropout."""
+    rng = np.random.default_rng(0)
+    words = [5 + (395 * rng.random(length) ** 4).astype(int) for length in rng.integers(4, 17, 64)]  # some are frequent
+    texts = [{"input_ids": some.tolist()} for some in words]
+    losses = {}
+    for backend in ("numpy", "cupy"):
+        settings = {"max_steps": 20, "logging_steps": 1, "per_device_train_batch_size": 4, "save_strategy": "no"}
+        args = TrainingArguments(
+            tmp_path / backend, learning_rate=5e-4, warmup_steps=4, report_to="none", disable_tqdm=True, **settings
+        )
+        with use_backend(backend):
+            model = AutoModelForMaskedLM.from_config({**preset_config("mini-bert"), "vocab_size": 400}, seed=1)
+            trainer = Trainer(model, args, MaskingCollator(), texts)
+            trainer.train()
+        losses[backend] = [line["loss"] for line in trainer.state.log_history]
+    assert np.mean(losses["numpy"][-4:]) < np.mean(losses["numpy"][:4]) - 0.3
+    np.testing.assert_allclose(losses["cupy"], losses["numpy"], rtol=1e-3)
