@@ -11,6 +11,7 @@ CUDA_COMPILER = [  # compiles .cu files to cubin with no driver and no GPU
     "nvidia-cuda-runtime==13.0.*",
     "nvidia-cuda-crt==13.0.*",
     "nvidia-cuda-cccl==13.0.*",
+    "nvidia-cuda-nvdisasm>=13.2",  # 5 MB: the tests read the machine code
 ]
 
 # Metrics, progress, plots, and sentences of documents (sentencex: by rules, for some 300 languages).

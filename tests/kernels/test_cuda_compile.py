@@ -1,58 +1,30 @@
 """Every kernel that can be launched compiles for every GPU generation we support, and keeps its variables in registers.
 
-NVRTC comes from PyPI (extra `test`) and needs neither a GPU nor a driver. What was compiled once is remembered, by
-content.
+NVRTC and nvdisasm come from PyPI (extra `test`) and need neither a GPU nor a driver.
 """
-
-import hashlib
-import importlib.metadata
-import io
-import re
-from pathlib import Path
 
 import pytest
 
-from bertcore.kernels import _cuda
-from tests.cuda_emulator.build import cuda_include_folders
 from tests.cuda_emulator.modules import KERNELS, OPERATIONS, modules
+from tests.kernels.machine_code import ARCHITECTURES, compiled, disassembler, read
 
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
-CACHE = Path(__file__).parents[2] / "build" / "cuda_compile"
-COMPILER = pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')
-
-
-def compile_log(text, instantiations, architecture):
-    """What ptxas says about each kernel; raises with NVRTC's message when something does not compile."""
-    version = importlib.metadata.version("nvidia-cuda-nvrtc")
-    content = "\0".join((text, *instantiations, architecture, *_cuda.OPTIONS, version))
-    cached = CACHE / f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.log"
-    if cached.exists():
-        return cached.read_text()
-    options = COMPILER.ProgramOptions(
-        std="c++17",
-        arch=architecture,
-        ftz=True,  # as CuPy has it
-        include_path=[str(folder) for folder in cuda_include_folders()],
-        ptxas_options=["-v"],
-    )
-    log = io.StringIO()
-    COMPILER.Program(text, "c++", options).compile("cubin", name_expressions=tuple(instantiations), logs=log)
-    CACHE.mkdir(parents=True, exist_ok=True)
-    said = log.getvalue().rstrip("\0")
-    cached.write_text(said)
-    return said
+GENERIC = {"attention_forward", "relative_attention_forward"}  # AddedScores holds pointers in shared memory
+pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')
 
 
-ENTRY = re.compile(
-    r"Compiling entry function '(?P<kernel>\w+)'.*?"
-    r"(?P<frame>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads",
-    re.DOTALL,
-)
+def slow_bytes(made):
+    """{kernel: bytes it keeps in memory instead of registers}: spills, and arrays indexed at run time."""
+    return {kernel: uses["stack_bytes"] for kernel, uses in made.resources.items() if uses["stack_bytes"]}
 
 
-def slow_bytes(log):
-    """{mangled kernel name: bytes it keeps in memory instead of registers}: spills, and arrays indexed at run time."""
-    return {entry["kernel"]: sum(map(int, entry.group("frame", "stores", "loads"))) for entry in ENTRY.finditer(log)}
+def slow_instructions(made):
+    """{kernel: its loads and stores that go to local memory, or find out the address space when they run}."""
+    found = {}
+    for kernel, code in read(made).items():
+        generic = () if kernel.partition("<")[0] in GENERIC else ("LD", "ST", "ATOM")
+        slow = {each.name for each in code if each.name.split(".")[0] in ("LDL", "STL", *generic)}
+        found |= {kernel: slow} if slow else {}
+    return found
 
 
 def check(operation, architecture, chosen):
@@ -60,11 +32,10 @@ def check(operation, architecture, chosen):
     found = modules(operation)
     assert found, f"{operation}/cuda.py has no _cuda.Module"
     for module in found:
-        instantiations = chosen(module.instantiations)
-        slow = slow_bytes(compile_log(module.text, instantiations, architecture))
-        assert len(slow) == len(instantiations), "not every instantiation is in the log"
-        slow = {kernel: size for kernel, size in slow.items() if size}
-        assert not slow, f"bytes in memory instead of registers: {slow}"
+        made = compiled(module.text, chosen(module.instantiations), architecture)
+        assert not slow_bytes(made), "memory instead of registers"
+        if disassembler() is not None:
+            assert not slow_instructions(made), "local memory or generic addresses"
 
 
 def first_of_each(instantiations):
@@ -88,7 +59,7 @@ def test_every_instantiation_compiles_without_spills(operation, architecture):
 
 
 def test_spills_are_noticed():
-    assert not any(slow_bytes(compile_log("__global__ void empty() {}", ("empty",), "sm_80")).values())
+    assert not slow_bytes(compiled("__global__ void empty() {}", ("empty",), "sm_80"))
     source = """
         __global__ void __launch_bounds__(1024, 2) greedy(float *data) {
           float held[64];  // of 32 registers
@@ -98,7 +69,10 @@ def test_spills_are_noticed():
           #pragma unroll
           for (int i = 0; i < 64; ++i) data[threadIdx.x * 64 + i] = held[i];
         }"""
-    assert any(slow_bytes(compile_log(source, ("greedy",), "sm_80")).values())
+    made = compiled(source, ("greedy",), "sm_80")
+    assert slow_bytes(made)["greedy"]
+    if disassembler() is not None:
+        assert {name.split(".")[0] for name in slow_instructions(made)["greedy"]} == {"LDL", "STL"}
 
 
 def test_each_source_has_a_launcher():

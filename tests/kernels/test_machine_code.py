@@ -1,0 +1,82 @@
+"""The instructions that kernels are made of: tensor cores, 16-byte loads, and how many there are."""
+
+from itertools import product
+
+import pytest
+
+from tests.cuda_emulator.modules import modules
+from tests.kernels.instruction_figures import FIGURES
+from tests.kernels.machine_code import ARCHITECTURES, compiled, disassembler, machine_code, read
+
+if disassembler() is None:
+    pytest.skip('nvdisasm is not installed: pip install -e ".[test]"', allow_module_level=True)
+pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')
+
+MAIN = ("sm_80", "sm_90")
+ROOM = 1.03  # a few more instructions are the compiler's
+
+
+def marked(values, is_main):
+    return [pytest.param(*value, marks=() if is_main(value) else pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize(
+    "figure, architecture",
+    marked(product(FIGURES, ARCHITECTURES), lambda value: value[1] in MAIN),
+    ids=lambda value: value if isinstance(value, str) else value.kernel,
+)
+def test_no_more_instructions_than_written_down(figure, architecture):
+    written = figure.counts[ARCHITECTURES.index(architecture)]
+    assert figure.read(architecture) <= ROOM * written, "more instructions: is it worth them?"
+
+
+# The instructions that a kernel must have, by the parts of their names.
+TENSOR_CORES = (("HMMA",), ("LDSM",), ("LDGSTS", "128"), ("STG", "128"))  # with cp.async, hence from sm_80 on
+MUST_HAVE = {
+    ("attention", "attention_forward<__half, 64, 1>"): TENSOR_CORES,
+    ("attention", "relative_attention_forward<__half, 64>"): TENSOR_CORES,
+    ("linear", "linear_mma<__half, 128, 128>"): TENSOR_CORES,
+    ("linear", "linear_mma<__nv_bfloat16, 64, 64>"): TENSOR_CORES,
+}
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(a, marks=() if a == "sm_90" else pytest.mark.slow) for a in ARCHITECTURES[1:]]
+)
+@pytest.mark.parametrize("operation, kernel", MUST_HAVE)
+def test_what_must_be_there(operation, kernel, architecture):
+    module = next(module for module in modules(operation) if kernel in module.instantiations)
+    code = machine_code(module, (kernel,), architecture)[kernel]
+    for parts in MUST_HAVE[operation, kernel]:
+        assert code.count(*parts), f"no {'.'.join(parts)}"
+
+
+# ---- the reader itself ----------------------------------------------------------------------------------------------
+
+SOURCE = """
+    struct Held { const float *there; };
+    __global__ void copies(const float4 *__restrict__ from, float4 *to) { to[threadIdx.x] = from[threadIdx.x]; }
+    __global__ void chases(float *to, int n) {
+      __shared__ Held held[64];
+      held[threadIdx.x].there = to + n;
+      __syncthreads();
+      to[threadIdx.x] = *(threadIdx.x & 1 ? (volatile float *)held : (volatile float *)to);
+    }
+    __global__ void repeats(float *to, int n) {
+      float sum = 0.f;
+      #pragma unroll 1
+      for (int i = 0; i < n; ++i) sum = sqrtf(sum + to[i]);
+      to[0] = sum;
+    }"""
+
+
+def test_reading_machine_code():
+    codes = read(compiled(SOURCE, ("copies", "chases", "repeats"), "sm_80"))
+    copies, chases, repeats = codes.values()
+    assert copies.count("LDG", "128") == copies.count("LDG") == copies.count("STG", "128") == 1
+    assert not copies.loops() and not copies.shared_bytes and 0 < copies.count() < 32
+    assert chases.count("LD") == 1 and chases.shared_bytes == 512
+    inner = repeats.loop("LDG")
+    assert inner.count("LDG") == 1 and not inner.count("STG") and repeats.count("STG") == 1
+    assert inner.count() < repeats.count()
+    assert all(0 < code.registers < 64 for code in codes.values())
