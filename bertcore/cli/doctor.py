@@ -99,7 +99,7 @@ def _cpu(numba_problem: str | None) -> Rows:
         *rows,
         ("features", " ".join(features) or "none of those that matter here"),
         ("compiled for", f"{machinery.LEVEL.name}, vectors of {machinery.LEVEL.vector_bytes} bytes"),
-        *_tiles_unused(machinery, features),
+        *_amx(machinery, features),
         ("threads", f"{threads.count}, by {threads.source}; pool {machinery.THREADING_LAYER}"),
     ]
 
@@ -110,15 +110,21 @@ def _tiles() -> list[str]:
     return [name for name in AMX if name.replace("-", "_") in flags]
 
 
-def _tiles_unused(machinery: ModuleType, features: list[str]) -> Rows:
-    """Why AMX is not used, on a CPU that has it."""
-    if machinery.LEVEL.tiles or not set(AMX) <= set(features):
+def _amx(machinery: ModuleType, features: list[str]) -> Rows:
+    """Whether AMX is used on a CPU that has it, and why."""
+    if not set(AMX) <= set(features):
         return []
+    isa, is_used = machinery.isa, machinery.LEVEL.tiles == machinery.isa.NATIVE
     if setting("ISA"):
-        return [("AMX", f"not used: {variable('ISA')}={setting('ISA')}")]
-    level = next(level for level in machinery.isa.LEVELS if level.name == "amx")
-    asked = f"{variable('ISA')}=amx asks for it; it has not been tried on such a CPU"
-    return [("AMX", f"not used: {machinery.isa.why_not(level) or asked}")]
+        reason = f"{variable('ISA')}={setting('ISA')}"
+    elif is_used:
+        reason = "its tiles were tried on this machine, and every bit was right"
+    else:
+        level = next(level for level in isa.LEVELS if level.tiles == isa.NATIVE)
+        reason = (
+            isa.why_not_unasked(level, isa.llvm.get_host_cpu_name()) or "Numba's target was chosen (NUMBA_CPU_NAME)"
+        )
+    return [("AMX", f"{'used' if is_used else 'not used'}: {reason}")]
 
 
 def _gpu(cupy_problem: str | None) -> Rows:

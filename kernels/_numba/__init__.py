@@ -8,7 +8,7 @@ To write a kernel start from the docstring of simd.py.
 from ..threads import set_num_threads, thread_count
 from .arena import empty, zeros
 from .arrays import address_of, aligned_empty, as_addressed_array, as_kernel_array
-from .cache import cache_folder
+from .folder import cache_folder
 from .isa import LEVEL, host_features
 from .jit import helper, inline_helper, kernel, parallel_kernel, region
 from .threads import THREADING_LAYER, num_threads

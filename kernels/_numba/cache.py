@@ -21,26 +21,17 @@ from typing import Any
 
 import llvmlite
 import numba
-from numba.core import caching, config, event
+from numba.core import caching, event
 from numba.core.serialize import dumps
 
-from ..cache_folder import usable_cache_folder
-from ..own_name import PACKAGE, PROJECT, setting
+from ..own_name import PACKAGE
+from .folder import cache_folder
 from .isa import LEVEL
 from .sources import ROOT, Sources, package_digests
 from .threads import size_pool
 
 UNUSED_DAYS = 90
 _DAY = 24 * 3600.0
-
-
-@cache
-def cache_folder() -> Path:
-    """The folder of compiled kernels, below BERTCORE_CACHE_DIR, else NUMBA_CACHE_DIR, else the user's cache folder."""
-    name = f"numba-{numba.__version__}"
-    if config.CACHE_DIR and not setting("CACHE_DIR"):
-        return Path(config.CACHE_DIR) / PROJECT / name  # the user said where Numba's caches belong
-    return usable_cache_folder(holding=name) / name
 
 
 def _digest(file: Path) -> str:
@@ -159,7 +150,7 @@ def _remove_unused(folder: Path) -> None:
     Whoever would have loaded one in that moment compiles it again.
     """
     oldest = time.time() - UNUSED_DAYS * _DAY
-    kinds = "numba-*/*/*.nb[ci]", "numba-*/*/*.tmp*", "numba-*/sources-*"
+    kinds = "numba-*/*/*.nb[ci]", "numba-*/*/*.tmp*", "numba-*/sources-*", "numba-*/tiles-*"
     for file in [file for kind in kinds for file in folder.glob(kind)]:
         with suppress(OSError):  # another process was faster, or it is not ours
             if file.stat().st_mtime < oldest:

@@ -6,8 +6,9 @@ of the others. It changes the CPU that Numba compiles for and must therefore be 
 compiled.
 
 The level "amx" multiplies bfloat16 and int8 by tiles (amx.py) and needs a permission (tile_permission.py) beside the
-CPU's features. It has never run on such a CPU, and is therefore taken only where the variable asks for it.
-"amx_emulated" is its twin for tests: the same kernels, of the same vectors and tiles, on any CPU with FMA.
+CPU's features. Unless the variable asks for it, it is taken only where the tiles were tried and proved right
+(tile_verdict.py). "amx_emulated" is its twin for tests: the same kernels, of the same vectors and tiles, on any CPU
+with FMA.
 """
 
 import platform
@@ -19,6 +20,7 @@ from numba.core import config
 
 from ..own_name import setting, variable
 from .tile_permission import request_tiles
+from .tile_verdict import why_not_trusted
 
 FEATURES = (
     "avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "neon",
@@ -102,7 +104,9 @@ def _forced_level(name):
     reason = why_not(level)
     if reason is not None:
         raise ValueError(f"{variable('ISA')}={name!r}, but {reason}")
-    config.CPU_NAME, config.CPU_FEATURES = level.llvm_cpu, ",".join(f"+{feature}" for feature in sorted(level.requires))
+    if level.tiles != NATIVE:  # the best of all: compiled as where it is taken unasked, so that both share a cache
+        config.CPU_NAME = level.llvm_cpu
+        config.CPU_FEATURES = ",".join(f"+{feature}" for feature in sorted(level.requires))
     return level
 
 
@@ -116,14 +120,20 @@ def _choose_level() -> Level:
 
 
 def best_level(cpu_name: str) -> Level:
-    """The first of LEVELS without tiles that this process can run and that is no slower than the next on this CPU."""
-    return next(
-        level
-        for level in LEVELS
-        if level.tiles is None
-        and (level.name != "avx512_bf16" or has_fast_bfloat16(cpu_name))
-        and why_not(level) is None
-    )
+    """The first of LEVELS that this process can run and that is right, and no slower than the next, on this CPU."""
+    return next(level for level in LEVELS if why_not_unasked(level, cpu_name) is None)
+
+
+def why_not_unasked(level: Level, cpu_name: str) -> str | None:
+    """What keeps a level from being taken on a CPU of this name (LLVM's) without being asked for; None if nothing."""
+    if level.tiles == EMULATED:
+        return "it is for tests"
+    reason = why_not(level)
+    if reason is None and level.tiles == NATIVE:
+        return why_not_trusted(level.name)
+    if reason is None and level.name == "avx512_bf16" and not has_fast_bfloat16(cpu_name):
+        return "its instruction for bfloat16 is not known to be fast on this CPU"
+    return reason
 
 
 def has_fast_bfloat16(cpu_name: str) -> bool:

@@ -19,7 +19,10 @@ from ..own_name import PACKAGE
 
 ROOT = Path(__file__).parents[1]
 # They run kernels and keep them, and are no part of them.
-AROUND_KERNELS = "_numba/arena.py", "_numba/cache.py", "_numba/threads.py"
+AROUND_KERNELS = (
+    "_numba/arena.py", "_numba/cache.py", "_numba/folder.py", "_numba/threads.py", "_numba/tile_permission.py",
+    "_numba/tile_verdict.py",
+)  # fmt: skip
 _DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
