@@ -22,6 +22,7 @@ from .dispatch import (
     to_backend,
     unavailable_reason,
     use_backend,
+    uses_gpu,
 )
 from .dropout import dropout, dropout_backward
 from .dropout_layer_norm import dropout_layer_norm, dropout_layer_norm_backward
@@ -83,4 +84,5 @@ __all__ = [
     "to_backend",
     "unavailable_reason",
     "use_backend",
+    "uses_gpu",
 ]

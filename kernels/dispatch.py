@@ -90,11 +90,17 @@ def array_module(array: Any) -> ModuleType:
     return np
 
 
+def uses_gpu() -> bool:
+    """Whether the backend in force computes in the memory of a GPU."""
+    return get_backend() == "cupy" and not _cuda.is_emulated()
+
+
 def to_backend(array: np.ndarray) -> Any:
-    """`array` in the memory of the backend in force: on the GPU for "cupy", as it is for the others."""
-    if get_backend() != "cupy" or _cuda.is_emulated():
-        return array
-    return importlib.import_module("cupy").asarray(array)
+    """`array` in the memory of the backend in force: on the GPU for "cupy", as it is for the others.
+
+    The host does not wait for the copy, which CuPy makes from pinned memory of its own.
+    """
+    return importlib.import_module("cupy").asarray(array) if uses_gpu() else array
 
 
 def _cupy_unavailable_reason() -> str | None:

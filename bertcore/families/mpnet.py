@@ -14,7 +14,7 @@ from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.layer import LayerContext
-from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.parameter import Block, Parameter, PerVersion
 from bertcore.nn.spec import EncoderSpec
 
 BUCKETS = 32
@@ -29,10 +29,11 @@ class BiasAdapter(Adapter):
         super().__init__(names, spec)
         self.biases = Parameter(f"{names['relative_biases']}.weight", shape=(BUCKETS, spec.num_heads))
         self.distance_rows = kernels.bucketed_distances(BUCKETS)
+        self._distance_rows: PerVersion[Any] = PerVersion()
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
         hidden, context = super().begin(inputs, embeddings, trace)
-        rows = kernels.to_backend(self.distance_rows)
+        rows = self._distance_rows.get(None, lambda: kernels.to_backend(self.distance_rows))
         context.relative = kernels.RelativePositions(rows, position_bias=self.biases.value)
         return hidden, context
 

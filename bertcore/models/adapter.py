@@ -119,8 +119,8 @@ class Adapter(Block):
         hidden = embeddings(inputs)
         context = LayerContext(inputs.cu_seqlens, inputs.key_mask, trace.attentions)
         for rotary in {layer.rotary for layer in self.spec.layers} - {None}:
-            where = inputs.cu_seqlens, inputs.position_ids
-            context.rotary[rotary] = self._rotary_tables.angles(rotary, *where, value_of(hidden).dtype)
+            where = inputs.on_host.cu_seqlens, inputs.on_host.position_ids, value_of(hidden).dtype, inputs.position_ids
+            context.rotary[rotary] = self._rotary_tables.angles(rotary, *where)
         return hidden, context
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:

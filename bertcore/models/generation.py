@@ -1,6 +1,7 @@
 """Generation: a causal model continues texts word by word, the best, drawn ones, or the best of several beams."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,9 +191,8 @@ class Steps:
         """The scores after one word more of those sequences that are `going`, (going sequences, words)."""
         rows = np.arange(going.sum())
         offsets = np.concatenate([[0], np.cumsum(going)]).astype(np.int32)
-        arrays = words[going], self._cache.lengths[going], offsets, rows, rows
-        ids, positions, *others = map(kernels.to_backend, arrays)
-        return self._scores(EncoderInput(ids, None, positions, *others), going.astype(np.int64))
+        inputs = EncoderInput(words[going], None, self._cache.lengths[going], offsets, rows, rows)
+        return self._scores(inputs.to_backend(), going.astype(np.int64))
 
     def reorder(self, order: np.ndarray) -> None:
         """From now on sequence i goes on from what sequence order[i] is."""
@@ -296,5 +296,4 @@ def _prompts(
             f"max_new_tokens is {steps} after {needed - steps + 1} tokens, the model has {model.spec.max_positions} "
             "positions"
         )
-    inputs.position_ids = kernels.to_backend(places(packed.cu_seqlens))
-    return packed, inputs
+    return packed, replace(inputs.on_host, position_ids=places(packed.cu_seqlens)).to_backend()

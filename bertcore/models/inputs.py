@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.models.joined_integers import JoinedIntegers
 from bertcore.models.spec import MOST_POSITIONS
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
+
+INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_tokens", "last_tokens")
 
 
 @dataclass
@@ -27,6 +30,8 @@ class EncoderInput:
         first_tokens, last_tokens: the packed indices of the first and of the last token of each sequence that has one.
         key_mask: booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen; None if all are.
         packed: the layout of the batch; None where texts came without padding.
+        on_gpu: the integers again, in one array on the GPU; None where they are in host memory.
+        before_upload: what `on_host` gives where the arrays are on the GPU.
     """
 
     input_ids: Any
@@ -37,6 +42,13 @@ class EncoderInput:
     last_tokens: Any
     key_mask: Any = None
     packed: PackedBatch | None = None
+    on_gpu: JoinedIntegers | None = None
+    before_upload: EncoderInput | None = None
+
+    @property
+    def on_host(self) -> EncoderInput:
+        """The same batch in host memory, for what is decided there: reading the GPU's would be waiting for it."""
+        return self if self.before_upload is None else self.before_upload
 
     def groups(self, tokens: int) -> Iterator[EncoderInput]:
         """The same sequences in groups of about `tokens` tokens (more only where one sequence has more)."""
@@ -58,6 +70,14 @@ class EncoderInput:
         inside = (self.first_tokens >= start) & (self.first_tokens < stop)
         ends = (array[inside] - start for array in (self.first_tokens, self.last_tokens))
         return EncoderInput(*tokens, offsets - start, *ends)
+
+    def to_backend(self) -> EncoderInput:
+        """The batch, made in host memory, in that of the backend in force; all integers go to a GPU in one copy."""
+        if not kernels.uses_gpu():
+            return self
+        joined = JoinedIntegers.of({name: getattr(self, name) for name in INTEGERS}, len(self.cu_seqlens) - 1)
+        mask = None if self.key_mask is None else kernels.to_backend(self.key_mask)
+        return replace(self, **joined.views(), key_mask=mask, on_gpu=joined, before_upload=self)
 
 
 def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", "length")) -> np.ndarray:
@@ -144,7 +164,7 @@ def pack(
     ends = packed.first_tokens(), packed.last_tokens()
     types = None if spec.words_as_types and token_type_ids is None else packed.strip(types)
     arrays = (packed.strip(ids), types, positions, packed.cu_seqlens, *ends, packed.key_mask())
-    return EncoderInput(*[None if array is None else kernels.to_backend(array) for array in arrays], packed)
+    return EncoderInput(*arrays, packed).to_backend()
 
 
 def _without_holes(mask: np.ndarray) -> np.ndarray:
@@ -200,8 +220,7 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
     positions = _positions(spec, ids, np.ones(ids.shape, bool), cu_seqlens, columns)
     first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
     types = None if spec.words_as_types else np.zeros_like(ids)
-    arrays = (ids, types, positions, cu_seqlens, first_tokens, last_tokens)
-    return EncoderInput(*[None if array is None else kernels.to_backend(array) for array in arrays]), cu_seqlens
+    return EncoderInput(ids, types, positions, cu_seqlens, first_tokens, last_tokens).to_backend(), cu_seqlens
 
 
 def _ids(index: int, sequence: Any) -> np.ndarray:

@@ -116,16 +116,20 @@ def _padded(packed: Any, *, batch: PackedBatch) -> Any:
         shape = packed.shape
         return packed.reshape(*batch.shape, *shape[1:]), lambda grad: (grad.reshape(shape),)
     xp = kernels.array_module(packed)
-    where, hidden = (xp.asarray(batch._sequence), xp.asarray(batch._column)), xp.asarray(~batch.is_real)
+    where = xp.asarray(batch._sequence), xp.asarray(batch._column)
+    hidden = np.flatnonzero(~batch.strip(batch.is_real))  # by number: a GPU would have to count a mask of them first
+    kept_padding = xp.asarray(hidden) if hidden.size else None
 
     def pullback(grad):
         part = grad[where]
-        part[hidden[where]] = 0
+        if kept_padding is not None:
+            part[kept_padding] = 0
         return (part,)
 
     padded = xp.zeros((*batch.shape, *packed.shape[1:]), packed.dtype)
     padded[where] = packed
-    padded[hidden] = 0
+    if kept_padding is not None:
+        padded[where[0][kept_padding], where[1][kept_padding]] = 0
     return padded, pullback
 
 
@@ -133,7 +137,7 @@ def _padded(packed: Any, *, batch: PackedBatch) -> Any:
 def _padded_sequences(packed: Any, *, has_tokens: np.ndarray) -> Any:
     """`PackedBatch.pad_sequences`."""
     xp = kernels.array_module(packed)
-    rows = xp.asarray(has_tokens)
+    rows = xp.asarray(np.flatnonzero(has_tokens))
     padded = xp.zeros((len(has_tokens), *packed.shape[1:]), packed.dtype)
     padded[rows] = packed
     return padded, lambda grad: (grad[rows],)

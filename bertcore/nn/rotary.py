@@ -54,15 +54,17 @@ class RotaryTables:
     def __init__(self) -> None:
         self._kept: dict[Any, tuple[Any, Any]] = {}
 
-    def angles(self, spec: RotarySpec, cu_seqlens: Any, positions: Any, dtype: Any) -> RotaryAngles:
+    def angles(
+        self, spec: RotarySpec, offsets: np.ndarray, given: np.ndarray | None, dtype: Any, positions: Any = None
+    ) -> RotaryAngles:
         """The angles of packed tokens in a model that computes in `dtype`.
 
-        `positions` are integers, (tokens,), or None where they count from each sequence's start. A scaling that depends
-        on the length takes that of each text, up to its last position, not that of the longest one of the batch.
+        `offsets` are those of the sequences and `given` the position of each token, (tokens,), or None where they count
+        from each sequence's start, both in host memory; `positions` are the latter in the memory of the backend in
+        force. A scaling that depends on the length takes that of each text, up to its last position, not that of the
+        longest one of the batch.
         """
-        offsets = _host(cu_seqlens)
         kind = "float64" if np.dtype(dtype).itemsize == 8 else "float32"
-        given = None if positions is None else _host(positions)
         rows = int(np.diff(offsets).max(initial=0) if given is None else given.max(initial=-1) + 1)
         if spec.scaling == "dynamic":
             if rows > spec.trained_length:
@@ -72,7 +74,9 @@ class RotaryTables:
         if given is None and tokens <= MOST_RECORDED:
             rows = tokens
         cos, sin = self._at_least(rows, spec, kind)
-        return RotaryAngles(cos, sin, positions, can_be_recorded=given is None and len(cos) >= tokens)
+        return RotaryAngles(
+            cos, sin, given if positions is None else positions, can_be_recorded=given is None and len(cos) >= tokens
+        )
 
     def _at_least(self, rows: int, spec: RotarySpec, kind: str) -> tuple[Any, Any]:
         key = spec, kind, kernels.get_backend()
@@ -102,7 +106,3 @@ def _angles_of_each_text(spec: RotarySpec, offsets: np.ndarray, given: np.ndarra
 def _tables(spec: RotarySpec, length: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
     scaling = {"scaling": spec.scaling, "factor": spec.factor, "trained_length": spec.trained_length}
     return kernels.rotary_tables(length, spec.rotary_dim, spec.theta, **scaling, dtype=kind)
-
-
-def _host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()

@@ -3,6 +3,7 @@
     with driverless() as gpu:                                   # the backend "cupy" is available within the block
         output = kernels.softmax(cupy.asarray(rows))            # a CuPy array, computed by the emulator
     gpu.launches                                                # what reached CuPy, see Launch
+    gpu.waits, gpu.uploads                                      # what the host waited for, and what it sent
 
 CuPy's wheel imports without a driver. What needs one is replaced: memory (an allocator), the answers about the device,
 our kernels (RawModule, the emulator) and CuPy's own kernels and copies: a function that fails for want of a driver is
@@ -12,7 +13,6 @@ attributes that it does not have), it refuses here.
 
 import functools
 import operator
-import time
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from bertcore.kernels import _cuda, dispatch
 from . import build
 from .modules import module_with
 from .runtime import Emulator
+from .streams import CaptureError, Event, Stream
 
 STATIC_GRANT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
 
@@ -62,9 +63,38 @@ class Driverless:
         self.compiled = []  # (source, kernel, options)
         self.grants = []  # bytes of shared memory that kernels asked for
         self.launches = []
+        self.waits = []  # what the host waited for, or would have to on a GPU: names of functions of CuPy
+        self.uploads = []  # bytes of each copy from the host
+        self.stream = Stream(self)  # the current one
+        self.capture = None  # the Graph that is being captured
+
+    @property
+    def is_capturing(self):
+        return self.capture is not None and self.capture.stream is self.stream
+
+    def do(self, operation):
+        """What a stream is given: done at once, or by the graph that is being captured."""
+        if self.is_capturing:
+            self.capture.operations.append(operation)
+        else:
+            operation()
+
+    def wait(self, name):
+        """The host waits for the device."""
+        if self.capture is not None:
+            raise CaptureError(f"{name} waits for the device while a stream is captured")
+        self.waits.append(name)
+
+    def upload(self, name, arrays):
+        """Arrays of the host go to the device."""
+        if self.is_capturing:
+            raise CaptureError(f"{name} takes memory of the host into a graph, which would read it at every launch")
+        self.uploads += [array.nbytes for array in arrays]
 
     def allocate(self, size):
         """CuPy's allocator: memory of the host that says it is on the current device."""
+        if self.is_capturing and size:
+            raise CaptureError(f"{size} bytes are allocated while a stream is captured")
         room = np.empty(size + 256, np.uint8)
         address = -(-room.ctypes.data // 256) * 256
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, room, self.current), 0)
@@ -109,17 +139,8 @@ class _Kernel:
         passed = tuple(map(_as_kernel_gets_it, args))
         if self._gpu.emulator is not None:
             module = module_with(self._name, self._code)
-            self._gpu.emulator.launch(module, self._name, grid, block, passed, shared_mem)
-
-
-class _Event:
-    """What stands for cupy.cuda.Event."""
-
-    def record(self):
-        self.time = time.perf_counter()
-
-    def synchronize(self):
-        pass
+            launch = self._gpu.emulator.launch
+            self._gpu.do(lambda: launch(module, self._name, grid, block, passed, shared_mem))
 
 
 def _as_kernel_gets_it(arg):
@@ -161,7 +182,23 @@ def _to_device(value):
     return type(value)(map(_to_device, value)) if isinstance(value, tuple | list) else value
 
 
-def _through_numpy(real, substitute):
+# What the host waits for, by the names of functions and methods: they read values, or a number of elements.
+READING = {
+    *("__bool__", "__int__", "__float__", "item", "tolist", "tobytes"),
+    *("nonzero", "flatnonzero", "argwhere", "unique", "bincount", "compress", "extract", "array_equal", "allclose"),
+}
+
+
+def _is_read(name, args):
+    """Whether this call of a function of CuPy makes the host wait: masks are counted before they choose anything."""
+    if name in ("__getitem__", "__setitem__"):
+        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+        has_mask = any(isinstance(part, cupy.ndarray) and part.dtype == bool for part in parts)
+        return has_mask and (name == "__getitem__" or isinstance(args[2], cupy.ndarray))
+    return name in READING
+
+
+def _through_numpy(gpu, real, substitute):
     """`real`, done by `substitute` over host memory where it fails for want of a driver, or of cuBLAS."""
 
     @functools.wraps(real)
@@ -169,20 +206,36 @@ def _through_numpy(real, substitute):
         try:
             return real(*args, **options)
         except (cupy.cuda.runtime.CUDARuntimeError, ImportError):
-            given = [_to_host(arg) for arg in args]
-            with np.errstate(all="ignore"):
-                result = substitute(*given, **{name: _to_host(value) for name, value in options.items()})
-            if "out" in options:
-                return options["out"]
-            is_same = (
-                given and isinstance(args[0], cupy.ndarray) and result is given[0]
-            )  # done in place, or nothing to do
-            return args[0] if is_same else _to_device(result)
+            if _is_read(real.__name__, args):
+                gpu.wait(real.__name__)
+            gpu.upload(real.__name__, [arg for arg in (*args, *options.values()) if isinstance(arg, np.ndarray)])
+            given, named = [_to_host(arg) for arg in args], {name: _to_host(it) for name, it in options.items()}
+
+            def compute():
+                with np.errstate(all="ignore"):
+                    return substitute(*given, **named)
+
+            result = compute()
+            # Done in place, or nothing to do.
+            is_same = given and isinstance(args[0], cupy.ndarray) and result is given[0]
+            made = options["out"] if "out" in options else args[0] if is_same else _to_device(result)
+            if gpu.is_capturing:
+                gpu.do(lambda: _write(made, compute()))
+            return made
 
     return call
 
 
-def _methods():
+def _write(made, result):
+    """Once more what `_to_device` made of a result."""
+    if isinstance(made, cupy.ndarray):
+        host(made)[...] = result
+    elif isinstance(made, tuple | list):
+        for one, values in zip(made, result, strict=True):
+            _write(one, values)
+
+
+def _methods(gpu):
     """What arrays of CuPy and NumPy both can: public methods, operators and conversions."""
     for name in dir(cupy.ndarray):
         plain = f"__{name[3:]}" if name.startswith("__r") else name
@@ -190,15 +243,15 @@ def _methods():
         if is_operator or not name.startswith("_") or name in ("__bool__", "__int__", "__float__"):
             real, substitute = getattr(cupy.ndarray, name), getattr(np.ndarray, name, None)
             if callable(real) and callable(substitute):
-                yield name, _through_numpy(real, substitute)
+                yield name, _through_numpy(gpu, real, substitute)
 
 
-def _functions():
+def _functions(gpu):
     """What the modules cupy and numpy both have."""
     for name in dir(cupy):
         real, substitute = getattr(cupy, name), getattr(np, name, None)
         if callable(real) and callable(substitute) and not isinstance(real, type) and not name.startswith("_"):
-            yield name, _through_numpy(real, _matmul if name == "matmul" else substitute)
+            yield name, _through_numpy(gpu, real, _matmul if name == "matmul" else substitute)
 
 
 def _matmul(left, right):
@@ -206,7 +259,8 @@ def _matmul(left, right):
     return np.matmul(left.astype(np.float32), right.astype(np.float32)).astype(left.dtype)
 
 
-def _to_numpy(array, *_, **__):
+def _to_numpy(gpu, array):
+    gpu.wait("get")
     return host(array).copy()
 
 
@@ -216,14 +270,17 @@ def _replacements(gpu):
     yield runtime, "getDevice", lambda: gpu.current
     yield runtime, "getDeviceCount", lambda: 2
     yield runtime, "getDeviceProperties", lambda index: {"name": b"none, emulated"}
-    yield cupy.cuda, "Event", _Event
+    yield cupy.cuda, "Event", functools.partial(Event, gpu)
     yield cupy.cuda, "get_elapsed_time", lambda start, stop: 1e3 * (stop.time - start.time)
+    yield cupy.cuda, "Stream", functools.partial(Stream, gpu)
+    yield cupy.cuda, "get_current_stream", lambda: gpu.stream
     yield cupy.cuda, "Device", gpu.device
     yield _cuda, "_CUPY", gpu.runtime
     yield cupy, "RawModule", gpu.raw_module
-    yield from ((cupy.ndarray, name, method) for name, method in _methods())
-    yield from ((cupy, name, function) for name, function in _functions())
-    yield from ((cupy.ndarray, "get", _to_numpy), (cupy, "asnumpy", _to_numpy))
+    yield from ((cupy.ndarray, name, method) for name, method in _methods(gpu))
+    yield from ((cupy, name, function) for name, function in _functions(gpu))
+    for owner, name in ((cupy.ndarray, "get"), (cupy, "asnumpy")):
+        yield owner, name, lambda array, *_, **__: _to_numpy(gpu, array)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "mean_value_for_padding": (
         deberta.mean_value_for_padding,
         [(9, 8), (9, 24)],
-        {"num_heads": 2, "is_real": SEEN, **PACKED},
+        {"num_heads": 2, "padding": deberta.padding_of_sequences(SEEN, OFFSETS)},
     ),
     "attention": (functional.attention, [HEADS] * 3, {"window": 1, "is_causal": True, **PACKED}),
     "attention and probabilities": (

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bertcore.families.deberta.blocks import DisentangledContext, PositionsOfPass, RelativeEmbeddings, real_tokens
+from bertcore.families.deberta.operations import padding_of_sequences
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.nn.parameter import Block
@@ -51,12 +52,12 @@ class DisentangledAdapter(Adapter):
 
     def context(self, inputs: EncoderInput, trace: Trace) -> DisentangledContext:
         """What all layers share. Padding neither sees nor is seen."""
-        is_real, mask = None, inputs.key_mask
+        is_real, padding, mask, packed = None, [], inputs.key_mask, inputs.packed
         if mask is not None:
-            is_real, mask = real_tokens(mask, inputs.cu_seqlens), _pair_mask(mask)
-        packed, components = inputs.packed, getattr(inputs, "components", None)
+            is_real, mask = real_tokens(inputs), _pair_mask(mask)
+            padding = padding_of_sequences(packed.strip(packed.is_real), packed.cu_seqlens)
         longest = inputs.input_ids.shape[0] if packed is None else int(packed.lengths.max(initial=0))
-        positions = PositionsOfPass(self.relative, longest, is_real, components)
+        positions = PositionsOfPass(self.relative, longest, is_real, padding, getattr(inputs, "components", None))
         return DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:

@@ -1,6 +1,6 @@
 """Disentangled attention: by content and by relative position (He et al. 2021, arXiv:2006.03654, DeBERTa)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,11 +83,9 @@ def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.nd
     return np.where(np.abs(distances) <= middle, distances, np.sign(distances) * buckets)
 
 
-def real_tokens(key_mask: Any, cu_seqlens: Any) -> Any:
-    """Which tokens may be seen, (tokens,) booleans, from a mask (sequences, 1, 1, longest)."""
-    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-    columns = kernels.array_module(key_mask).arange(key_mask.shape[-1])
-    return key_mask[:, 0, 0][columns < lengths[:, None]]
+def real_tokens(inputs: Any) -> Any:
+    """Which tokens of an `EncoderInput` that has a key mask may be seen, (tokens,) booleans."""
+    return kernels.to_backend(inputs.packed.strip(inputs.packed.is_real))
 
 
 def _contiguous(array: Any) -> Any:
@@ -115,7 +113,7 @@ class DisentangledEmbeddings(Embeddings):
         embedded = drop(embedded, self.dropout)
         if inputs.key_mask is None:
             return embedded
-        return functional.scale(embedded, factor=real_tokens(inputs.key_mask, inputs.cu_seqlens)[:, None])
+        return functional.scale(embedded, factor=real_tokens(inputs)[:, None])
 
 
 class RelativeEmbeddings(Block):
@@ -124,6 +122,7 @@ class RelativeEmbeddings(Block):
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         details, width = spec.details, spec.hidden_size
         self.table = self.norm = self.distance_rows = None
+        self._distance_rows: PerVersion[Any] = PerVersion()
         if details.span:
             shape = 2 * details.span, width
             self.table = Parameter(f"{names['relative_embeddings']}.weight", shape=shape, use="table")
@@ -136,6 +135,10 @@ class RelativeEmbeddings(Block):
         table = functional.take_rows(self.table.value, rows=kernels.to_backend(np.arange(first, last)))
         return table if self.norm is None else self.norm(table)
 
+    def all_distance_rows(self) -> Any:
+        """`distance_rows` in the memory of the backend in force."""
+        return self._distance_rows.get(None, lambda: kernels.to_backend(self.distance_rows))
+
 
 @dataclass
 class PositionsOfPass:
@@ -147,6 +150,7 @@ class PositionsOfPass:
         block: the relative embeddings.
         longest: the most tokens of a sequence, or more.
         is_real: which tokens are not padding, (tokens,) booleans; None if all are.
+        padding: the tokens of each sequence that has padding, and which of them are; see `padding_of_sequences`.
         components: a list to which each layer appends the terms of its scores, or None.
         is_trained: whether what the layers make of the embeddings is for this pass alone.
         distance_rows: the row of `embeddings` for each distance, see the function `distance_rows`; in the memory of the
@@ -156,6 +160,7 @@ class PositionsOfPass:
     block: RelativeEmbeddings
     longest: int
     is_real: Any = None
+    padding: Sequence[tuple[slice, np.ndarray]] = ()
     components: list | None = None
 
     def __post_init__(self) -> None:
@@ -164,12 +169,13 @@ class PositionsOfPass:
         if rows is None:
             return
         self._first, self._last = 0, self.block.table.shape[0]
-        if self.is_trained:
-            rows = rows_of_distances(rows, self.longest)
-            self._first, self._last = int(rows[0]), int(rows[-1]) + 1
+        if not self.is_trained:
+            self.distance_rows = self.block.all_distance_rows()
+            return
+        rows = rows_of_distances(rows, self.longest)
+        self._first, self._last = int(rows[0]), int(rows[-1]) + 1
         self.distance_rows = kernels.to_backend(rows - self._first)
-        if self.is_trained:
-            _ = self.embeddings  # made before the layers, of which each may run again
+        _ = self.embeddings  # made before the layers, of which each may run again
 
     @lock_free_property
     def embeddings(self) -> Any:
@@ -264,9 +270,8 @@ class DisentangledAttention(SelfAttention):
             components=positions.components,
             compute_dtype=attention_dtype(weight),
         )
-        if positions.is_real is not None:
-            places = heads | {"is_real": positions.is_real, "cu_seqlens": context.cu_seqlens}
-            attended = mean_value_for_padding(attended, qkv, **places)
+        if positions.padding:
+            attended = mean_value_for_padding(attended, qkv, **heads, padding=positions.padding)
         return attended if rows is None else functional.take_rows(attended, rows=rows)
 
     def _asked_by(self, queries: Any, keys: Keys, rows: Any) -> list[Any]:

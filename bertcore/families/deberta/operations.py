@@ -1,6 +1,9 @@
 """What DeBERTa alone computes beside attention, with gradient rules."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from bertcore import kernels
 from bertcore.nn import functional
@@ -15,20 +18,22 @@ def spread_rows(array: Any, *, rows: Any, count: int) -> Any:
     return spread, lambda grad: (grad[rows],)
 
 
-def _padding_rows(is_real: Any, cu_seqlens: Any) -> list[tuple[slice, Any]]:
-    """(its tokens, which of them are padding) for each sequence that has padding."""
+def padding_of_sequences(is_real: np.ndarray, cu_seqlens: np.ndarray) -> list[tuple[slice, np.ndarray]]:
+    """(its tokens, the numbers of those among them that are padding) for each sequence that has padding; all in host
+    memory."""
     spans = [slice(first, end) for first, end in functional.sequence_spans(cu_seqlens)]
-    return [(span, ~is_real[span]) for span in spans if not is_real[span].all()]
+    return [(span, np.flatnonzero(~is_real[span])) for span in spans if not is_real[span].all()]
 
 
 @operation()
-def mean_value_for_padding(attended: Any, qkv: Any, *, num_heads: int, is_real: Any, cu_seqlens: Any) -> Any:
-    """`attended`, (tokens, hidden), but for tokens that are not `is_real`, (tokens,) booleans: these have the mean of
-    all values of their sequence, as in transformers' DeBERTa, where all their scores are one number.
+def mean_value_for_padding(
+    attended: Any, qkv: Any, *, num_heads: int, padding: Sequence[tuple[slice, np.ndarray]]
+) -> Any:
+    """`attended`, (tokens, hidden), but for `padding` (see `padding_of_sequences`): these tokens have the mean of all
+    values of their sequence, as in transformers' DeBERTa, where all their scores are one number.
 
     `qkv` and `num_heads` are those of `self_attention`, in one array.
     """
-    padding = _padding_rows(is_real, cu_seqlens)
     output = attended.copy()
     value = functional.split_heads(qkv, num_heads=num_heads)[2]
     for span, rows in padding:
@@ -38,7 +43,8 @@ def mean_value_for_padding(attended: Any, qkv: Any, *, num_heads: int, is_real: 
         grad_qkv = kernels.array_module(grad).zeros(qkv.shape, grad.dtype)
         grad_attended, grad_value = grad.copy(), functional.split_heads(grad_qkv, num_heads=num_heads)[2]
         for span, rows in padding:
-            grad_value[span] += grad[span][rows].sum(axis=0).reshape(num_heads, -1) / len(rows)
+            count = span.stop - span.start
+            grad_value[span] += grad[span][rows].sum(axis=0).reshape(num_heads, -1) / count
             grad_attended[span][rows] = 0
         return grad_attended, grad_qkv
 

@@ -104,7 +104,7 @@ class RecurrentAdapter(Adapter):
     def _relations(self, inputs: EncoderInput, hidden: Any, memory: Any) -> tuple[Relations, int, int]:
         """The layers' relations, and the longest sequence and its memory."""
         sequences = len(inputs.cu_seqlens) - 1
-        longest = int((inputs.cu_seqlens[1:] - inputs.cu_seqlens[:-1]).max()) if sequences else 0
+        longest = int(np.diff(inputs.on_host.cu_seqlens).max(initial=0))
         before = 0 if memory is None else memory.shape[0] // sequences
         first, last, distance_rows = self._distances(longest, before)
         dtype = str(value_of(hidden).dtype)
@@ -157,8 +157,7 @@ class RecurrentAdapter(Adapter):
         """Which keys each query may see, (sequences or 1, longest, memory + longest) in host memory; None if all."""
         visible = getattr(inputs, "visible", None)
         if visible is None and inputs.key_mask is not None:
-            mask = inputs.key_mask
-            visible = (mask if isinstance(mask, np.ndarray) else mask.get())[:, 0]
+            visible = inputs.on_host.key_mask[:, 0]
         if visible is not None:
             columns = np.ones((*visible.shape[:2], memory), bool)
             visible = np.concatenate([columns, visible], axis=2)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from bertcore import kernels
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, drop
@@ -39,16 +41,15 @@ class AdaptiveEmbeddings(Block):
 
     def __call__(self, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
-        ids = inputs.input_ids
         if len(self.groups) == 1:
-            return drop(functional.scale(self._embedded(0, ids), factor=self.factor), self.dropout)
-        xp = kernels.array_module(ids)
-        places = [xp.flatnonzero((ids >= first) & (ids < end)) for first, end in self.groups]
+            return drop(functional.scale(self._embedded(0, inputs.input_ids), factor=self.factor), self.dropout)
+        ids = inputs.on_host.input_ids  # how many words a group has decides how much is computed
+        places = [np.flatnonzero((ids >= first) & (ids < end)) for first, end in self.groups]
         parts = [
-            self._embedded(index, ids[where] - first)
+            self._embedded(index, kernels.to_backend(ids[where] - first))
             for index, (where, (first, _)) in enumerate(zip(places, self.groups, strict=True))
         ]
-        order = xp.argsort(xp.concatenate(places))
+        order = kernels.to_backend(np.argsort(np.concatenate(places)))
         joined = functional.take_rows(functional.concatenate(*parts), rows=order)
         return drop(functional.scale(joined, factor=self.factor), self.dropout)
 

@@ -105,7 +105,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         memories = self._memories(inputs, hidden)
         relations, longest, before = self._relations(inputs, hidden, memories[0])
         types = inputs.token_type_ids
-        if kernels.array_module(types) is not np or types.any():  # where all are one segment, it does not matter
+        if inputs.on_host.token_type_ids.any():  # where all are one segment, it does not matter
             relations.segment_ids = relations.segment_ids_k = types
             if before:
                 xp = kernels.array_module(types)
@@ -113,7 +113,8 @@ class TwoStreamAdapter(RecurrentAdapter):
                 padded[:, before:] = types.reshape(-1, longest)
                 relations.segment_ids_k = padded.reshape(-1)
         if self.needs_whole_batch:
-            relations.halves = _halves(relations, len(inputs.cu_seqlens) - 1, longest, before)
+            offsets = inputs.on_host.cu_seqlens
+            relations.halves = _halves(relations, offsets, longest, before)
         visible = self._visible(inputs, longest, before)
         itself = None
         if visible is not None:
@@ -173,9 +174,10 @@ def _predicted(inputs: TwoStreamInput) -> PackedBatch:
     return PackedBatch(np.ones(inputs.target_mapping.shape[:2], bool))
 
 
-def _halves(relations: Relations, sequences: int, longest: int, memory: int) -> tuple[Half, Half]:
+def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int) -> tuple[Half, Half]:
     """The sequences that run forwards and those that run backwards, for which distances have the other sign."""
-    if sequences % 2 or sequences * (memory + longest) != int(relations.cu_seqlens_k[-1]):
+    sequences = len(offsets) - 1
+    if sequences % 2 or sequences * longest != offsets[-1]:
         raise ValueError(
             f"config: bi_data is true, for batches of an even number of sequences of one length, but input_ids has "
             f"{sequences} sequences, the longest of {longest} tokens"

@@ -1,7 +1,7 @@
 """Taking, cutting, joining and adding rows and columns, each with its gradient rule."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,32 +142,39 @@ def average_sequences(hidden: Any, *, cu_seqlens: Any) -> Any:
     return means, pullback
 
 
-def _shifts(cu_seqlens: Any, distances: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
-    """(place in `distances`, tokens, their neighbours at that distance) for each sequence."""
-    for first, end in sequence_spans(cu_seqlens):
-        for place, distance in enumerate(distances):
-            start, count = first + max(0, -distance), end - first - abs(distance)
-            if count > 0:
-                yield place, slice(start, start + count), slice(start + distance, start + distance + count)
-
-
 @operation()
 def take_neighbours(array: Any, *, cu_seqlens: Any, distances: Sequence[int]) -> Any:
     """For each token of (tokens, features) those at `distances` from it (1: the next one) side by side, (tokens,
     distances * features), zero where its sequence has none."""
     (tokens, features), count = array.shape, len(distances)
-    near = kernels.array_module(array).zeros((tokens, count, features), array.dtype)
-    for place, rows, others in _shifts(cu_seqlens, distances):
-        near[rows, place] = array[others]
+    xp = kernels.array_module(array)
+    near = xp.empty((tokens, count, features), array.dtype)
+    for place, distance in enumerate(distances):
+        near[:, place] = _shifted(array, cu_seqlens, distance)
 
     def pullback(grad):
         parts = grad.reshape(tokens, count, features)
-        total = kernels.array_module(grad).zeros(array.shape, grad.dtype)
-        for place, rows, others in _shifts(cu_seqlens, distances):
-            total[others] += parts[rows, place]
+        total = xp.zeros(array.shape, grad.dtype)
+        for place, distance in enumerate(distances):
+            total += _shifted(parts[:, place], cu_seqlens, -distance)
         return (total,)
 
     return near.reshape(tokens, count * features), pullback
+
+
+def _shifted(array, cu_seqlens, distance):
+    """The row at `distance` from each row of (tokens, features) in its sequence; zeros where there is none.
+
+    The offsets are not read: on a GPU that would wait for it. Rows behind the last sequence have no neighbours.
+    """
+    if not distance:
+        return array
+    xp, tokens = kernels.array_module(array), len(array)
+    places = xp.arange(tokens)
+    sequence = xp.minimum(xp.searchsorted(cu_seqlens, places, side="right"), len(cu_seqlens) - 1)
+    others = places + distance
+    is_inside = (others >= cu_seqlens[sequence - 1]) & (others < cu_seqlens[sequence])
+    return xp.where(is_inside[:, None], array[xp.clip(others, 0, max(tokens - 1, 0))], xp.zeros((), array.dtype))
 
 
 def widened(array: Any) -> Any:

@@ -1,0 +1,81 @@
+"""The integers of a batch side by side in one array on the GPU: one copy takes them there.
+
+The array has room for more tokens and sequences than the batch: the next of a few sizes, so that batches of other sizes
+have the same layout, which is what a pass that is kept as a CUDA graph reads (kernels/program/graphs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertcore import kernels
+
+FEWEST_TOKENS, FEWEST_SEQUENCES = 16, 1
+PER_LINE = 64  # integers of a part are rounded up to whole lines of 256 bytes
+
+
+def room_for(count: int, fewest: int) -> int:
+    """The least of `fewest` times 1, 1.5, 2, 3, 4, 6, 8, ... that is not below `count`."""
+    room = fewest
+    while room < count:
+        room *= 2
+    middle = room * 3 // 4
+    return middle if fewest < room and middle >= count else room
+
+
+class Part(NamedTuple):
+    """Where an array stands: the first of its integers, how many of them are the batch's, and for how many there is
+    room."""
+
+    first: int
+    count: int
+    room: int
+
+
+@dataclass(frozen=True)
+class JoinedIntegers:
+    """Attributes:
+    array: int32, all the integers.
+    parts: where each array stands, by its name.
+    """
+
+    array: Any
+    parts: Mapping[str, Part]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray | None], sequences: int) -> JoinedIntegers:
+        """The integers of arrays (tokens,), "cu_seqlens" (sequences + 1,) and "first_tokens" and "last_tokens", of at
+        most `sequences`; what is None has no part.
+
+        Beyond the batch's tokens and sequences stand zeros, and offsets of empty sequences.
+        """
+        offsets, parts, first = arrays["cu_seqlens"], {}, 0
+        tokens, most = room_for(int(offsets[-1]), FEWEST_TOKENS), room_for(sequences, FEWEST_SEQUENCES)
+        rooms = {"cu_seqlens": most + 1, "first_tokens": most, "last_tokens": most}
+        for name, array in arrays.items():
+            if array is not None:
+                parts[name] = Part(first, len(array), rooms.get(name, tokens))
+                first += -(-parts[name].room // PER_LINE) * PER_LINE
+        joined = np.zeros(first, np.int32)
+        for name, part in parts.items():
+            joined[part.first : part.first + part.count] = arrays[name]
+        place = parts["cu_seqlens"]
+        joined[place.first + place.count : place.first + place.room] = offsets[-1]
+        return cls(kernels.to_backend(joined), parts)
+
+    def views(self) -> dict[str, Any]:
+        """The batch's arrays by name."""
+        return {name: self.array[first : first + count] for name, (first, count, _) in self.parts.items()}
+
+    @property
+    def rooms(self) -> tuple[tuple[str, int], ...]:
+        """For how many integers each array has room: the layout."""
+        return tuple((name, part.room) for name, part in self.parts.items())
+
+    def with_room(self, array: Any) -> dict[str, Any]:
+        """The arrays of this layout in another joined array, as long as there is room for."""
+        return {name: array[first : first + room] for name, (first, _, room) in self.parts.items()}

@@ -1,0 +1,75 @@
+"""What stands for CuPy's streams, events and graphs where there is no driver (driverless.py).
+
+Work is done when it is given to a stream, so that every order that streams allow is this one. While a stream is
+captured, what it is given is noted instead and done by each launch of the graph; what CUDA refuses then raises
+CaptureError: waiting for the device, allocating memory; and so does a copy from the host, which CUDA would repeat with
+whatever stands there later.
+"""
+
+import time
+
+
+class CaptureError(RuntimeError):
+    """What a stream cannot do while it is captured."""
+
+
+class Event:
+    """cupy.cuda.Event."""
+
+    def __init__(self, gpu, **options):
+        self._gpu, self.time = gpu, None
+
+    def record(self, stream=None):
+        self.time = time.perf_counter()
+
+    def synchronize(self):
+        self._gpu.wait("Event.synchronize")
+
+
+class Graph:
+    """cupy.cuda.Graph: what a captured stream was given, in its order."""
+
+    def __init__(self, stream):
+        self.stream, self.operations, self.launches = stream, [], 0
+
+    def launch(self, stream=None):
+        self.launches += 1
+        for operation in self.operations:
+            operation()
+
+
+class Stream:
+    """cupy.cuda.Stream; the first that is made is the default stream."""
+
+    def __init__(self, gpu, non_blocking=False):
+        self._gpu, self.is_default, self._outer = gpu, not hasattr(gpu, "stream"), []
+        self.ptr = 0 if self.is_default else id(self)
+
+    def __enter__(self):
+        self._outer.append(self._gpu.stream)
+        self._gpu.stream = self
+        return self
+
+    def __exit__(self, *_):
+        self._gpu.stream = self._outer.pop()
+
+    def wait_event(self, event):
+        if self._gpu.is_capturing and event.time is not None:
+            raise CaptureError("an event of another stream is waited for within a capture")
+
+    def record(self, event=None):
+        event = Event(self._gpu) if event is None else event
+        event.record(self)
+        return event
+
+    def synchronize(self):
+        self._gpu.wait("Stream.synchronize")
+
+    def begin_capture(self, mode=None):
+        if self.is_default:
+            raise CaptureError("the default stream cannot be captured")
+        self._gpu.capture = Graph(self)
+
+    def end_capture(self):
+        graph, self._gpu.capture = self._gpu.capture, None
+        return graph
