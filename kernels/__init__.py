@@ -11,7 +11,7 @@ from .activation import activation, activation_backward, gelu, gelu_backward
 from .adam_update import adam_update
 from .affine import affine, affine_backward
 from .attention import RelativePositions, alibi_positions, attention, attention_backward, bucketed_distances
-from .clip_norm import clip_norm
+from .clip_norm import clip_norm, joint_norm
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
     BackendUnavailable,
@@ -65,6 +65,7 @@ __all__ = [
     "gelu_backward",
     "get_backend",
     "get_num_threads",
+    "joint_norm",
     "layer_norm",
     "layer_norm_backward",
     "linear",

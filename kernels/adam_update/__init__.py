@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from .. import checks, dispatch
 
 RULES = ("adamw", "stable_adamw", "lamb")
@@ -17,12 +19,14 @@ def adam_update(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    step: int,
+    step: Any,
     rule: str = "adamw",
+    grad_scale: Any = None,
     backend: str | None = None,
 ) -> None:
     """Update `parameter` and its moments in place by one step.
 
+        g = grad_scale * grad
         m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  m' = m / (1 - b1^step),  v' = v / (1 - b2^step)
         u = m' / (sqrt(v') + eps) + weight_decay * parameter
         parameter -= rate * u
@@ -42,8 +46,10 @@ def adam_update(
         betas: how much of each moment is kept, each at least 0 and below 1.
         eps: added to the root of the second moment, not negative.
         weight_decay: how much of the parameter itself is in the update, not negative.
-        step: the number of this step, from 1 on.
+        step: the number of this step, from 1 on; on CUDA also an integer array without axes, which is not checked.
         rule: one of RULES.
+        grad_scale: an array without axes, of the dtype of the others, that `grad` is multiplied by (to clip it, say);
+            where it is inf or NaN nothing is changed. None for 1.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Raises:
@@ -54,9 +60,12 @@ def adam_update(
     arrays = _numbered(given) if isinstance(parameter, list) else given
     if not arrays:
         return
-    call = dispatch.open_call(__package__, backend, **arrays)
-    named = dict(zip(arrays, call.arrays, strict=True))
-    checks.floating(call.backend, **named)
+    call = dispatch.open_call(__package__, backend, optional=("grad_scale",), **arrays, grad_scale=grad_scale)
+    *given_arrays, grad_scale = call.arrays
+    named = dict(zip(arrays, given_arrays, strict=True))
+    checks.floating(call.backend, **named, grad_scale=grad_scale)
+    if grad_scale is not None:
+        checks.shape((), grad_scale=grad_scale)
     items, count = list(named.items()), len(arrays) // len(given)
     for index in range(count):
         of_one = dict(items[index::count])
@@ -73,11 +82,20 @@ def adam_update(
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise TypeError(f"betas must be a pair of numbers, got {betas!r}")
     betas = tuple(checks.probability(f"betas[{index}]", beta) for index, beta in enumerate(betas))
+    step = _checked_step(call, step)
+    sets = [given_arrays[index::count] for index in range(count)]
+    call.compute("adam_update", sets, lr, betas, eps, weight_decay, step, rule, grad_scale)
+
+
+def _checked_step(call: dispatch.Call, step: Any) -> Any:
+    if call.backend == "cupy" and hasattr(step, "shape") and not isinstance(step, np.generic):
+        checks.integer(step=step)
+        checks.shape((), step=step)
+        return step
     step = checks.integer_number("step", step, minimum=1)
     if step >= 1 << 64:
         raise ValueError(f"step is an integer of {step.bit_length()} bits, expected one of at most 64")
-    sets = [call.arrays[index::count] for index in range(count)]
-    call.compute("adam_update", sets, lr, betas, eps, weight_decay, step, rule)
+    return step
 
 
 def _numbered(lists: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ The other rules sum over the whole parameter before they know their rate, and ta
 of BLOCK elements, then over the blocks in order, so that they do not depend on the number of threads.
 """
 
+import math
+
 import numpy as np
 
 from .._numba import address_of, as_kernel_array, helper, inline_helper, parallel_kernel
@@ -16,14 +18,16 @@ BLOCK = 4096
 LANES = 16  # sums side by side, which LLVM keeps in vectors
 
 
-def adam_update(sets, lr, betas, eps, weight_decay, step, rule):
+def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
     """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each.
 
     AdamW takes all of them as one row of elements: most parameters of a model are small, and a call of its own for each
     took 0.2 ms of Python.
     """
-    dtype = sets[0][0].dtype
-    numbers = Numbers.at_step(dtype, lr, betas, eps, weight_decay, step)
+    dtype, grad_scale = sets[0][0].dtype, 1.0 if grad_scale is None else float(grad_scale)
+    if not math.isfinite(grad_scale):
+        return
+    numbers = Numbers.at_step(dtype, lr, betas, eps, weight_decay, step, grad_scale)
     sets = [(parameter, as_kernel_array(grad), *moments) for parameter, grad, *moments in sets]
     if rule == "adamw":
         addresses = np.array([[address_of(array) for array in arrays] for arrays in sets])
@@ -67,7 +71,7 @@ def _update(addresses, ends, like, numbers, task, tasks):
 @helper
 def _update_some(parameter, grad, first, second, numbers, start, end):
     for i in range(start, end):
-        g = grad[i]
+        g = grad[i] * numbers.grad_scale
         m = numbers.keep1 * first[i] + numbers.take1 * g
         v = numbers.keep2 * second[i] + numbers.take2 * (g * g)
         first[i], second[i] = m, v
@@ -77,7 +81,7 @@ def _update_some(parameter, grad, first, second, numbers, start, end):
 @helper
 def _move_block(parameter, first, second, grad, numbers, is_lamb, sums, start, end):
     for i in range(start, end):
-        g, p = grad[i], parameter[i]
+        g, p = grad[i] * numbers.grad_scale, parameter[i]
         m = numbers.keep1 * first[i] + numbers.take1 * g
         v = numbers.keep2 * second[i] + numbers.take2 * (g * g)
         first[i], second[i] = m, v

@@ -3,34 +3,44 @@
 import numpy as np
 
 from .. import _cuda
+from .._cuda.many import table_of
 from . import RULES
 from .numbers import Numbers
 
 THREADS, ITEMS = 256, 16  # as in adam_update.cu
-KERNELS = _cuda.Module(__file__, "adam_update.cu", ("adamw", "move_and_sum", "move_parameter"))
+KERNELS = _cuda.Module(__file__, "adam_update.cu", ("adamw", "move_and_sum", "move_parameter", "scales_at_step"))
 NUMBERS = np.dtype([(name, np.float32) for name in Numbers._fields])
 
 
-def adam_update(sets, lr, betas, eps, weight_decay, step, rule):
-    """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each."""
+def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
+    """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each.
+
+    AdamW takes all of them in one launch. A `step` that is an array stays on the device.
+    """
+    dtype, scales = sets[0][0].dtype, None
+    if dtype != np.float32:
+        raise TypeError(f"parameter has dtype {dtype}, expected float32: what is trained on CUDA is")
+    xp = _cuda.array_module(sets[0][0])
+    if isinstance(step, int):
+        numbers = Numbers.at_step(dtype, lr, betas, eps, weight_decay, step)
+    else:
+        numbers = Numbers.at_step(dtype, lr, betas, eps, weight_decay, 1)
+        scales = xp.empty(2, dtype)
+        KERNELS.launch("scales_at_step", (1,), (1,), (step.astype(np.int64), scales, *map(np.float64, betas)))
+    known = np.array(numbers, NUMBERS)[()], scales, grad_scale
+    sets = [(parameter, xp.ascontiguousarray(grad), *moments) for parameter, grad, *moments in sets]
+    if rule == "adamw":
+        table_of(sets).launch(KERNELS, "adamw", *known)
+        return
     for arrays in sets:
-        _update(*arrays, lr, betas, eps, weight_decay, step, rule)
+        _update_by_sums(xp, *arrays, np.int32(RULES.index(rule)), *known)
 
 
-def _update(parameter, grad, first_moment, second_moment, lr, betas, eps, weight_decay, step, rule):
-    if parameter.dtype != np.float32:
-        raise TypeError(f"parameter has dtype {parameter.dtype}, expected float32: what is trained on CUDA is")
+def _update_by_sums(xp, parameter, grad, first_moment, second_moment, rule, numbers, scales, grad_scale):
     if not parameter.size:
         return
-    xp = _cuda.array_module(parameter)
-    numbers = np.array(Numbers.at_step(parameter.dtype, lr, betas, eps, weight_decay, step), NUMBERS)[()]
-    size, grad = np.int64(parameter.size), xp.ascontiguousarray(grad)
-    if rule == "adamw":
-        arrays = parameter, first_moment, second_moment, grad
-        KERNELS.launch("adamw", (-(-parameter.size // THREADS),), (THREADS,), (*arrays, size, numbers))
-        return
-    grid, rule = (-(-parameter.size // (THREADS * ITEMS)),), np.int32(RULES.index(rule))
-    sums = xp.empty((*grid, 2), np.float32)
-    moments = first_moment, second_moment
-    KERNELS.launch("move_and_sum", grid, (THREADS,), (parameter, *moments, grad, sums, size, numbers, rule))
-    KERNELS.launch("move_parameter", grid, (THREADS,), (parameter, *moments, sums, size, numbers, rule))
+    grid, size = (-(-parameter.size // (THREADS * ITEMS)),), np.int64(parameter.size)
+    sums, arrays = xp.empty((*grid, 2), np.float32), (parameter, first_moment, second_moment)
+    known = sums, size, numbers, rule, scales, grad_scale
+    KERNELS.launch("move_and_sum", grid, (THREADS,), (*arrays, grad, *known))
+    KERNELS.launch("move_parameter", grid, (THREADS,), (*arrays, *known))

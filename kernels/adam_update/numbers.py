@@ -8,7 +8,7 @@ import numpy as np
 class Numbers(NamedTuple):
     """In the dtype of the arrays:
 
-    m = keep1 m + take1 g, v = keep2 v + take2 g^2; m' = scale1 m, sqrt(v') = scale2 sqrt(v).
+    g = grad_scale grad, m = keep1 m + take1 g, v = keep2 v + take2 g^2; m' = scale1 m, sqrt(v') = scale2 sqrt(v).
     """
 
     lr: np.floating
@@ -20,9 +20,11 @@ class Numbers(NamedTuple):
     scale2: np.floating
     eps: np.floating
     weight_decay: np.floating
+    grad_scale: np.floating
 
     @classmethod
-    def at_step(cls, dtype, lr, betas, eps, weight_decay, step):
+    def at_step(cls, dtype, lr, betas, eps, weight_decay, step, grad_scale=1.0):
         """Those of one step."""
         scales = 1 / (1 - betas[0] ** step), (1 - betas[1] ** step) ** -0.5
-        return cls(*map(dtype.type, (lr, betas[0], 1 - betas[0], betas[1], 1 - betas[1], *scales, eps, weight_decay)))
+        moments = betas[0], 1 - betas[0], betas[1], 1 - betas[1]
+        return cls(*map(dtype.type, (lr, *moments, *scales, eps, weight_decay, grad_scale)))

@@ -5,10 +5,13 @@ import numpy as np
 from ..precision import ieee_arithmetic
 
 
-def adam_update(sets, lr, betas, eps, weight_decay, step, rule):
+def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
     """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each."""
-    for arrays in sets:
-        _update(*arrays, lr, betas, eps, weight_decay, step, rule)
+    if grad_scale is not None and not np.isfinite(grad_scale):
+        return
+    for parameter, grad, *moments in sets:
+        grad = grad if grad_scale is None else grad * grad_scale
+        _update(parameter, grad, *moments, lr, betas, eps, weight_decay, step, rule)
 
 
 @ieee_arithmetic

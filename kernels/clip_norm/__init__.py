@@ -1,4 +1,4 @@
-"""Scaling arrays so that their joint norm has a limit."""
+"""The joint norm of arrays, and scaling them so that it has a limit."""
 
 from typing import Any
 
@@ -31,12 +31,39 @@ def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None)
         max_norm = checks.finite_number("max_norm", max_norm, minimum=0)
         if max_norm == 0:
             raise ValueError("max_norm is 0, expected a positive number")
-    named = {f"arrays[{index}]": array for index, array in enumerate(arrays)}
-    if not named:
+    if not arrays:
         return 0.0
+    call = _open_call(arrays, backend)
+    for index, array in enumerate(call.arrays):
+        if not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
+            raise ValueError(f"arrays[{index}] is read-only, expected an array that can be updated in place")
+    return call.compute("clip_norm", call.arrays, max_norm)
+
+
+def joint_norm(arrays: list[Any], *, backend: str | None = None) -> Any:
+    """The root of the sum of the squares of all arrays, which `clip_norm` compares with its limit.
+
+    On a GPU nothing waits for it: what it decides can be decided there (`grad_scale` of `adam_update`). Its bits depend
+    on the arrays alone.
+
+    Args:
+        arrays: one at least, as for `clip_norm`; they may be read-only.
+        backend: as for `clip_norm`.
+
+    Returns:
+        An array without axes, float64, of the kind of `arrays`.
+
+    Raises:
+        As `clip_norm`.
+    """
+    if not arrays:
+        raise ValueError("arrays is empty, expected one array at least")
+    call = _open_call(arrays, backend)
+    return call.run("joint_norm", call.arrays)
+
+
+def _open_call(arrays: list[Any], backend: str | None) -> dispatch.Call:
+    named = {f"arrays[{index}]": array for index, array in enumerate(arrays)}
     call = dispatch.open_call(__package__, backend, **named)
     checks.floating(call.backend, **dict(zip(named, call.arrays, strict=True)))
-    for name, array in zip(named, call.arrays, strict=True):
-        if not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
-            raise ValueError(f"{name} is read-only, expected an array that can be updated in place")
-    return call.compute("clip_norm", call.arrays, max_norm)
+    return call

@@ -5,6 +5,7 @@ the range of float32, it is taken once more of numbers scaled by a power of 2.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,21 +19,47 @@ LEAST_SQUARES = 1e-28  # a sum of squares in float32 below it has lost those tha
 UP = 2.0**70
 
 
+class _Lines(NamedTuple):
+    """Arrays as lines of memory, and where the runs of each end among those of all."""
+
+    arrays: list
+    addresses: np.ndarray
+    sizes: np.ndarray
+    runs: np.ndarray
+
+    @property
+    def tasks(self):
+        return task_count(int(self.sizes.sum()), GRAIN)
+
+
 def clip_norm(arrays, max_norm):
     """Scale the arrays in place; the norm before."""
-    lines = [as_kernel_array(_in_order_of_memory(array)) for array in arrays]
-    like, addresses = np.empty(0, lines[0].dtype), np.array([address_of(line) for line in lines])
-    sizes = np.array([line.size for line in lines])
-    runs = np.cumsum(-(-sizes // RUN))
-    partial, tasks = np.empty(runs[-1]), task_count(int(sizes.sum()), GRAIN)
-    _sum_squares(addresses, sizes, runs, like, partial, tasks)
-    norm = math.sqrt(partial.sum())
+    lines = _lines(arrays)
+    norm = _norm(lines)
     if max_norm < norm < np.inf:
-        _scale(addresses, sizes, runs, like.dtype.type(max_norm / norm), tasks)
-        for array, line in zip(arrays, lines, strict=True):
+        scale = lines.arrays[0].dtype.type(max_norm / norm)
+        _scale(lines.addresses, lines.sizes, lines.runs, scale, lines.tasks)
+        for array, line in zip(arrays, lines.arrays, strict=True):
             if not np.may_share_memory(array, line):
                 _in_order_of_memory(array)[...] = line
     return norm
+
+
+def joint_norm(arrays):
+    """The norm, an array without axes in float64."""
+    return np.array(_norm(_lines(arrays)))
+
+
+def _lines(arrays):
+    lines = [as_kernel_array(_in_order_of_memory(array)) for array in arrays]
+    sizes = np.array([line.size for line in lines])
+    return _Lines(lines, np.array([address_of(line) for line in lines]), sizes, np.cumsum(-(-sizes // RUN)))
+
+
+def _norm(lines):
+    partial, like = np.empty(lines.runs[-1]), np.empty(0, lines.arrays[0].dtype)
+    _sum_squares(lines.addresses, lines.sizes, lines.runs, like, partial, lines.tasks)
+    return math.sqrt(partial.sum())
 
 
 def _in_order_of_memory(array):

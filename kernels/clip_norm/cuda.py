@@ -1,17 +1,34 @@
-"""Clipping by the joint norm on CUDA, by CuPy's own sums and products; the definition is in reference.py."""
-
-import math
+"""Clipping by the joint norm on CUDA; the definition is in reference.py."""
 
 import numpy as np
 
 from .. import _cuda
+from .._cuda.many import THREADS, table_of
+
+INSTANTIATIONS = (*(f"sum_squares<{c_name}>" for c_name in _cuda.C_TYPES.values()), "root_of_sum")
+KERNELS = _cuda.Module(__file__, "clip_norm.cu", INSTANTIATIONS)
 
 
 def clip_norm(arrays, max_norm):
     """Scale the arrays in place; the norm before, for which the host waits."""
-    xp = _cuda.array_module(arrays[0])
-    norm = math.sqrt(float(sum(xp.square(array.astype(np.float64)).sum() for array in arrays)))
+    norm = float(joint_norm(arrays))
     if max_norm < norm < np.inf:
         for array in arrays:
             array *= array.dtype.type(max_norm / norm)
     return norm
+
+
+def joint_norm(arrays):
+    """The norm, an array without axes in float64; a sum for each chunk of each array, then their sum in order."""
+    xp = _cuda.array_module(arrays[0])
+    arrays = [xp.ascontiguousarray(_in_order_of_memory(array)) for array in arrays]
+    table, norm = table_of([(array,) for array in arrays]), xp.empty((), np.float64)
+    sums = xp.empty(table.chunks, np.float64)
+    table.launch(KERNELS, f"sum_squares<{_cuda.c_type(arrays[0].dtype)}>", sums)
+    KERNELS.launch("root_of_sum", (1,), (THREADS,), (sums, norm, np.int32(table.chunks)))
+    return norm
+
+
+def _in_order_of_memory(array):
+    """The transpose where that alone is contiguous: squares are summed without copying it."""
+    return array if array.flags.c_contiguous else array.T

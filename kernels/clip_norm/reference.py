@@ -5,11 +5,16 @@ import numpy as np
 from ..precision import ieee_arithmetic
 
 
-@ieee_arithmetic
 def clip_norm(arrays, max_norm):
     """Scale the arrays in place; the norm before."""
-    norm = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays)))
+    norm = float(joint_norm(arrays))
     if max_norm < norm < np.inf:
         for array in arrays:
             array *= array.dtype.type(max_norm / norm)
     return norm
+
+
+@ieee_arithmetic
+def joint_norm(arrays):
+    """The norm, an array without axes in float64."""
+    return np.asarray(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays)))

@@ -1,5 +1,7 @@
 """adam_update: the definition against PyTorch and its papers' formulas, the backends against the definition."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -37,19 +39,65 @@ def test_numba(rule, shape, dtype):
         assert_close(found, expected)
 
 
-@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+
+
+@has_emulator
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_cuda(rule, shape):
-    exact = steps("numpy", shape, np.float64, rule)
-    with driverless():
-        state = [to_gpu(array) for array in arrays(shape, np.float32)]
+def test_cuda(rule):
+    """All parameters at once, of which one does not begin at a vector; what lies beside them stays."""
+    shapes = [*SHAPES, (4097,), (2, 4096)]
+    exact = [steps("numpy", shape, np.float64, rule) for shape in shapes]
+    with driverless() as gpu:
+        state = [[to_gpu(array) for array in arrays(shape, np.float32)] for shape in shapes]
+        around = to_gpu(np.full(39 + 2, 7, np.float32))
+        around[1:-1] = state[2][0]
+        state[2][0] = around[1:-1]
+        parameters, *moments = map(list, zip(*state, strict=True))
         for step in (1, 2, 3):
-            grad = to_gpu(normal(1 + step, shape, scale=10.0**step).astype(np.float32))
-            adam_update(state[0], grad, *state[1:], **OPTIONS, step=step, rule=rule)
-        found = [array.get() for array in state]
+            grads = [to_gpu(normal(1 + step, shape, scale=10.0**step).astype(np.float32)) for shape in shapes]
+            adam_update(parameters, grads, *moments, **OPTIONS, step=step, rule=rule)
+        found = [[array.get() for array in arrays] for arrays in state]
+        assert around[0] == around[-1] == 7
+        assert rule != "adamw" or len(gpu.launches) == 3
     for one, expected in zip(found, exact, strict=True):
-        assert_close(one, expected)
+        for ours, array in zip(one, expected, strict=True):
+            assert_close(ours, array)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba", pytest.param("cupy", marks=has_emulator)])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_scale_of_gradients(backend, rule):
+    """The bits of gradients that were scaled before; nothing happens where the scale is not finite."""
+    scale, found = np.float32(0.37), []
+    with driverless() if backend == "cupy" else nullcontext():
+        moved = to_gpu if backend == "cupy" else np.array
+        for is_before in (True, False):
+            state = list(map(moved, arrays((131, 97), np.float32)))
+            for step, factor in enumerate((scale, np.inf, scale, np.nan), 1):
+                given = np.float32(1) if is_before else factor
+                grad = normal(step, (131, 97)).astype(np.float32)
+                if is_before and not np.isfinite(factor):
+                    continue
+                grad = moved(grad * scale if is_before else grad)
+                scaled = {"grad_scale": moved(np.asarray(given, np.float32))}
+                adam_update(state[0], grad, *state[1:], **OPTIONS, **scaled, step=step, rule=rule, backend=backend)
+            found.append([array if backend != "cupy" else array.get() for array in state])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@has_emulator
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_whose_number_the_device_knows(rule):
+    with driverless():
+        states = [[to_gpu(array) for array in arrays((7, 160), np.float32)] for _ in range(2)]
+        for step in (1, 2, 900):
+            grad = to_gpu(normal(step, (7, 160)).astype(np.float32))
+            for number, state in zip((step, to_gpu(np.asarray(step))), states, strict=True):
+                adam_update(state[0], grad, *state[1:], **OPTIONS, step=number, rule=rule)
+        for one, other in zip(*states, strict=True):
+            np.testing.assert_array_equal(one.get(), other.get())
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -176,6 +224,9 @@ def test_torch():
         ({"weight_decay": 10**400}, "weight_decay is an integer of 1329 bits"),
         ({"step": 10**400}, "step is an integer of 1329 bits"),
         ({"step": 0}, "step is 0"),
+        ({"step": np.ones(())}, "step must be an integer"),
+        ({"grad_scale": np.ones(2)}, r"grad_scale has shape \(2,\)"),
+        ({"grad_scale": np.ones((), np.float32)}, "grad_scale has dtype float32"),
         ({"rule": "adam"}, "rule is 'adam', expected one of 'adamw'"),
         ({"parameter": np.zeros((3, 2)).T}, "parameter is not C-contiguous"),
         ({"grad": np.zeros((2, 4))}, "grad"),

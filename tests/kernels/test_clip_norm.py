@@ -7,6 +7,8 @@ import pytest
 
 from bertcore import kernels
 from bertcore.kernels.clip_norm import cpu, reference
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.kernels.arrays import to_gpu
 from tests.kernels.strategies import NUMBA_DTYPES, normal
 
 SHAPES = [(0,), (1,), (7,), (3, 5), (67, 131), (2, 4099), ()]
@@ -106,3 +108,29 @@ def test_what_is_refused(cpu_backend):
     ):
         with pytest.raises(kind, match=message):
             kernels.clip_norm(given, limit, backend=cpu_backend)
+
+
+def test_the_norm_alone(cpu_backend):
+    arrays = arrays_of(np.float32)
+    norm = kernels.joint_norm(arrays, backend=cpu_backend)
+    assert norm.shape == () and norm.dtype == np.float64
+    assert norm == kernels.clip_norm(arrays, np.inf, backend=cpu_backend)
+    with pytest.raises(ValueError, match="arrays is empty"):
+        kernels.joint_norm([], backend=cpu_backend)
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+@pytest.mark.parametrize("dtype, scale", [(np.float32, 1e-30), (np.float32, 1e30), (np.float16, 1)])
+def test_cuda(dtype, scale):
+    """Two launches; a transpose and what does not begin at a vector have the bits of the same numbers elsewhere."""
+    arrays = [*arrays_of(dtype, scale), np.asarray(scale * normal(9, 9001), dtype)]
+    with driverless() as gpu:
+        norm = kernels.joint_norm([to_gpu(array) for array in arrays])
+        assert [launch.kernel.partition("<")[0] for launch in gpu.launches] == ["sum_squares", "root_of_sum"]
+        assert float(norm) == pytest.approx(exact_norm(arrays), rel=1e-12)
+        moved = [to_gpu(np.pad(array.reshape(-1), (1, 0)))[1:] for array in arrays]
+        assert float(kernels.joint_norm(moved)) == float(norm)
+        some = to_gpu(arrays[4])
+        assert kernels.clip_norm([some.T], np.inf) == kernels.clip_norm([some], np.inf)
+        assert kernels.clip_norm([some], scale) == pytest.approx(exact_norm(arrays[4:5]), rel=1e-12)
+        assert kernels.clip_norm([some], np.inf) == pytest.approx(scale, rel=1e-3 if dtype == np.float16 else 1e-6)

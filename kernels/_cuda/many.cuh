@@ -1,0 +1,38 @@
+// Kernels over many arrays at once: a table of their addresses, cut into chunks of MANY_CHUNK elements, a block to each.
+#pragma once
+
+constexpr int MANY_THREADS = 256;
+constexpr int MANY_CHUNK = 4096;  // CHUNK in many.py
+
+// Arrays that belong together, as many.py writes them: all have `size` elements.
+template <int ARRAYS> struct Row {
+  unsigned long long at[ARRAYS];
+  long long size, first_chunk;
+
+  template <class T> __device__ __forceinline__ T *array(int index) const { return reinterpret_cast<T *>(at[index]); }
+};
+
+// What a block has to do: elements `begin` to `begin + count` of the arrays of `row`.
+template <int ARRAYS> struct Chunk {
+  const Row<ARRAYS> *row;
+  long long begin;
+  int count;
+
+  __device__ __forceinline__ Chunk(const Row<ARRAYS> *rows, int row_count) {
+    const long long chunk = blockIdx.x;
+    int low = 0, high = row_count;  // the last row that begins at or before the chunk
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (rows[middle].first_chunk <= chunk) low = middle;
+      else high = middle;
+    }
+    row = rows + low;
+    begin = (chunk - row->first_chunk) * MANY_CHUNK;
+    const long long left = row->size - begin;
+    count = left < MANY_CHUNK ? (int)left : MANY_CHUNK;
+  }
+
+  template <class T> __device__ __forceinline__ T *array(int index) const {
+    return row->template array<T>(index) + begin;
+  }
+};
