@@ -11,6 +11,7 @@ per content. What it notices, as an EmulatorError that names kernel, block, thre
   - data of cp.async used before it was waited for: it arrives at the wait, or under the schedule "random" some time
     before, and is NaN until then; and copies that are never committed
   - a missing barrier: results differ between the schedules, which let warps run ahead of each other in different orders
+  - with races=True, every access of two threads to one byte that no barrier orders, whatever it does to the results
   - divergent barriers, deadlocks, lanes that disagree about a warp operation
   - misaligned vector accesses, indices beyond an array of known size, arguments that do not fit the kernel's parameters
 

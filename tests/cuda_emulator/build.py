@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 INCLUDE = Path(__file__).parent / "include"
+RACE_CHECK = Path(__file__).parent / "races.cpp"
 CACHE = Path(__file__).parents[2] / "build" / "cuda_emulator"
 FLAGS = (
     "-std=c++17",
@@ -20,6 +21,7 @@ FLAGS = (
     "-fPIC",
     "-w",
     "-fno-strict-aliasing",
+    "-fno-threadsafe-statics",
     "-ffp-contract=off",
     # Without these two, libraries of different kernels would share their inline variables.
     "-fno-gnu-unique",
@@ -27,6 +29,9 @@ FLAGS = (
     "-fsanitize=alignment,bounds",
     "-fsanitize-undefined-trap-on-error",
 )
+RACES = "EMULATOR_RACES"  # the macro of libraries that check for races (include/races.h)
+RACE_FLAGS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
+INSTEAD_OF_SANITIZER = ("-nodefaultlibs", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
 EXPORT = """
 extern "C" __attribute__((visibility("default"))) int emulator_launch_{index}(emulator::Request *request) {{
   return emulator::launch(&{kernel}, request);
@@ -56,7 +61,7 @@ def unavailable_reason():
 
 @functools.cache
 def _headers_text():
-    return "".join(path.read_text() for path in sorted(INCLUDE.glob("*.h")))
+    return "".join(path.read_text() for path in (*sorted(INCLUDE.glob("*.h")), RACE_CHECK))
 
 
 def build(text, kernels, target_arch, defines=()):
@@ -64,13 +69,17 @@ def build(text, kernels, target_arch, defines=()):
     exports = "".join(EXPORT.format(index=i, kernel=kernel) for i, kernel in enumerate(kernels))
     source = f'#include "cuda_emulator.h"\n{text}\n{exports}'
     macros = ("CUDA_EMULATOR", f"TARGET_ARCH={target_arch}0", *defines)
-    flags = (*FLAGS, *(f"-D{macro}" for macro in macros))
+    flags, linked = (*FLAGS, *(f"-D{macro}" for macro in macros)), ()
+    if RACES in defines:
+        check = _made_once(f"races-{_digest(*flags)}.o", _compile, RACE_CHECK, (*flags, "-O2", "-c"))
+        linked = (str(check), *INSTEAD_OF_SANITIZER)
+        flags = (*flags, *RACE_FLAGS)
     header = _made_once(f"headers-{_digest(*flags)}/cuda_emulator.h.gch", _compile, INCLUDE / "cuda_emulator.h", flags)
 
     def compile_source(library):
         text = library.with_suffix(".cpp")
         text.write_text(source)
-        _compile(library, text, (*flags, "-shared", "-ldl", f"-I{header.parent}"))
+        _compile(library, text, (*flags, *linked, "-shared", "-ldl", f"-I{header.parent}"))
 
     return _made_once(f"{_digest(source, *flags)}.so", compile_source)
 

@@ -284,12 +284,12 @@ def _replacements(gpu):
 
 
 @contextmanager
-def driverless(schedule="random", emulated=True, compute_capability=90, multiprocessors=132):
+def driverless(schedule="random", emulated=True, compute_capability=90, multiprocessors=132, races=False):
     """Within the block the backend "cupy" works; yields a Driverless. Without `emulated` kernels compute nothing.
 
-    For the whole process: one block at a time.
+    `races`: as the Emulator has it. For the whole process: one block at a time.
     """
-    emulator = Emulator(schedule) if emulated else None
+    emulator = Emulator(schedule, races=races) if emulated else None
     gpu = Driverless(emulator, compute_capability, multiprocessors)
     with ExitStack() as stack:
         for owner, name, replacement in _replacements(gpu):

@@ -170,3 +170,66 @@ __device__ int depth(int n) {
   return n == 0 ? 0 : depth(n - 1) + frame[n % 1024];
 }
 __global__ void deep_recursion(int *output) { output[0] = depth(1000); }
+
+// ---- races, which the race check finds under any schedule ---------------------------------------------------------
+
+enum {
+  READ_TOO_EARLY,
+  WRITE_TOO_EARLY,
+  TWO_WRITES,
+  PARTIAL,
+  WITHIN_A_WARP,
+  BESIDE_A_COPY,
+  COPY_OF_ANOTHER,
+  FREED_TOO_EARLY,
+  ATOMIC_AND_PLAIN,
+  IN_GLOBAL_MEMORY
+};
+
+// Each wrong if WRONG, and right by the barrier, wait or atomic that is left out then.
+template <int CASE, bool WRONG> __global__ void race(const float4 *input, float *output) {
+  SHARED_ARRAY(float4, copied, 64);
+  SHARED_ARRAY(float, held, 64);
+  const int thread = threadIdx.x, other = thread ^ (CASE == WITHIN_A_WARP ? 1 : 32);
+  held[thread] = thread;
+  if (CASE == READ_TOO_EARLY) {
+    if (!WRONG) __syncthreads();
+    output[thread] = held[other];
+  } else if (CASE == WRITE_TOO_EARLY) {
+    __syncthreads();
+    output[thread] = held[other];
+    if (!WRONG) __syncthreads();
+    held[thread] = 0;
+  } else if (CASE == TWO_WRITES) {
+    if (!WRONG) __syncthreads();
+    if (WRONG || thread == 0) held[0] = 1;
+  } else if (CASE == PARTIAL) {  // bytes 4 to 7 as part of a vector
+    if (!WRONG) __syncthreads();
+    if (thread == 0) *reinterpret_cast<float2 *>(output) = *reinterpret_cast<const float2 *>(held);
+  } else if (CASE == WITHIN_A_WARP) {
+    if (!WRONG) __syncwarp();
+    else __shfl_sync(FULL_MASK, thread, 0);  // orders no memory
+    output[thread] = held[other];
+  } else if (CASE == BESIDE_A_COPY || CASE == COPY_OF_ANOTHER) {
+    cp_async(&copied[thread], &input[thread]);
+    cp_async_commit();
+    if (!WRONG || CASE == COPY_OF_ANOTHER) cp_async_wait<0>();
+    if (!WRONG || CASE == BESIDE_A_COPY) __syncthreads();
+    output[thread] = copied[CASE == BESIDE_A_COPY ? thread : other].x;
+  } else if (CASE == FREED_TOO_EARLY) {  // warp 1 reads after it has said that it is done
+    if (thread < WARP) {
+      ptx_barrier_sync(1, 64);
+      held[thread + 32] = 1;
+    } else {
+      if (!WRONG) output[thread] = held[thread];
+      ptx_barrier_arrive(1, 64);
+      if (WRONG) output[thread] = held[thread];
+    }
+  } else if (CASE == ATOMIC_AND_PLAIN) {
+    __syncthreads();
+    if (!WRONG || thread) atomicAdd(&held[0], 1.f);
+    else held[0] += 1;
+  } else if (CASE == IN_GLOBAL_MEMORY) {
+    output[blockIdx.x * (WRONG ? 63 : 64) + thread] = thread;
+  }
+}

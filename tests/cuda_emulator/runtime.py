@@ -50,6 +50,7 @@ class _Request(ctypes.Structure):
         ("message", ctypes.c_char_p),
         ("message_bytes", ctypes.c_size_t),
         ("fault_address", ctypes.c_size_t),
+        ("other_address", ctypes.c_size_t),
     )
 
 
@@ -67,15 +68,16 @@ class Emulator:
 
     _lock = threading.Lock()  # a built library runs one kernel at a time
 
-    def __init__(self, schedule="round_robin", seed=0, arch=80, defines=()):
+    def __init__(self, schedule="round_robin", seed=0, arch=80, defines=(), races=False):
         """`schedule`: one of SCHEDULES; `seed`: of the random one; `arch`: capability compiled for (75, 80, ...).
 
         `defines`: macros for the compiler; EMULATOR_UCONTEXT switches threads as machines other than x86-64 do.
+        `races`: check for races, whatever the schedule (include/races.h); takes several times as long.
         """
         self.schedule = SCHEDULES.index(schedule)
         self.seed = seed
         self.arch = arch
-        self.defines = tuple(defines)
+        self.defines = (*defines, build.RACES) if races else tuple(defines)
         self.launches = []
 
     def array_module(self, array):
@@ -124,6 +126,8 @@ class Emulator:
             text = message.value.decode()
             if request.fault_address:
                 text += f" (at {build.source_line(library, request.fault_address)})"
+            if request.other_address:
+                text += f" (the other at {build.source_line(library, request.other_address)})"
             raise EmulatorError(text)
 
 

@@ -43,3 +43,13 @@ def test_the_order_of_warps_changes_no_bit(operation):
     for case, one, other in zip(CASES[operation], *found.values(), strict=True):
         for name, array in one.items():
             assert array is other[name] or array.tobytes() == other[name].tobytes(), f"{case}: {name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES_OF["cupy"])
+@pytest.mark.parametrize("operation", on_disk("cupy"))
+def test_no_races(operation, dtype):
+    """What the schedules do not show: accesses that no barrier orders, though they happen to do no harm there."""
+    with driverless(races=True):
+        for case in CASES[operation].values():
+            results(case, operation, "cupy", DTYPES[dtype], DTYPES[dtype], "contiguous")

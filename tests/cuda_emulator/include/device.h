@@ -80,7 +80,7 @@ inline void __syncthreads(const char *file = __builtin_FILE(), int line = __buil
 }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
-  emulator::exchange(mask, "__syncwarp", char(), [](auto) { return 0; });
+  emulator::exchange(mask, "__syncwarp", char(), [](auto) { return 0; }, true);
 }
 
 template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
@@ -121,18 +121,26 @@ inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 
 // ---- memory -----------------------------------------------------------------------------------------------------
 
-template <class T, class U> T atomicAdd(T *address, U value) {
+template <class T, class U> NOT_CHECKED NOT_INLINED T atomicAdd(T *address, U value) {
+  emulator::races_atomic(address, sizeof(T), CALLER);
   const T old = *address;
   *address = old + T(value);
   return old;
 }
-template <class T> T atomicMax(T *address, T value) {
+template <class T> NOT_CHECKED NOT_INLINED T atomicMax(T *address, T value) {
+  emulator::races_atomic(address, sizeof(T), CALLER);
   const T old = *address;
   if (value > old) *address = value;
   return old;
 }
-template <class T> T atomicExch(T *address, T value) { return std::exchange(*address, value); }
-template <class T> T atomicCAS(T *address, T expected, T value) {
+template <class T> NOT_CHECKED NOT_INLINED T atomicExch(T *address, T value) {
+  emulator::races_atomic(address, sizeof(T), CALLER);
+  const T old = *address;
+  *address = value;
+  return old;
+}
+template <class T> NOT_CHECKED NOT_INLINED T atomicCAS(T *address, T expected, T value) {
+  emulator::races_atomic(address, sizeof(T), CALLER);
   const T old = *address;
   if (old == expected) *address = value;
   return old;

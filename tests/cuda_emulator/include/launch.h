@@ -27,6 +27,7 @@ struct Request {
   char *message;
   size_t message_bytes;
   uintptr_t fault_address;  // of the instruction at fault, relative to the library; 0 if there is none
+  uintptr_t other_address;  // and of the one that it is in a race with
 };
 
 constexpr size_t DYNAMIC_ALIGNMENT = 128, ARGUMENT_ALIGNMENT = 16;
@@ -133,6 +134,12 @@ inline void run_grid() {
   }
 }
 
+inline uintptr_t within_library(uintptr_t address) {
+  Dl_info library;
+  const bool known = address && dladdr(reinterpret_cast<void *>(address), &library);
+  return known ? address - reinterpret_cast<uintptr_t>(library.dli_fbase) : 0;
+}
+
 // 0 when the kernel ran; else the request holds a message.
 inline int run(Request &request) {
   machine.kernel = request.kernel;
@@ -142,7 +149,7 @@ inline int run(Request &request) {
   machine.random.seed(request.seed);
   machine.failed = false;
   machine.current = nullptr;
-  machine.fault_address = 0;
+  machine.fault_address = machine.other_address = 0;
   if (request.dynamic_shared)
     machine.dynamic_shared.map("dynamic shared memory", request.dynamic_shared, DYNAMIC_ALIGNMENT);
   {
@@ -156,9 +163,8 @@ inline int run(Request &request) {
   machine.arguments.clear();
   if (!machine.failed) return 0;
   snprintf(request.message, request.message_bytes, "%s", machine.message);
-  Dl_info library;
-  const bool known = machine.fault_address && dladdr(reinterpret_cast<void *>(machine.fault_address), &library);
-  request.fault_address = known ? machine.fault_address - reinterpret_cast<uintptr_t>(library.dli_fbase) : 0;
+  request.fault_address = within_library(machine.fault_address);
+  request.other_address = within_library(machine.other_address);
   return 1;
 }
 

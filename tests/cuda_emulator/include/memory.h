@@ -20,6 +20,8 @@ struct GuardedMemory {
   const char *label = "";
   unsigned char *reservation = nullptr, *pages = nullptr, *data = nullptr, *pages_end = nullptr;
   size_t reserved = 0, bytes = 0;
+  void *history = nullptr;  // of the race check (races.cpp)
+  size_t history_bytes = 0;
 
   // Room for `bytes` whose address is `phase` modulo `alignment` (a power of two, at most a page), as near to the end
   // of the accessible pages as that allows.
@@ -44,6 +46,8 @@ struct GuardedMemory {
   void unmap() {
     if (reservation) munmap(reservation, reserved);
     reservation = nullptr;
+    if (history) munmap(history, history_bytes);
+    history = nullptr;
   }
 
   // Before its first use, and for each block anew: what was not written reads as NaN, and damage() sees what was.

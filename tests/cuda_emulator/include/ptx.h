@@ -39,7 +39,9 @@ void mma(const char *name, float (&d)[4], const unsigned (&a)[2 * PAIRS], const 
   });
 }
 
-template <int MATRICES> void ldmatrix(const char *name, unsigned (&r)[MATRICES], const void *row, bool trans) {
+template <int MATRICES>
+void ldmatrix(const char *name, unsigned (&r)[MATRICES], const void *row, bool trans, const void *instruction) {
+  machine.current->instruction = instruction;
   const unsigned lane = machine.current->lane;
   if (lane < 8 * MATRICES) {
     if (reinterpret_cast<uintptr_t>(row) % 16) fail("%s: the row's address is not a multiple of 16", name);
@@ -56,6 +58,7 @@ template <int MATRICES> void ldmatrix(const char *name, unsigned (&r)[MATRICES],
     }
     return 0;
   });
+  machine.current->instruction = nullptr;
 }
 
 }  // namespace emulator
@@ -72,23 +75,26 @@ inline void ptx_mma_m16n8k8_f16(float (&d)[4], unsigned a0, unsigned a1, unsigne
   emulator::mma<__half, 1>("mma.m16n8k8.f16", d, {a0, a1}, {b0});
 }
 
-inline void ptx_ldmatrix_x4(unsigned (&r)[4], const void *row) { emulator::ldmatrix("ldmatrix.x4", r, row, false); }
-inline void ptx_ldmatrix_x4_trans(unsigned (&r)[4], const void *row) {
-  emulator::ldmatrix("ldmatrix.x4.trans", r, row, true);
+NOT_INLINED inline void ptx_ldmatrix_x4(unsigned (&r)[4], const void *row) {
+  emulator::ldmatrix("ldmatrix.x4", r, row, false, CALLER);
 }
-inline void ptx_ldmatrix_x2_trans(unsigned (&r)[2], const void *row) {
-  emulator::ldmatrix("ldmatrix.x2.trans", r, row, true);
+NOT_INLINED inline void ptx_ldmatrix_x4_trans(unsigned (&r)[4], const void *row) {
+  emulator::ldmatrix("ldmatrix.x4.trans", r, row, true, CALLER);
+}
+NOT_INLINED inline void ptx_ldmatrix_x2_trans(unsigned (&r)[2], const void *row) {
+  emulator::ldmatrix("ldmatrix.x2.trans", r, row, true, CALLER);
 }
 
 // The bytes arrive when they are waited for (at any time before under the schedule RANDOM); until then the destination
 // is poisoned.
-inline void ptx_cp_async_16(void *shared, const void *global, int bytes) {
+NOT_CHECKED NOT_INLINED inline void ptx_cp_async_16(void *shared, const void *global, int bytes) {
   using emulator::machine;
   if (reinterpret_cast<uintptr_t>(shared) % 16) emulator::fail("cp.async: the shared address is not a multiple of 16");
   if (!emulator::is_shared(shared)) emulator::fail("cp.async: the destination is not in shared memory");
   if (bytes && reinterpret_cast<uintptr_t>(global) % 16)
     emulator::fail("cp.async: the global address is not a multiple of 16");
-  emulator::PendingCopy copy{static_cast<unsigned char *>(shared), {}, machine.current->copy_group};
+  emulator::PendingCopy copy{static_cast<unsigned char *>(shared), {}, machine.current->copy_group, CALLER, false};
+  emulator::races_issue(copy, global, bytes);
   memcpy(copy.data, global, bytes);
   memset(shared, emulator::POISON, 16);
   machine.current->copies.push_back(copy);
@@ -96,8 +102,7 @@ inline void ptx_cp_async_16(void *shared, const void *global, int bytes) {
 inline void ptx_cp_async_commit() { ++emulator::machine.current->copy_group; }
 template <int PENDING> void ptx_cp_async_wait() {
   const unsigned committed = emulator::machine.current->copy_group;
-  emulator::deliver_copies(*emulator::machine.current,
-                           [&](const auto &copy) { return copy.group + PENDING < committed; });
+  if (committed > PENDING) emulator::finish_copies(committed - PENDING);
 }
 
 inline void ptx_barrier_sync(int id, int threads, const char *file = __builtin_FILE(), int line = __builtin_LINE()) {

@@ -18,6 +18,7 @@
 
 #include "context.h"
 #include "memory.h"
+#include "races.h"
 
 namespace emulator {
 
@@ -31,6 +32,8 @@ struct PendingCopy {  // a cp.async that has been started but not waited for
   unsigned char *destination;
   unsigned char data[16];
   unsigned group;
+  const void *issued_at;  // the instruction
+  bool has_landed;
 };
 
 struct Thread {
@@ -44,6 +47,7 @@ struct Thread {
   int waits_on_line;
   std::vector<PendingCopy> copies;
   unsigned copy_group;
+  const void *instruction;  // at work while one of the emulator's functions stands for it
 
   bool runnable() const { return !done && !(waits_for && *waits_for == waits_while); }
 };
@@ -86,8 +90,10 @@ struct Machine {
   void *entry_argument = nullptr;
   bool failed = false;
   char message[2048];
-  uintptr_t fault_address = 0;  // of the instruction at fault, for addr2line
+  uintptr_t fault_address = 0, other_address = 0;  // of the instruction at fault, and of what it is in a race with
   sigjmp_buf escape;
+
+  Machine() { static_shared.reserve(1024); }  // the race check reads it while a fiber adds to it
 };
 inline Machine machine;
 
@@ -145,6 +151,7 @@ inline void arrive(int id, unsigned threads, bool wait, const char *operation, c
   barrier.expected = threads;
   barrier.line = line;
   const uint64_t generation = barrier.generation;
+  races_arrive(barrier, threads, wait);
   if (++barrier.arrived == threads) {
     barrier.arrived = 0;
     ++barrier.generation;
@@ -153,7 +160,7 @@ inline void arrive(int id, unsigned threads, bool wait, const char *operation, c
   }
 }
 
-inline Exchange &meet(uint32_t mask, const char *operation, const void *value, size_t bytes) {
+inline Exchange &meet(uint32_t mask, const char *operation, const void *value, size_t bytes, bool orders_memory) {
   Thread &self = *machine.current;
   const uint32_t bit = 1u << self.lane;
   if (!(mask & bit)) fail("%s: the lane is not in its own mask %#x", operation, mask);
@@ -175,8 +182,12 @@ inline Exchange &meet(uint32_t mask, const char *operation, const void *value, s
   }
   if (bytes) memcpy(meeting->data[self.lane], value, bytes);
   meeting->arrived |= bit;
-  if (meeting->arrived == mask) ++meeting->generation;
-  else wait_while(&meeting->generation, meeting->generation, operation, "warp mask", (int)mask);
+  if (meeting->arrived == mask) {
+    if (orders_memory) races_meet(mask);
+    ++meeting->generation;
+  } else {
+    wait_while(&meeting->generation, meeting->generation, operation, "warp mask", (int)mask);
+  }
   return *meeting;
 }
 
@@ -187,9 +198,9 @@ inline void leave(Exchange &meeting) {
 
 // All lanes of `mask` deposit a value; `read` computes this lane's result from the deposits (one per lane of the warp).
 template <class Value, class Read>
-auto exchange(uint32_t mask, const char *operation, const Value &value, Read read) {
+auto exchange(uint32_t mask, const char *operation, const Value &value, Read read, bool orders_memory = false) {
   static_assert(sizeof(Value) <= sizeof(Exchange::data[0]));
-  Exchange &meeting = meet(mask, operation, &value, sizeof value);
+  Exchange &meeting = meet(mask, operation, &value, sizeof value, orders_memory);
   auto result = read([&](unsigned lane) {
     if (!(mask >> lane & 1)) fail("%s reads lane %u, which is not in mask %#x", operation, lane, mask);
     Value deposit;
@@ -202,13 +213,30 @@ auto exchange(uint32_t mask, const char *operation, const Value &value, Read rea
 
 // ---- copies that are under way ----------------------------------------------------------------------------------
 
-// Lets those of the thread's copies arrive that `is_due`.
-template <class IsDue> void deliver_copies(Thread &thread, IsDue is_due) {
-  size_t kept = 0;
+NOT_CHECKED inline void land(PendingCopy &copy) {
+  if (!copy.has_landed) memcpy(copy.destination, copy.data, sizeof copy.data);
+  copy.has_landed = true;
+}
+
+// Lets some of the thread's copies arrive early.
+inline void land_some_copies(Thread &thread) {
   for (PendingCopy &copy : thread.copies)
-    if (is_due(copy)) memcpy(copy.destination, copy.data, sizeof copy.data);
-    else thread.copies[kept++] = copy;
-  thread.copies.resize(kept);
+    if (machine.random() % 4 == 0) land(copy);
+}
+
+// The running thread waits for its copies of the groups before `end`.
+inline void finish_copies(unsigned end) {
+  std::vector<PendingCopy> &copies = machine.current->copies;
+  size_t kept = 0;
+  for (PendingCopy &copy : copies) {
+    if (copy.group >= end) {
+      copies[kept++] = copy;
+      continue;
+    }
+    land(copy);
+    races_finish(copy);
+  }
+  copies.resize(kept);
 }
 
 // Nothing waits for a copy that was not committed: it may arrive after the memory has been put to another use.
@@ -252,6 +280,7 @@ inline void start_threads() {
     thread.waits_for = nullptr;
     thread.copies.clear();
     thread.copy_group = 0;
+    thread.instruction = nullptr;
     prepare_context(thread.context, machine.stacks[t].data, STACK_BYTES, fiber_entry);
   }
   machine.alive = count;
@@ -318,6 +347,7 @@ inline void run_block() {
   ++machine.block_serial;
   if (machine.dynamic_shared.reservation) machine.dynamic_shared.poison();
   start_threads();
+  races_begin_block();
   machine.lane_order.resize(32);
   for (unsigned i = 0; i < 32; ++i) machine.lane_order[i] = machine.schedule == BACKWARD ? 31 - i : i;
   if (machine.schedule == RANDOM) std::shuffle(machine.lane_order.begin(), machine.lane_order.end(), machine.random);
@@ -329,8 +359,7 @@ inline void run_block() {
       const unsigned t = 32 * warp + lane;
       if (t >= machine.threads.size() || !machine.threads[t].runnable()) continue;
       machine.current = &machine.threads[t];
-      if (machine.schedule == RANDOM)
-        deliver_copies(machine.threads[t], [](const PendingCopy &) { return machine.random() % 4 == 0; });
+      if (machine.schedule == RANDOM) land_some_copies(machine.threads[t]);
       switch_context(machine.main, machine.current->context);
       if (machine.failed) return;
     }
