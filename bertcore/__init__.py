@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.kernels import BackendUnavailable as BackendUnavailable
     from bertcore.kernels import get_backend as get_backend
     from bertcore.kernels import get_num_threads as get_num_threads
+    from bertcore.kernels import is_batch_invariant as is_batch_invariant
     from bertcore.kernels import set_backend as set_backend
+    from bertcore.kernels import set_batch_invariant as set_batch_invariant
     from bertcore.kernels import set_num_threads as set_num_threads
     from bertcore.kernels import use_backend as use_backend
     from bertcore.models.architectures import load_model as load_model
@@ -69,9 +71,11 @@ _LAZY = {
     "autocast": "bertcore.nn.autocast",
     "get_backend": "bertcore.kernels",
     "get_num_threads": "bertcore.kernels",
+    "is_batch_invariant": "bertcore.kernels",
     "load_model": "bertcore.models.architectures",
     "pipeline": "bertcore.tasks.pipelines",
     "set_backend": "bertcore.kernels",
+    "set_batch_invariant": "bertcore.kernels",
     "set_num_threads": "bertcore.kernels",
     "student_from_teacher": "bertcore.models.student",
     "use_backend": "bertcore.kernels",

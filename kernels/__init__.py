@@ -11,10 +11,10 @@ from .activation import activation, activation_backward, gelu, gelu_backward
 from .adam_update import adam_update
 from .affine import affine, affine_backward
 from .attention import RelativePositions, alibi_positions, attention, attention_backward, bucketed_distances
+from .batch_invariance import is_batch_invariant, set_batch_invariant
 from .clip_norm import clip_norm, joint_norm
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
-    BackendUnavailable,
     array_module,
     get_backend,
     resolve_backend,
@@ -27,6 +27,7 @@ from .dispatch import (
 from .dropout import dropout, dropout_backward
 from .dropout_layer_norm import dropout_layer_norm, dropout_layer_norm_backward
 from .embedding import embedding, embedding_backward
+from .errors import BackendUnavailable
 from .gated_activation import gated_activation, gated_activation_backward
 from .layer_norm import layer_norm, layer_norm_backward
 from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
@@ -65,6 +66,7 @@ __all__ = [
     "gelu_backward",
     "get_backend",
     "get_num_threads",
+    "is_batch_invariant",
     "joint_norm",
     "layer_norm",
     "layer_norm_backward",
@@ -79,6 +81,7 @@ __all__ = [
     "rotary_backward",
     "rotary_tables",
     "set_backend",
+    "set_batch_invariant",
     "set_num_threads",
     "softmax",
     "softmax_backward",

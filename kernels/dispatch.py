@@ -24,6 +24,7 @@ import numpy as np
 
 from . import _cuda
 from .deferred import Deferred, Recorder
+from .errors import BackendUnavailable
 from .own_name import PACKAGE, PROJECT, setting, variable
 
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
@@ -32,10 +33,6 @@ AUTO = "auto"
 _block_backend: ContextVar[str | None] = ContextVar(f"{PROJECT}_backend", default=None)
 _process_backend = setting("BACKEND") or AUTO
 _process_backend_from = variable("BACKEND")
-
-
-class BackendUnavailable(RuntimeError):
-    """The chosen backend cannot run here; the message says why and what to install."""
 
 
 def set_backend(name: str) -> None:

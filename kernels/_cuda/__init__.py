@@ -29,6 +29,8 @@ not see included files. The headers here:
     rows.cuh         kernels over rows, a warp or a block to each (launchers: rows.py)
     pointwise.cuh    elementwise kernels (launcher: pointwise.py)
 
+Matrix products are cuBLASLt's: cublaslt.py.
+
 `vector_rows` brings arrays into the form that tile.cuh wants.
 
 Launches go to the current device and stream of CuPy: the caller makes the arrays' device the current one.
@@ -43,12 +45,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import BackendUnavailable
 from .vectors import has_vector_rows, pad_rows
 
 HEADERS = Path(__file__).parent
 OPTIONS = ("-std=c++17",)
 
 C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+NO_CUBLASLT = (
+    "backend 'cupy' multiplies by cuBLASLt, which is not installed: pip install \"cupy-cuda13x[ctk]\" (CUDA 13 driver; "
+    '"cupy-cuda12x[ctk]" for CUDA 12). After set_batch_invariant(True) only gradients need it'
+)
 
 
 class Device(NamedTuple):
@@ -126,6 +134,7 @@ class CuPyRuntime:
     def __init__(self):
         self._kernels = {}
         self._devices = {}
+        self._cublaslt_path = None
 
     @property
     def cupy(self):
@@ -139,8 +148,26 @@ class CuPyRuntime:
     def address(self, array):
         return array.data.ptr
 
+    def device_index(self):
+        return self.cupy.cuda.runtime.getDevice()
+
+    def stream(self):
+        """The handle of the current stream."""
+        return self.cupy.cuda.get_current_stream().ptr
+
+    def cublaslt_path(self):
+        """The file of cuBLASLt, which is found as CuPy finds the toolkit's libraries: wheels, CUDA_PATH, the system."""
+        if self._cublaslt_path is None:
+            from cuda import pathfinder
+
+            try:
+                self._cublaslt_path = pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path
+            except pathfinder.DynamicLibNotFoundError as error:
+                raise BackendUnavailable(NO_CUBLASLT) from error
+        return self._cublaslt_path
+
     def device(self):
-        index = self.cupy.cuda.runtime.getDevice()
+        index = self.device_index()
         if index not in self._devices:
             device = self.cupy.cuda.Device(index)
             self._devices[index] = Device(

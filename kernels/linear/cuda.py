@@ -1,11 +1,18 @@
-"""CUDA backend of linear: activation(input @ weight.T + bias) + residual in one kernel; reference.py defines it."""
+"""CUDA backend of linear: by cuBLASLt, or batch-invariantly by a kernel of ours; reference.py defines it.
+
+Our kernel computes activation(input @ weight.T + bias) + residual at once and rounds once. Every tile sums in the same
+order, so that a row's bits depend on that row alone. It also computes what no model asks for, an activation before a
+residual. cuBLASLt adds bias and residual; an activation that it does not have is a kernel of its own, over numbers that
+are rounded to the output's dtype already.
+"""
 
 import numpy as np
 
 from .. import _cuda
-from .._cuda import column_sums
-from .._cuda.vectors import pad_rows
+from .._cuda import column_sums, cublaslt
+from ..activation import cuda as _activation
 from ..activation_names import activation_code
+from ..batch_invariance import is_batch_invariant
 from .prepared import PreparedWeight
 
 # Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others
@@ -23,13 +30,13 @@ KERNELS = _cuda.Module(__file__, "linear.cu", instantiations=INSTANTIATIONS)
 
 
 class CudaWeight(PreparedWeight):
-    """A weight of its own on the device, its rows padded with zeros to whole 16-byte vectors."""
+    """A weight on the device with rows of whole 16-byte vectors: the array itself, or a copy padded with zeros."""
 
     backend = "cupy"
 
     def __init__(self, weight):
         super().__init__(weight)
-        self.array = pad_rows(_cuda.array_module(weight), weight)
+        self.array = _cuda.vector_rows(weight)
 
     def _stored(self):
         return self.array[:, : self.in_features].copy()
@@ -45,11 +52,43 @@ def linear(input, weight, bias, activation, residual):
     xp = _cuda.array_module(input)
     weight = weight.array if isinstance(weight, CudaWeight) else _cuda.vector_rows(weight)
     input = _cuda.vector_rows(input)
-    rows, out_features = len(input), len(weight)
-    output = xp.empty((rows, out_features), dtype=input.dtype)
+    output = xp.empty((len(input), len(weight)), dtype=input.dtype)
     if output.size == 0:
         return output
     bias = None if bias is None else xp.ascontiguousarray(bias)
+    is_empty_sum = input.shape[1] == 0  # which cuBLASLt does not take
+    if is_batch_invariant() or is_empty_sum or (activation is not None and residual is not None):
+        _by_one_kernel(output, input, weight, bias, activation, residual)
+        return output
+    in_epilogue = activation if activation in cublaslt.EPILOGUES else None
+    epilogue = {"bias": bias, "activation": in_epilogue, "addend": residual}
+    cublaslt.multiply(output, input, weight, transpose_right=True, **epilogue)
+    return output if activation == in_epilogue else _activation.activation(output, activation, None)
+
+
+def linear_backward(grad_output, input, weight, bias, needs_weight):
+    """(grad_input, grad_weight or None, grad_bias or None); both products are cuBLASLt's."""
+    xp = _cuda.array_module(input)
+    weight = weight.array[:, : weight.in_features] if isinstance(weight, CudaWeight) else weight
+    grad_bias = None if bias is None else column_sums.launch(KERNELS, grad_output)
+    grad_input, grad_weight = xp.empty(input.shape, input.dtype), None
+    _product(grad_input, grad_output, weight)
+    if needs_weight:
+        grad_weight = xp.empty(weight.shape, input.dtype)
+        _product(grad_weight, grad_output, input, transpose_left=True)
+    return grad_input, grad_weight, grad_bias
+
+
+def _product(output, left, right, transpose_left=False):
+    """output = left @ right, or left.T @ right."""
+    if output.size and right.size:
+        cublaslt.multiply(output, left, right, transpose_left=transpose_left)
+    else:
+        output.fill(0)
+
+
+def _by_one_kernel(output, input, weight, bias, activation, residual):
+    rows, out_features = output.shape
     residual = None if residual is None else _unit_columns(residual)
     strides = [np.int64(0 if array is None else _row_stride(array)) for array in (input, weight, residual)]
     sizes = [np.int32(size) for size in (rows, out_features, input.shape[1])]
@@ -58,16 +97,6 @@ def linear(input, weight, bias, activation, residual):
         _launch_fp32(args, rows, out_features)
     else:
         _launch_mma(args, input.dtype, rows, out_features)
-    return output
-
-
-def linear_backward(grad_output, input, weight, bias, needs_weight):
-    """(grad_input, grad_weight or None, grad_bias or None); both products are CuPy's own, by cuBLAS."""
-    xp = _cuda.array_module(input)
-    weight = weight.array[:, : weight.in_features] if isinstance(weight, CudaWeight) else weight
-    grad_bias = None if bias is None else column_sums.launch(KERNELS, grad_output)
-    grad_weight = xp.matmul(grad_output.T, input) if needs_weight else None
-    return xp.matmul(grad_output, weight), grad_weight, grad_bias
 
 
 def _launch_mma(args, dtype, rows, out_features):

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 INCLUDE = Path(__file__).parent / "include"
+CUBLASLT = Path(__file__).with_name("cublaslt.cpp")
 RACE_CHECK = Path(__file__).parent / "races.cpp"
 CACHE = Path(__file__).parents[2] / "build" / "cuda_emulator"
 FLAGS = (
@@ -82,6 +83,13 @@ def build(text, kernels, target_arch, defines=()):
         _compile(library, text, (*flags, *linked, "-shared", "-ldl", f"-I{header.parent}"))
 
     return _made_once(f"{_digest(source, *flags)}.so", compile_source)
+
+
+@functools.cache
+def build_cublaslt():
+    """Path of the library that stands in for cuBLASLt (cublaslt.cpp)."""
+    flags = ("-std=c++17", "-O2", "-fPIC", "-shared")
+    return str(_made_once(f"{_digest(CUBLASLT.read_text(), *flags)}.so", _compile, CUBLASLT, flags))
 
 
 def _digest(*parts):

@@ -6,9 +6,9 @@
     gpu.waits, gpu.uploads                                      # what the host waited for, and what it sent
 
 CuPy's wheel imports without a driver. What needs one is replaced: memory (an allocator), the answers about the device,
-our kernels (RawModule, the emulator) and CuPy's own kernels and copies: a function that fails for want of a driver is
-done again by NumPy over the same memory. So what CuPy refuses before it launches anything (types it does not take,
-attributes that it does not have), it refuses here.
+our kernels (RawModule, the emulator), cuBLASLt (cublaslt.cpp) and CuPy's own kernels and copies: a function that fails
+for want of a driver is done again by NumPy over the same memory. So what CuPy refuses before it launches anything
+(types it does not take, attributes that it does not have), it refuses here.
 """
 
 import functools
@@ -55,6 +55,7 @@ class Driverless:
     def __init__(self, emulator, compute_capability, multiprocessors):
         self.emulator = emulator
         self.runtime = _cuda.CuPyRuntime()  # one that has compiled nothing yet
+        self.runtime._cublaslt_path = build.build_cublaslt()
         self.current = 0
         self.compute_capability = str(compute_capability)
         names = (name.partition("cudaDevAttr")[2] for name in dir(cupy.cuda.runtime))
@@ -90,6 +91,11 @@ class Driverless:
         if self.is_capturing:
             raise CaptureError(f"{name} takes memory of the host into a graph, which would read it at every launch")
         self.uploads += [array.nbytes for array in arrays]
+
+    @property
+    def products(self):
+        """How many products the stand-in for cuBLASLt has computed in this process."""
+        return build.load(build.build_cublaslt()).standin_products()
 
     def allocate(self, size):
         """CuPy's allocator: memory of the host that says it is on the current device."""
@@ -275,6 +281,7 @@ def _replacements(gpu):
     yield cupy.cuda, "Stream", functools.partial(Stream, gpu)
     yield cupy.cuda, "get_current_stream", lambda: gpu.stream
     yield cupy.cuda, "Device", gpu.device
+    yield cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=0)
     yield _cuda, "_CUPY", gpu.runtime
     yield cupy, "RawModule", gpu.raw_module
     yield from ((cupy.ndarray, name, method) for name, method in _methods(gpu))

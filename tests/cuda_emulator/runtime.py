@@ -86,6 +86,15 @@ class Emulator:
     def address(self, array):
         return array.__array_interface__["data"][0]
 
+    def device_index(self):
+        return 0
+
+    def stream(self):
+        return None
+
+    def cublaslt_path(self):
+        return build.build_cublaslt()
+
     def device(self):
         shared_bytes = (64 if self.arch < 80 else 99) * 1024  # what sm_75, and sm_86 and sm_120, have
         return Device(compute_capability=self.arch, multiprocessors=4, shared_bytes=shared_bytes)

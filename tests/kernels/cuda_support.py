@@ -7,10 +7,14 @@ In the emulator `run` calls the launcher under three schedules and demands the s
 depends on the order of the warps is a race. (Our kernels add nothing with floating-point atomics.)
 """
 
+from contextlib import contextmanager
+from unittest import mock
+
 import numpy as np
 import pytest
 
 from bertcore.kernels import _cuda
+from bertcore.kernels import batch_invariance as invariance
 from bertcore.kernels.dispatch import unavailable_reason
 from tests import cuda_emulator
 from tests.kernels.arrays import to_gpu
@@ -64,6 +68,13 @@ class GPUTarget:
 def _same_bits(one, other):
     parts = zip(*(part if isinstance(part, tuple) else (part,) for part in (one, other)), strict=True)
     return all(a is b is None or a.tobytes() == b.tobytes() for a, b in parts)
+
+
+@contextmanager
+def batch_invariance(wanted):
+    """Within the block products on the GPU are batch-invariant, or not."""
+    with mock.patch.object(invariance, "_wanted", wanted):
+        yield
 
 
 @pytest.fixture(params=TARGETS)

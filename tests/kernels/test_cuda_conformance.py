@@ -11,6 +11,7 @@ from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import DTYPES, LAYOUTS
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.conformance.checks import DTYPES_OF, assert_conforms, on_disk, results
+from tests.kernels.cuda_support import batch_invariance
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
@@ -28,6 +29,15 @@ def test_without_a_driver(operation, dtype):
     with driverless():
         for case, layout in zip(CASES[operation].values(), cycle(LAYOUTS), strict=False):
             assert_conforms(case, operation, "cupy", DTYPES[dtype], [layout])
+
+
+@pytest.mark.parametrize("dtype", DTYPES_OF["cupy"])
+def test_batch_invariant_products(dtype):
+    """Those of our kernel; above they are cuBLASLt's."""
+    with driverless() as gpu, batch_invariance(True):
+        for case, layout in zip(CASES["linear"].values(), cycle(LAYOUTS), strict=False):
+            assert_conforms(case, "linear", "cupy", DTYPES[dtype], [layout])
+    assert any(launch.kernel.startswith("linear") for launch in gpu.launches)
 
 
 @pytest.mark.parametrize("operation", [name for name in on_disk("cupy") if name not in ("attention", "linear")])

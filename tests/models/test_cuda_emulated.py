@@ -11,6 +11,7 @@ from bertcore.nn.dropout import dropout_seeds
 from bertcore.training import AdamW, clip_grad_norm
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.demo import demo_folder  # noqa: F401
+from tests.kernels.cuda_support import batch_invariance
 from tests.tiny_families import drawn_anew, tiny_config
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -38,14 +39,47 @@ def test_masked_lm(emulated_gpu, name, dtype):
     with np.load(GOLDENS / name / "io.npz") as stored:
         truth = dict(stored)
     batch = {key: truth[key] for key in ("input_ids", "attention_mask", "token_type_ids")}
+    products = emulated_gpu.products
     out = AutoModelForMaskedLM.from_pretrained(GOLDENS / name, dtype=dtype)(**batch, output_hidden_states=True)
     assert out.logits.dtype.name == dtype
     for state, expected in zip(out.hidden_states, truth["hidden_states"], strict=True):
         assert error(state, expected) < TOLERANCE[dtype]
     assert error(out.logits, truth["logits"]) < 2 * TOLERANCE[dtype]  # one more layer, that amplifies
     launched = " ".join(launch.kernel for launch in emulated_gpu.launches)
-    for operation in ("linear", "attention", "norm_rows", "embedding"):
+    for operation in ("attention", "norm_rows", "embedding"):
         assert operation in launched
+    assert emulated_gpu.products > products and "linear" not in launched
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_tied_decoder_is_on_the_device_once(emulated_gpu, is_own):
+    """As loaded, and after a change in place."""
+    with use_backend("numpy"):
+        model = AutoModelForMaskedLM.from_config(tiny_config("bert-base-uncased"))
+    (table,) = (parameter for parameter in model.parameters() if {"table", "weight"} <= parameter.uses)
+    if is_own:
+        table.change(lambda array: array.fill(0.5))
+    weight = table.weight  # before the first token is looked up
+    model([[1, 2, 3]])
+    assert table.weight is weight
+    assert weight.array.data.ptr == table.value.data.ptr
+    assert weight.array.shape == table.shape
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_batch_invariant_products(emulated_gpu, dtype):
+    """A text alone has the bits that it has among others; cuBLASLt need not (its stand-in does not) keep them."""
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / NAMES[0], dtype=dtype)
+    ids = np.random.default_rng(0).integers(5, 40, (3, 7))
+    is_same = {}
+    for wanted in (True, False):
+        with batch_invariance(wanted):
+            products = emulated_gpu.products
+            among, alone = model(ids).logits[1].get(), model(ids[1:2, :]).logits[0].get()
+            assert (emulated_gpu.products == products) == wanted
+        is_same[wanted] = among.tobytes() == alone.tobytes()
+    assert is_same[True]
+    assert not is_same[False] or dtype != "float32"
 
 
 def test_sentence_embeddings(emulated_gpu, demo_folder):  # noqa: F811

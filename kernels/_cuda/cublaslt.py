@@ -1,0 +1,264 @@
+"""Matrix products by cuBLASLt, a library of the CUDA toolkit, through ctypes.
+
+    cublaslt.multiply(output, input, weight, transpose_right=True, bias=bias)
+
+CuPy's own products go through cuBLAS, which knows no epilogue, has no half-precision bias, and fails in graphs that are
+being captured. Here nothing is allocated or waited for behind the caller's back: the algorithm of a product is chosen
+once for each shape and kept, its workspace comes from the caller's memory pool, and it runs on the caller's stream.
+
+cuBLASLt's matrices lie column by column, ours row by row: to it each of ours is its own transpose, and
+output^T = right^T left^T. The numbers below are those of cublasLt.h, cublas_api.h and library_types.h of CUDA 13; where
+the real library is installed, a test calls it with them.
+"""
+
+import ctypes
+import functools
+import threading
+import weakref
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import NamedTuple
+
+import numpy as np
+
+from . import runtime
+
+TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
+COMPUTE_32F = 68  # sums in float32, and products of float32 as such: TF32 is a compute type of its own
+EPILOGUES = {None: 0, "gelu_tanh": 32}  # cublasLtEpilogue_t; its GELU is the tanh form
+NO_EPILOGUE, ADD_BIAS = 1, 4
+TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
+WORKSPACE, REDUCTIONS, ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; alignments of A to D
+REDUCED_IN_FLOAT32 = 2  # cublasLtReductionScheme_t: a product that is split along its sums rounds once, at the end
+MOST_WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper
+MOST_ALIGNMENT = 256  # bytes that algorithms tell apart
+KEPT_PLANS = 4096  # each takes about 1 KB
+ZERO, ONE = c_float(0), c_float(1)
+
+_SIGNATURES = {  # of each function: the types of its arguments
+    "cublasLtCreate": (c_void_p,),
+    "cublasLtMatmulDescCreate": (c_void_p, c_int, c_int),
+    "cublasLtMatrixLayoutCreate": (c_void_p, c_int, c_uint64, c_uint64, c_int64),
+    "cublasLtMatmulPreferenceCreate": (c_void_p,),
+    **{f"cublasLt{kind}Destroy": (c_void_p,) for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference")},
+    **{
+        f"cublasLt{kind}SetAttribute": (c_void_p, c_int, c_void_p, c_size_t)
+        for kind in ("MatmulDesc", "MatmulPreference")
+    },
+    "cublasLtMatmulAlgoGetHeuristic": (*[c_void_p] * 7, c_int, c_void_p, c_void_p),
+    "cublasLtMatmul": (*[c_void_p] * 14, c_size_t, c_void_p),
+}
+
+
+class _Choice(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", c_uint64 * 8),
+        ("workspace_bytes", c_size_t),
+        ("status", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+class Product(NamedTuple):
+    """What an algorithm is chosen for, in terms of our rows; strides are elements from row to row."""
+
+    device: int
+    rows: int
+    columns: int
+    depth: int
+    transpose_left: bool
+    transpose_right: bool
+    left_stride: int
+    right_stride: int
+    addend_stride: int
+    output_stride: int
+    dtype: str
+    output_dtype: str
+    epilogue: int
+    alignments: tuple[int, int, int, int, int]  # bytes: of right, left, addend, output and bias
+
+
+class Library:
+    """cuBLASLt, loaded; its functions raise what they return as a status."""
+
+    def __init__(self, path):
+        self.functions = ctypes.CDLL(path)
+        self.functions.cublasLtGetStatusString.restype = ctypes.c_char_p
+        for name, types in _SIGNATURES.items():
+            getattr(self.functions, name).argtypes = types
+
+    def call(self, name, *args):
+        status = getattr(self.functions, name)(*args)
+        if status:
+            reason = self.functions.cublasLtGetStatusString(status).decode()
+            raise RuntimeError(f"{name} fails with status {status}: {reason}")
+
+
+class Descriptor:
+    """One of cuBLASLt's descriptors (MatmulDesc, MatrixLayout, MatmulPreference), destroyed with this object."""
+
+    def __init__(self, library, kind, *args):
+        self._library, self._kind, self.handle = library, kind, c_void_p()
+        library.call(f"cublasLt{kind}Create", byref(self.handle), *args)
+        weakref.finalize(self, getattr(library.functions, f"cublasLt{kind}Destroy"), self.handle).atexit = False
+
+    def set(self, attribute, value):
+        """Set an attribute to a ctypes number."""
+        name = f"cublasLt{self._kind}SetAttribute"
+        self._library.call(name, self.handle, attribute, byref(value), ctypes.sizeof(value))
+
+
+class Plan:
+    """One product, ready to run with any addresses of its alignments."""
+
+    def __init__(self, path, product):
+        library = load(path)
+        self._library, self._handle = library, handle(path, product.device)
+        self._operation = _operation(library, product)
+        self._layouts = _layouts(library, product)
+        self._lock = threading.Lock()  # the bias is set in the descriptor, then the product starts
+        choice = self._choose(product)
+        self._algorithm, self.workspace_bytes = choice.algorithm, choice.workspace_bytes
+
+    def _choose(self, product):
+        preference = _preference(self._library, product)
+        choice, count = _Choice(), c_int()
+        descriptors = (it.handle for it in (self._operation, *self._layouts, preference))
+        found = byref(choice), byref(count)
+        self._library.call("cublasLtMatmulAlgoGetHeuristic", self._handle, *descriptors, 1, *found)
+        if count.value == 0 or choice.status:
+            raise RuntimeError(f"cuBLASLt has no algorithm for {product}")
+        return choice
+
+    def run(self, addresses, bias, beta, workspace, stream):
+        """Start the product; `addresses` are those of right, left, addend and output."""
+        right, left, addend, output = addresses
+        right_layout, left_layout, addend_layout, output_layout = (layout.handle for layout in self._layouts)
+        with self._lock:
+            if bias is not None:
+                self._operation.set(BIAS_POINTER, c_void_p(bias))
+            self._library.call(
+                "cublasLtMatmul",
+                self._handle,
+                self._operation.handle,
+                byref(ONE),
+                *(right, right_layout, left, left_layout),
+                byref(beta),
+                *(addend, addend_layout, output, output_layout),
+                *(byref(self._algorithm), workspace, self.workspace_bytes, stream),
+            )
+
+
+def _operation(library, product):
+    operation = Descriptor(library, "MatmulDesc", COMPUTE_32F, TYPES["float32"])  # alpha and beta are float32
+    operation.set(TRANSPOSE_A, c_int32(product.transpose_right))
+    operation.set(TRANSPOSE_B, c_int32(product.transpose_left))
+    operation.set(EPILOGUE, c_uint32(product.epilogue))
+    if product.epilogue & ADD_BIAS:  # while an algorithm is chosen, an address is read for its alignment alone
+        operation.set(BIAS_POINTER, c_void_p(product.alignments[-1]))
+    return operation
+
+
+def _preference(library, product):
+    preference = Descriptor(library, "MatmulPreference")
+    preference.set(WORKSPACE, c_uint64(MOST_WORKSPACE))
+    preference.set(REDUCTIONS, c_uint32(REDUCED_IN_FLOAT32))
+    for attribute, alignment in zip(ALIGNMENTS, product.alignments[:4], strict=True):
+        preference.set(attribute, c_uint32(alignment))
+    return preference
+
+
+def _layouts(library, product):
+    """The layouts of right, left, addend and output: rows and columns as cuBLASLt sees them."""
+    rows, columns, depth = product.rows, product.columns, product.depth
+    right = (depth, columns) if product.transpose_right else (columns, depth)
+    left = (rows, depth) if product.transpose_left else (depth, rows)
+    return [
+        Descriptor(library, "MatrixLayout", TYPES[dtype], *shape, stride)
+        for dtype, shape, stride in (
+            (product.dtype, right, product.right_stride),
+            (product.dtype, left, product.left_stride),
+            (product.output_dtype, (columns, rows), product.addend_stride),
+            (product.output_dtype, (columns, rows), product.output_stride),
+        )
+    ]
+
+
+def multiply(
+    output, left, right, *, transpose_left=False, transpose_right=False, bias=None, activation=None, addend=None
+):
+    """output = activation(left @ right + addend + bias), summed in float32 and rounded once.
+
+    Args:
+        output: (rows, columns), written; float32, or the dtype of the factors.
+        left, right: (rows, depth) and (depth, columns), or their transposes, of one dtype; no size is 0.
+        transpose_left, transpose_right: whether the factor is the transpose of the array that is given.
+        bias: (columns,), contiguous, of the output's dtype; or None.
+        activation: a name in EPILOGUES.
+        addend: (rows, columns), of the output's dtype, which may be `output` itself; or None.
+    """
+    here = runtime()
+    beta = ZERO if addend is None else ONE
+    addend = output if addend is None else addend
+    left, right, addend = (_matrix(here, array) for array in (left, right, addend))
+    rows, columns = output.shape
+    addresses = tuple(here.address(array) for array in (right, left, addend, output))
+    bias_address = None if bias is None else here.address(bias)
+    product = Product(
+        here.device_index(),
+        rows,
+        columns,
+        left.shape[0] if transpose_left else left.shape[1],
+        transpose_left,
+        transpose_right,
+        *(_stride(array) for array in (left, right, addend, output)),
+        left.dtype.name,
+        output.dtype.name,
+        (EPILOGUES[activation] | (0 if bias is None else ADD_BIAS)) or NO_EPILOGUE,
+        (*map(_alignment, addresses), MOST_ALIGNMENT if bias is None else _alignment(bias_address)),
+    )
+    chosen = plan(here.cublaslt_path(), product)
+    size = chosen.workspace_bytes
+    workspace = here.array_module(output).empty(size, np.uint8) if size else None  # of the stream's pool: no wait
+    address = None if workspace is None else here.address(workspace)
+    chosen.run(addresses, bias_address, beta, address, here.stream())
+
+
+@functools.cache
+def load(path):
+    """The library of this file."""
+    return Library(path)
+
+
+@functools.cache
+def handle(path, device):
+    """The library's handle of a device, which is the current one."""
+    made = c_void_p()
+    load(path).call("cublasLtCreate", byref(made))
+    return made
+
+
+@functools.lru_cache(KEPT_PLANS)
+def plan(path, product):
+    """The library's plan for a product on the current device."""
+    return Plan(path, product)
+
+
+def _matrix(here, array):
+    """The array itself if its rows are contiguous and do not overlap, else a copy."""
+    (rows, columns), (step, step_in_row), itemsize = array.shape, array.strides, array.itemsize
+    is_apart = rows == 1 or (step >= columns * itemsize and step % itemsize == 0)
+    if is_apart and (columns == 1 or step_in_row == itemsize):
+        return array
+    return here.array_module(array).ascontiguousarray(array)
+
+
+def _stride(array):
+    rows, columns = array.shape
+    return columns if rows == 1 else array.strides[0] // array.itemsize
+
+
+def _alignment(address):
+    return min(address & -address, MOST_ALIGNMENT)

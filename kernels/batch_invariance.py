@@ -1,0 +1,42 @@
+"""Whether products on the GPU are computed so that a row's bits do not depend on the rows beside it."""
+
+from .own_name import setting, variable
+
+_wanted: bool | None = None
+
+
+def set_batch_invariant(wanted: bool) -> None:
+    """Compute matrix products on the GPU batch-invariantly from now on, or as fast as can be, which is the default.
+
+    What each promises, for one version of the libraries and one type of GPU:
+
+        False   the same call gives the same bits, each time. A text's result may differ in its last bits with what
+                else is in the batch: products are cuBLASLt's, which sums in an order chosen for the number of rows.
+        True    the same text gives the same bits, whatever its neighbours, its padding and its place in the batch.
+                Products are by a kernel of this package, which sums each row in one order. Gradients, which are sums
+                over the batch in any case, are still cuBLASLt's.
+
+    On the CPU both promises hold always. The environment variable BERTCORE_BATCH_INVARIANT (see own_name.py), 1 or 0,
+    decides where this function was not called.
+
+    Raises TypeError for what is not a bool.
+    """
+    global _wanted
+    if not isinstance(wanted, bool):
+        raise TypeError(f"wanted is {wanted!r}, expected True or False")
+    _wanted = wanted
+
+
+def is_batch_invariant() -> bool:
+    """Whether products on the GPU are batch-invariant; see `set_batch_invariant`."""
+    global _wanted
+    if _wanted is None:
+        _wanted = _from_environment()
+    return _wanted
+
+
+def _from_environment() -> bool:
+    found = setting("BATCH_INVARIANT") or "0"
+    if found not in ("0", "1"):
+        raise ValueError(f"the environment variable {variable('BATCH_INVARIANT')} is {found!r}, expected 1 or 0")
+    return found == "1"

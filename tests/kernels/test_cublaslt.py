@@ -1,0 +1,226 @@
+"""Products by cuBLASLt: what is asked of the library.
+
+A stand-in computes on the host and checks what it is given (tests/cuda_emulator/cublaslt.cpp). The real library is
+asked about our descriptors where it is installed.
+"""
+
+import ctypes
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cuda import pathfinder
+
+from bertcore import kernels
+from bertcore.kernels import _cuda
+from bertcore.kernels._cuda import cublaslt
+from bertcore.kernels.linear import cuda as linear_cuda
+from tests.cuda_emulator import Emulator, unavailable_reason
+from tests.tolerances import assert_close
+
+from .cuda_support import batch_invariance
+from .strategies import normal
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+SIZES = [(1, 1, 1), (1, 64, 7), (5, 39, 13), (160, 31, 2), (17, 40, 33)]  # rows, depth, columns
+
+
+@pytest.fixture(autouse=True)
+def runtime():
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    with _cuda.use_runtime(Emulator()) as runtime:
+        yield runtime
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+def wide(array):
+    return array.astype(np.float64)
+
+
+@pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_products(dtype, sizes, transposes):
+    rows, depth, columns = sizes
+    left, right, bias, addend = (
+        normal(i, it, dtype) for i, it in enumerate([(rows, depth), (depth, columns), (columns,), (rows, columns)])
+    )
+    expected = wide(left) @ wide(right)
+    given = [
+        np.ascontiguousarray(array.T) if is_transposed else array
+        for array, is_transposed in zip((left, right), transposes, strict=True)
+    ]
+    options = dict(zip(("transpose_left", "transpose_right"), transposes, strict=True))
+    output = np.full((rows, columns), np.nan, dtype)
+    cublaslt.multiply(output, *given, **options)
+    assert_close(output, expected)
+    cublaslt.multiply(output, *given, **options, bias=bias, addend=addend)
+    assert_close(output, expected + wide(bias) + wide(addend))
+
+
+def test_sums_are_added_to_float32(dtype):
+    """As gradients of weights are: the factors in half precision, the sum in float32."""
+    left, right = normal(0, (70, 12), dtype), normal(1, (70, 9), dtype)
+    total = normal(2, (12, 9), np.float32)
+    expected = wide(total) + wide(left).T @ wide(right)
+    cublaslt.multiply(total, left, right, transpose_left=True, addend=total)
+    assert_close(total, expected)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_views(dtype, offset):
+    """Columns of a wider array, rows from odd addresses on, rows backwards, one row for all."""
+    right = normal(1, (40, 24), dtype)
+    storage = np.full((9, 96), np.nan, dtype)
+    storage[:, offset : offset + 40] = normal(0, (9, 40), dtype)
+    view = storage[:, offset : offset + 40]
+    for left in (view, view[::-1], view[::2], view.T.copy().T, np.broadcast_to(view[0], (5, 40))):
+        output = np.empty((len(left), 24), dtype)
+        cublaslt.multiply(output, left, right)
+        assert_close(output, wide(left) @ wide(right))
+
+
+def test_a_plan_is_made_once_for_a_shape_and_its_alignments():
+    storage, right = normal(0, (9 * 40 + 8,), np.float32), normal(1, (24, 40), np.float32)
+    output = np.empty((9, 24), np.float32)
+    made = []
+    for offset in (0, 0, 1, 1, 8):
+        before = cublaslt.plan.cache_info().misses
+        cublaslt.multiply(output, storage[offset : offset + 360].reshape(9, 40), right, transpose_right=True)
+        made.append(cublaslt.plan.cache_info().misses - before)
+    assert made[1] == made[3] == 0 and made[2] == 1
+
+
+def test_what_the_library_refuses_says_why():
+    ones = np.ones((8, 8), np.float32)
+    with pytest.raises(RuntimeError, match="cublasLtMatmulAlgoGetHeuristic fails with status 15: types 0, 0, 2, 2"):
+        cublaslt.multiply(np.empty((8, 8), np.float16), ones, ones)
+
+
+def test_threads_do_not_take_each_others_bias(monkeypatch):
+    """One plan, two threads: the bias is an attribute of the plan's descriptor until the product has started."""
+    ones, wrong, call = np.ones((2, 2), np.float32), [], cublaslt.Library.call
+    biases, outputs = (np.zeros((2, 64), np.float32) for _ in range(2))  # rows of 256 bytes: of the same alignment
+    biases[1] = 1
+
+    def dawdle(library, name, *args):
+        call(library, name, *args)
+        time.sleep(1e-3)
+
+    def work(index):
+        output = outputs[index, :4].reshape(2, 2)
+        with _cuda.use_runtime(Emulator()):
+            for _ in range(5):
+                cublaslt.multiply(output, ones, ones, bias=biases[index, :2])
+                wrong.extend(output[output != 2 + index])
+
+    monkeypatch.setattr(cublaslt.Library, "call", dawdle)
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_products_run_on_the_callers_stream(runtime, monkeypatch):
+    monkeypatch.setattr(runtime, "stream", lambda: 1234)
+    cublaslt.multiply(np.empty((2, 2), np.float32), np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
+    library = cublaslt.load(runtime.cublaslt_path()).functions
+    library.standin_last_stream.restype = ctypes.c_void_p
+    assert library.standin_last_stream() == 1234
+
+
+# ---- which of the two kinds of product runs --------------------------------------------------------------------------
+
+
+def test_the_mode_chooses(runtime):
+    def kinds(activation=None):
+        library, before = cublaslt.load(runtime.cublaslt_path()).functions, len(runtime.launches)
+        products = library.standin_products()
+        linear_cuda.linear(np.ones((2, 8), np.float16), np.ones((4, 8), np.float16), None, activation, None)
+        return library.standin_products() - products, [launch.kernel for launch in runtime.launches[before:]]
+
+    with batch_invariance(False):
+        assert kinds() == kinds("gelu_tanh") == (1, [])
+        assert kinds("gelu") == (1, ["pointwise<__half>"])
+    with batch_invariance(True):
+        assert kinds() == (0, ["linear_mma<__half, 16, 32>"])
+
+
+def test_the_mode_is_set_for_the_process(monkeypatch):
+    with batch_invariance(None):
+        assert not kernels.is_batch_invariant()
+    with batch_invariance(None):
+        monkeypatch.setenv("BERTCORE_BATCH_INVARIANT", "1")
+        assert kernels.is_batch_invariant()
+        kernels.set_batch_invariant(False)
+        assert not kernels.is_batch_invariant()
+        with pytest.raises(TypeError, match="wanted is 'batch', expected True or False"):
+            kernels.set_batch_invariant("batch")
+    with batch_invariance(None):
+        monkeypatch.setenv("BERTCORE_BATCH_INVARIANT", "yes")
+        with pytest.raises(ValueError, match="BERTCORE_BATCH_INVARIANT is 'yes', expected 1 or 0"):
+            kernels.is_batch_invariant()
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch):
+    def missing(name):
+        raise pathfinder.DynamicLibNotFoundError(name)
+
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", missing)
+    with pytest.raises(kernels.BackendUnavailable, match=r"cuBLASLt, which is not installed: pip install .*\[ctk\]"):
+        _cuda.CuPyRuntime().cublaslt_path()
+
+
+# ---- the real library ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real_library():
+    try:
+        return cublaslt.load(_cuda.CuPyRuntime().cublaslt_path())
+    except kernels.BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+def attribute_of(library, kind, descriptor, attribute, made):
+    """What the library says that an attribute is, as the type of `made`."""
+    get, written = getattr(library.functions, f"cublasLt{kind}GetAttribute"), ctypes.c_size_t()
+    get.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    status = get(descriptor.handle, attribute, ctypes.byref(made), ctypes.sizeof(made), ctypes.byref(written))
+    assert (status, written.value) == (0, ctypes.sizeof(made))
+    return made.value
+
+
+def test_the_real_library_takes_our_descriptors(real_library):
+    """All but the choice of an algorithm and the product itself, which need a GPU."""
+    product = cublaslt.Product(0, 3, 5, 8, False, True, 8, 16, 5, 6, "float16", "float32", 36, (256, 16, 4, 4, 2))
+    operation = cublaslt._operation(real_library, product)
+    of_operation = {cublaslt.TRANSPOSE_A: 1, cublaslt.TRANSPOSE_B: 0, cublaslt.EPILOGUE: 36}
+    for attribute, expected in of_operation.items():
+        assert attribute_of(real_library, "MatmulDesc", operation, attribute, ctypes.c_int32()) == expected
+    assert attribute_of(real_library, "MatmulDesc", operation, cublaslt.BIAS_POINTER, ctypes.c_void_p()) == 2
+    compute_type, scale_type = 0, 1
+    assert attribute_of(real_library, "MatmulDesc", operation, compute_type, ctypes.c_int32()) == cublaslt.COMPUTE_32F
+    assert attribute_of(real_library, "MatmulDesc", operation, scale_type, ctypes.c_int32()) == 0
+    kind, type_, rows, columns, leading = "MatrixLayout", 0, 2, 3, 4
+    expected = [(2, 8, 5, 16), (2, 8, 3, 8), (0, 5, 3, 5), (0, 5, 3, 6)]
+    for layout, numbers in zip(cublaslt._layouts(real_library, product), expected, strict=True):
+        assert numbers == (
+            attribute_of(real_library, kind, layout, type_, ctypes.c_uint32()),
+            attribute_of(real_library, kind, layout, rows, ctypes.c_uint64()),
+            attribute_of(real_library, kind, layout, columns, ctypes.c_uint64()),
+            attribute_of(real_library, kind, layout, leading, ctypes.c_int64()),
+        )
+    preference = cublaslt._preference(real_library, product)
+    of_preference = [(cublaslt.WORKSPACE, ctypes.c_uint64(), 32 << 20), (cublaslt.REDUCTIONS, ctypes.c_uint32(), 2)]
+    of_preference += [(5, ctypes.c_uint32(), 256), (6, ctypes.c_uint32(), 16), (8, ctypes.c_uint32(), 4)]
+    for attribute, made, expected in of_preference:
+        assert attribute_of(real_library, "MatmulPreference", preference, attribute, made) == expected
