@@ -199,8 +199,8 @@ class Forms:
         if self.array is None and self.dtype == np.int8:
             known = self.any_weight()
             weight = self._prepared(known.integers(), Scales(known.scale, known.input_scale))
-        elif backend == "cupy" and self.device_array is not None:
-            weight = kernels.prepare_weight(self.device_array)
+        elif backend == "cupy" and (self.device_array is not None or "table" in self.uses):
+            weight = kernels.prepare_weight(self._on_device())  # which it shares: a tied decoder is there once
         else:
             weight = self._prepared(self.on_host())
         self.weights[backend] = weight

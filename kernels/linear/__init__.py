@@ -44,6 +44,9 @@ def prepare_weight(
 ) -> PreparedWeight:
     """Convert a weight to its backend's form once, instead of at every call of `linear`; the array can then be freed.
 
+    On the GPU an array whose rows are whole 16-byte vectors has that form already and is kept, not copied: it must not
+    change while the prepared weight is in use.
+
     Args:
         weight: (out_features, in_features), as checkpoints store it; dtypes as for `linear`, and on the CPU bfloat16,
             or int8 together with `scale`.
