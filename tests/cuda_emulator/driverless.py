@@ -22,6 +22,7 @@ import cupy
 import numpy as np
 
 from bertcore.kernels import _cuda, dispatch
+from bertcore.kernels._cuda import cublaslt
 
 from . import build
 from .modules import module_with
@@ -270,6 +271,12 @@ def _to_numpy(gpu, array):
     return host(array).copy()
 
 
+def _products(gpu):
+    """The products that a stream is given: cuBLASLt's stand-in knows no streams."""
+    run = cublaslt.Plan.run
+    return lambda *given: gpu.do(functools.partial(run, *given))
+
+
 def _replacements(gpu):
     """(owner, name, what stands for it) of everything that needs a driver."""
     runtime = cupy.cuda.runtime
@@ -281,9 +288,9 @@ def _replacements(gpu):
     yield cupy.cuda, "Stream", functools.partial(Stream, gpu)
     yield cupy.cuda, "get_current_stream", lambda: gpu.stream
     yield cupy.cuda, "Device", gpu.device
-    yield cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=0)
     yield _cuda, "_CUPY", gpu.runtime
     yield cupy, "RawModule", gpu.raw_module
+    yield cublaslt.Plan, "run", _products(gpu)
     yield from ((cupy.ndarray, name, method) for name, method in _methods(gpu))
     yield from ((cupy, name, function) for name, function in _functions(gpu))
     for owner, name in ((cupy.ndarray, "get"), (cupy, "asnumpy")):

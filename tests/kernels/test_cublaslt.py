@@ -8,6 +8,7 @@ import ctypes
 import threading
 import time
 
+import cupy
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from bertcore.kernels import _cuda
 from bertcore.kernels._cuda import cublaslt
 from bertcore.kernels.linear import cuda as linear_cuda
 from tests.cuda_emulator import Emulator, unavailable_reason
+from tests.cuda_emulator.driverless import driverless, host
 from tests.tolerances import assert_close
 
 from .cuda_support import batch_invariance
@@ -135,6 +137,22 @@ def test_products_run_on_the_callers_stream(runtime, monkeypatch):
     library = cublaslt.load(runtime.cublaslt_path()).functions
     library.standin_last_stream.restype = ctypes.c_void_p
     assert library.standin_last_stream() == 1234
+
+
+def test_products_are_captured():
+    """In a CUDA graph: nothing is allocated, and each launch reads what stands in the arrays then."""
+    with driverless():
+        left, right, output = (cupy.asarray(normal(i, (8, 8), np.float32)) for i in range(3))
+        bias = cupy.asarray(normal(3, (8,), np.float32))
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            cublaslt.multiply(output, left, right, bias=bias)
+            graph = stream.end_capture()
+        cublaslt.multiply(output, left, right, bias=cupy.zeros_like(bias))  # by the same plan
+        host(left)[...] *= 2
+        graph.launch()
+        assert_close(host(output), wide(host(left)) @ wide(host(right)) + wide(host(bias)))
 
 
 # ---- which of the two kinds of product runs --------------------------------------------------------------------------
