@@ -14,7 +14,8 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
-from .codegen import Vec, emit_fma, splat
+from . import isa
+from .codegen import INT32, Vec, call_llvm, emit_fma, shuffle, splat
 from .jit import inline_helper
 from .simd import absolute, copysign, fma, select
 
@@ -144,6 +145,83 @@ def _exp2(x):
         return twice_exp2(x - (shifted - shifter)) * _power_of_two(shifted)
 
     return compiled
+
+
+# 2^f for 0 <= f < 1, of the least relative error among those that are 1 and 2 at the ends.
+_CUBIC = 1.0, 0.69542417, 0.22630836, 0.07826747
+_LEAST_EXPONENT = -126.0
+
+
+def _cubic_of_rest(builder, vec, x):
+    """floor(x), and the cubic of x - floor(x)."""
+    whole = call_llvm(builder, f"llvm.floor.{vec.suffix}", vec.llvm, [x])
+    rest = builder.fsub(x, whole)  # vreduceps rounds another way
+    value = ir.Constant(vec.llvm, [_CUBIC[-1]] * vec.count)
+    for c in reversed(_CUBIC[:-1]):
+        value = emit_fma(builder, vec, value, rest, ir.Constant(vec.llvm, [c] * vec.count))
+    return whole, value
+
+
+def _rough_exp2_of(builder, vec, x):
+    """The cubic, and the exponent added to its bits."""
+    words = ir.VectorType(INT32, vec.count)
+    least, zeros = (ir.Constant(vec.llvm, [value] * vec.count) for value in (_LEAST_EXPONENT, 0.0))
+    is_tiny, is_nan = builder.fcmp_ordered("<", x, least), builder.fcmp_unordered("uno", x, x)
+    whole, value = _cubic_of_rest(builder, vec, builder.select(is_tiny, least, x))
+    exponent = builder.shl(builder.fptosi(whole, words), ir.Constant(words, [23] * vec.count))
+    scaled = builder.bitcast(builder.add(builder.bitcast(value, words), exponent), vec.llvm)
+    return builder.select(is_tiny, zeros, builder.select(is_nan, x, scaled))
+
+
+def _rough_exp2_by_avx512(builder, vec, x):
+    """The same in 7 instructions: vscalefps multiplies by 2^floor(x)."""
+    zeros, bits = ir.Constant(vec.llvm, [0.0] * vec.count), ir.IntType(vec.count)
+    is_kept = builder.fcmp_unordered(">=", x, ir.Constant(vec.llvm, [_LEAST_EXPONENT] * vec.count))
+    _, value = _cubic_of_rest(builder, vec, x)
+    operands = [value, x, zeros, builder.bitcast(is_kept, bits), INT32(4)]
+    return call_llvm(builder, "llvm.x86.avx512.mask.scalef.ps.512", vec.llvm, operands)
+
+
+def _make_rough_exp2(emit):
+    """An intrinsic that applies `emit` to each register of a vector of float32."""
+
+    @intrinsic
+    def compute(typingctx, x):
+        part = Vec(types.float32, isa.lanes(types.float32))
+
+        def codegen(context, builder, sig, args):
+            parts = [
+                emit(builder, part, shuffle(builder, args[0], args[0], range(first, first + part.count)))
+                for first in range(0, x.count, part.count)
+            ]
+            while len(parts) > 1:
+                count = 2 * parts[0].type.count
+                parts = [shuffle(builder, *parts[i : i + 2], range(count)) for i in range(0, len(parts), 2)]
+            return parts[0]
+
+        return x(x), codegen
+
+    return compute
+
+
+portable_rough_exp2 = _make_rough_exp2(_rough_exp2_of)
+_native_rough_exp2 = _make_rough_exp2(_rough_exp2_by_avx512)
+
+
+def rough_exp2(x):
+    """2^x of float32 up to 0, at most 1.04e-4 (2^-13.2) of it off: for what is rounded to bfloat16 anyway (2^-9).
+
+    Exact for whole numbers; NaN for NaN, 0 for -inf and below -126. The same bits on all CPUs with FMA. Measured beside
+    exp2, in cache: 0.70 of its time with AVX-512 (Emerald Rapids, 1 thread; with vreduceps, whose last bit differs from
+    a floor and a difference, 0.54).
+    """
+    raise NotImplementedError("for compiled code")
+
+
+@overload(rough_exp2, jit_options=_INLINE)
+def _rough_exp2(x):
+    _require_float_vec(x, "rough_exp2")
+    return (lambda x: _native_rough_exp2(x)) if "avx512dq" in isa.LEVEL.requires else (lambda x: portable_rough_exp2(x))
 
 
 _erf_near_minus_1 = _polynomial(0.1283791538, -0.376125232767, 0.11282140817, -0.0267789090868, 0.00501196305272,

@@ -8,6 +8,8 @@ new highest scores.
 import math
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from .._numba import helper, inline_helper
 from .._numba.operands import store_depth
@@ -24,7 +26,8 @@ from .._numba.simd import (
     store_masked,
     wide_pointer,
 )
-from .._numba.simd_math import exp2
+from .._numba.simd_math import exp2, rough_exp2
+from .._numba.steps import OPTIONS
 
 LOG2_E = 1 / math.log(2)
 
@@ -66,11 +69,11 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
             store(together, r * width + d, shift)
     shift, total, second = load(wide, 0), broadcast(x, 0.0), broadcast(x, 0.0)
     for j in range(0, end, step):
-        value = exp2((load(x, j) * scale - shift) * LOG2_E)
+        value = _weights((load(x, j) * scale - shift) * LOG2_E, storage)
         store_depth(scores, j, value, width, storage)
         total += value
         if half < step:
-            value = exp2((load(x, j + half) * scale - shift) * LOG2_E)
+            value = _weights((load(x, j + half) * scale - shift) * LOG2_E, storage)
             store_depth(scores, j + half, value, width, storage)
             second += value
     store(wide, 0, total)
@@ -80,6 +83,16 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
         for r in range(4):
             summed += load(together, r * width + d)
         store(totals, d, summed)
+
+
+def _weights(x, storage):
+    """2^x, as near as the storage of the weights holds it."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_weights, jit_options={**OPTIONS, "forceinline": True})
+def _weights_of(x, storage):
+    return (lambda x, storage: rough_exp2(x)) if storage == types.uint16 else (lambda x, storage: exp2(x))
 
 
 @inline_helper

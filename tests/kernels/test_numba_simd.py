@@ -56,7 +56,8 @@ def elementwise(function):
 
 
 exp, erf, tanh = elementwise(simd_math.exp), elementwise(simd_math.erf), elementwise(simd_math.tanh)
-exp2 = elementwise(simd_math.exp2)
+exp2, rough_exp2 = elementwise(simd_math.exp2), elementwise(simd_math.rough_exp2)
+portable_rough_exp2 = elementwise(simd_math.portable_rough_exp2)
 
 
 def sample(dtype, low, high, count=50021):
@@ -81,6 +82,30 @@ def test_exp2_is_within_its_stated_error(dtype):
     assert ulps(exp2(x), np.exp2(x.astype(np.longdouble))) < 1.2
     x = np.array([-np.inf, np.nan, 0.0, -1.0, -1e4], dtype)
     np.testing.assert_array_equal(exp2(x), np.array([0, np.nan, 1, 0.5, 0], dtype))
+
+
+def test_rough_exp2_is_within_its_stated_error():
+    x = np.concatenate([sample(np.float32, -126, 0, 2_000_003), np.arange(-126, 1).astype(np.float32)])
+    x = np.concatenate([x, np.nextafter(x, np.float32(-1e9))])  # below a whole number, too
+    x = x[(x >= -126) & (x <= 0)]
+    error = np.abs(rough_exp2(x) / np.exp2(x.astype(np.float64)) - 1)
+    assert 1e-4 < error.max() < 1.04e-4
+
+
+@pytest.mark.parametrize("function", [rough_exp2, portable_rough_exp2])
+def test_rough_exp2_of_whole_numbers_is_exact(function):
+    x = np.arange(-126, 1).astype(np.float32)
+    np.testing.assert_array_equal(function(x), np.exp2(x))
+    x = np.array([-np.inf, np.nan, -0.0, -126.5, -1e4, np.finfo(np.float32).min], np.float32)
+    np.testing.assert_array_equal(function(x), np.array([0, np.nan, 1, 0, 0, 0], np.float32))
+
+
+def test_rough_exp2_has_the_same_bits_everywhere():
+    """Of the instructions of AVX-512, where there are some, and of what stands in for them."""
+    x = np.concatenate([sample(np.float32, -130, 0, 300_007), -np.logspace(-45, 38, 20_011).astype(np.float32)])
+    if not LEVEL.fma:
+        pytest.skip("the polynomial is rounded otherwise without FMA")
+    np.testing.assert_array_equal(rough_exp2(x).view(np.uint32), portable_rough_exp2(x).view(np.uint32))
 
 
 @pytest.mark.parametrize("function, scalar", [(erf, math.erf), (tanh, math.tanh)])
