@@ -171,8 +171,8 @@ def test_bfloat16(head_dim, form):
         return
     *expected, exact_components = attend(problem, **asked, backend="numpy")
     for name, one, other in zip(("output", "lse", "probs"), found, expected, strict=True):
-        # Exponentials are those of rough_exp2, 2^-13.2 off, of which some are rounded to bfloat16's other neighbour, and
-        # against the highest score so far, of the last block against the highest of all.
+        # Exponentials are those of rough_exp2, 2^-13.2 off, some of which are rounded to the other neighbour; and they
+        # are of the highest score so far, in the last block of the highest of all.
         assert_close(one, other, name=name, factor=2000 if name == "output" else 55, at_least=1)
     for one, other in zip(components, exact_components, strict=True):
         assert one is other is None or np.array_equal(one, other)
