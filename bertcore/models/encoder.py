@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels.program import Recordings
+from bertcore.kernels.program import Graphs, Recordings
 from bertcore.models.adapter import Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import Family
@@ -55,6 +55,7 @@ class Encoder(Block):
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
         self.recomputes_layers = False
         self._recordings: PerVersion[Recordings] = PerVersion()
+        self._graphs: PerVersion[Graphs] = PerVersion()
 
     def __call__(self, inputs: EncoderInput, trace: Trace) -> Any:
         """Run a batch: the last hidden state, (tokens, hidden), or the state that the family's own layers pass on.
@@ -73,7 +74,22 @@ class Encoder(Block):
         is_inference = current_tape() is None and not is_dropping()
         return is_plain and trace.is_empty and is_inference and isinstance(inputs.input_ids, np.ndarray)
 
+    def _can_be_replayed(self, inputs: EncoderInput, trace: Trace) -> bool:
+        """Whether the pass is one that a CUDA graph may hold."""
+        is_inference = trace.is_empty and current_tape() is None and not is_dropping()
+        return inputs.on_gpu is not None and is_inference and self.adapter.can_be_replayed(inputs)
+
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
+        if cache is None and self._can_be_replayed(inputs, trace):
+            graphs = self._graphs.get(self.version, Graphs)
+            key = inputs.on_gpu.rooms, trace.layers, kernels.is_batch_invariant()
+            if graphs.has_seen(key):
+
+                def build(joined: Any) -> tuple[Any, LayerContext]:
+                    state, context = self.adapter.begin(inputs.with_room(joined), self.embeddings, trace)
+                    return self._run_layers(state, context, trace), context
+
+                return graphs.run(key, build, inputs.on_gpu.array, len(inputs.input_ids))
         state, context = self.adapter.begin(inputs, self.embeddings, trace)
         context.projections = trace.projections
         if cache is not None:

@@ -50,6 +50,18 @@ class EncoderInput:
         """The same batch in host memory, for what is decided there: reading the GPU's would be waiting for it."""
         return self if self.before_upload is None else self.before_upload
 
+    def with_room(self, joined: Any) -> EncoderInput:
+        """The batch of the integers `joined`, laid out as those `on_gpu`, of as many tokens and sequences as there is
+        room for.
+
+        Tokens behind the last sequence belong to none. On the host, where such a batch is not known, it counts as one
+        sequence of all tokens, than which none is longer.
+        """
+        arrays = self.on_gpu.with_room(joined)
+        tokens = len(arrays["input_ids"])
+        longest = EncoderInput(None, None, None, np.array([0, tokens], np.int32), None, None)
+        return replace(self, **arrays, packed=None, on_gpu=None, before_upload=longest)
+
     def groups(self, tokens: int) -> Iterator[EncoderInput]:
         """The same sequences in groups of about `tokens` tokens (more only where one sequence has more)."""
         total = int(self.cu_seqlens[-1])

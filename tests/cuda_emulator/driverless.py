@@ -89,7 +89,7 @@ class Driverless:
 
     def upload(self, name, arrays):
         """Arrays of the host go to the device."""
-        if self.is_capturing:
+        if self.is_capturing and arrays:
             raise CaptureError(f"{name} takes memory of the host into a graph, which would read it at every launch")
         self.uploads += [array.nbytes for array in arrays]
 
@@ -225,7 +225,9 @@ def _through_numpy(gpu, real, substitute):
             result = compute()
             # Done in place, or nothing to do.
             is_same = given and isinstance(args[0], cupy.ndarray) and result is given[0]
-            made = options["out"] if "out" in options else args[0] if is_same else _to_device(result)
+            made = options.get("out")
+            if made is None:
+                made = args[0] if is_same else _to_device(result)
             if gpu.is_capturing:
                 gpu.do(lambda: _write(made, compute()))
             return made

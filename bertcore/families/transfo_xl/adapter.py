@@ -92,6 +92,10 @@ class RecurrentAdapter(Adapter):
                 raise TypeError(f"mems[{index}] holds {array.dtype}, expected floating-point numbers")
         return [kernels.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]
 
+    def can_be_replayed(self, inputs: EncoderInput) -> bool:
+        """Never: distances, and with adaptive embeddings the words of each group, are counted on the host."""
+        return False
+
     # --- who stands where, and sees whom --------------------------------------------------------------
 
     def _memories(self, inputs: EncoderInput, hidden: Any) -> list[Any]:

@@ -1,0 +1,143 @@
+"""CUDA graphs kept for batches of a layout that comes again: to a GPU what `Recordings` are to a CPU.
+
+There every operation has a form that is noted, and compiled code runs the notes. On a GPU the stream notes what it is
+given: one capture holds our kernels, CuPy's and cuBLASLt's alike, with their arguments as they are, and one launch does
+all of it again, so that Python's time for each kernel is spent once for each layout and not for each pass.
+
+A pass is captured when its layout comes for the second time:
+
+1. The batch's integers are copied into an array that stays.
+2. The pass runs twice on a stream of its own. After the first run whatever is made at a first use (compiled kernels,
+   tables) is there, the second shows what memory a pass takes, and when (arena.py).
+3. It is captured, with all its arrays in one block of memory. All graphs of a model share the block, the largest that
+   one of them needs: what a pass leaves there is read before the next one starts.
+
+From then on a batch is one copy into the array, one launch, and one copy of the rows that are the batch's own. All
+three go to the caller's stream; another stream's pass waits for it there, not on the host. What the pass does must
+depend on the layout alone: it may not read the GPU's values, take arrays from the host or keep something for later.
+"""
+
+import importlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from .arena import Arena, Lifetimes
+
+MOST_KEPT = 32  # graphs of one model
+MOST_SEEN = 256  # layouts remembered
+
+Build = Callable[[Any], tuple[Any, Any]]
+
+
+class Graphs:
+    """The graphs of one version of a model's parameters, for any number of threads and streams."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Any, _Graph] = OrderedDict()  # the last used are the last
+        self._seen: OrderedDict[Any, None] = OrderedDict()
+        self._on_devices: dict[int, _OnDevice] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Graphs, ()  # a copy has arrays at other addresses
+
+    def has_seen(self, key: Any) -> bool:
+        """Whether this layout came before; from now on it did."""
+        with self._lock:
+            key = _device(), key
+            if key in self._seen:
+                return True
+            self._seen[key] = None
+            if len(self._seen) > MOST_SEEN:
+                self._seen.popitem(last=False)
+            return False
+
+    def run(self, key: Any, build: Build, batch: Any, rows: int) -> Any:
+        """The first `rows` rows of build(batch)[0].
+
+        Args:
+            key: the layout, and what else the pass depends on.
+            build: computes a pass of an array like `batch`: (its output, what has to live as long as its graph).
+            batch: integers, in an array whose shape the key decides.
+            rows: how many rows of the output are wanted.
+
+        Raises:
+            RuntimeError: where the pass cannot be captured; it says why.
+        """
+        with self._lock:
+            device = _device()
+            if device not in self._on_devices:
+                self._on_devices[device] = _OnDevice()
+            graph = self._kept.pop((device, key), None) or _Graph(self._on_devices[device], build, batch)
+            self._kept[device, key] = graph
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+            return graph.run(batch, rows)
+
+
+def _device() -> int:
+    return importlib.import_module("cupy").cuda.runtime.getDevice()
+
+
+class _OnDevice:
+    """What the graphs of a model share on one GPU: a stream to capture them, memory, and the end of the last run."""
+
+    def __init__(self) -> None:
+        cuda = importlib.import_module("cupy").cuda
+        self.stream = cuda.Stream(non_blocking=True)
+        self.done = cuda.Event(disable_timing=True)
+        self._memory: Any = None
+
+    def memory(self, nbytes: int) -> Any:
+        """At least this much; graphs that were captured in less keep theirs."""
+        if self._memory is None or self._memory.mem.size < nbytes:
+            self._memory = importlib.import_module("cupy").cuda.alloc(nbytes)
+        return self._memory
+
+
+class _Graph:
+    """One captured pass."""
+
+    def __init__(self, shared: _OnDevice, build: Build, batch: Any):
+        self._cupy = importlib.import_module("cupy")
+        self._shared, cuda = shared, self._cupy.cuda
+        self._batch = self._cupy.empty_like(batch)
+        caller = cuda.get_current_stream()
+        shared.stream.wait_event(caller.record())
+        with shared.stream:
+            self._batch[...] = batch
+            build(self._batch)
+            layout = self._measured(build)
+            self._memory = shared.memory(layout.nbytes)
+            self._graph = self._captured(build, Arena(layout, self._memory))
+        caller.wait_event(shared.stream.record())
+
+    def _measured(self, build: Build) -> Any:
+        lifetimes = Lifetimes()
+        with self._cupy.cuda.using_allocator(lifetimes.allocate):
+            output, _ = build(self._batch)
+        del _
+        return lifetimes.layout(output)
+
+    def _captured(self, build: Build, arena: Arena) -> Any:
+        # Other threads may allocate and wait meanwhile; this one may not.
+        stream, mode = self._shared.stream, self._cupy.cuda.runtime.streamCaptureModeThreadLocal
+        stream.begin_capture(mode)
+        try:
+            with self._cupy.cuda.using_allocator(arena.allocate):
+                self._output, self._kept = build(self._batch)
+        finally:
+            graph = stream.end_capture()
+        return graph
+
+    def run(self, batch: Any, rows: int) -> Any:
+        """The first rows of the output for this batch, in an array of their own."""
+        stream = self._cupy.cuda.get_current_stream()
+        stream.wait_event(self._shared.done)
+        self._batch[...] = batch
+        self._graph.launch(stream)
+        output = self._output[:rows].copy()
+        self._shared.done.record(stream)
+        return output

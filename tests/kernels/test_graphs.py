@@ -1,0 +1,206 @@
+"""kernels/program: passes that are captured as CUDA graphs, and the one block of memory that each has."""
+
+import copy
+import threading
+from collections import deque
+
+import cupy
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertcore import kernels
+from bertcore.kernels.program import Graphs, graphs
+from bertcore.kernels.program.arena import ALIGNMENT, Arena, Lifetimes
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.cuda_emulator.streams import CaptureError
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.fixture
+def gpu():
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    with driverless("round_robin") as gpu, kernels.use_backend("cupy"):
+        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+        yield gpu
+
+
+@pytest.fixture
+def table(gpu):
+    return cupy.asarray(ROWS)
+
+
+def expected(ids):
+    return np.asarray(np.tanh(2 * ROWS[ids]))
+
+
+def build_of(table, extra=lambda array: None):
+    """Rows of a table, doubled by a kernel of CuPy's, through a kernel of ours; `extra` is done on the way."""
+
+    def build(ids):
+        doubled = kernels.embedding(ids, table) * 2
+        extra(doubled)
+        return kernels.activation(doubled, "tanh"), None
+
+    return build
+
+
+def run(made, build, ids, rows=None, key="layout"):
+    ids = cupy.asarray(np.array(ids, np.int32))
+    return made.run(key, build, ids, len(ids) if rows is None else rows)
+
+
+def test_a_graph_computes_other_batches_of_its_layout(gpu, table):
+    made, kept, found = Graphs(), [], []
+    for ids in ([3, 0, 0], [1, 1, 2], [0, 3, 2]):
+        found.append((ids, run(made, build_of(table), ids)))
+        kept.append(next(iter(made._kept.values())))
+    for ids, output in found:  # each has its own memory
+        np.testing.assert_allclose(output.get(), expected(ids), rtol=1e-6)
+    assert kept[0] is kept[1] is kept[2] and kept[0]._graph.launches == 3
+    np.testing.assert_allclose(run(made, build_of(table), [2, 3, 1], rows=2).get(), expected([2, 3]), rtol=1e-6)
+
+
+def test_only_the_second_batch_of_a_layout_is_captured(gpu):
+    made = Graphs()
+    assert [made.has_seen(key) for key in "abab"] == [False, False, True, True]
+    gpu.current = 1
+    assert not made.has_seen("a")  # on another GPU
+
+
+def test_a_replay_launches_nothing_else_and_waits_for_nothing(gpu, table):
+    made = Graphs()
+    run(made, build_of(table), [3, 0])
+    gpu.launches, gpu.waits = [], []
+    gpu.uploads.clear()
+    run(made, build_of(table), [1, 2])
+    assert (gpu.launches, gpu.waits, len(gpu.uploads)) == ([], [], 1)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (lambda array: array.get(), "waits for the device"),
+        (lambda array: bool(array.sum() > 0), "waits for the device"),
+        (lambda array: cupy.cuda.get_current_stream().synchronize(), "waits for the device"),
+        (lambda array: cupy.asarray(np.ones(3)), "memory of the host"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
+    with pytest.raises(CaptureError, match=message):
+        run(Graphs(), build_of(table, extra), [1, 2])
+    assert gpu.capture is None
+
+
+def test_memory_from_elsewhere_is_refused_within_a_capture(gpu, table):
+    source = cupy.cuda.get_allocator()
+    with pytest.raises(CaptureError, match="are allocated while a stream is captured"):
+        run(Graphs(), build_of(table, lambda array: source(64)), [1, 2])
+
+
+def test_the_default_stream_cannot_be_captured(gpu):
+    with pytest.raises(CaptureError, match="default stream"):
+        cupy.cuda.get_current_stream().begin_capture()
+
+
+def test_a_pass_that_changes_between_its_runs_is_an_error(gpu, table):
+    sizes = iter((3, 3, 5))
+    with pytest.raises(RuntimeError, match=r"array 2 of a pass that is captured takes 5 bytes, expected 3 bytes"):
+        run(Graphs(), build_of(table, lambda array: cupy.empty(next(sizes), np.int8)), [1, 2])
+    left = iter((True, True, False))
+    with pytest.raises(RuntimeError, match="expected none"):
+        run(Graphs(), build_of(table, lambda array: next(left) or [cupy.empty(3) for _ in range(9)]), [1, 2])
+
+
+def test_a_pass_may_keep_what_it_makes_once(gpu, table):
+    kept = []
+
+    def build(ids):
+        if not kept:
+            kept.append(cupy.empty(1000, np.float32) * 0 + 1)
+        return kernels.embedding(ids, table) + kept[0][:3], None
+
+    made = Graphs()
+    for ids in ([3, 0], [1, 2]):
+        np.testing.assert_array_equal(run(made, build, ids).get(), ROWS[ids] + 1)
+    (graph,) = made._kept.values()
+    assert graph._memory.mem.size == 2 * ALIGNMENT
+    with pytest.raises(RuntimeError, match="keeps 12 bytes beside its output"):
+        run(Graphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
+
+
+def test_graphs_of_a_model_share_memory(gpu, table):
+    made = Graphs()
+    for key, ids in (("long", [0] * 100), ("short", [1, 2]), ("long", [3] * 100), ("short", [2, 0])):
+        np.testing.assert_allclose(run(made, build_of(table), ids, key=key).get(), expected(ids), rtol=1e-6)
+    long, short = made._kept.values()
+    assert long._memory is short._memory
+
+
+def test_the_graphs_used_last_are_kept(gpu, table, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_KEPT", 2)
+    made = Graphs()
+    for key in "abac":
+        run(made, build_of(table), [1], key=key)
+    assert [key for _, key in made._kept] == ["a", "c"]
+    monkeypatch.setattr(graphs, "MOST_SEEN", 2)
+    assert [made.has_seen(key) for key in "abca"] == [False] * 4
+
+
+def test_a_copy_captures_its_own(gpu, table):
+    made = Graphs()
+    run(made, build_of(table), [1])
+    assert not copy.deepcopy(made)._kept
+
+
+def test_threads_share_graphs(gpu, table):
+    """One at a time gives a batch to the GPU: what one reads is not what another computes."""
+    made, wrong = Graphs(), []
+    run(made, build_of(table), [0, 0])
+
+    def work(first):
+        for second in range(4):
+            found = run(made, build_of(table), [first, second])
+            if not np.allclose(found.get(), expected([first, second])):
+                wrong.append((first, second))
+
+    threads = [threading.Thread(target=kernels.use_backend("cupy")(work), args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 6)), min_size=1, max_size=40))
+def test_arrays_that_live_at_once_stand_apart(sizes):
+    """Of each array its bytes, and how many of the next ones it lives through."""
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    with driverless(emulated=False):
+        lifetimes = Lifetimes()
+        ends = _allocate(lifetimes.allocate, sizes)
+        layout = lifetimes.layout(ends.pop())
+        del ends
+        places = []
+        memory = cupy.cuda.alloc(layout.nbytes)
+        arena = Arena(layout, memory)
+        _allocate(lambda size: places.append(arena.allocate(size)) or places[-1], sizes)
+    spans = [(place.ptr - memory.ptr, size) for place, (size, _) in zip(places, sizes, strict=True)]
+    for index, ((start, size), (_, kept)) in enumerate(zip(spans, sizes, strict=True)):
+        assert start % ALIGNMENT == 0 and start + size <= layout.nbytes
+        for other, length in spans[index + 1 : index + 1 + kept]:
+            assert start + size <= other or other + length <= start
+
+
+def _allocate(allocate, sizes):
+    """Arrays of these bytes; the last one is kept."""
+    live = {}
+    for index, (size, kept) in enumerate(sizes):
+        live[index] = index + kept, cupy.ndarray(size, np.int8, allocate(size))
+        for other in [other for other, (last, _) in live.items() if last <= index and other != len(sizes) - 1]:
+            del live[other]
+    return [live[len(sizes) - 1][1]]

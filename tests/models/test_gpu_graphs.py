@@ -1,0 +1,163 @@
+"""Passes kept as CUDA graphs: launched again for other batches of their layout they give what NumPy gives.
+
+Streams are captured, and graphs launched, by what stands for them without a driver (tests/cuda_emulator/streams.py).
+"""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
+from bertcore.models.joined_integers import room_for
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.cuda_emulator.streams import Graph
+from tests.tiny_families import drawn_anew, runnable, tiny_config
+
+RECURRENT = ("transfo-xl-wt103", "xlnet-base-cased")
+# Tables of positions, rotary positions, biases of distance, relative positions and a convolution, neighbouring words.
+OF_EACH_KIND = ("bert-base-uncased", "modernbert-base", "mpnet-base", "deberta-v2-xlarge", "mobilebert-uncased")
+# Batches of one layout, 24 tokens and 3 sequences, of awkward lengths; the last fills it.
+BATCHES = ([5, 11, 1], [17, 0, 3], [8, 8, 8], [1, 22, 1])
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    launched = []
+    launch = Graph.launch
+    monkeypatch.setattr(Graph, "launch", lambda self, stream=None: (launched.append(self), launch(self, stream)))
+    with driverless("round_robin") as gpu, use_backend("cupy"):
+        gpu.graphs = launched
+        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+        yield gpu
+
+
+def tiny_model(name):
+    with use_backend("numpy"):
+        return drawn_anew(AutoModel.from_config(tiny_config(name), add_pooling_layer=False))
+
+
+def texts(lengths, seed=0):
+    rng = np.random.default_rng([seed, *lengths])
+    return [rng.integers(6, 90, length) for length in lengths]
+
+
+def check(model, batch):
+    with use_backend("numpy"):
+        expected, offsets = model.encode_packed(batch)
+    hidden, found = model.encode_packed(batch)
+    np.testing.assert_array_equal(found, offsets)
+    np.testing.assert_allclose(hidden.get(), expected, atol=2e-5 * np.abs(expected).max(initial=0))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *OF_EACH_KIND,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in runnable() if name not in (*OF_EACH_KIND, *RECURRENT)),
+    ],
+)
+def test_replays_give_what_numpy_gives(gpu, name):
+    model = tiny_model(name)
+    for number, lengths in enumerate(BATCHES):
+        check(model, texts(lengths))
+        assert len(gpu.graphs) == number
+    assert len(set(gpu.graphs)) == 1
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_models_say_that_they_are_not_replayed(gpu, name):
+    model = tiny_model(name)
+    for _ in range(3):
+        check(model, texts([5, 11, 1]))
+    assert not gpu.graphs
+
+
+def test_batches_at_the_edges_of_layouts(gpu):
+    model = tiny_model("modernbert-base")
+    for lengths in ([], [0], [1], [16], [16, 0], [0, 3], [17], [24], [10, 7, 9, 6, 9], [8, 9, 8, 8, 8, 7]):
+        check(model, texts(lengths))
+    # (tokens, sequences): (16, 1), (16, 2), (24, 1), (48, 6)
+    assert len(set(gpu.graphs)) == 4
+
+
+def test_a_batch_with_padding_and_its_pooler(gpu):
+    with use_backend("numpy"):
+        model = drawn_anew(AutoModel.from_config(tiny_config("bert-base-uncased")))
+    mask = (np.arange(7) < np.array([[7], [0], [4]])).astype(int)
+    for seed in range(3):
+        ids = np.random.default_rng(seed).integers(6, 90, mask.shape)
+        with use_backend("numpy"):
+            expected = model(ids, mask)
+        found = model(ids, mask)
+        for name in ("last_hidden_state", "pooler_output"):
+            np.testing.assert_allclose(found[name].get(), expected[name], atol=1e-4)
+    assert len(gpu.graphs) == 2
+
+
+def test_new_weights_are_captured_anew(gpu):
+    model, batch = tiny_model("bert-base-uncased"), texts([5, 11])
+    for _ in range(3):
+        check(model, batch)
+    assert len(gpu.graphs) == 2
+    drawn_anew(model, seed=1)
+    for _ in range(3):
+        check(model, batch)
+    assert len(gpu.graphs) == 4 and len({id(graph) for graph in gpu.graphs}) == 2
+
+
+def test_batch_invariant_products_are_captured_anew(gpu):
+    model, batch = tiny_model("bert-base-uncased"), texts([5, 11])
+    try:
+        for wanted in (False, True):
+            kernels.set_batch_invariant(wanted)
+            for _ in range(2):
+                check(model, batch)
+    finally:
+        kernels.set_batch_invariant(False)
+    assert len(set(gpu.graphs)) == 2
+
+
+def test_passes_that_return_more_or_have_gradients_are_not_replayed(gpu):
+    with use_backend("numpy"):
+        model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config("bert-base-uncased")))
+    ids, holes = np.stack(texts([7, 7])), [[1, 0, 1, 1, 1, 1, 1]] * 2
+    mpnet = tiny_model("mpnet-base")
+    for _ in range(2):
+        model(ids, output_hidden_states=True)
+        model(ids, output_attentions=True)
+        value_and_grad(model)(ids, labels=ids)
+        mpnet(ids, holes)  # whose padding stays, behind a mask
+    model.train(0)
+    model(ids)
+    assert not gpu.graphs
+    model.eval()
+    for count in range(2):
+        model(ids)
+        assert len(gpu.graphs) == count
+
+
+def test_a_replayed_pass_is_one_copy_and_one_launch(gpu):
+    model = tiny_model("bert-base-uncased")
+    results = [model.encode_packed(texts([5, 11], seed))[0] for seed in range(3)]
+    with use_backend("numpy"):
+        expected = [model.encode_packed(texts([5, 11], seed))[0] for seed in range(3)]
+    gpu.launches, gpu.waits = [], []
+    gpu.uploads.clear()
+    results.append(model.encode_packed(texts([5, 11]))[0])
+    assert (gpu.launches, gpu.waits, len(gpu.uploads)) == ([], [], 1)
+    for result, values in zip(results, expected, strict=False):  # those of earlier passes are still theirs
+        np.testing.assert_allclose(result.get(), values, atol=1e-4)
+
+
+@given(count=st.integers(0, 10**6), fewest=st.sampled_from([1, 16]))
+def test_rooms_are_few_and_not_much_larger_than_what_they_hold(count, fewest):
+    room = room_for(count, fewest)
+    assert count <= room and (room == fewest or room <= 1.5 * count)
+    while room % 2 == 0 and room > fewest:
+        room //= 2
+    assert room in (fewest, 3, fewest * 3 // 2, fewest * 3 // 4, 1)
