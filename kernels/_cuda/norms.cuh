@@ -1,120 +1,141 @@
 // Layer norm and RMS norm of the rows of a contiguous (rows, width) array, of input + residual where there is one.
 // Mean (0 if not `centred`), then the variance from the deviations: E[x^2] - mean^2 would cancel when the mean is large.
+#pragma once
 #include "rows.cuh"
 
 constexpr float NORM_SHRINK = 8.271806125530277e-25f;  // 2^-80
 constexpr float LEAST_EPS = 1.1754943508222875e-38f;   // 2^-126
 
-// (value - mean) * scale * weight + bias for one vector of a row that begins at `begin`; weight and bias may be null.
-template <class T, class Index>
-__device__ __forceinline__ void normalise(float (&values)[VECTOR<T>], float mean, float scale, const T *weight,
-                                          const T *bias, Index begin, int width) {
-  constexpr int SIZE = VECTOR<T>;
-  float weights[SIZE], shifts[SIZE];
-  if (weight != nullptr) to_floats<T>(weights, load_packed(weight, begin, width, 0.f));
-  if (bias != nullptr) to_floats<T>(shifts, load_packed(bias, begin, width, 0.f));
-#pragma unroll
-  for (int i = 0; i < SIZE; ++i) {
-    values[i] = (values[i] - mean) * scale;
-    if (weight != nullptr) values[i] *= weights[i];
-    if (bias != nullptr) values[i] += shifts[i];
+// What a row is normalised by: (x * factor - mean) * scale, x = input + residual. The factor is 1 but for rows whose
+// squares overflow: the result does not depend on scale, and eps is nothing beside a row so large.
+struct RowStatistics {
+  float mean, scale, factor;
+};
+
+// ---- aligned rows -----------------------------------------------------------------------------------------------
+
+// Makes of an aligned row, input + residual, its deviations from its mean, 0 beyond its end; share = 1 / width. False
+// where the squares overflow: then the row is to be scaled down, `again`.
+template <class T, int GROUP, int ITEMS>
+__device__ __forceinline__ bool centre(RegisterRow<T, GROUP, ITEMS> &row, RowStatistics &by, int width, float share,
+                                       float eps, bool centred, bool again) {
+  using Row = RegisterRow<T, GROUP, ITEMS>;
+  by = {0.f, 0.f, 1.f};
+  if (again) {
+    Row::each([&](int k, int i) { row.values[k][i] *= NORM_SHRINK; });
+    by.factor = NORM_SHRINK;
+    eps = eps > 0.f ? LEAST_EPS : 0.f;
   }
+  if (centred) {
+    float sum = 0.f, rest = 0.f;
+    Row::each([&](int k, int i) { sum += row.values[k][i]; });
+    by.mean = group_reduce<Sum, GROUP>(sum) * share;
+    // What rounding left of the mean: of equal numbers it is all there is.
+    Row::each([&](int k, int i) { rest += row.values[k][i] - (Row::inside(k, width) ? by.mean : 0.f); });
+    by.mean += group_reduce<Sum, GROUP>(rest) * share;
+    Row::each([&](int k, int i) { row.values[k][i] -= Row::inside(k, width) ? by.mean : 0.f; });
+  }
+  float squares = 0.f;
+  Row::each([&](int k, int i) { squares = fmaf(row.values[k][i], row.values[k][i], squares); });
+  squares = group_reduce<Sum, GROUP>(squares);
+  by.scale = rsqrtf(squares * share + eps);
+  return again || squares < INFINITY;
 }
 
-// A row of any width, read three times, mostly from the L2 cache. Where its squares overflow it is scaled down: the
-// result does not depend on scale, and eps is nothing beside a row so large.
+// One read of input and residual, one write; weight and bias stay in registers from row to row.
+template <class T, int GROUP, int ITEMS>
+__global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
+    norm_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
+              const T *__restrict__ bias, T *__restrict__ output, long long rows, int width, float eps, bool centred) {
+  using Packed = PackedRow<T, GROUP, ITEMS>;
+  using Row = RegisterRow<T, GROUP, ITEMS>;
+  const Row w(Packed(weight, width, 1.f, weight != nullptr)), b(Packed(bias, width, 0.f, bias != nullptr));
+  const float share = 1.f / width;
+  each_row<GROUP>(rows, [&](long long index, bool again) {
+    const Packed packed(input + index * width, width, 0.f);
+    const Packed added(residual + index * width, width, 0.f, residual != nullptr);
+    Row row(packed);
+    if (residual != nullptr) row.add(added);
+    RowStatistics by;
+    if (!centre(row, by, width, share, eps, centred, again)) return false;
+    Row::each([&](int k, int i) {
+      row.values[k][i] = fmaf(row.values[k][i] * by.scale, w.values[k][i], b.values[k][i]);
+    });
+    row.store(output + index * width, width);
+    return true;
+  });
+}
+
+// ---- any rows, read several times, after the first mostly from the L1 or L2 cache ---------------------------------
+
+template <class T>
+__device__ __forceinline__ void load_sum(float (&values)[VECTOR<T>], const T *input, const T *residual, int begin,
+                                         int width) {
+  to_floats<T>(values, load_packed(input, begin, width, 0.f));
+  if (residual == nullptr) return;
+  float others[VECTOR<T>];
+  to_floats<T>(others, load_packed(residual, begin, width, 0.f));
+#pragma unroll
+  for (int i = 0; i < VECTOR<T>; ++i) values[i] += others[i];
+}
+
 template <class T, int GROUP>
-__device__ __forceinline__ void norm_long_row(const T *__restrict__ input, const T *__restrict__ residual,
-                                              const T *__restrict__ weight, const T *__restrict__ bias,
-                                              T *__restrict__ output, int width, float eps, bool centred) {
-  constexpr int SIZE = VECTOR<T>;
+__device__ __forceinline__ RowStatistics statistics_of(const T *input, const T *residual, int width, float eps,
+                                                       bool centred) {
   const int offset = misalignment(input);
-  float factor = 1.f;
-  const auto load = [&](float (&values)[SIZE], long long begin) {
-    float others[SIZE];
-    to_floats<T>(values, load_packed(input, begin, width, 0.f));
-    if (residual != nullptr) to_floats<T>(others, load_packed(residual, begin, width, 0.f));
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i) values[i] = (residual != nullptr ? values[i] + others[i] : values[i]) * factor;
-  };
-  // The sum of the deviations from `mean`, or of their squares.
-  const auto sum = [&](float mean, bool squared) {
+  // The sum over the row of the deviations from `mean`, or of their squares.
+  const auto sum = [&](float mean, float factor, bool squared) {
     float total = 0.f;
-    each_vector<T, GROUP>(width, offset, [&](long long begin) {
-      float values[SIZE];
-      load(values, begin);
+    each_vector<T, GROUP>(width, offset, [&](int begin) {
+      float values[VECTOR<T>];
+      load_sum(values, input, residual, begin, width);
 #pragma unroll
-      for (int i = 0; i < SIZE; ++i) {
-        const float deviation = begin + i >= 0 && begin + i < width ? values[i] - mean : 0.f;
+      for (int i = 0; i < VECTOR<T>; ++i) {
+        const float deviation = begin + i >= 0 && begin + i < width ? values[i] * factor - mean : 0.f;
         total += squared ? deviation * deviation : deviation;
       }
     });
     return group_reduce<Sum, GROUP>(total);
   };
-  const auto mean_of_row = [&] {
-    const float rounded = sum(0.f, false) / width;
-    return rounded + sum(rounded, false) / width;  // of equal numbers it is now exact
-  };
-  float mean = centred ? mean_of_row() : 0.f;
-  float squares = sum(mean, true);
-  if (!(squares < INFINITY)) {
-    factor = NORM_SHRINK;
-    mean = centred ? mean_of_row() : 0.f;
-    squares = sum(mean, true);
+  RowStatistics row = {0.f, 0.f, 1.f};
+  float squares = 0.f;
+#pragma unroll 1
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    if (centred) {
+      row.mean = sum(0.f, row.factor, false) / width;
+      row.mean += sum(row.mean, row.factor, false) / width;  // what rounding left of it
+    }
+    squares = sum(row.mean, row.factor, true);
+    if (squares < INFINITY || attempt) break;
+    row.factor = NORM_SHRINK;
+    row.mean = 0.f;
     eps = eps > 0.f ? LEAST_EPS : 0.f;
   }
-  const float scale = 1.f / sqrtf(squares / width + eps);
-  each_vector<T, GROUP>(width, offset, [&](long long begin) {
-    float values[SIZE];
-    load(values, begin);
-    normalise(values, mean, scale, weight, bias, begin, width);
-    store_vector(output, begin, width, values);
-  });
+  row.scale = 1.f / sqrtf(squares / width + eps);
+  return row;
 }
 
-// The row stays in registers: one read of input and residual, one write. The bounds allow 128 registers a thread; left
-// alone, ptxas spills short rows on sm_120 to fit more threads. A row whose squares overflow is read again: to scale it
-// in its registers would spill them.
-template <class T, int GROUP, int ITEMS>
+template <class T, int GROUP>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
-    norm_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
-              const T *__restrict__ bias, T *__restrict__ output, long long rows, int width, float eps, bool centred) {
+    norm_any_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
+                  const T *__restrict__ bias, T *__restrict__ output, long long rows, int width, float eps,
+                  bool centred) {
+  constexpr int SIZE = VECTOR<T>;
   const long long index = row_of_thread<GROUP>();
   if (index >= rows) return;  // a whole group: nobody waits for it
   const T *source = input + index * width, *added = residual == nullptr ? nullptr : residual + index * width;
-  RegisterRow<T, GROUP, ITEMS> row(width, misalignment(source));
-  row.load(source, 0.f);
-  if (residual != nullptr) row.add(added);
-  float mean = 0.f, squares = 0.f;
-  if (centred) {
-    row.each([&](int k, int i) { mean += row.values[k][i]; });
-    mean = group_reduce<Sum, GROUP>(mean) / width;
-    float rest = 0.f;  // what rounding left of the mean: of equal numbers it is all there is
-    row.each([&](int k, int i) { rest += row.inside(k, i) ? row.values[k][i] - mean : 0.f; });
-    mean += group_reduce<Sum, GROUP>(rest) / width;
-  }
-  row.each([&](int k, int i) {
-    const float deviation = row.inside(k, i) ? row.values[k][i] - mean : 0.f;
-    squares += deviation * deviation;
-  });
-  squares = group_reduce<Sum, GROUP>(squares);
-  if (!(squares < INFINITY)) {
-    norm_long_row<T, GROUP>(source, added, weight, bias, output + index * width, width, eps, centred);
-    return;
-  }
-  const float scale = 1.f / sqrtf(squares / width + eps);
+  const RowStatistics by = statistics_of<T, GROUP>(source, added, width, eps, centred);
+  each_vector<T, GROUP>(width, misalignment(source), [&](int begin) {
+    float values[SIZE], weights[SIZE], shifts[SIZE];
+    load_sum(values, source, added, begin, width);
+    if (weight != nullptr) to_floats<T>(weights, load_packed(weight, begin, width, 0.f));
+    if (bias != nullptr) to_floats<T>(shifts, load_packed(bias, begin, width, 0.f));
 #pragma unroll
-  for (int k = 0; k < row.VECTORS; ++k) normalise(row.values[k], mean, scale, weight, bias, row.begin(k), width);
-  row.store(output + index * width);
-}
-
-// Rows too long for registers.
-template <class T, int GROUP>
-__global__ void __launch_bounds__(GROUP)
-    norm_long_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
-                   const T *__restrict__ bias, T *__restrict__ output, long long rows, int width, float eps,
-                   bool centred) {
-  const long long start = blockIdx.x * (long long)width;
-  const T *added = residual == nullptr ? nullptr : residual + start;
-  norm_long_row<T, GROUP>(input + start, added, weight, bias, output + start, width, eps, centred);
+    for (int i = 0; i < SIZE; ++i) {
+      values[i] = (values[i] * by.factor - by.mean) * by.scale;
+      if (weight != nullptr) values[i] *= weights[i];
+      if (bias != nullptr) values[i] += shifts[i];
+    }
+    store_vector(output + index * width, begin, width, values);
+  });
 }

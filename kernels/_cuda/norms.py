@@ -5,8 +5,8 @@ import numpy as np
 from . import C_TYPES, array_module, c_type, column_sums, rows
 
 INSTANTIATIONS = (
-    *rows.instantiations("norm_rows", "norm_long_rows"),
-    *rows.any_width_instantiations("norm_backward_rows"),
+    *rows.instantiations("norm"),
+    *rows.instantiations("norm_backward"),
     *(f"norm_backward_columns<{c_name}>" for c_name in C_TYPES.values()),
     *column_sums.FINAL,
 )
@@ -23,7 +23,7 @@ def launch(module, input, weight, bias, eps, residual, centred):
     if output.size == 0:
         return output
     width = input.shape[-1]
-    name, grid, block = rows.plan("norm_rows", "norm_long_rows", input)
+    name, grid, block = rows.plan("norm", input, residual, weight, bias, output)
     sizes = np.int64(input.size // width), np.int32(width), np.float32(eps), np.bool_(centred)
     module.launch(name, grid, block, (input, residual, weight, bias, output, *sizes))
     return output
@@ -41,7 +41,7 @@ def launch_backward(module, grad_output, input, weight, bias, eps, residual, cen
         return grad_input, *(None if array is None else xp.zeros(width, dtype) for array in (weight, bias))
     count = input.size // width
     statistics = xp.empty((count, STATISTICS), np.float32)
-    name, grid, block = rows.plan_any_width("norm_backward_rows", input)
+    name, grid, block = rows.plan("norm_backward", input, grad_output, residual, weight, grad_input)
     sizes = np.int64(count), np.int32(width)
     args = grad_output, input, residual, weight, grad_input, statistics, *sizes, np.float32(eps), np.bool_(centred)
     module.launch(name, grid, block, args)

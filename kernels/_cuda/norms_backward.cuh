@@ -3,65 +3,49 @@
 #include "column_sums.cuh"
 #include "norms.cuh"
 
-// What a row is normalised by: (x * factor - mean) * scale, x = input + residual. The factor is 1 but for rows whose
-// squares overflow.
-struct RowStatistics {
-  float mean, scale, factor;
-};
-
-template <class T>
-__device__ __forceinline__ void load_sum(float (&values)[VECTOR<T>], const T *input, const T *residual, long long begin,
-                                         int width) {
-  to_floats<T>(values, load_packed(input, begin, width, 0.f));
-  if (residual == nullptr) return;
-  float others[VECTOR<T>];
-  to_floats<T>(others, load_packed(residual, begin, width, 0.f));
-#pragma unroll
-  for (int i = 0; i < VECTOR<T>; ++i) values[i] += others[i];
-}
-
-template <class T, int GROUP>
-__device__ __forceinline__ RowStatistics statistics_of(const T *input, const T *residual, int width, float eps,
-                                                       bool centred) {
-  const int offset = misalignment(input);
-  // The sum over the row of the deviations from `mean`, or of their squares.
-  const auto sum = [&](float mean, float factor, bool squared) {
-    float total = 0.f;
-    each_vector<T, GROUP>(width, offset, [&](long long begin) {
-      float values[VECTOR<T>];
-      load_sum(values, input, residual, begin, width);
-#pragma unroll
-      for (int i = 0; i < VECTOR<T>; ++i) {
-        const float deviation = begin + i >= 0 && begin + i < width ? values[i] * factor - mean : 0.f;
-        total += squared ? deviation * deviation : deviation;
-      }
-    });
-    return group_reduce<Sum, GROUP>(total);
-  };
-  RowStatistics row = {0.f, 0.f, 1.f};
-  float squares = 0.f;
-#pragma unroll 1
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    if (centred) {
-      row.mean = sum(0.f, row.factor, false) / width;
-      row.mean += sum(row.mean, row.factor, false) / width;  // what rounding left of it
-    }
-    squares = sum(row.mean, row.factor, true);
-    if (squares < INFINITY || attempt) break;
-    row.factor = NORM_SHRINK;
-    row.mean = 0.f;
-    eps = eps > 0.f ? LEAST_EPS : 0.f;
-  }
-  row.scale = 1.f / sqrtf(squares / width + eps);
-  return row;
-}
-
 // grad_input = (g - mean(g) - n * mean(g * n)) * scale, n the normalised row and g = grad_output * weight; without
-// mean(g) where the norm is not centred. The bounds allow 128 registers a thread; left alone, ptxas spills half precision
-// on sm_100 and sm_120.
+// mean(g) where the norm is not centred.
+
+template <class T, int GROUP, int ITEMS>
+__global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
+    norm_backward_rows(const T *__restrict__ grad_output, const T *__restrict__ input, const T *__restrict__ residual,
+                       const T *__restrict__ weight, T *__restrict__ grad_input, RowStatistics *__restrict__ statistics,
+                       long long rows, int width, float eps, bool centred) {
+  using Packed = PackedRow<T, GROUP, ITEMS>;
+  using Row = RegisterRow<T, GROUP, ITEMS>;
+  const Row w(Packed(weight, width, 1.f, weight != nullptr));
+  const float share = 1.f / width;
+  each_row<GROUP>(rows, [&](long long index, bool again) {
+    const Packed packed(input + index * width, width, 0.f);
+    const Packed added(residual + index * width, width, 0.f, residual != nullptr);
+    const Packed grads(grad_output + index * width, width, 0.f);
+    Row row(packed);
+    if (residual != nullptr) row.add(added);
+    RowStatistics by;
+    if (!centre(row, by, width, share, eps, centred, again)) return false;
+    Row g(grads);
+    float mean = 0.f, along = 0.f;
+    Row::each([&](int k, int i) {
+      g.values[k][i] *= w.values[k][i];
+      mean += g.values[k][i];
+      row.values[k][i] *= by.scale;
+      along = fmaf(g.values[k][i], row.values[k][i], along);
+    });
+    mean = centred ? group_reduce<Sum, GROUP>(mean) * share : 0.f;
+    along = group_reduce<Sum, GROUP>(along) * share;
+    const float scale = by.scale * by.factor;
+    Row::each([&](int k, int i) {
+      g.values[k][i] = fmaf(-along, row.values[k][i], g.values[k][i] - mean) * scale;
+    });
+    g.store(grad_input + index * width, width);
+    if (threadIdx.x % GROUP == 0) statistics[index] = by;
+    return true;
+  });
+}
+
 template <class T, int GROUP>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
-    norm_backward_rows(const T *__restrict__ grad_output, const T *__restrict__ input, const T *__restrict__ residual,
+    norm_backward_any_rows(const T *__restrict__ grad_output, const T *__restrict__ input, const T *__restrict__ residual,
                        const T *__restrict__ weight, T *__restrict__ grad_input, RowStatistics *__restrict__ statistics,
                        long long rows, int width, float eps, bool centred) {
   constexpr int SIZE = VECTOR<T>;
@@ -71,7 +55,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
   const T *grad = grad_output + index * width;
   const RowStatistics row = statistics_of<T, GROUP>(source, added, width, eps, centred);
   // The gradient of the normalised elements from `begin` on, and these; zeros outside the row.
-  const auto load = [&](float (&g)[SIZE], float (&normalised)[SIZE], long long begin) {
+  const auto load = [&](float (&g)[SIZE], float (&normalised)[SIZE], int begin) {
     float weights[SIZE];
     to_floats<T>(g, load_packed(grad, begin, width, 0.f));
     load_sum(normalised, source, added, begin, width);
@@ -85,7 +69,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
   };
   const int offset = misalignment(source);
   float mean = 0.f, along = 0.f;
-  each_vector<T, GROUP>(width, offset, [&](long long begin) {
+  each_vector<T, GROUP>(width, offset, [&](int begin) {
     float g[SIZE], normalised[SIZE];
     load(g, normalised, begin);
 #pragma unroll
@@ -93,7 +77,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
   });
   mean = centred ? group_reduce<Sum, GROUP>(mean) / width : 0.f;
   along = group_reduce<Sum, GROUP>(along) / width;
-  each_vector<T, GROUP>(width, offset, [&](long long begin) {
+  each_vector<T, GROUP>(width, offset, [&](int begin) {
     float g[SIZE], normalised[SIZE];
     load(g, normalised, begin);
 #pragma unroll

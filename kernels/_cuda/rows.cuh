@@ -1,8 +1,10 @@
 // Kernels over rows: GROUP threads (a warp, or a block) share one row of `width` elements.
 //
-// A row is cut into 16-byte vectors on the 16-byte boundaries of memory, so that rows of any width and start are read
-// in whole vectors but for their ends. `offset` is how many elements the row's start lies beyond a boundary; the first
-// vector then begins `offset` elements before the row. Thread t of the group has the vectors t, t + GROUP, ...
+// A kernel comes twice. <T, GROUP, ITEMS> takes aligned rows: they and all arrays beside them begin and end on 16-byte
+// boundaries. Such a row stays in the registers of its group, ITEMS elements a thread; thread t has the vectors t,
+// t + GROUP, ..., and nothing is read or written element by element. <T, GROUP> takes any rows and reads them more than
+// once.
+#pragma once
 #include "common.cuh"
 
 // Threads of a block: rows of a warp each go four to a block.
@@ -13,39 +15,32 @@ template <int GROUP> __device__ __forceinline__ long long row_of_thread() {
   return (long long)blockIdx.x * ROWS + threadIdx.x / GROUP;
 }
 
-// A whole row in the registers of its group, ITEMS elements a thread: offset + width <= GROUP * ITEMS.
-template <class T, int GROUP, int ITEMS> struct RegisterRow {
+// ---- aligned rows -----------------------------------------------------------------------------------------------
+
+// Blocks of a multiprocessor, so that a thread has 128 registers, or 168. As in rows.py.
+template <int ITEMS> constexpr int ROW_BLOCKS = ITEMS > 24 ? 3 : 4;
+
+// function(index, again) for each row of this thread's group: blocks stay and take one row after the other, with what
+// they hold in registers. A row that it returns false for is given to it a second time, then with `again`.
+template <int GROUP, class Function> __device__ __forceinline__ void each_row(long long rows, Function function) {
+  constexpr int ROWS = ROW_THREADS<GROUP> / GROUP;
+  bool again = false;
+  for (long long index = row_of_thread<GROUP>(); index < rows;) {
+    again = !function(index, again);
+    if (!again) index += (long long)gridDim.x * ROWS;
+  }
+}
+
+// This thread's part of an aligned row. ITEMS is the least that holds the row, but for steps of 8: all vectors but the
+// last 8 elements are inside.
+template <class T, int GROUP, int ITEMS> struct RowShape {
   static constexpr int SIZE = VECTOR<T>, VECTORS = ITEMS / SIZE;
-  float values[VECTORS][SIZE];
-  int width, first;  // `first`: position in the row of this thread's first element
 
-  __device__ __forceinline__ RegisterRow(int width, int offset)
-      : width(width), first((int)(threadIdx.x % GROUP) * SIZE - offset) {}
+  static __device__ __forceinline__ int begin(int k) { return ((int)(threadIdx.x % GROUP) + k * GROUP) * SIZE; }
+  static __device__ __forceinline__ bool inside(int k, int width) { return k * SIZE < ITEMS - 8 || begin(k) < width; }
 
-  __device__ __forceinline__ int begin(int k) const { return first + k * GROUP * SIZE; }
-  __device__ __forceinline__ bool inside(int k, int i) const { return begin(k) + i >= 0 && begin(k) + i < width; }
-
-  __device__ __forceinline__ void load(const T *row, float outside) {
-    uint4 vectors[VECTORS];
-#pragma unroll
-    for (int k = 0; k < VECTORS; ++k) vectors[k] = load_packed(row, begin(k), width, outside);
-#pragma unroll
-    for (int k = 0; k < VECTORS; ++k) to_floats<T>(values[k], vectors[k]);
-  }
-
-  __device__ __forceinline__ void add(const T *row) {
-    RegisterRow other = *this;
-    other.load(row, 0.f);
-    each([&](int k, int i) { values[k][i] += other.values[k][i]; });
-  }
-
-  __device__ __forceinline__ void store(T *row) const {
-#pragma unroll
-    for (int k = 0; k < VECTORS; ++k) store_vector(row, begin(k), width, values[k]);
-  }
-
-  // function(k, i) for each of this thread's elements, those outside the row included
-  template <class Function> __device__ __forceinline__ void each(Function function) const {
+  // function(k, i) for each element, those beyond the row included
+  template <class Function> static __device__ __forceinline__ void each(Function function) {
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k)
 #pragma unroll
@@ -53,39 +48,114 @@ template <class T, int GROUP, int ITEMS> struct RegisterRow {
   }
 };
 
-// function(begin) for each vector of a row of any width that this thread has.
-template <class T, int GROUP, class Function>
-__device__ __forceinline__ void each_vector(long long width, int offset, Function function) {
-  constexpr int SIZE = VECTOR<T>;
-  for (long long begin = (long long)(threadIdx.x % GROUP) * SIZE - offset; begin < width; begin += GROUP * SIZE)
-    function(begin);
-}
+// A row as it lies in memory, `outside` beyond its end, or throughout where there is none. It stays packed while loads
+// of others are under way: converted at once, each would wait for the one before.
+template <class T, int GROUP, int ITEMS> struct PackedRow : RowShape<T, GROUP, ITEMS> {
+  using Shape = RowShape<T, GROUP, ITEMS>;
+  uint4 vectors[Shape::VECTORS];
 
-// Largest element and sum of exponentials in one pass: total = sum of exp(x - shift()).
-struct OnlineSoftmax {
-  float peak = -INFINITY, total = 0.f;
-
-  // What the exponents are shifted by: the peak, unless it is infinite and would give inf - inf.
-  __device__ __forceinline__ float shift() const { return fabsf(peak) == INFINITY ? 0.f : peak; }
-
-  __device__ __forceinline__ void raise_peak(float candidate) {
-    const float before = peak;
-    peak = fmaxf(peak, candidate);
-    total *= expf(before - shift());
-  }
-
-  template <int SIZE> __device__ __forceinline__ void add(const float (&values)[SIZE]) {
-    float highest = values[0];
+  __device__ __forceinline__ PackedRow(const T *row, int width, float outside, bool is_there = true) {
+    float values[Shape::SIZE];
 #pragma unroll
-    for (int i = 1; i < SIZE; ++i) highest = fmaxf(highest, values[i]);
-    raise_peak(highest);
+    for (int i = 0; i < Shape::SIZE; ++i) values[i] = outside;
 #pragma unroll
-    for (int i = 0; i < SIZE; ++i) total += expf(values[i] - shift());
-  }
-
-  // Every thread gets the result over its group.
-  template <int GROUP> __device__ __forceinline__ void combine() {
-    raise_peak(group_reduce<Max, GROUP>(peak));
-    total = group_reduce<Sum, GROUP>(total);
+    for (int k = 0; k < Shape::VECTORS; ++k)
+      vectors[k] = is_there && Shape::inside(k, width) ? *reinterpret_cast<const uint4 *>(row + Shape::begin(k))
+                                                       : pack_floats<T>(values);
   }
 };
+
+// A row as floats.
+template <class T, int GROUP, int ITEMS> struct RegisterRow : RowShape<T, GROUP, ITEMS> {
+  using Shape = RowShape<T, GROUP, ITEMS>;
+  float values[Shape::VECTORS][Shape::SIZE];
+
+  __device__ __forceinline__ explicit RegisterRow(const PackedRow<T, GROUP, ITEMS> &packed) {
+#pragma unroll
+    for (int k = 0; k < Shape::VECTORS; ++k) to_floats<T>(values[k], packed.vectors[k]);
+  }
+
+  __device__ __forceinline__ void add(const PackedRow<T, GROUP, ITEMS> &packed) {
+    const RegisterRow other(packed);
+    Shape::each([&](int k, int i) { values[k][i] += other.values[k][i]; });
+  }
+
+  __device__ __forceinline__ void store(T *row, int width) const {
+#pragma unroll
+    for (int k = 0; k < Shape::VECTORS; ++k)
+      if (Shape::inside(k, width)) *reinterpret_cast<uint4 *>(row + Shape::begin(k)) = pack_floats<T>(values[k]);
+  }
+};
+
+// ---- any rows ---------------------------------------------------------------------------------------------------
+
+// function(begin) for each vector of a row of any width that this thread has. A row is cut on the 16-byte boundaries
+// of memory, so that all but its ends is read in whole vectors: `offset` is how many elements its start lies beyond a
+// boundary, and the first vector begins `offset` elements before the row. With VECTORS = 2 it is for every second one
+// of the thread: the other begins GROUP vectors further on.
+template <class T, int GROUP, int VECTORS = 1, class Function>
+__device__ __forceinline__ void each_vector(int width, int offset, Function function) {
+  const int vectors = (int)(((long long)width + offset + VECTOR<T> - 1) / VECTOR<T>);
+  for (int vector = threadIdx.x % GROUP; vector < vectors; vector += VECTORS * GROUP)
+    function(vector * VECTOR<T> - offset);
+}
+
+// ---- exponentials -----------------------------------------------------------------------------------------------
+
+// exp(x - shift) as exp2 of one fused multiply-add, but for a factor near 1 that all x of a row have from the rounding
+// of `base`. It leaves no trace in a softmax; elsewhere divide by the value at the shift.
+struct Exponent {
+  float peak, shift, slope, base;
+
+  // The shift is the peak, unless it is infinite and would give inf - inf. Beyond 2^30 numbers lie 64 apart, so that the
+  // slope does not matter; but there the base's rounding would, and the base could overflow.
+  __device__ __forceinline__ explicit Exponent(float peak)
+      : peak(peak), shift(fabsf(peak) == INFINITY ? 0.f : peak),
+        slope(fabsf(shift) > 1073741824.f ? 1.f : 1.4426950408889634f), base(shift * slope) {}
+
+  __device__ __forceinline__ float operator()(float x) const { return exp2f(fmaf(x, slope, -base)); }
+
+  // What exp(x - shift) has to be multiplied by, of which `total` is the sum: 0 for a row of -inf, and by the
+  // definition NaN for one with inf.
+  __device__ __forceinline__ float inverse(float total) const {
+    return peak == INFINITY ? NAN : total == 0.f ? 0.f : __fdividef(1.f, total);
+  }
+};
+
+// Largest element and sum of exponentials in one pass: total = sum of exponent(x), which is shifted by the peak.
+struct OnlineSoftmax {
+  Exponent exponent = Exponent(-INFINITY);
+  float total = 0.f;
+
+  __device__ __forceinline__ void raise_peak(float candidate) {
+    const float before = exponent.base;
+    exponent = Exponent(fmaxf(exponent.peak, candidate));
+    total *= exp2f(fminf(before - exponent.base, 0.f));  // above 0 after -inf alone, of which the total is 0
+  }
+
+  template <int SIZE> __device__ __forceinline__ void add(const float (&first)[SIZE], const float (&second)[SIZE]) {
+    float highest = fmaxf(first[0], second[0]);
+#pragma unroll
+    for (int i = 1; i < SIZE; ++i) highest = fmaxf(highest, fmaxf(first[i], second[i]));
+    raise_peak(highest);
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) total += exponent(first[i]) + exponent(second[i]);
+  }
+};
+
+// Of a row of any width; every thread gets the result over its group. Two vectors are under way at a time.
+template <class T, int GROUP> __device__ __forceinline__ OnlineSoftmax softmax_of_row(const T *row, int width) {
+  constexpr int SIZE = VECTOR<T>;
+  OnlineSoftmax statistics;
+  each_vector<T, GROUP, 2>(width, misalignment(row), [&](int begin) {
+    const uint4 packed = load_packed(row, begin, width, -INFINITY);
+    const uint4 beyond = load_packed(row, begin + GROUP * SIZE, width, -INFINITY);
+    float first[SIZE], second[SIZE];
+    to_floats<T>(first, packed);
+    to_floats<T>(second, beyond);
+    statistics.add(first, second);
+  });
+  statistics.raise_peak(group_reduce<Max, GROUP>(statistics.exponent.peak));
+  statistics.total = group_reduce<Sum, GROUP>(statistics.total);
+  return statistics;
+}

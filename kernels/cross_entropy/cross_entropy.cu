@@ -7,19 +7,13 @@ template <class T, int GROUP, class Target>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
     cross_entropy_rows(const T *__restrict__ input, const Target *__restrict__ targets, float *__restrict__ losses,
                        float *__restrict__ lse, long long rows, int classes, long long ignore_index) {
-  constexpr int SIZE = VECTOR<T>;
   const long long index = row_of_thread<GROUP>();
   if (index >= rows) return;  // a whole group: nobody waits for it
   const T *row = input + index * classes;
-  OnlineSoftmax statistics;
-  each_vector<T, GROUP>(classes, misalignment(row), [&](long long begin) {
-    float values[SIZE];
-    to_floats<T>(values, load_packed(row, begin, classes, -INFINITY));
-    statistics.add(values);
-  });
-  statistics.combine<GROUP>();
+  const OnlineSoftmax statistics = softmax_of_row<T, GROUP>(row, classes);
   if (threadIdx.x % GROUP != 0) return;
-  const float shift = statistics.shift(), log_total = logf(statistics.total);
+  const Exponent exponent = statistics.exponent;
+  const float shift = exponent.shift, log_total = logf(statistics.total / exponent(exponent.shift));
   const long long target = targets[index];
   lse[2 * index] = shift;
   lse[2 * index + 1] = log_total;
@@ -42,14 +36,16 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
   const long long target = targets[index];
   const bool counts = target != ignore_index;
   const float grad = counts && (target < 0 || target >= classes) ? NAN : grad_losses[index];
-  const float shift = lse[2 * index], log_total = lse[2 * index + 1];
-  each_vector<T, GROUP>(classes, misalignment(row), [&](long long begin) {
+  const Exponent exponent(lse[2 * index]);
+  const float factor = grad * expf(-lse[2 * index + 1]) / exponent(exponent.shift);
+  each_vector<T, GROUP>(classes, misalignment(row), [&](int begin) {
     float values[SIZE];
     to_floats<T>(values, load_packed(row, begin, classes, 0.f));
 #pragma unroll
-    for (int i = 0; i < SIZE; ++i) {
-      const float difference = expf(values[i] - shift - log_total) - (begin + i == target ? 1.f : 0.f);
-      values[i] = counts ? difference * grad : 0.f;
+    for (int i = 0; i < SIZE; ++i) values[i] = counts ? exponent(values[i]) * factor : 0.f;
+    if (counts && begin + SIZE > target && begin <= target) {
+#pragma unroll
+      for (int i = 0; i < SIZE; ++i) values[i] -= begin + i == target ? grad : 0.f;
     }
     store_vector(grad_input + index * classes, begin, classes, values);
   });

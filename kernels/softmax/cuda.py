@@ -9,8 +9,8 @@ from .. import _cuda
 from .._cuda import rows as _rows
 
 INSTANTIATIONS = (
-    *_rows.instantiations("softmax_rows", "softmax_long_rows"),
-    *_rows.any_width_instantiations("softmax_backward_rows"),
+    *_rows.instantiations("softmax"),
+    *_rows.instantiations("softmax_backward"),
 )
 KERNELS = _cuda.Module(__file__, "softmax.cu", INSTANTIATIONS)
 
@@ -22,7 +22,7 @@ def softmax(input, dim):
     output = xp.empty(input.shape, input.dtype)
     if output.size:
         width = input.shape[-1]
-        name, grid, block = _rows.plan("softmax_rows", "softmax_long_rows", input)
+        name, grid, block = _rows.plan("softmax", input, output)
         KERNELS.launch(name, grid, block, (input, output, np.int64(input.size // width), np.int32(width)))
     return xp.ascontiguousarray(xp.moveaxis(output, -1, dim))
 
@@ -34,7 +34,7 @@ def softmax_backward(grad_output, output, dim):
     grad_input = xp.empty(output.shape, output.dtype)
     if output.size:
         width = output.shape[-1]
-        name, grid, block = _rows.plan_any_width("softmax_backward_rows", output)
+        name, grid, block = _rows.plan("softmax_backward", output, grad_output, grad_input)
         sizes = np.int64(output.size // width), np.int32(width)
         KERNELS.launch(name, grid, block, (grad_output, output, grad_input, *sizes))
     return xp.ascontiguousarray(xp.moveaxis(grad_input, -1, dim))

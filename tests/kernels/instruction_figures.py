@@ -25,6 +25,15 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
+    # a row of up to 768 elements, with all that may be absent
+    Figure("layer_norm", "norm_rows<__half, 32, 24>", "LDG", (416, 392, 387, 378, 373)),
+    Figure("layer_norm", "norm_rows<__nv_bfloat16, 32, 24>", "LDG", (698, 427, 422, 388, 380)),
+    Figure("layer_norm", "norm_backward_rows<__half, 32, 24>", "LDG", (609, 585, 580, 573, 563)),
+    Figure("softmax", "softmax_rows<__half, 32, 24>", "LDG", (254, 228, 223, 205, 213)),
+    Figure("softmax", "softmax_backward_rows<__half, 32, 24>", "LDG", (208, 183, 179, 178, 169)),
+    # 16 elements of a thread, and 8; half of them for the ends of a row
+    Figure("cross_entropy", "cross_entropy_rows<__half, 512, int>", "LDG", (251, 231, 233, 229, 238)),
+    Figure("cross_entropy", "cross_entropy_backward_rows<__half, 512, int>", "LDG", (213, 198, 201, 248, 246)),
     # a step of 32 columns: 64 and 32 products of fragments from sm_80 on
     Figure("linear", "linear_mma<__half, 128, 128>", "HMMA", (304, 192, 288, 236, 229)),
     Figure("linear", "linear_mma<__half, 64, 64>", "HMMA", (199, 167, 166, 145, 139)),

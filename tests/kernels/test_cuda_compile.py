@@ -8,7 +8,10 @@ import pytest
 from tests.cuda_emulator.modules import KERNELS, OPERATIONS, modules
 from tests.kernels.machine_code import ARCHITECTURES, compiled, disassembler, read
 
-GENERIC = {"attention_forward", "relative_attention_forward"}  # AddedScores holds pointers in shared memory
+GENERIC = {  # kernels whose pointers come from memory, so that the compiler does not know what they point to
+    *("attention_forward", "relative_attention_forward"),  # AddedScores, in shared memory
+    *("adamw", "sum_squares"),  # a table of parameters
+}
 pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')
 
 

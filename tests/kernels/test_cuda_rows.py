@@ -9,6 +9,7 @@ from bertcore.kernels._cuda import rows as rows_planner
 from bertcore.kernels.activation import cuda as activation_cuda
 from bertcore.kernels.activation import reference as activation_reference
 from bertcore.kernels.cross_entropy import cuda as cross_entropy_cuda
+from bertcore.kernels.cross_entropy import reference as cross_entropy_reference
 from bertcore.kernels.embedding import cuda as embedding_cuda
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.layer_norm import reference as layer_norm_reference
@@ -48,6 +49,19 @@ def test_softmax_does_not_overflow(cuda, dtype):
     input = np.array([[largest, largest, -largest], [largest, 0, 1]], dtype)
     found = cuda.run(softmax_cuda.softmax, input, -1)
     assert_close(found, softmax_reference.softmax(wide(input), -1))
+
+
+@pytest.mark.parametrize("width", [39, 40, 4104])
+def test_softmax_of_rows_far_from_zero(cuda, width):
+    """Where what the exponents are shifted by is rounded to steps of more than 1, or overflows in base 2."""
+    far = np.float32([1e4, -1e6, 1e9, -1e9, 3e9, -1e30, 3e38, -3e38])
+    input = np.repeat(far[:, None], width, axis=1)
+    input[:, 1::3] *= np.float32(1 + 2.0**-23)
+    input[:, 2] = -3e38
+    found = cuda.run(softmax_cuda.softmax, input, -1)
+    assert_close(found, softmax_reference.softmax(wide(input), -1))
+    losses, _ = cuda.run(cross_entropy_cuda.cross_entropy, input, np.arange(8), -100)
+    assert_close(losses, cross_entropy_reference.cross_entropy(wide(input), np.arange(8), -100)[0], factor=3)
 
 
 # ---- layer norm -----------------------------------------------------------------------------------------------------
@@ -165,6 +179,14 @@ def test_more_rows_than_a_grid_is_high():
     assert recorder.grid == (65537, 1, 1)
 
 
+def test_as_many_blocks_as_a_gpu_holds_at_once():
+    """Blocks over aligned rows stay, and take one row after the other."""
+    for width, rows, expected in ((768, 65537, 7 * 4), (1024, 65537, 7 * 3), (4096, 65537, 7 * 3), (768, 9, 3)):
+        with _cuda.use_runtime(_Recorder()) as recorder:
+            softmax_cuda.softmax(np.zeros((rows, width), np.float16), -1)
+        assert recorder.grid == (expected, 1, 1)
+
+
 class _Recorder:
     """A runtime that launches nothing."""
 
@@ -173,6 +195,9 @@ class _Recorder:
 
     def address(self, array):
         return array.ctypes.data
+
+    def device(self):
+        return _cuda.Device(compute_capability=90, multiprocessors=7, shared_bytes=0)
 
     def launch(self, module, kernel, grid, block, args, shared_bytes):
         self.grid = grid
@@ -186,6 +211,5 @@ def test_every_variant_runs(dtype, operation):
     for shape in ((1, 1), *ROWS):
         target.run(launcher, normal(1, shape, dtype), *args)
         seen.update(launch.kernel for launch in target.launches)
-    kernel = {"layer_norm": "norm"}.get(operation, operation)
-    names = rows_planner.instantiations(f"{kernel}_rows", f"{kernel}_long_rows")
+    names = rows_planner.instantiations({"layer_norm": "norm"}.get(operation, operation))
     assert seen == {name for name in names if f"<{_cuda.c_type(dtype)}," in name}

@@ -51,6 +51,18 @@ def test_what_must_be_there(operation, kernel, architecture):
         assert code.count(*parts), f"no {'.'.join(parts)}"
 
 
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(a, marks=pytest.mark.slow) if a != "sm_90" else a for a in ARCHITECTURES]
+)
+@pytest.mark.parametrize("operation, kernel", [("layer_norm", "norm_rows"), ("softmax", "softmax_backward_rows")])
+def test_aligned_rows_are_read_and_written_in_16_bytes(operation, kernel, architecture):
+    (module,) = modules(operation)
+    kernels = [name for name in module.instantiations if name.startswith(f"{kernel}<")]
+    for name, code in machine_code(module, kernels, architecture).items():
+        for what in ("LDG", "STG"):
+            assert 0 < code.count(what) == code.count(what, "128"), f"{name}: {what} of less than 16 bytes"
+
+
 # ---- the reader itself ----------------------------------------------------------------------------------------------
 
 SOURCE = """
