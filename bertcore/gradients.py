@@ -70,11 +70,11 @@ def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
 
 
 def zero_gradients(model: Any) -> Gradients:
-    """Gradients of zero, as of a loss that no parameter has a part in, in host memory."""
+    """Gradients of zero, as of a loss that no parameter has a part in, in the memory of the backend in force."""
     grads = Gradients()
     for parameter in model.parameters():
         if not parameter.is_frozen:
-            grads.add(parameter, np.zeros(parameter.shape, parameter.dtype))
+            grads.add(parameter, kernels.to_backend(np.zeros(parameter.shape, parameter.dtype)))
     return grads
 
 

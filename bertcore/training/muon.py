@@ -48,10 +48,13 @@ class Muon(Optimizer):
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
         return ("momentum",) if is_matrix_of_a_layer(parameter) else MOMENTS
 
-    def _updater(self, group: Group, parameters: list[Parameter], grads: list[Any]) -> Callable[[list[Any]], None]:
+    def _updater(
+        self, group: Group, parameters: list[Parameter], grads: list[Any], number: Any, scale: Any
+    ) -> Callable[[list[Any]], None]:
         is_matrix = [is_matrix_of_a_layer(parameter) for parameter in parameters]
         others = [index for index, wanted in enumerate(is_matrix) if not wanted]
-        adamw = super()._updater(group, [parameters[index] for index in others], [grads[index] for index in others])
+        of_others = [parameters[index] for index in others], [grads[index] for index in others]
+        adamw = super()._updater(group, *of_others, number, scale)
 
         def update(arrays: list[Any]) -> None:
             adamw([arrays[index] for index in others])
@@ -59,17 +62,20 @@ class Muon(Optimizer):
                 if wanted:
                     whole = array, grad, *self._moments_of(parameter, array)
                     for tensors in zip(*map(parameter.pieces, whole), strict=True):
-                        self._change(group, *tensors)
+                        self._change(group, *tensors, scale)
 
         return update
 
-    def _change(self, group: Group, array: Any, grad: Any, momentum: Any) -> None:
-        kept = self.momentum
-        momentum *= kept
-        momentum += (1 - kept) * grad
-        direction = orthogonalized((1 - kept) * grad + kept * momentum)
-        array *= 1 - group.lr * group.weight_decay
-        array -= group.lr * RMS * max(array.shape) ** 0.5 * direction
+    def _change(self, group: Group, array: Any, grad: Any, momentum: Any, scale: Any) -> None:
+        kept, xp = self.momentum, kernels.array_module(array)
+        part = (1 - kept) * (grad if scale is None else grad * scale)
+        moved = momentum * kept + part
+        direction = orthogonalized(part + kept * moved)
+        changed = array * (1 - group.lr * group.weight_decay)
+        changed -= group.lr * RMS * max(array.shape) ** 0.5 * direction
+        is_step = True if scale is None else xp.isfinite(scale)
+        momentum[...] = xp.where(is_step, moved, momentum)
+        array[...] = xp.where(is_step, changed, array)
 
 
 def is_matrix_of_a_layer(parameter: Parameter) -> bool:
@@ -89,7 +95,8 @@ def orthogonalized(matrix: Any) -> Any:
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonalized(matrix.T).T
     a, b, c = COEFFICIENTS
-    x = matrix / max(float((matrix.astype("float64") ** 2).sum()) ** 0.5, EPS)
+    xp = kernels.array_module(matrix)
+    x = matrix / xp.maximum(kernels.joint_norm([matrix]), EPS).astype(matrix.dtype)
     for _ in range(STEPS):
         squares = kernels.linear(x, x)
         factor = kernels.linear(c * squares, squares, residual=b * squares)  # symmetric, as its factors are

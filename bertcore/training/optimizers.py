@@ -51,7 +51,6 @@ class Optimizer:
 
     Attributes:
         groups: all groups, those of the exceptions first.
-        step_count: how many steps were made.
 
     Raises:
         TypeError, ValueError: for a wrong number or group, and names that no parameter has.
@@ -73,7 +72,8 @@ class Optimizer:
             check_number(name, value)
         if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {betas!r}, expected two numbers of at least 0 and below 1")
-        self.betas, self.eps, self.step_count = tuple(betas), eps, 0
+        self.betas, self.eps = tuple(betas), eps
+        self._steps, self._skipped = 0, 0
         self.groups = _make_groups(model.parameters(), lr, weight_decay, groups)
         self._moments: dict[Parameter, tuple[Any, ...]] = {}
 
@@ -82,8 +82,18 @@ class Optimizer:
         """The learning rate of the last group, which is that of most parameters."""
         return self.groups[-1].lr
 
-    def step(self, grads: Mapping[str, Any]) -> None:
+    @property
+    def step_count(self) -> int:
+        """How many steps were made."""
+        return self._steps - int(self._skipped)
+
+    def step(self, grads: Mapping[str, Any], scale: Any = None) -> None:
         """Update every parameter that is not frozen by its gradient in `grads` (of `value_and_grad`).
+
+        Args:
+            grads: by name; they are read only.
+            scale: an array without axes, in the memory of the gradients, that they are multiplied by (`clip_factor`);
+                where it is inf or NaN there is no step, and nothing waits to learn that.
 
         Raises:
             ValueError: which name is missing, or which shape or dtype is wrong; nothing is changed then.
@@ -92,12 +102,25 @@ class Optimizer:
         for group in self.groups:
             parameters = [parameter for parameter in group.parameters if not parameter.is_frozen]
             found.append((group, parameters, [gradient_of(parameter, grads) for parameter in parameters]))
-        self.step_count += 1
-        for group, parameters, gradients in found:
-            change_together(parameters, self._updater(group, parameters, gradients))
+        number = self._count(scale)
+        if number is not None:
+            for group, parameters, gradients in found:
+                change_together(parameters, self._updater(group, parameters, gradients, number, scale))
 
-    def _updater(self, group: Group, parameters: list[Parameter], grads: list[Any]) -> Callable[[list[Any]], None]:
-        options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": self.step_count, "rule": self.rule}
+    def _count(self, scale: Any) -> Any:
+        """The number of this step, from 1 on; None where the host knows that there is none."""
+        if scale is not None and kernels.array_module(scale) is np and not np.isfinite(scale):
+            return None
+        self._steps += 1
+        if scale is None or kernels.array_module(scale) is np:
+            return self.step_count
+        self._skipped = self._skipped + ~kernels.array_module(scale).isfinite(scale)  # the device alone knows it
+        return self._steps - self._skipped
+
+    def _updater(
+        self, group: Group, parameters: list[Parameter], grads: list[Any], number: Any, scale: Any
+    ) -> Callable[[list[Any]], None]:
+        options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": self.rule}
 
         def update(arrays: list[Any]) -> None:
             sets: list[tuple[Any, ...]] = []
@@ -108,7 +131,8 @@ class Optimizer:
                 else:  # by the norms of the tensors
                     sets += zip(*map(parameter.pieces, whole), strict=True)
             if sets:
-                kernels.adam_update(*map(list, zip(*sets, strict=True)), betas=self.betas, eps=self.eps, **options)
+                arrays = map(list, zip(*sets, strict=True))
+                kernels.adam_update(*arrays, betas=self.betas, eps=self.eps, grad_scale=scale, **options)
 
         return update
 
@@ -156,7 +180,8 @@ class Optimizer:
         unknown = sorted(set(state) - known)
         if unknown or "step_count" not in state:
             raise ValueError(f"state: {'unknown are ' + ', '.join(unknown) if unknown else 'step_count is missing'}")
-        self._moments, self.step_count = moments, check_count("state['step_count']", state["step_count"], 0)
+        self._steps, self._skipped = check_count("state['step_count']", state["step_count"], 0), 0
+        self._moments = moments
 
 
 class AdamW(Optimizer):
@@ -187,9 +212,19 @@ def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
     return kernels.clip_norm(list(grads.values()), max_norm)
 
 
-def grad_norm(grads: Mapping[str, Any]) -> float:
-    """The joint norm of all gradients; its bits do not depend on the number of threads."""
-    return kernels.clip_norm(list(grads.values()), np.inf)
+def grad_norm(grads: Mapping[str, Any]) -> Any:
+    """The joint norm of all gradients, an array without axes in float64 where they are: nothing waits for it. Its bits
+    do not depend on the number of threads."""
+    return kernels.joint_norm(list(grads.values()))
+
+
+def clip_factor(norm: Any, max_norm: float, dtype: Any) -> Any:
+    """What gradients of this joint norm (`grad_norm`) are multiplied by so that it is at most `max_norm`: an array
+    without axes; NaN where the norm is inf or NaN. For `Optimizer.step`, which makes no step then."""
+    xp = kernels.array_module(norm)
+    with np.errstate(all="ignore"):
+        factor = xp.where(norm > max_norm, max_norm / norm, 1.0)
+    return xp.where(xp.isfinite(norm), factor, np.nan).astype(dtype)
 
 
 def _make_groups(

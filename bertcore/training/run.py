@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.gradients import Gradients, zero_gradients
 from bertcore.nn.dropout import mixed_seed
 from bertcore.training.arguments import TrainingArguments
@@ -20,11 +21,12 @@ from bertcore.training.checkpoints import checkpoint_folder, remove_beyond, writ
 from bertcore.training.data import Batches
 from bertcore.training.failures import TrainingDiverged, keep_for_post_mortem, non_finite
 from bertcore.training.numbered_collator import NumberedCollator
-from bertcore.training.optimizers import Optimizer, clip_grad_norm, grad_norm
+from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
 from bertcore.training.processes import Processes
 from bertcore.training.run_files import load_run, save_run
 from bertcore.training.schedules import Schedule
 from bertcore.training.state import TrainerControl, TrainerState
+from bertcore.training.unread import StepMade, Unread
 
 Batch = Mapping[str, Any]
 Part = list[tuple[int, Batch]]  # the batches of a step that are this process's, each with its number
@@ -84,6 +86,7 @@ class Run:
         self.control = TrainerControl()
         self._saved_at = -1
         self._norm = 0.0
+        self._unread, self._is_finite = Unread(), True
 
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint."""
@@ -194,12 +197,12 @@ class Run:
     # --- steps ----------------------------------------------------------------------------------------
 
     def _step(self, part: Part) -> None:
-        state, most = self.state, self.args.max_grad_norm
-        loss, grads = self._gradients(part)
-        self._norm = clip_grad_norm(grads, most) if most else grad_norm(grads)
-        if not math.isfinite(loss + self._norm):
-            self._fail(part, loss, grads)
-        self.optimizer.step(grads)
+        state, (loss, grads) = self.state, self._gradients(part)
+        norm = grad_norm(grads)
+        self.optimizer.step(grads, self._scale(loss, norm, next(iter(grads.values())).dtype))
+        self._unread.add(StepMade(state.global_step + 1, part, loss, norm))
+        if self._unread.is_due:
+            self._read()
         state.global_step += 1
         state.seconds = self._seconds()
         if self.args.max_seconds is None:
@@ -208,21 +211,36 @@ class Run:
             self.schedule.move_to(state.seconds)
         state.num_input_tokens_seen += sum(self.processes.gathered(sum(_tokens(batch) for _, batch in part)))
         state.epoch = self._epoch_reached()
-        state.total_loss += loss
-        state.unlogged_loss += loss
         state.unlogged_steps += 1
 
-    def _gradients(self, part: Part) -> tuple[float, Gradients]:
-        """The mean loss over the labels of all batches of the step, and its gradients."""
+    def _scale(self, loss: Any, norm: Any, dtype: np.dtype) -> Any:
+        """What the gradients are multiplied by; NaN from the first step on whose loss or gradients are not finite, so
+        that the parameters stay as they were before it."""
+        xp = kernels.array_module(norm)
+        self._is_finite = self._is_finite & xp.isfinite(loss + norm)
+        factor = clip_factor(norm, self.args.max_grad_norm or np.inf, dtype)
+        return xp.where(self._is_finite, factor, np.nan).astype(dtype)
+
+    def _read(self) -> None:
+        """Take notice of the losses and norms of the steps made; fail at the first that is not finite."""
+        for made in self._unread.read():
+            self._norm = made.norm
+            if not math.isfinite(made.loss + made.norm):
+                self._fail(made)
+            self.state.total_loss += made.loss
+            self.state.unlogged_loss += made.loss
+
+    def _gradients(self, part: Part) -> tuple[Any, Gradients]:
+        """The mean loss over the labels of all batches of the step, an array without axes, and its gradients."""
         weights = [self.objective.weight(batch) for _, batch in part]
         of_all = [weight for some in self.processes.gathered(weights) for weight in some]
-        loss, grads = 0.0, None
+        losses, grads = [], None
         for (number, batch), weight in zip(part, weights, strict=True):
             share = weight / sum(of_all)
             self.model.train(mixed_seed(self.args.seed, number))
             with self.args.precision():
                 out, some = self.objective.value_and_grad(self.model, batch)
-            loss += share * float(out.loss)
+            losses.append((share, out.loss))
             if len(of_all) > 1:
                 for array in some.values():
                     array *= array.dtype.type(share)
@@ -231,20 +249,22 @@ class Run:
             else:
                 grads.accumulate(some)
         grads = zero_gradients(self.objective.trained(self.model)) if grads is None else grads
-        self.processes.add_up(list(grads.values()))
-        return sum(self.processes.gathered(loss)), grads
+        xp = kernels.array_module(next(iter(grads.values())))
+        loss = xp.asarray(sum(share * xp.asarray(each, np.float64) for share, each in losses), np.float64)
+        self.processes.add_up([*grads.values(), loss])
+        return loss, grads
 
-    def _fail(self, part: Part, loss: float, grads: Gradients) -> None:
-        step = self.state.global_step + 1
-        folder = Path(self.args.output_dir) / f"diverged-{step}"
-        facts = {"step": step, "loss": str(loss), "grad_norm": str(self._norm), "learning_rate": self.optimizer.lr}
-        parts = self.processes.gathered(part)
+    def _fail(self, made: StepMade) -> None:
+        folder = Path(self.args.output_dir) / f"diverged-{made.step}"
+        facts = {"step": made.step, "loss": str(made.loss), "grad_norm": str(made.norm)}
+        facts["learning_rate"] = self.optimizer.lr
+        parts = self.processes.gathered(made.part)
         batches = [batch for _, batch in sorted(itertools.chain(*parts), key=lambda numbered: numbered[0])]
-        facts["non_finite_gradients"] = non_finite(grads)
+        facts["non_finite_gradients"] = non_finite(self._gradients(made.part)[1])  # of the same weights, once more
         self.processes.from_first(lambda: keep_for_post_mortem(folder, self.model, batches, facts))
         raise TrainingDiverged(
-            f"step {step}: the loss is {loss}, the norm of the gradients {self._norm}; the model before the step and "
-            f"its batches are in {folder}",
+            f"step {made.step}: the loss is {made.loss}, the norm of the gradients {made.norm}; the model before the "
+            f"step and its batches are in {folder}",
             folder,
         )
 
@@ -265,6 +285,8 @@ class Run:
             control.should_log |= is_first or state.global_step % args.logging_steps == 0
         control.should_evaluate |= self._is_due(args.eval_strategy, args.steps_between_evaluations, is_epoch_end)
         control.should_save |= self._is_due(args.save_strategy, args.save_steps, is_epoch_end)
+        if control.should_log or control.should_evaluate or control.should_save:
+            self._read()
         if control.should_log:
             self._log()
         if control.should_evaluate:
@@ -279,6 +301,7 @@ class Run:
         return strategy == "steps" and self.state.global_step % every == 0
 
     def _finish(self, *, is_interrupted: bool) -> None:
+        self._read()
         if self.state.unlogged_steps:
             self._log()
         if self.args.save_strategy != "no" or is_interrupted:
