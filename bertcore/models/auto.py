@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from bertcore import kernels
 from bertcore.heads.classifier import Classifier
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded, Trace
@@ -56,7 +55,7 @@ class AutoModelForMaskedLM(ModelWithHeads):
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         if labels is not None:
-            labels = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
+            labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
         loss, logits = self._words(self.heads[0], encoded, labels)
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
@@ -76,7 +75,7 @@ class AutoModelForMaskedLM(ModelWithHeads):
         """
 
         def read(encoded: Encoded) -> tuple[Any, Any]:
-            packed = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
+            packed = losses.words(encoded.packed, labels, self.spec.vocab_size)
             return self._scores_of_labels(self.heads[0], encoded, packed)
 
         return self._pass(input_ids, attention_mask, token_type_ids, position_ids, read=read, trace=Trace())
@@ -253,8 +252,8 @@ class AutoModelForCausalLM(ModelWithHeads):
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         if labels is not None:
-            of_tokens = losses.next_words if self.predicts_next_words else losses.packed_labels
-            labels = kernels.to_backend(of_tokens(encoded.packed, labels, self.spec.vocab_size))
+            of_tokens = losses.next_words if self.predicts_next_words else losses.words
+            labels = of_tokens(encoded.packed, labels, self.spec.vocab_size)
         loss, logits = self._words(self.heads[0], encoded, labels)
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 

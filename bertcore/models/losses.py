@@ -81,6 +81,11 @@ def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: s
     return kernels.to_backend(_stripped(packed, labels, num_classes, name, kind))
 
 
+def words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
+    """The word of each packed token, in host memory; -100 for none."""
+    return _stripped(packed, labels, num_classes, "labels", "")
+
+
 def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
     """For each packed token the label of the one after it, which it predicts, in host memory; -100 for none."""
     words = _stripped(packed, labels, num_classes, "labels", "")

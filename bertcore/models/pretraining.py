@@ -115,7 +115,7 @@ class _PairPreTraining(AutoModelForPreTraining):
         words, pairs = self.heads[0], self.heads[1](encoded)
         loss, pair_label = None, pair_labels.get(self._label)
         if labels is not None:
-            labels = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
+            labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
         words_loss, predictions = self._words(words, encoded, None if pair_label is None else labels)
         if words_loss is not None:
             pairs_loss = losses.sequence_loss(pairs, pair_label, self._pair_labels(), name=self._label)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from bertcore import kernels
 from bertcore.heads.span_boundary import SpanBoundaryHead, find_boundaries
 from bertcore.models import losses
@@ -37,7 +35,7 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
 
     def _output(self, encoded: Encoded, labels: Any = None) -> SpanBoundaryOutput:
         if labels is not None:
-            labels = losses.packed_labels(encoded.packed, labels, self.spec.vocab_size)
+            labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
         mlm_loss, logits = self._words(self.heads[0], encoded, labels)
         sbo_loss = None if labels is None else self._boundary_loss(encoded, labels)
         return SpanBoundaryOutput(
@@ -51,9 +49,9 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
     def _boundary_loss(self, encoded: Encoded, labels: Any) -> Any:
         """The mean cross entropy of the second head; None if there is nothing to predict."""
         head = self.heads[1]
-        on_host = labels if kernels.array_module(labels) is np else labels.get()
-        found = find_boundaries(on_host, encoded.packed.cu_seqlens, head.most)
+        found = find_boundaries(labels, encoded.packed.cu_seqlens, head.most)
         if not found.rows.size:
             return None
-        rows, *beside = map(kernels.to_backend, found)
-        return losses.cross_entropy(head(encoded.hidden, *beside), labels[rows])
+        rows, *beside = found
+        scores = head(encoded.hidden, *map(kernels.to_backend, beside))
+        return losses.cross_entropy(scores, kernels.to_backend(labels[rows]))

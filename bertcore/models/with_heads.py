@@ -8,6 +8,8 @@ from contextvars import Context, ContextVar
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from bertcore import kernels
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
@@ -73,7 +75,7 @@ class ModelWithHeads(Model):
         return LanguageModelHead(spec, self.spec, self.encoder.embeddings.words.table)
 
     def _words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
-        """(loss, logits as users see them) of a language model's head; `labels` are packed, or None.
+        """(loss, logits as users see them) of a language model's head; `labels` are packed, in host memory, or None.
 
         With labels only labelled tokens are scored: a vocabulary's scores are most of a small model's work, and a
         seventh of the tokens has a label. The logits of all are computed if they are read, and have gradients if that
@@ -100,9 +102,10 @@ class ModelWithHeads(Model):
         return losses.cross_entropy(scores, known), later
 
     def _scores_of_labels(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
-        """The scores of the tokens that have a label, (labels, words), and their labels; `labels` are packed."""
-        rows = kernels.array_module(labels).flatnonzero(labels != losses.IGNORED)
-        return head(self._read(encoded, rows)), labels[rows]
+        """The scores of the tokens that have a label, (labels, words), and their labels, both in the memory of the
+        backend in force; `labels` are packed, in host memory."""
+        rows = np.flatnonzero(labels != losses.IGNORED)
+        return head(self._read(encoded, kernels.to_backend(rows))), kernels.to_backend(labels[rows])
 
     def _read(self, encoded: Encoded, rows: Any = None) -> Any:
         """What a language model's head reads, (tokens, hidden): of the tokens at the integers `rows`, or of all."""

@@ -7,8 +7,10 @@ from bertcore import AutoModelForMaskedLM, use_backend
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.presets import preset_config
 from bertcore.training import Trainer, TrainingArguments
+from bertcore.training.failures import TrainingDiverged
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.training.tiny_runs import (
+    At,
     MaskingCollator,
     accuracy,
     assert_resumes,
@@ -16,6 +18,7 @@ from tests.training.tiny_runs import (
     class_trainer,
     classifier,
     language_trainer,
+    names_in,
     without_times,
 )
 
@@ -30,9 +33,9 @@ def emulated_gpu():
         yield gpu
 
 
-def with_adapters(folder, **settings):
+def with_adapters(folder, callbacks=(), **settings):
     model = get_peft_model(classifier(), LoraConfig(r=3, target_modules=["query", "value"]))
-    return class_trainer(folder, model=model, **settings)
+    return class_trainer(folder, callbacks, model=model, **settings)
 
 
 RUNS = {
@@ -77,6 +80,46 @@ def test_a_run_goes_on_with_the_same_bits(emulated_gpu, tmp_path):
     again = trainer(tmp_path / "again")
     again.train()
     assert_same_weights(again.model, whole.model)
+
+
+def test_a_diverging_run_is_noticed_where_the_loss_is_told(emulated_gpu, tmp_path):
+    """The model before the step and its batches are kept, although more steps were begun since."""
+
+    def spoil(event):
+        parameter = next(iter(event["model"].parameters()))
+        parameter.change(lambda array: array.fill(np.nan))
+
+    def trainer(folder, **more):
+        return language_trainer(folder, **{"save_strategy": "no", "gradient_accumulation_steps": 2, **more})
+
+    before = trainer(tmp_path / "before", max_steps=2, lr_scheduler_type="constant")
+    before.train()
+    run = trainer(tmp_path / "run", callbacks=[At(2, spoil)], logging_steps=5, lr_scheduler_type="constant")
+    with pytest.raises(TrainingDiverged, match="step 3: the loss is nan") as caught:
+        run.train()
+    assert run.state.global_step == 5
+    assert names_in(caught.value.folder)[:2] == ["batch-0.npz", "batch-1.npz"]
+    kept = AutoModelForMaskedLM.from_pretrained(caught.value.folder).state_dict()
+    for name, array in before.model.state_dict().items():
+        assert np.isnan(kept[name]).all() or (kept[name] == array).all(), name
+
+
+WAITS = {
+    "masked words": (language_trainer, {"gradient_accumulation_steps": 2}),
+    "muon": (class_trainer, {"optim": "muon"}),
+    "lamb, any norm": (class_trainer, {"optim": "lamb", "max_grad_norm": 0}),
+    "low-rank adapters": (with_adapters, {"gradient_checkpointing": True}),
+}
+
+
+@pytest.mark.parametrize("run", WAITS.values(), ids=WAITS)
+def test_a_step_waits_for_nothing(emulated_gpu, run, tmp_path):
+    """From the second one on; the end, where the loss is told, waits once."""
+    (make, settings), waits = run, []
+    watch = At(1, lambda event: emulated_gpu.waits.clear()), At(3, lambda event: waits.extend(emulated_gpu.waits))
+    make(tmp_path, callbacks=watch, max_steps=3, save_strategy="no", logging_steps=9, **settings).train()
+    assert not waits
+    assert len(emulated_gpu.waits) == 1
 
 
 @pytest.mark.slow

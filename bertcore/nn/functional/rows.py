@@ -40,9 +40,11 @@ def take_rows(table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
     """
 
     def pullback(grad):
-        if padding_row is None or not (rows == padding_row).any():
+        if padding_row is None:
             return (_RowsGradient(grad, rows, table.shape[0]),)
-        learns = rows != padding_row
+        xp, learns = kernels.array_module(rows), rows != padding_row
+        if xp is not np:  # to choose rows is to wait for their number; those beyond the table count for nothing there
+            return (_RowsGradient(grad, xp.where(learns, rows, -1), table.shape[0]),)
         return (_RowsGradient(grad[learns], rows[learns], table.shape[0]),)
 
     return kernels.embedding(rows, table), pullback
