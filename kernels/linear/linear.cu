@@ -21,18 +21,18 @@ template <int BM_, int BN_> struct Tiling {
   static constexpr int BLOCKS = BM < 128 ? 1 : TARGET_ARCH >= 900 ? 3 : 2;  // per multiprocessor, by shared memory
 };
 
-// d += input tile x weight tile^T for this warp; the tiles are BK deep.
+// d += input tile x weight tile^T for this warp, whose fragments begin at these places; the tiles are BK deep.
 template <class T, class S>
 __device__ __forceinline__ void multiply_tile(float (&d)[S::WM / 16][S::WN / 8][4], const T *input, const T *weight,
-                                              int warp_row, int warp_column) {
+                                              int input_place, int weight_place) {
 #pragma unroll
   for (int k = 0; k < S::BK / 16; ++k) {
     unsigned a[S::WM / 16][4], b[S::WN / 8][2];
 #pragma unroll
-    for (int m = 0; m < S::WM / 16; ++m) load_a<S::CHUNKS>(a[m], input, warp_row + m * 16, k * 2);
+    for (int m = 0; m < S::WM / 16; ++m) load_a(a[m], fragment<S::CHUNKS>(input, input_place, m * 16, k * 2));
 #pragma unroll
     for (int n = 0; n < S::WN / 8; n += 2)
-      load_b<S::CHUNKS>(b[n], b[n + 1], weight, warp_column + n * 8, k * 2);
+      load_b(b[n], b[n + 1], fragment<S::CHUNKS>(weight, weight_place, n * 8, k * 2));
 #pragma unroll
     for (int m = 0; m < S::WM / 16; ++m)
 #pragma unroll
@@ -105,6 +105,7 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
     cp_async_commit();  // also when there is nothing left, so that "all but the last STAGES - 2 groups" stays right
   };
 
+  const int input_place = a_place<S::CHUNKS>(warp_row), weight_place = b_place<S::CHUNKS>(warp_column);
   float d[S::WM / 16][S::WN / 8][4] = {};
 #pragma unroll
   for (int step = 0; step < S::STAGES - 1; ++step) fetch(step);
@@ -114,7 +115,7 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
     __syncthreads();  // this stage has arrived, and everybody has left the one that is fetched into next
     fetch(step + S::STAGES - 1);
     const T *stage = stages + step % S::STAGES * S::STAGE;
-    multiply_tile<T, S>(d, stage, stage + BM * S::BK, warp_row, warp_column);
+    multiply_tile<T, S>(d, stage, stage + BM * S::BK, input_place, weight_place);
   }
   __syncthreads();  // the stages become the epilogue's strips
 
