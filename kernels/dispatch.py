@@ -30,6 +30,8 @@ from .own_name import PACKAGE, PROJECT, setting, variable
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
 
+_ALREADY = nullcontext()  # of a device that is the current one
+
 _block_backend: ContextVar[str | None] = ContextVar(f"{PROJECT}_backend", default=None)
 _process_backend = setting("BACKEND") or AUTO
 _process_backend_from = variable("BACKEND")
@@ -82,7 +84,7 @@ def _missing(name: str) -> str | None:
 
 def array_module(array: Any) -> ModuleType:
     """The array module of a NumPy or CuPy array: numpy or cupy."""
-    if type(array).__module__.partition(".")[0] == "cupy":
+    if _library(type(array)) == "cupy":
         return importlib.import_module("cupy")
     return np
 
@@ -90,6 +92,12 @@ def array_module(array: Any) -> ModuleType:
 def uses_gpu() -> bool:
     """Whether the backend in force computes in the memory of a GPU."""
     return get_backend() == "cupy" and not _cuda.is_emulated()
+
+
+@functools.cache
+def _library(kind: type) -> str:
+    """The name of the library that a class is of."""
+    return kind.__module__.partition(".")[0]
 
 
 def to_backend(array: np.ndarray) -> Any:
@@ -178,6 +186,11 @@ class Call:
                 self._recorder = recorder
             if self.backend != "cupy":
                 return
+        elif _are_cupy(arrays, optional):
+            self.arrays = tuple(arrays.values())
+            self.backend = resolve_backend(backend, on_gpu=True)
+            if self.backend == "cupy" and not _cuda.is_emulated():
+                return
         natives, homes = {}, {}
         for name, array in arrays.items():
             absent = array is None and name in optional
@@ -204,12 +217,12 @@ class Call:
 
     def _device(self) -> AbstractContextManager:
         """Makes the GPU that holds the arrays the current one: kernels are launched there."""
-        devices = {array.device.id: array.device for array in self.arrays if array is not None}  # a Device has no hash
+        devices = {array.data.device_id for array in self.arrays if array is not None}
         if len(devices) != 1:
             raise ValueError(f"the arrays are on {len(devices)} GPUs, expected all of them on one")
-        ((index, device),) = devices.items()
-        is_current = importlib.import_module("cupy").cuda.runtime.getDevice() == index
-        return nullcontext() if is_current else device
+        (index,) = devices
+        cuda = _cuda.runtime()
+        return _ALREADY if cuda.device_index() == index else cuda.cupy.cuda.Device(index)
 
     def hand_back(self, result: Any) -> Any:
         """One array, or a tuple of arrays and Nones, as the kind that came in."""
@@ -225,7 +238,7 @@ class Call:
             return array, "host"
         if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray | np.matrix):
             return np.asarray(array), "host"
-        library = type(array).__module__.partition(".")[0]
+        library = _library(type(array))
         if library == "cupy":
             return array, "GPU"
         if library == "torch" and hasattr(array, "__dlpack__"):
@@ -293,6 +306,14 @@ def _plain(arrays: dict[str, Any], optional: Collection[str]) -> tuple[bool, Rec
         elif kind is not np.ndarray and not (array is None and name in optional):
             return False, None
     return True, recorder
+
+
+def _are_cupy(arrays: dict[str, Any], optional: Collection[str]) -> bool:
+    """Whether all arrays are CuPy's, or absent."""
+    for name, array in arrays.items():
+        if _library(type(array)) != "cupy" and not (array is None and name in optional):
+            return False
+    return True
 
 
 def open_call(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:

@@ -37,6 +37,7 @@ Launches go to the current device and stream of CuPy: the caller makes the array
 This module imports neither CuPy nor a compiler before the first launch.
 """
 
+import functools
 import re
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -50,6 +51,7 @@ from .vectors import has_vector_rows, pad_rows
 
 HEADERS = Path(__file__).parent
 OPTIONS = ("-std=c++17",)
+NULL = np.uintp(0)  # a null pointer, as CuPy takes it
 
 C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
@@ -134,13 +136,15 @@ class CuPyRuntime:
     def __init__(self):
         self._kernels = {}
         self._devices = {}
-        self._cublaslt_path = None
+        self._cublaslt_path = self._cupy = None
 
     @property
     def cupy(self):
-        import cupy
+        if self._cupy is None:
+            import cupy
 
-        return cupy
+            self._cupy = cupy
+        return self._cupy
 
     def array_module(self, array):
         return self.cupy
@@ -178,24 +182,20 @@ class CuPyRuntime:
         return self._devices[index]
 
     def launch(self, module, kernel, grid, block, args, shared_bytes):
-        key = (module.path, kernel, self.cupy.cuda.runtime.getDevice())
+        key = module, kernel, self.device_index()
         loaded = self._kernels.get(key)
         if loaded is None:
             loaded = self._kernels[key] = _Loaded(self._compile(module, kernel))
-        loaded.reserve(shared_bytes)
-        args = tuple(_as_cupy_takes_it(arg) for arg in args)
-        loaded.kernel(grid, block, args, shared_mem=shared_bytes)
+        if shared_bytes > loaded.shared_bytes:
+            loaded.reserve(shared_bytes)
+        # CuPy passes structs by value from host arrays, not from scalars. (A function called for each argument would be
+        # a quarter of a launch's time.)
+        given = [NULL if arg is None else np.atleast_1d(arg) if type(arg) is np.void else arg for arg in args]
+        loaded.kernel(grid, block, tuple(given), shared_mem=shared_bytes)
 
     def _compile(self, module, kernel):
         compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
         return compiled.get_function(kernel)
-
-
-def _as_cupy_takes_it(arg):
-    if arg is None:
-        return np.uintp(0)
-    # CuPy passes structs by value from host arrays, not from scalars.
-    return np.atleast_1d(arg) if isinstance(arg, np.void) else arg
 
 
 class _Loaded:
@@ -206,9 +206,9 @@ class _Loaded:
         self.shared_bytes = 48 * 1024  # what CUDA grants without being asked
 
     def reserve(self, shared_bytes):
-        if shared_bytes > self.shared_bytes:
-            self.kernel.max_dynamic_shared_size_bytes = shared_bytes
-            self.shared_bytes = shared_bytes
+        """Have more of it granted."""
+        self.kernel.max_dynamic_shared_size_bytes = shared_bytes
+        self.shared_bytes = shared_bytes
 
 
 _CUPY = CuPyRuntime()
@@ -245,6 +245,7 @@ def device():
     return runtime().device()
 
 
+@functools.cache  # a dtype's name is made anew each time it is asked for
 def c_type(dtype):
     """CUDA's name of a floating dtype: "float", "__half" or "__nv_bfloat16"."""
     name = np.dtype(dtype).name
