@@ -18,8 +18,8 @@ def autocast(dtype: str) -> Iterator[None]:
 
     It concerns models in float32, on the CPU. Both factors of each product, forward and backward, are rounded to
     bfloat16, and their products summed in float32; the parameters, their gradients and all else stay float32
-    (Kalamkar et al. 2019, arXiv:1905.12322). A CPU whose instructions multiply bfloat16 (AVX512_BF16) gains by it;
-    others do not.
+    (Kalamkar et al. 2019, arXiv:1905.12322). A CPU that multiplies bfloat16 faster than float32 gains by it; on others
+    the backend numba rounds the weights alone.
 
     Raises:
         ValueError: for another dtype than "bfloat16"; from a model's call, on a GPU.

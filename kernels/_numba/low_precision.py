@@ -1,7 +1,7 @@
 """Rows of float32 rounded to bfloat16 or to bytes, and what turns sums of bytes back into float32.
 
-Rows in bfloat16 are stored as ROUNDED, those in bytes as LEVELS: as what the products beside weights in bfloat16 and
-int8 take (see dot.py). In uint16 four levels stand in the order 0, 2, 1, 3.
+Products beside weights in bfloat16 and int8 take rows of ROUNDED and of LEVELS (see dot.py). Where ROUNDED is float32
+rows are not rounded, and bfloat16 is widened. In uint16 four levels stand in the order 0, 2, 1, 3.
 
 kernels/linear/reference.py has the formulas (`quantize_rows`); these give the same bits.
 """
@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from . import isa
 from .codegen import INT32, Vec, call_llvm, element_pointer, shuffle
-from .dot import Bfloat16
+from .dot import Bfloat16, WidenedDot
 from .jit import helper, inline_helper
 from .simd import broadcast, first_lanes, fma, lanes, load, load_masked, reduce_add, reduce_greatest, select
 
@@ -83,15 +83,10 @@ def _bfloat16(builder, bits, value):
     return builder.trunc(_upper_half(builder, bits, value), halves)
 
 
-def _widened_bfloat16(builder, bits, value):
-    upper = _upper_half(builder, bits, value)
-    return builder.bitcast(builder.shl(upper, ir.Constant(bits.type, [16] * bits.type.count)), value.type)
-
-
 store_bfloat16 = _narrow_store(
     "store_bfloat16",
-    "Write a vector of float32 rounded to bfloat16, in the mask's lanes: two bytes each, or float32.",
-    {types.uint16: _bfloat16, types.float32: _widened_bfloat16},
+    "Write a vector of float32 rounded to bfloat16, two bytes each, in the mask's lanes.",
+    {types.uint16: _bfloat16},
 )
 store_low_byte = _narrow_store(
     "store_low_byte",
@@ -113,9 +108,27 @@ def corrected_sums(typingctx, sums, zero, column_sums):
     return result(sums, sums, sums), codegen
 
 
+@intrinsic
+def widen_words(typingctx, source, index, target, target_index, row):
+    """A vector of words of two bfloat16, from element `index` of a pointer on, as two of float32: that of the first
+    halves, and, `row` elements after it, that of the second."""
+    dot = WidenedDot(types.float32)
+
+    def codegen(context, builder, sig, args):
+        source, index, target, at, row = args
+        words = builder.bitcast(builder.gep(source, [index]), dot.words.as_pointer())
+        words = builder.load(words, align=2)
+        for part, first in enumerate((at, builder.add(at, row))):
+            place = builder.bitcast(builder.gep(target, [first]), dot.sums.llvm.as_pointer())
+            builder.store(dot.right(builder, words, part), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, target, types.intp, types.intp), codegen
+
+
 @helper
 def round_row(x, count, target, padded):
-    """`count` float32 at a pointer as bfloat16 (uint16 or float32), zeros up to `padded`."""
+    """`count` float32 at a pointer as bfloat16 (uint16), zeros up to `padded`."""
     full = count - count % lanes(x)
     everywhere = first_lanes(x, lanes(x))
     for i in range(0, full, lanes(x)):

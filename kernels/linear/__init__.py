@@ -146,7 +146,8 @@ def linear(
     Args:
         input: (..., in_features); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype
             on NumPy. All arrays share one dtype, but for a weight prepared in low precision, which takes float32: it
-            rounds each row of the input to its own form, whatever the other rows are (reference.py has the formulas).
+            rounds each row of the input to its own form, whatever the other rows are (reference.py has the formulas;
+            to bfloat16 Numba does so on CPUs that multiply it faster than float32).
         weight: (out_features, in_features), an array or what `prepare_weight` made of it.
         bias: (out_features,) or None.
         activation: a name that `activation` knows, or None.
@@ -187,7 +188,7 @@ def linear_backward(
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
         input, weight, bias, backend: as for `linear`. A prepared weight is also prepared for this direction at the
             first call, and keeps that form: it is packed once for any number of forwards and backwards. Beside one in
-            bfloat16 the factors of both products are rounded to it; the gradients are float32. int8 has none.
+            bfloat16 the factors of both products are rounded as in `linear`; the gradients are float32. int8 has none.
         needs_weight: whether grad_weight, half of the work, is computed: not for a weight that is not trained.
 
     Returns:

@@ -29,8 +29,8 @@ from .._numba.product import (
     WEIGHT_PANEL_VECTORS,
     WEIGHT_TILE_ROWS,
     finish_with,
+    make_scratch,
     run_product,
-    scratch_size,
 )
 from .._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
 from .._numba.simd import pointer, pointer_at
@@ -112,7 +112,8 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
     panels = weight.transposed_panels() if is_packed else PackedWeight(weight.T).panels
     multiply, product = _multiply_rows, product_of_columns
     if panels.itemsize < 4:
-        multiply, product = _multiply_rounded, _product_of_rounded_columns
+        multiply = _multiply_rounded
+        product = product_of_columns if ROUNDED is np.float32 else _product_of_rounded_columns
     grad_input = multiply(grad_output, panels, weight.shape[1], None, None, None)
     del panels  # of a weight that is no PackedWeight: their memory serves its gradient
     if needs_weight:
@@ -127,10 +128,7 @@ def _product_of_rounded_columns(a, b, needs_sums):
     As pairs both are packed, the panels of a serving as rows of the product.
     """
     sums = _sum_rows(a) if needs_sums else None
-    a, b = _rounded(a), _rounded(b)
-    if ROUNDED is np.float32:
-        return product_of_columns(a, b, False)[0], sums
-    words = [_pairs_of_rows(x).T for x in (a, b)]
+    words = [_pairs_of_rows(_rounded(x)).T for x in (a, b)]
     depth = words[0].shape[1]
     widths = GROUP_ROWS, _panel_width(np.dtype(np.float32))
     rows, columns = (_pack(x, width).view(np.uint16) for x, width in zip(words, widths, strict=True))
@@ -139,7 +137,7 @@ def _product_of_rounded_columns(a, b, needs_sums):
 
 
 def _rounded(x):
-    """float32 rows in bfloat16, as ROUNDED."""
+    """float32 rows in bfloat16."""
     x, rounded = as_kernel_array(x), empty(x.shape, ROUNDED)
     if x.size:
         _round_rows(x, rounded, num_threads())
@@ -211,7 +209,7 @@ def _multiply_rows(a, panels, columns, bias, activation, residual):
     rows = as_kernel_array(a if a.shape[1] else np.zeros((len(a), 1), a.dtype))
     depth = rows.shape[1]
     strides = depth, 1, depth * _group_rows(rows.dtype)
-    return _multiply(rows, strides, len(a), panels, columns, bias, activation, residual, panels.dtype)
+    return _multiply(rows, strides, len(a), panels, columns, bias, activation, residual, rows.dtype)
 
 
 def _multiply(a, strides, rows, panels, columns, bias, activation, residual, dtype):
@@ -219,17 +217,22 @@ def _multiply(a, strides, rows, panels, columns, bias, activation, residual, dty
     output = empty((rows, columns), dtype)
     if output.size:
         finish = _finish(bias, residual, activation, output)
-        _product(a.reshape(-1), strides, panels, output, finish, *_tasks(output.dtype))
+        _product(a.reshape(-1), strides, panels, output, finish, *_tasks(panels))
     return output
 
 
 def _multiply_rounded(x, panels, columns, bias, activation, residual):
-    """activation(rounded x @ panels + bias) + residual for float32 x and panels of bfloat16."""
+    """activation(rounded x @ panels + bias) + residual for float32 x and panels of bfloat16.
+
+    Where these are widened x is not rounded.
+    """
+    if ROUNDED is np.float32:
+        return _multiply_rows(x, panels, columns, bias, activation, residual)
     output = empty((len(x), columns), np.float32)
     if output.size:
         rounded = empty((rounded_rows(len(x)), 2 * panels.shape[1]), ROUNDED)
         finish = _finish(bias, residual, activation, output)
-        _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(output.dtype))
+        _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(panels))
     return output
 
 
@@ -242,7 +245,7 @@ def _multiply_quantized(x, packed, bias, activation, residual):
         weight = packed.panels, packed.column_scales, packed.column_sums
         factors = np.empty(0, np.float32) if packed.input_scale is None else as_kernel_array(packed.input_scale)
         finish = _finish(bias, residual, activation, output)
-        _product_int8(x, factors, rounded, weight, output, finish, *_tasks(np.dtype(np.int32)))
+        _product_int8(x, factors, rounded, weight, output, finish, *_tasks(packed.panels))
     return output
 
 
@@ -253,10 +256,10 @@ def _finish(bias, residual, activation, output):
     return bias, residual, activation_code(activation)
 
 
-def _tasks(sums_dtype):
-    """A counter that hands out tasks, scratch for the sums of each thread, the number of threads."""
+def _tasks(panels):
+    """A counter that hands out tasks, scratch for each thread, the number of threads."""
     threads = num_threads()
-    return np.zeros(1, np.int64), np.empty((threads, scratch_size(sums_dtype)), sums_dtype), threads
+    return np.zeros(1, np.int64), make_scratch(panels.dtype, threads), threads
 
 
 # --- kernels ----------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ g = grad_output, are
 Low precision, for a float32 input and a weight prepared as such:
 
     bfloat16   the input is rounded to bfloat16, too; products and sums are float32. Backward likewise: g and the input
-               are rounded in grad_input and grad_weight, and g is not in grad_bias.
+               are rounded in grad_input and grad_weight, and g is not in grad_bias. CPUs without fast products of
+               bfloat16 widen the weight (backend numba): there neither the input nor g is rounded.
     int8       the weight is values * scale, one scale for each output channel (`quantize_weight`), and the input is
                (levels - zero) * step, one zero and step for each row (`quantize_rows`), so that a row's result does not
                depend on its neighbours. The sums are exact integers; a row that holds inf or NaN becomes NaN.

@@ -36,6 +36,7 @@ STEP = record(
     ("zero", ADDRESS),  # of each row in int8, as its step
     ("step_size", ADDRESS),
 )
+IS_ROUNDED = ROUNDED is not np.float32  # the input, beside weights in bfloat16
 _ROUNDED, _LEVELS = ROUNDED(0), LEVELS(0)
 STORAGE = {"float32": FLOAT, "bfloat16": BFLOAT16, "int8": INT8}  # a weight's dtype -> a scalar of its panels' dtype
 
@@ -50,7 +51,7 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     rows, depth = input.shape[0], weight.panels.shape[1]
     output = program.empty((rows, weight.out_features), np.float32)
     rounded = zero = step_size = None
-    if is_bfloat16(weight.dtype):
+    if is_bfloat16(weight.dtype) and IS_ROUNDED:
         rounded = program.empty((rounded_rows(rows), depth * 2), ROUNDED)
     if weight.dtype == np.int8:
         rounded = program.empty((rounded_rows(rows), depth * 4), LEVELS)
@@ -74,9 +75,6 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     return output
 
 
-SUMS = {np.float32: np.dtype(np.float32), np.uint16: np.dtype(np.float32), np.int8: np.dtype(np.int32)}  # by storage
-
-
 def has_two_phases(storage):
     """Whether the rows of the input are rounded before the product."""
     raise NotImplementedError("for compiled code")
@@ -84,7 +82,8 @@ def has_two_phases(storage):
 
 @overload(has_two_phases)
 def _has_two_phases(storage):
-    return (lambda storage: False) if storage == types.float32 else (lambda storage: True)
+    is_rounded = storage == types.int8 or (storage == types.uint16 and IS_ROUNDED)
+    return lambda storage: is_rounded
 
 
 def prepare_step(step, storage, task, tasks):
@@ -106,7 +105,7 @@ def _prepare_step(step, storage, task, tasks):
         zeros, steps = array_at(step.zero, (rows,), INT32), array_at(step.step_size, (rows,), FLOAT)
         quantize_rows(x, factors, (levels, zeros, steps), share(rows, task, tasks), share(rows, task + 1, tasks))
 
-    forms = {types.uint16: round_to_bfloat16, types.int8: quantize}
+    forms = {types.uint16: round_to_bfloat16, types.int8: quantize} if IS_ROUNDED else {types.int8: quantize}
     return forms.get(storage, lambda step, storage, task, tasks: None)
 
 
@@ -126,10 +125,13 @@ def run_step(step, counter, scratch, storage):
 
 @overload(run_step, jit_options=OPTIONS)
 def _run_step(step, counter, scratch, storage):
+    elements = 2 if storage == types.uint16 else 1  # per word
+
     def floats(step, counter, scratch, storage):
         rows, width = step.rows, step.in_features
         output, finish = _output_and_finish(step)
-        panels = array_at(step.panels, (step.panel_count, step.depth, WEIGHT_PANEL_VECTORS * lanes(FLOAT)), FLOAT)
+        columns = elements * WEIGHT_PANEL_VECTORS * lanes(FLOAT)
+        panels = array_at(step.panels, (step.panel_count, step.depth, columns), storage)
         x, strides = array_at(step.input, (rows * width,), FLOAT), (width, 1, width * GROUP_ROWS)
         run_floats(x, strides, panels, output, finish, counter, scratch)
 
@@ -149,4 +151,4 @@ def _run_step(step, counter, scratch, storage):
         steps = array_at(step.step_size, (rows,), FLOAT)
         run_int8((levels, zeros, steps), (panels, scales, column_sums), output, finish, counter, scratch)
 
-    return {types.float32: floats, types.uint16: bfloat16, types.int8: int8}[storage]
+    return {types.float32: floats, types.uint16: bfloat16 if IS_ROUNDED else floats, types.int8: int8}[storage]

@@ -7,7 +7,7 @@ takes, `deferred_<name>`, which notes one, and `run_step`, which compiled code r
 import numpy as np
 
 from .._numba import empty, kernel, num_threads, region
-from .._numba.product import scratch_size
+from .._numba.product import make_scratch
 from .._numba.steps import filled
 from ..affine import step as affine
 from ..attention import step as attention
@@ -53,14 +53,13 @@ class StepTable:
         self._counters = np.zeros((len(steps), _LINE), np.int64)
         storage = np.float32(0) if storage is None else storage  # there are no weights
         attention_storage = attention.STORAGE_BESIDE[type(storage)](0)
-        self._sums = linear.SUMS[type(storage)]
         self._storage = storage, attention_storage, attention.marker_of_steps(self._records[_ATTENTION])
 
     def run(self):
         """Run the steps in their order."""
         self._counters.fill(0)
         threads = num_threads()
-        room = self._counters, np.empty((threads, scratch_size(self._sums)), self._sums)
+        room = self._counters, make_scratch(self._storage[0].dtype, threads)
         _run(self._index, self._records, room, *self._storage, threads)
 
 

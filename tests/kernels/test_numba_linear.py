@@ -16,6 +16,7 @@ from bertcore.kernels import activation_names, threads
 from bertcore.kernels._numba import LEVEL, THREADING_LAYER
 from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
 from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
+from bertcore.kernels._numba.product import WIDENED_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
@@ -198,12 +199,13 @@ def test_nan_and_infinity_spoil_their_own_row_alone(dtype):
 
 
 def low_precision(weight, dtype):
-    """The weight prepared by the reference and by Numba."""
+    """The weight prepared by the reference and by Numba; for the reference it is widened where Numba does that."""
     if dtype == "int8":
         values = reference.quantize_weight(weight)
         return reference.prepare_weight(*values), prepare_weight(*values)
     weight = weight.astype(ml_dtypes.bfloat16)
-    return reference.prepare_weight(weight, None), prepare_weight(weight, None)
+    of_reference = weight if LEVEL.bfloat16_dot else weight.astype(np.float32)
+    return reference.prepare_weight(of_reference, None), prepare_weight(weight, None)
 
 
 @QUICK
@@ -220,7 +222,19 @@ def test_low_precision_of_any_size_and_layout(rows, in_features, out_features, l
     assert found.dtype == np.float32 and found.flags.c_contiguous and found.flags.writeable
     assert_close(found, reference.linear(x, expected, *options), at_least=1)
     np.testing.assert_array_equal(prepared.to_array(), expected.to_array())
-    assert (prepared.out_features, prepared.in_features, prepared.dtype) == (out_features, in_features, expected.dtype)
+    assert (prepared.out_features, prepared.in_features, prepared.dtype.name) == (out_features, in_features, dtype)
+
+
+@pytest.mark.skipif(LEVEL.bfloat16_dot, reason="bfloat16 is multiplied as such")
+@pytest.mark.parametrize("in_features", [1, 2, 39, BLOCK, BLOCK + 1, 2 * BLOCK + 38])
+@pytest.mark.parametrize("rows", [1, 5, WIDENED_ROWS - 1, WIDENED_ROWS, BLOCK_ROWS + WIDENED_ROWS])
+def test_widened_bfloat16_has_the_bits_of_float32(rows, in_features):
+    x, weight, bias, residual = arguments(12, rows, in_features, 97)
+    weight = weight.astype(ml_dtypes.bfloat16)
+    found, expected = (
+        linear(x, prepare_weight(it, None), bias, "gelu", residual) for it in (weight, weight.astype(np.float32))
+    )
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("in_features", [1, 3, 39, 767, 4 * BLOCK - 1, 4 * BLOCK + 6])
@@ -239,9 +253,9 @@ def test_int8_has_the_bits_of_the_reference(rows, in_features):
 @given(rows=sizes(), in_features=sizes(), out_features=sizes(), layout=layouts(), seed=seeds())
 def test_gradients_in_bfloat16_of_any_size_and_layout(rows, in_features, out_features, layout, seed):
     x, weight, bias, grad = arguments(seed, rows, in_features, out_features, np.float32, layout)
-    low = weight.astype(ml_dtypes.bfloat16)
-    expected = reference.linear_backward(grad, x, reference.prepare_weight(low, None), bias, True)
-    found = linear_backward(grad, x, prepare_weight(low, None), bias, True)
+    of_reference, low = low_precision(weight, "bfloat16")
+    expected = reference.linear_backward(grad, x, of_reference, bias, True)
+    found = linear_backward(grad, x, low, bias, True)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == np.float32 and one.flags.c_contiguous
         assert_close(one, other, at_least=1)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad
+from bertcore.kernels._numba import LEVEL
 from bertcore.lora import LoraConfig, get_peft_model
 from tests.conftest import CPU_BACKENDS
 from tests.tiny_bert import CONFIG
@@ -58,7 +59,9 @@ def test_every_product_forward_and_backward_is_in_bfloat16(backend, products):
 
 
 def test_backends_agree():
-    """But for numbers that lie between two of bfloat16, which the last bit of a sum moves to one or the other."""
+    """But for numbers that lie between two of bfloat16, which the last bit of a sum moves to one or the other; and for
+    all that Numba does not round on a CPU where it widens the weights."""
+    tolerance = 0.02 if LEVEL.bfloat16_dot else 0.05
     found = []
     for backend in CPU_BACKENDS:
         with use_backend(backend), autocast("bfloat16"):
@@ -66,7 +69,7 @@ def test_backends_agree():
     (first, grads), (second, other_grads) = found
     assert abs(first.loss - second.loss) < 1e-3 * abs(first.loss)
     for name, array in grads.items():
-        assert np.abs(array - other_grads[name]).max() <= 0.02 * np.abs(array).max() + 1e-7, name
+        assert np.abs(array - other_grads[name]).max() <= tolerance * np.abs(array).max() + 1e-7, name
 
 
 def test_a_call_follows_the_block_it_is_in():
