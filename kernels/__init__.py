@@ -31,6 +31,7 @@ from .errors import BackendUnavailable
 from .gated_activation import gated_activation, gated_activation_backward
 from .layer_norm import layer_norm, layer_norm_backward
 from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
+from .pooling import pooling, pooling_backward
 from .rms_norm import rms_norm, rms_norm_backward
 from .rotary import rotary, rotary_backward
 from .rotary.tables import rotary_tables
@@ -72,6 +73,8 @@ __all__ = [
     "layer_norm_backward",
     "linear",
     "linear_backward",
+    "pooling",
+    "pooling_backward",
     "prepare_weight",
     "quantize_weight",
     "resolve_backend",

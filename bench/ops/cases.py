@@ -318,6 +318,19 @@ def _rotary_cases(size: str, length: str) -> Iterator[Case]:
         yield from _pair(("rotary", name, size, length), inputs, cost, cost)
 
 
+# pooling: the mean of each text
+
+
+def _pooling_cases(size: str, length: str) -> Iterator[Case]:
+    hidden = SIZES[size].hidden
+    for name, lengths in SIZES[size].batches[length].items():
+        tokens, texts = sum(lengths), len(lengths)
+        inputs = {"input": Normal((tokens, hidden)), "cu_seqlens": np.cumsum((0, *lengths), dtype=np.int32)}
+        inputs["grad_output"] = Normal((texts, hidden))
+        cost = _Cost((tokens + texts) * hidden)
+        yield from _pair(("pooling", name, size, length), inputs, cost, cost)
+
+
 # embedding and cross entropy: both ends of a masked language model
 
 
@@ -349,6 +362,7 @@ OPS = {
     "linear": _linear_cases,
     "attention": _attention_cases,
     "rotary": _rotary_cases,
+    "pooling": _pooling_cases,
     "embedding": _embedding_cases,
     "cross_entropy": _cross_entropy_cases,
 }

@@ -118,6 +118,12 @@ def _embedding(arguments: dict[str, Any], grad: Grad, backend: str) -> Named:
     yield "grad_weight", kernels.embedding_backward(grad(output), ids, rows, backend=backend)
 
 
+def _pooling(arguments: dict[str, Any], grad: Grad, backend: str) -> Named:
+    output = kernels.pooling(**arguments, backend=backend)
+    yield "output", output
+    yield "grad_input", kernels.pooling_backward(grad(output), **arguments, backend=backend)
+
+
 _TRAINING = {
     "softmax": _softmax,
     "dropout": _dropout,
@@ -125,4 +131,5 @@ _TRAINING = {
     "attention": _attention,
     "rotary": _rotary,
     "embedding": _embedding,
+    "pooling": _pooling,
 }

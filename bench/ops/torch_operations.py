@@ -93,6 +93,10 @@ def _cross_entropy(functional, input, target, **options):
     return functional.cross_entropy(input, target.long(), **options)
 
 
+def _pooling(functional, input, cu_seqlens):
+    return importlib.import_module("torch").segment_reduce(input, "mean", lengths=cu_seqlens.diff().long(), axis=0)
+
+
 _OPERATIONS = {
     "softmax": _softmax,
     "layer_norm": _layer_norm,
@@ -105,5 +109,6 @@ _OPERATIONS = {
     "linear": _linear,
     "attention": _attention,
     "embedding": _embedding,
+    "pooling": _pooling,
     "cross_entropy": _cross_entropy,
 }

@@ -5,6 +5,7 @@ and return float64 arrays, and are meant for small ones.
 """
 
 import math
+import operator
 from itertools import pairwise
 
 import numpy as np
@@ -121,6 +122,26 @@ def rotary(input, cos, sin, cu_seqlens=None, positions=None, interleaved=False):
 def embedding(input, weight):
     rows = np.array([weight[int(index)] for index in input.flat], np.float64)
     return rows.reshape(*input.shape, weight.shape[1])
+
+
+def pooling(input, cu_seqlens, mode="mean", skipped=0):
+    output = np.zeros((len(cu_seqlens) - 1, input.shape[1]))
+    for sequence, (start, stop) in enumerate(pairwise(cu_seqlens)):
+        tokens = [(place, row) for place, row in enumerate(input[start:stop], start=1) if place > skipped]
+        if not tokens:
+            continue
+        for column in range(input.shape[1]):
+            values = [float(row[column]) for _, row in tokens]
+            places = [place for place, _ in tokens]
+            output[sequence, column] = {
+                "cls": lambda v, p: v[0],
+                "max": lambda v, p: max(v) if not any(map(math.isnan, v)) else math.nan,
+                "mean": lambda v, p: math.fsum(v) / len(v),
+                "mean_sqrt_len_tokens": lambda v, p: math.fsum(v) / math.sqrt(len(v)),
+                "weightedmean": lambda v, p: math.fsum(map(operator.mul, v, p)) / sum(p),
+                "lasttoken": lambda v, p: v[-1],
+            }[mode](values, places)
+    return output
 
 
 def cross_entropy(input, target, ignore_index=-100):

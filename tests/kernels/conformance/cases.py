@@ -13,6 +13,7 @@ import numpy as np
 
 from bertcore.kernels.activation import ACTIVATIONS
 from bertcore.kernels.cross_entropy import REDUCTIONS
+from bertcore.kernels.pooling import MODES
 from tests.kernels.arrays import normal
 from tests.kernels.attention_forms import arguments
 
@@ -344,6 +345,23 @@ def attention_forms() -> Iterator[Case]:
     yield Case("position_key, one sequence", few | {"attn_mask": visible((1, 7))})
 
 
+def pooling() -> Iterator[Case]:
+    for mode, skipped in product(MODES, (0, 3)):
+        for lengths, width in (
+            ((0, 1, 39, 3, 4, 160, 0), 39),
+            ((5, 33), 264),
+            ((2,), 1),
+            ((), 7),
+            ((0,), 7),
+            ((3,), 0),
+        ):
+            cu_seqlens = np.fromiter(accumulate((0, *lengths)), np.int32)
+            given = {"input": normal(1, (sum(lengths), width)), "cu_seqlens": cu_seqlens}
+            yield Case(f"{mode} of {lengths} x {width} but {skipped}", given | {"mode": mode, "skipped": skipped})
+        special = {"input": special_rows(16).T, "cu_seqlens": np.array([0, 3, 9, 16]), "mode": mode}
+        yield Case(f"{mode} of infinities but {skipped}", special | {"skipped": skipped}, forward_only=True)
+
+
 CASES = {
     operation.__name__: {case.name: case for case in operation()}
     for operation in (
@@ -359,6 +377,7 @@ CASES = {
         rotary,
         dropout,
         dropout_layer_norm,
+        pooling,
         embedding,
         cross_entropy,
     )
