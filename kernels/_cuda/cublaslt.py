@@ -74,8 +74,8 @@ class Product(NamedTuple):
     right_stride: int
     addend_stride: int
     output_stride: int
-    dtype: str
-    output_dtype: str
+    dtype: np.dtype
+    output_dtype: np.dtype
     epilogue: int
     alignments: tuple[int, int, int, int, int]  # bytes: of right, left, addend, output and bias
 
@@ -176,7 +176,7 @@ def _layouts(library, product):
     right = (depth, columns) if product.transpose_right else (columns, depth)
     left = (rows, depth) if product.transpose_left else (depth, rows)
     return [
-        Descriptor(library, "MatrixLayout", TYPES[dtype], *shape, stride)
+        Descriptor(library, "MatrixLayout", TYPES[dtype.name], *shape, stride)
         for dtype, shape, stride in (
             (product.dtype, right, product.right_stride),
             (product.dtype, left, product.left_stride),
@@ -214,8 +214,8 @@ def multiply(
         transpose_left,
         transpose_right,
         *(_stride(array) for array in (left, right, addend, output)),
-        left.dtype.name,
-        output.dtype.name,
+        left.dtype,
+        output.dtype,
         (EPILOGUES[activation] | (0 if bias is None else ADD_BIAS)) or NO_EPILOGUE,
         (*map(_alignment, addresses), MOST_ALIGNMENT if bias is None else _alignment(bias_address)),
     )

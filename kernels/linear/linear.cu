@@ -13,10 +13,10 @@
 // fill 64 KB at most, the largest block of sm_75.
 template <int BM_, int BN_> struct Tiling {
   static constexpr int BM = BM_, BN = BN_;
-  static constexpr int WARPS_M = BM >= 64 ? 2 : 1, WARPS_N = 2, THREADS = 32 * WARPS_M * WARPS_N;
+  static constexpr int WARPS_M = BM >= 64 ? 2 : 1, WARPS_N = BN >= 64 ? 2 : 1, THREADS = 32 * WARPS_M * WARPS_N;
   static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
   static constexpr int BK = BM >= 128 ? 32 : BM >= 64 ? 64 : 128, CHUNKS = BK / 8;
-  static constexpr int STAGES = BM == 64 ? 3 : 4;
+  static constexpr int STAGES = BM >= 128 ? 4 : BM >= 64 ? 3 : 8;
   static constexpr int STAGE = (BM + BN) * BK;  // elements
   static constexpr int BLOCKS = BM < 128 ? 1 : TARGET_ARCH >= 900 ? 3 : 2;  // per multiprocessor, by shared memory
 };

@@ -169,7 +169,7 @@ def test_the_mode_chooses(runtime):
         assert kinds() == kinds("gelu_tanh") == (1, [])
         assert kinds("gelu") == (1, ["pointwise<__half>"])
     with batch_invariance(True):
-        assert kinds() == (0, ["linear_mma<__half, 16, 32>"])
+        assert kinds() == (0, ["linear_mma<__half, 16, 16>"])
 
 
 def test_the_mode_is_set_for_the_process(monkeypatch):
@@ -219,7 +219,8 @@ def attribute_of(library, kind, descriptor, attribute, made):
 
 def test_the_real_library_takes_our_descriptors(real_library):
     """All but the choice of an algorithm and the product itself, which need a GPU."""
-    product = cublaslt.Product(0, 3, 5, 8, False, True, 8, 16, 5, 6, "float16", "float32", 36, (256, 16, 4, 4, 2))
+    strides, dtypes = (8, 16, 5, 6), (np.dtype(np.float16), np.dtype(np.float32))
+    product = cublaslt.Product(0, 3, 5, 8, False, True, *strides, *dtypes, 36, (256, 16, 4, 4, 2))
     operation = cublaslt._operation(real_library, product)
     of_operation = {cublaslt.TRANSPOSE_A: 1, cublaslt.TRANSPOSE_B: 0, cublaslt.EPILOGUE: 36}
     for attribute, expected in of_operation.items():

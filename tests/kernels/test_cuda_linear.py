@@ -91,7 +91,7 @@ def test_large_tiles(cuda, dtype, shape):
         assert "128" in cuda.launches[0].kernel
 
 
-@pytest.mark.parametrize("rows", [1, 5, 20, 70])
+@pytest.mark.parametrize("rows", [1, 5, 20, 600])
 def test_a_row_alone_has_the_bits_it_has_among_others(cuda, dtype, rows, is_invariant):
     """In every tile; the stand-in for cuBLASLt sums in an order that depends on the number of rows, as cuBLASLt may."""
     input, weight, bias, residual = problem(rows, 200, 72, dtype)
