@@ -46,7 +46,7 @@ def test_masked_lm(emulated_gpu, name, dtype):
         assert error(state, expected) < TOLERANCE[dtype]
     assert error(out.logits, truth["logits"]) < 2 * TOLERANCE[dtype]  # one more layer, that amplifies
     launched = " ".join(launch.kernel for launch in emulated_gpu.launches)
-    for operation in ("attention", "norm_rows", "embedding"):
+    for operation in ("attention", "norm_", "embedding"):
         assert operation in launched
     assert emulated_gpu.products > products and "linear" not in launched
 
@@ -135,7 +135,7 @@ def test_gradients(emulated_gpu, is_dropping, preset):
     for name, grad in grads.items():  # that of a bias of keys is nothing but rounding
         assert np.abs(on_gpu[name].get() - grad).max() < 1e-5 * max(np.abs(grad).max(), scale / 10), name
     launched = " ".join(launch.kernel for launch in emulated_gpu.launches)
-    for kernel in ("attention_backward_keys", "norm_backward_rows", "cross_entropy_backward", "sum_runs"):
+    for kernel in ("attention_backward_keys", "norm_backward", "cross_entropy_backward", "sum_runs"):
         assert kernel in launched
     assert ("attention_dropout" in launched) == is_dropping
 
