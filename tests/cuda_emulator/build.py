@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -23,7 +24,6 @@ FLAGS = (
     "-w",
     "-fno-strict-aliasing",
     "-fno-threadsafe-statics",
-    "-ffp-contract=off",
     # Without these two, libraries of different kernels would share their inline variables.
     "-fno-gnu-unique",
     "-fvisibility=hidden",
@@ -33,6 +33,9 @@ FLAGS = (
 RACES = "EMULATOR_RACES"  # the macro of libraries that check for races (include/races.h)
 RACE_FLAGS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
 INSTEAD_OF_SANITIZER = ("-nodefaultlibs", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
+# NVRTC contracts a * b + c into one operation; g++ does so below -O2 only among the expensive optimisations.
+FUSED = ("-mfma",) if platform.machine() == "x86_64" else ()
+FUSED += ("-ffp-contract=fast", "-fexpensive-optimizations")
 EXPORT = """
 extern "C" __attribute__((visibility("default"))) int emulator_launch_{index}(emulator::Request *request) {{
   return emulator::launch(&{kernel}, request);
@@ -49,6 +52,15 @@ def cuda_include_folders():
         if (include / "cuda_fp16.h").is_file():
             return (include, include / "cccl")
     return ()
+
+
+@functools.cache
+def can_fuse():
+    """Whether this CPU has fused multiply-add; without it products and sums are rounded separately."""
+    if platform.machine() != "x86_64":
+        return True
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.is_file() and " fma " in cpuinfo.read_text()
 
 
 def unavailable_reason():
@@ -70,7 +82,8 @@ def build(text, kernels, target_arch, defines=()):
     exports = "".join(EXPORT.format(index=i, kernel=kernel) for i, kernel in enumerate(kernels))
     source = f'#include "cuda_emulator.h"\n{text}\n{exports}'
     macros = ("CUDA_EMULATOR", f"TARGET_ARCH={target_arch}0", *defines)
-    flags, linked = (*FLAGS, *(f"-D{macro}" for macro in macros)), ()
+    arithmetic = FUSED if can_fuse() else ("-ffp-contract=off",)
+    flags, linked = (*FLAGS, *arithmetic, *(f"-D{macro}" for macro in macros)), ()
     if RACES in defines:
         check = _made_once(f"races-{_digest(*flags)}.o", _compile, RACE_CHECK, (*flags, "-O2", "-c"))
         linked = (str(check), *INSTEAD_OF_SANITIZER)

@@ -45,6 +45,14 @@ __global__ void warp_operations(int *output) {
   mine[7] = __popc(evens);
 }
 
+// Rounding once or twice; numbers below the normal ones as operand, as result, and as what a half becomes.
+__global__ void arithmetic(const float *input, const __half *half, float *output) {
+  output[0] = input[0] * input[0] - input[1];
+  output[1] = input[2] * 2.f;
+  output[2] = input[3] * input[3];
+  output[3] = to_float(*half);
+}
+
 __global__ void atomics(int *counter, float *sum) {
   atomicAdd(counter, 1);
   atomicAdd(sum, 0.5f);

@@ -21,7 +21,7 @@ KERNELS = _cuda.Module(
     "planted.cu",
     (
         *(f"reverse<{flag}>" for flag in ("true", "false")),
-        *("hand_over", "warp_operations", "atomics", "extent<float>", "extent<__half>"),
+        *("hand_over", "warp_operations", "arithmetic", "atomics", "extent<float>", "extent<__half>"),
         *(f"product<{name}, {flag}>" for name in ("__half", "__nv_bfloat16") for flag in ("true", "false")),
         *(f"overrun_{kind}<{case}>" for kind in ("dynamic", "static", "argument") for case in OVERRUNS),
         *("index_beyond_array", "unwritten", "divergent_barrier", "early_return", "absent_lane", "half_a_warp"),
@@ -130,6 +130,16 @@ def test_warp_operations(defines):
     np.testing.assert_array_equal(output, expected)
 
 
+def test_arithmetic(one_schedule):
+    """As NVRTC compiles for CuPy: multiply-add is one operation, and -ftz=true."""
+    tiny = np.finfo(np.float32).tiny
+    input, half = np.array([1 + 2**-12, 1 + 2**-11, tiny / 4, 1e-20], np.float32), np.array(2**-24, np.float16)
+    output = np.full(4, np.nan, np.float32)
+    KERNELS.launch("arithmetic", (1,), (1,), (input, half, output))
+    assert output.tolist() == [2**-24 if build.can_fuse() else 0, 0, 0, 2**-24]
+    assert np.float32(tiny) / np.float32(4) > 0  # the caller's arithmetic is what it was
+
+
 def test_atomics(emulator):
     counter, total = np.zeros(2, np.int32), np.zeros(1, np.float32)
     KERNELS.launch("atomics", (3,), (39,), (counter, total))
@@ -156,6 +166,13 @@ def test_matrix_product(dtype, arch):
         with _cuda.use_runtime(Emulator(schedule, arch=arch)):
             KERNELS.launch(f"product<{_cuda.c_type(dtype)}, true>", (1,), (32,), (a, b, output))
         np.testing.assert_allclose(output, exact, atol=4e-6)
+
+
+def test_products_of_numbers_below_the_normal_ones(one_schedule):
+    a, b = np.full((16, 16), 2.0**-130, ml_dtypes.bfloat16), np.full((16, 8), 2.0**-2, ml_dtypes.bfloat16)
+    output = np.zeros((16, 8), np.float32)
+    KERNELS.launch("product<__nv_bfloat16, true>", (1,), (32,), (a, b, output))
+    np.testing.assert_array_equal(output, np.float32(2.0**-128))
 
 
 def test_copies_that_are_not_awaited_are_nan(one_schedule):

@@ -152,6 +152,22 @@ inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __nanosleep(unsigned) { emulator::step_aside(); }
 
+// ---- what float arithmetic does with the numbers below the normal ones -------------------------------------------
+
+namespace emulator {
+#if defined(__x86_64__)
+constexpr unsigned FLUSH_TO_ZERO = 0x8040;  // results, and operands
+inline unsigned float_control() { return __builtin_ia32_stmxcsr(); }
+inline void set_float_control(unsigned word) { __builtin_ia32_ldmxcsr(word); }
+#elif defined(__aarch64__)
+constexpr unsigned FLUSH_TO_ZERO = 1u << 24;
+inline unsigned float_control() { return __builtin_aarch64_get_fpcr(); }
+inline void set_float_control(unsigned word) { __builtin_aarch64_set_fpcr(word); }
+#else
+#error "how this CPU flushes to zero is not known here"
+#endif
+}  // namespace emulator
+
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 
 using std::max;

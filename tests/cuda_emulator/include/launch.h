@@ -140,6 +140,13 @@ inline uintptr_t within_library(uintptr_t address) {
   return known ? address - reinterpret_cast<uintptr_t>(library.dli_fbase) : 0;
 }
 
+// Numbers below the normal ones count as zero in float arithmetic while a kernel runs: CuPy compiles with -ftz=true.
+struct FlushToZero {
+  const unsigned previous = float_control();
+  FlushToZero() { set_float_control(previous | FLUSH_TO_ZERO); }
+  ~FlushToZero() { set_float_control(previous); }
+};
+
 // 0 when the kernel ran; else the request holds a message.
 inline int run(Request &request) {
   machine.kernel = request.kernel;
@@ -154,6 +161,7 @@ inline int run(Request &request) {
     machine.dynamic_shared.map("dynamic shared memory", request.dynamic_shared, DYNAMIC_ALIGNMENT);
   {
     FaultHandlers handlers;
+    FlushToZero flush_to_zero;
     if (sigsetjmp(machine.escape, 1) == 0) run_grid();
   }
   machine.current = nullptr;

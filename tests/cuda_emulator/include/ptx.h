@@ -26,6 +26,8 @@ void mma(const char *name, float (&d)[4], const unsigned (&a)[2 * PAIRS], const 
     }
   const unsigned lane = machine.current->lane, group = lane / 4, column = 2 * (lane % 4);
   exchange(0xffffffffu, name, own, [&](auto of) {
+    const unsigned control = float_control();
+    set_float_control(control & ~FLUSH_TO_ZERO);  // tensor cores take and give such numbers as they are
     for (unsigned k = 0; k < 4; ++k) {
       const Fragment row = of(group * 4 + k), left = of(column * 4 + k), right = of(column * 4 + 4 + k);
       for (int p = 0; p < PAIRS; ++p)
@@ -35,6 +37,7 @@ void mma(const char *name, float (&d)[4], const unsigned (&a)[2 * PAIRS], const 
             d[2 * half + 1] += row.a[p][half][e] * right.b[p][e];
           }
     }
+    set_float_control(control);
     return 0;
   });
 }
