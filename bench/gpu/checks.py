@@ -1,11 +1,13 @@
 """Whether what the GPU computes is right: every kernel against its definition, every family against NumPy."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import cycle, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from bench.gpu.timings import Step
 from bertcore import kernels, use_backend
 from bertcore.models.auto import AutoModel
 from tests.kernels.arrays import DTYPES
@@ -18,47 +20,38 @@ TOLERANCE = 1e-4  # of a float32 model's output, relative to its largest: Mobile
 LENGTHS = (7, 1, 4)
 
 
-class Check(NamedTuple):
-    """What was checked in how many cases, and what is wrong; "" if nothing is."""
+def steps(every: int = 1, families: list[str] | None = None) -> Iterator[Step]:
+    """Each operation in each dtype over the tests' table of cases, or over one case in `every`; a model of each family.
 
-    kind: str
-    name: str
-    dtype: str
-    cases: int
-    note: str
-
-    @property
-    def status(self) -> str:
-        return "wrong" if self.note else "ok"
-
-
-def kernel_checks(every: int = 1) -> Iterator[Check]:
-    """Each operation in each dtype over the tests' table of cases, or over one case in `every`."""
+    `families` are presets, by default one of each.
+    """
     for operation, dtype in product(on_disk("cupy"), DTYPES_OF["cupy"]):
-        cases = list(CASES[operation].values())[::every]
-        laid_out = zip(cases, cycle(LAYOUTS), strict=False)
-        wrong = [note for case, layout in laid_out if (note := _wrong(case, operation, dtype, layout))]
-        note = f"{len(wrong)} wrong; {wrong[0]}" if wrong else ""
-        yield Check("kernel", operation, dtype, len(cases), note)
+        yield Step("kernel", operation, dtype, partial(_check_kernel, operation, dtype, every))
+    for name in families or runnable():
+        yield Step("family", name, "float32", partial(_check_family, name))
+
+
+def _check_kernel(operation: str, dtype: str, every: int) -> Iterator[dict[str, Any]]:
+    cases = list(CASES[operation].values())[::every]
+    laid_out = zip(cases, cycle(LAYOUTS), strict=False)
+    wrong = [note for case, layout in laid_out if (note := _wrong(case, operation, dtype, layout))]
+    yield {"cases": len(cases)} | ({"status": "wrong", "note": f"{len(wrong)} wrong; {wrong[0]}"} if wrong else {})
 
 
 def _wrong(case: Any, operation: str, dtype: str, layout: str) -> str:
     try:
         assert_conforms(case, operation, "cupy", DTYPES[dtype], [layout])
     except Exception as error:  # one broken kernel must not hide what is true of the others
-        return f"{case.name}, {layout}: {_line(error)}"
+        return f"{case.name}, {layout}: {line(error)}"
     return ""
 
 
-def model_checks(families: list[str] | None = None) -> Iterator[Check]:
-    """A small model of each family on cupy and on numpy; `families` are presets, by default one of each."""
-    for name in families or runnable():
-        try:
-            error = _model_error(name)
-            note = "" if error < TOLERANCE else f"off by {error:.2g} of the scale (allowed {TOLERANCE:.0e})"
-        except Exception as error:  # as above
-            note = _line(error)
-        yield Check("model", name, "float32", 1, note)
+def _check_family(name: str) -> Iterator[dict[str, Any]]:
+    """A small model on cupy and on numpy."""
+    error = _model_error(name)
+    is_right = error < TOLERANCE
+    note = "" if is_right else f"off by {error:.2g} of the scale (allowed {TOLERANCE:.0e})"
+    yield {"cases": 1, "status": "ok" if is_right else "wrong", "note": note}
 
 
 def _model_error(name: str) -> float:
@@ -73,5 +66,6 @@ def _model_error(name: str) -> float:
     return float(np.abs(found.get() - expected).max() / np.abs(expected).max())
 
 
-def _line(error: Exception) -> str:
+def line(error: Exception) -> str:
+    """The error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

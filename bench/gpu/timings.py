@@ -1,53 +1,70 @@
-"""A handful of timings on the GPU: operations of BERT-base's size and the whole model, by CUDA events."""
+"""What a timing is: something of ours beside others, checked, then timed in turns; and the rows that it makes."""
 
-import importlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.measure import GpuClock, Times, Variant, measure
-from bench.ops import calls
-from bench.ops.cases import FORWARD, Case, cases
-from bertcore import use_backend
-from bertcore.models.auto import AutoModel
-from bertcore.presets import preset_config
-from tests.kernels.arrays import DTYPES
-from tests.tiny_families import tiny_config
+from bench.gpu.clock import Timed
+from bench.measure import Times, measure
 
-OPERATIONS = ("softmax", "layer_norm", "gelu", "linear", "attention")
-MODEL = "bert-base-uncased"
-ROUNDS = 9
+ROUNDS = 15
+TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4}  # of the largest number that is compared
+COMPARED = 64  # rows
 
 
-def operation_timings(size: str, dtype: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """One row for each forward case of a size (see bench.ops) with long texts."""
-    for case in cases(size):
-        if case.op in OPERATIONS and (case.length, case.direction) == ("long", FORWARD):
-            call = calls.bind(case, calls.make_inputs(case, DTYPES[dtype]), "cupy")
-            yield {"name": f"{case.op} {case.name}", "dtype": dtype, **_figures(case, dtype, _times(call, seconds))}
+class Step(NamedTuple):
+    """A part of the run that is done as a whole or not at all; `run` gives its rows."""
+
+    kind: str
+    name: str
+    dtype: str
+    run: Callable[[], Iterator[dict[str, Any]]]
 
 
-def model_timing(batch: int, length: int, dtype: str, seconds: float, is_tiny: bool = False) -> dict[str, Any]:
-    """The row of a whole forward pass of BERT-base, ids in host memory."""
-    config = tiny_config(MODEL) if is_tiny else preset_config(MODEL)
-    model = AutoModel.from_config(config, dtype=dtype)
-    ids = np.random.default_rng(0).integers(0, config["vocab_size"], (batch, length))
-    with use_backend("cupy"):
-        times = _times(lambda: model(input_ids=ids), seconds)
-    return {"name": f"BERT-base {batch}x{length}", "dtype": dtype, "median_s": times.median, "spread": times.spread}
+class Other(NamedTuple):
+    """What ours is compared with, and how many times as fast as that it is meant to be."""
+
+    timed: Timed
+    goal: float | None
 
 
-def _times(call: Any, seconds: float) -> Times:
-    clock = GpuClock(importlib.import_module("cupy"))
-    return measure({"cupy": Variant(call, clock)}, ROUNDS, seconds)["cupy"]
+def rows(
+    ours: Timed, others: Mapping[str, Other], seconds: float, nbytes: int | None = None, flops: float | None = None
+) -> Iterator[dict[str, Any]]:
+    """One row for each of the others, or one row where there is none. nbytes, flops: of one call."""
+    timed = {"ours": ours} | {name: other.timed for name, other in others.items()}
+    times = measure({name: one.variant for name, one in timed.items()}, ROUNDS, seconds)
+    figures = _figures(times["ours"], ours, nbytes, flops)
+    if not others:
+        yield figures
+    for name, (other, goal) in others.items():
+        ratio = times[name].ratio(times["ours"]) * ours.calls / other.calls
+        compared = {"against": name, "against_s": times[name].median / other.calls, "against_method": other.method}
+        yield figures | compared | {"ratio": ratio, "goal": goal}
 
 
-def _figures(case: Case, dtype: str, times: Times) -> dict[str, Any]:
-    moved = case.elements * DTYPES[dtype].itemsize
+def _figures(times: Times, timed: Timed, nbytes: int | None, flops: float | None) -> dict[str, Any]:
+    median = times.median / timed.calls
     return {
-        "median_s": times.median,
+        "median_s": median,
         "spread": times.spread,
-        "gb_per_s": moved / times.median / 1e9,
-        "tflop_per_s": None if case.flops is None else case.flops / times.median / 1e12,
+        "method": timed.method,
+        "gb_per_s": None if nbytes is None else nbytes / median / 1e9,
+        "tflop_per_s": None if flops is None else flops / median / 1e12,
     }
+
+
+def check(found: Any, expected: Any, dtype: str) -> None:
+    """Raise AssertionError unless the first rows of ours and of the peer's result agree."""
+    found, expected = (_on_host(array).astype(np.float64) for array in (found, expected))
+    assert found.shape == expected.shape, f"ours has shape {found.shape}, the other's {expected.shape}"
+    scale = np.abs(expected).max()
+    error = np.abs(found - expected).max() / scale
+    assert error < TOLERANCE[dtype], f"ours is off from the other's result by {error:.2g} of its scale"
+
+
+def _on_host(array: Any) -> np.ndarray:
+    if hasattr(array, "detach"):
+        return array[:COMPARED].detach().float().cpu().numpy()
+    return array[:COMPARED].get()

@@ -5,12 +5,19 @@ form PyTorch has not, there is what the benchmarks time: packed sequences of one
 """
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
 def in_torch(operation: str, arguments: dict[str, Any]) -> Any:
     """The output of an operation, of which PyTorch can take the gradients."""
-    return _OPERATIONS[operation](importlib.import_module("torch.nn.functional"), **arguments)
+    return torch_function(operation)(**arguments)
+
+
+def torch_function(operation: str) -> Callable[..., Any]:
+    """The same as a function of the arguments, which imports nothing when it is called: torch.compile can follow it."""
+    return partial(_OPERATIONS[operation], importlib.import_module("torch.nn.functional"))
 
 
 def _added(x, other):
@@ -62,9 +69,9 @@ def _linear(functional, input, weight, bias=None, activation=None, residual=None
     return _added(_activation(functional, functional.linear(input, weight, bias), activation), residual)
 
 
-def _attention(functional, query, key, value, cu_seqlens=None, position_key=None, **relative):
+def _attention(functional, query, key, value, cu_seqlens=None, bias=None, position_key=None, **relative):
     if cu_seqlens is None:
-        return functional.scaled_dot_product_attention(query, key, value)
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     texts, (tokens, heads, head_dim) = len(cu_seqlens) - 1, query.shape
     arrays = (array.reshape(texts, -1, heads, head_dim).transpose(1, 2) for array in (query, key, value))
     if position_key is None:
@@ -77,7 +84,7 @@ def _attention(functional, query, key, value, cu_seqlens=None, position_key=None
 def _relative_attention(functional, query, key, value, position_key, position_query, distance_rows):
     texts, heads, length, head_dim = query.shape
     position, last = distance_rows.new_ones(length).cumsum(0), len(distance_rows) // 2
-    rows = distance_rows[(position[:, None] - position).clamp(-last, last) + last]
+    rows = distance_rows.long()[(position[:, None] - position).clamp(-last, last) + last]
     shape = (texts, heads, *rows.shape)
     scores = query @ key.mT
     scores = scores + (query @ position_key.permute(1, 2, 0)).gather(-1, rows.expand(shape))

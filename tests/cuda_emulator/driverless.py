@@ -290,6 +290,7 @@ def _replacements(gpu):
     yield cupy.cuda, "Stream", functools.partial(Stream, gpu)
     yield cupy.cuda, "get_current_stream", lambda: gpu.stream
     yield cupy.cuda, "Device", gpu.device
+    yield cupy, "get_default_memory_pool", lambda: SimpleNamespace(free_all_blocks=lambda: None)
     yield _cuda, "_CUPY", gpu.runtime
     yield cupy, "RawModule", gpu.raw_module
     yield cublaslt.Plan, "run", _products(gpu)

@@ -1,0 +1,128 @@
+"""Timings of BERT-base: whole forward passes and a training step, beside transformers compiled by PyTorch."""
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.gpu.clock import by_events
+from bench.gpu.peers import Torch
+from bench.gpu.sizes import Sizes
+from bench.gpu.timings import Other, Step, check, rows
+from bench.peers.cases import Batch, random_batch
+from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad
+from bertcore.models.figures import flops_per_token
+from bertcore.models.model import Model
+from bertcore.training import AdamW, clip_grad_norm
+
+PEER = "transformers, SDPA, torch.compile"
+SINGLE_GOAL = 1e-3  # seconds
+LABELLED, MOST_NORM, LEARNING_RATE = 0.15, 1.0, 1e-4
+TRAINED = ("float32",)  # what models on a GPU are trained in
+TRAINED = ("float32",)  # what models on a GPU are trained in
+BATCHES = 2  # that take turns
+
+
+def steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
+    """Every timing of a model."""
+    forward = functools.cache(partial(_Forward, sizes, peer))
+    for lengths, goal in ((sizes.batch, 1.3), (sizes.ragged, 2.5), (sizes.single, None)):
+        form = "x" if len(set(lengths)) == 1 else " texts of up to "
+        run = partial(_time_forward, forward, lengths, goal)
+        yield Step("model", f"BERT {len(lengths)}{form}{max(lengths)}", "float16", run)
+    for dtype in TRAINED:
+        yield Step(
+            "training",
+            f"BERT masked LM {len(sizes.batch)}x{max(sizes.batch)}",
+            dtype,
+            partial(_time_training, sizes, peer, dtype),
+        )
+
+
+class _Forward:
+    """The encoder in float16, and the peer's with the same weights."""
+
+    def __init__(self, sizes: Sizes, peer: Torch | None):
+        self.seconds, self.peer = sizes.seconds, peer
+        self.model = AutoModel.from_config(dict(sizes.config), dtype="float16")
+        self.module = None if peer is None else peer.encoder(_saved(self.model), "float16")
+
+
+def _batches(model: Model, lengths: tuple[int, ...]) -> list[Batch]:
+    return [random_batch(lengths, model.spec.vocab_size, seed, 0) for seed in range(BATCHES)]
+
+
+def _saved(model: Model) -> Path:
+    folder = Path(tempfile.mkdtemp())
+    model.save_pretrained(folder)
+    return folder
+
+
+def _on_gpu(call: Callable[..., Any], **given: Any) -> Any:
+    with use_backend("cupy"):
+        return call(**given)
+
+
+def _time_forward(
+    forward: Callable[[], _Forward], lengths: tuple[int, ...], goal: float | None
+) -> Iterator[dict[str, Any]]:
+    own = forward()
+    batches = _batches(own.model, lengths)
+    ours = [partial(_on_gpu, own.model, **batch._asdict()) for batch in batches]
+    others = {}
+    if own.module is not None:
+        theirs = [own.peer.encode(own.module, batch) for batch in batches]
+        is_real = batches[0].is_real
+        check(_real(ours[0]().last_hidden_state, is_real), _real(theirs[0](), is_real), "float16")
+        others[PEER] = Other(own.peer.by_graph(theirs), goal)
+    flops = sum(length * flops_per_token(own.model, length) for length in lengths)
+    for row in rows(by_events(ours), others, own.seconds, flops=flops):
+        yield row
+    if goal is None:
+        yield row | {"against": "1 ms", "against_s": SINGLE_GOAL, "ratio": SINGLE_GOAL / row["median_s"], "goal": 1.0}
+
+
+def _real(hidden: Any, is_real: np.ndarray) -> Any:
+    """The first text's real tokens."""
+    return hidden[0][: int(is_real[0].sum())]
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def _time_training(sizes: Sizes, peer: Torch | None, dtype: str) -> Iterator[dict[str, Any]]:
+    """Forward, backward, clipping and AdamW, without dropout. The peer's weights are float32, with autocast."""
+    model = AutoModelForMaskedLM.from_config(dict(sizes.config), dtype=dtype)
+    batches = [_labelled(batch) for batch in _batches(model, sizes.batch)]
+    folder = _saved(model) if peer is not None else None
+    ours, others = [partial(_on_gpu, _our_step(model), **batch) for batch in batches], {}
+    if peer is not None:
+        step = peer.training_step(folder, dtype, LEARNING_RATE, MOST_NORM)
+        theirs = [partial(step, peer.on_device(batch)) for batch in batches]
+        first, other = float(ours[0]()), float(theirs[0]())
+        assert abs(first - other) < 0.02 * abs(other), f"the first loss is {first}, the other's {other}"
+        others["transformers, torch.compile, fused AdamW"] = Other(peer.by_events(theirs), 1.2)
+    flops = 3 * sum(length * flops_per_token(model, length) for length in sizes.batch)
+    yield from rows(by_events(ours), others, sizes.seconds, flops=flops)
+
+
+def _our_step(model: Model) -> Callable[..., Any]:
+    optimizer, differentiate = AdamW(model, lr=LEARNING_RATE), value_and_grad(model)
+
+    def step(**batch: Any) -> Any:
+        out, grads = differentiate(**batch)
+        clip_grad_norm(grads, MOST_NORM)
+        optimizer.step(grads)
+        return out.loss
+
+    return step
+
+
+def _labelled(batch: Batch) -> dict[str, np.ndarray]:
+    is_labelled = np.random.default_rng(0).random(batch.input_ids.shape) < LABELLED
+    is_labelled[0, 0] = True
+    return batch._asdict() | {"labels": np.where(is_labelled & batch.is_real, batch.input_ids, -100)}
