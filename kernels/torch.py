@@ -197,6 +197,19 @@ def embedding(input: Tensor, weight: Tensor, *, backend: str | None = None) -> T
 
 
 @_of_tensors
+def pooling(
+    input: Tensor, cu_seqlens: Any, mode: str = "mean", *, skipped: int = 0, backend: str | None = None
+) -> Tensor:
+    """`kernels.pooling` with the gradient of the input."""
+    given, options = (cu_seqlens, mode), {"skipped": skipped, "backend": _backend(backend)}
+    return _Operation.apply(
+        lambda input: (_kernels.pooling(input, *given, **options),),
+        lambda grad, input: (_kernels.pooling_backward(grad, input, *given, **options),),
+        input,
+    )
+
+
+@_of_tensors
 def cross_entropy(
     input: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean", backend: str | None = None
 ) -> Tensor:

@@ -66,6 +66,8 @@ CALLS = {
     "rotary_backward": lambda t: kernels.rotary_backward(t(HEADS), t(X[:, :2]), t(Y[:, :2]), positions=t(IDS)),
     "embedding": lambda t: kernels.embedding(t(IDS), t(X)),
     "embedding_backward": lambda t: kernels.embedding_backward(t(X), t(IDS), 6),
+    "pooling": lambda t: kernels.pooling(t(X), t(OFFSETS), "max"),
+    "pooling_backward": lambda t: kernels.pooling_backward(t(X[: len(OFFSETS) - 1]), t(X), t(OFFSETS)),
     "cross_entropy": lambda t: kernels.cross_entropy(t(X), t(IDS)),
     "cross_entropy and lse": lambda t: kernels.cross_entropy(t(X), t(IDS), return_lse=True),
     "cross_entropy_backward": lambda t: kernels.cross_entropy_backward(t(np.ones((), np.float32)), t(X), t(IDS)),
