@@ -4,23 +4,23 @@
 #include "tensor_cores.cuh"
 
 // Left to itself, ptxas trades spills for blocks per multiprocessor: it is told how many.
-template <class T, int D, int STRIPS>
+template <class T, int D, int STRIPS, int ADDED>
 __global__ void __launch_bounds__(128, STRIPS == 1 && D <= 64 ? 3 : 1)
 attention_forward(T *output, float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
                   const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
                   const int *distance_rows, const Problem problem) {
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
-  attend<T, Tiling<D, STRIPS>>(output, lse, inputs, problem, NoTerms());
+  attend<T, Tiling<D, STRIPS>, ADDED>(output, lse, inputs, problem, NoTerms());
 }
 
-template <int D>
+template <int D, int ADDED>
 __global__ void __launch_bounds__(128, 1)
 attention_forward_fp32(float *output, float2 *lse, const float *query, const float *key, const float *value,
                        const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const float *bias,
                        const float *position_bias, const int *distance_rows, const Problem problem) {
   const Inputs<float> inputs{query, key, value, cu_seqlens, cu_seqlens_k,
                              attn_mask, bias, position_bias, distance_rows};
-  attend_fp32<Fp32Tiling<D>>(output, lse, inputs, problem, NoTerms());
+  attend_fp32<Fp32Tiling<D>, ADDED>(output, lse, inputs, problem, NoTerms());
 }
 
 template <class T>

@@ -1,60 +1,48 @@
 // The backward kernels of attention, and its forward with dropout.
-#include "../_cuda/rows.cuh"
-#include "backward.cuh"
+#include "backward_fp32.cuh"
+#include "backward_tensor_cores.cuh"
 
-// deltas[row] = sum(grad_output * output) of contiguous rows: a warp each.
+// deltas[row] = sum(grad_output * output) of contiguous rows: a thread each, which adds in the order of fp32.cuh. Where
+// one probability is 1 the gradient of its score is then exactly 0, whatever the vectors that it is multiplied with.
 template <class T>
 __global__ void __launch_bounds__(128)
 attention_deltas(const T *grad_output, const T *output, float *deltas, long long rows, int head_dim) {
-  const long long row = row_of_thread<WARP>();
-  if (row >= rows) return;  // a whole warp: nobody waits for it
+  const long long row = blockIdx.x * 128ll + threadIdx.x;
+  if (row >= rows) return;
+  grad_output += row * head_dim, output += row * head_dim;
   float total = 0.f;
-  for (int d = threadIdx.x % WARP; d < head_dim; d += WARP)
-    total += to_float(grad_output[row * head_dim + d]) * to_float(output[row * head_dim + d]);
-  total = warp_reduce<Sum>(total);
-  if (threadIdx.x % WARP == 0) deltas[row] = total;
+  for (int d = 0; d < head_dim; d += VECTOR<T>) {
+    float grads[VECTOR<T>], values[VECTOR<T>];
+    to_floats<T>(grads, load_packed(grad_output, d, head_dim, 0.f));
+    to_floats<T>(values, load_packed(output, d, head_dim, 0.f));
+#pragma unroll
+    for (int i = VECTOR<T> - 1; i >= 0; --i) total = fmaf(grads[i], values[i], total);
+  }
+  deltas[row] = total;
 }
 
-// Two blocks a multiprocessor: left to itself, ptxas spills to fit four.
-template <class T, int D>
-__global__ void __launch_bounds__(256, 2)
-attention_backward_keys(T *grad_key, T *grad_value, const T *grad_output, const float2 *lse, const float *deltas,
-                        const T *query, const T *key, const T *value, const int *cu_seqlens, const int *cu_seqlens_k,
-                        const void *attn_mask, const T *bias, const T *position_bias, const int *distance_rows,
-                        const float *to_position, const float *from_position, const float *segment_scores,
-                        const int *segment_ids, const int *segment_ids_k, const Problem problem,
-                        const Dropout dropout) {
-  const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
-  const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
-  differentiate_keys<BackwardTiling<D>, T>(grad_key, grad_value, inputs, {grad_output, lse, deltas}, problem, terms,
-                                           dropout);
-}
+template <class T, int D> struct Engine {
+  using type = OnTensorCores<T, D>;
+};
+template <int D> struct Engine<float, D> {
+  using type = ByFma<D>;
+};
 
-template <class T, int D>
-__global__ void __launch_bounds__(256, 2)
-attention_backward_queries(T *grad_query, float *grad_scores, int longest_q, int longest_k, const T *grad_output,
-                           const float2 *lse, const float *deltas, const T *query, const T *key, const T *value,
-                           const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const T *bias,
-                           const T *position_bias, const int *distance_rows,
-                           const float *to_position, const float *from_position, const float *segment_scores,
-                           const int *segment_ids, const int *segment_ids_k, const Problem problem,
-                           const Dropout dropout) {
+// ADDED: whether there is anything beside the products of queries and keys. Left to itself, ptxas trades spills for
+// blocks per multiprocessor: it is told one.
+template <class T, int D, int GOAL, bool ADDED>
+__global__ void __launch_bounds__(Engine<T, D>::type::S::THREADS, 1)
+attention_backward(T *first, T *second, float *grad_scores, int longest_q, int longest_k, const T *grad_output,
+                   const float2 *lse, const float *deltas, const T *query, const T *key, const T *value,
+                   const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const T *bias,
+                   const T *position_bias, const int *distance_rows, const float *to_position,
+                   const float *from_position, const float *segment_scores, const int *segment_ids,
+                   const int *segment_ids_k, const Problem problem, const Dropout dropout) {
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
   const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
-  differentiate_queries<BackwardTiling<D>, T>(grad_query, grad_scores, inputs, {grad_output, lse, deltas}, problem,
-                                              terms, dropout, longest_q, longest_k);
-}
-
-template <class T, int D>
-__global__ void __launch_bounds__(256, 2)
-attention_dropout(T *output, const float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
-                  const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
-                  const int *distance_rows,
-                  const float *to_position, const float *from_position, const float *segment_scores,
-                  const int *segment_ids, const int *segment_ids_k, const Problem problem, const Dropout dropout) {
-  const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
-  const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
-  drop_and_multiply<BackwardTiling<D>, T>(output, lse, inputs, problem, terms, dropout);
+  differentiate<typename Engine<T, D>::type, GOAL, ADDED, T>(first, second, grad_scores, inputs,
+                                                             {grad_output, lse, deltas}, problem, terms, dropout,
+                                                             longest_q, longest_k);
 }
 
 // distances (heads, 2 span + 1): the gradients of the scores of each distance of query and key, summed over sequences,

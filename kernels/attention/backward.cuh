@@ -1,25 +1,18 @@
-// The gradients of attention by two kernels, without atomics: one owns tiles of keys and sums over the queries that see
-// them, one owns tiles of queries and sums over their keys. Both compute the probabilities again from what the forward
-// kept of each query, its highest score and the logarithm of the sum. Arithmetic is fp32, on plain tiles.
+// The gradients of attention, without atomics. The probabilities are computed again from what the forward kept of each
+// query, its highest score and the logarithm of the sum.
+//
+// One walk serves every goal. A block keeps two tiles of its own and meets two tiles of the others after each other:
+//
+//                     own                 others              first sum          second sum
+//   keys and values   key, value          query, grad_output  grad_key = dS^T Q  grad_value = P^T dO
+//   queries           query, grad_output  key, value          grad_query = dS K  output = P V, of what dropout left
+//
+// where P are the probabilities and dS = P (dO V^T - delta) the gradients of the scores, each with a row for what the
+// block owns. An engine multiplies the tiles: backward_tensor_cores.cuh, backward_fp32.cuh.
 #include "../_cuda/philox.cuh"
 #include "problem.cuh"
 
-// TILE queries meet TILE keys; a thread holds HELD elements of a tile's gradient.
-template <int D_> struct BackwardTiling {
-  static constexpr int D = D_, THREADS = 256, TILE = 2048 / D, HELD = TILE * D / THREADS;
-  static constexpr int PITCH = D + 1, SCORES_PITCH = TILE + 1;  // neighbouring rows lie in different banks
-  static constexpr int TILE_FLOATS = TILE * PITCH, SCORES_FLOATS = TILE * SCORES_PITCH;
-};
-
-// The block's dynamic shared memory.
-template <class S> struct Tiles {
-  float *keys, *values, *queries, *grads, *probs, *grad_scores;
-
-  __device__ __forceinline__ explicit Tiles(unsigned char *shared) {
-    keys = reinterpret_cast<float *>(shared), values = keys + S::TILE_FLOATS, queries = values + S::TILE_FLOATS;
-    grads = queries + S::TILE_FLOATS, probs = grads + S::TILE_FLOATS, grad_scores = probs + S::SCORES_FLOATS;
-  }
-};
+enum Goal { QUERIES, OUTPUT, KEYS_AND_VALUES, KEYS, VALUES };  // the last two apart where registers hold one sum
 
 // What the backward reads beside struct Inputs. grad_output lies as the forward's output does; deltas and lse are
 // counted as the rows of it, and by query.
@@ -43,49 +36,35 @@ struct Dropout {
   unsigned threshold;
   float factor;
 
-  // By what the probability of a key is multiplied; `row`: query number * heads + head, see philox.py.
-  __device__ __forceinline__ float kept(long long row, int key) const {
-    if (threshold == 0) return 1.f;
+  // Whether a key's probability stays; `row`: query number * heads + head, see philox.py.
+  __device__ __forceinline__ bool keeps(long long row, int key) const {
     const uint4 words = philox(key / 64 * 16 + key % 16, row, seed);
     const int word = key / 16 % 4;
     const unsigned bits = word == 0 ? words.x : word == 1 ? words.y : word == 2 ? words.z : words.w;
-    return bits >= threshold ? factor : 0.f;
+    return bits >= threshold;
   }
 };
-
-// Rows first, first + 1, .. of `array` as floats, zeros beyond `rows` and `head_dim`.
-template <class S, class T>
-__device__ __forceinline__ void load_floats(float *tile, const T *array, long long stride, int first, int rows,
-                                            int head_dim) {
-#pragma unroll 1
-  for (int element = threadIdx.x; element < S::TILE * S::D; element += S::THREADS) {
-    const int row = element / S::D, column = element % S::D;
-    const bool there = first + row < rows && column < head_dim;
-    tile[row * S::PITCH + column] = there ? to_float(array[(first + row) * stride + column]) : 0.f;
-  }
-}
 
 // One sequence and head: where its arrays begin.
 template <class T> struct Sequence {
   Inputs<T> inputs;
-  AddedScores<T> added;
+  AddedScores added;
   Terms terms;
   Place place;
   const T *grad_output;
   const float2 *lse;
   const float *deltas;
-  long long stride, deltas_stride, bits_row;  // of a row of grad_output, of deltas; bits_row: of query 0
+  long long deltas_stride, bits_row;  // of a query; of query 0
 
   __device__ __forceinline__ Sequence(const Problem &problem, const Inputs<T> &all, const BackwardInputs<T> &backward,
                                       const Terms &given, const Place &place)
-      : inputs(all), added(find_added_scores(problem, all, place)), terms(given), place(place) {
+      : inputs(all), added(find_added_scores(problem, place)), terms(given), place(place) {
     const bool packed = all.cu_seqlens;
-    const long long begin = output_begin(problem, place, packed);
     enter(inputs, problem, place);
-    stride = output_stride(problem, packed), deltas_stride = packed ? problem.heads : 1;
-    grad_output = backward.grad_output + begin;
+    grad_output = begin_of(backward.grad_output, problem.grad_output, place.batch, place.head, place.begin);
     lse = backward.lse + lse_begin(problem, place);
-    deltas = backward.deltas + begin / problem.head_dim;
+    deltas_stride = packed ? problem.heads : 1;
+    deltas = backward.deltas ? backward.deltas + output_row(problem, place, packed) : nullptr;
     const long long sequence = packed ? 0 : place.sequence;
     const long long token = place.begin + sequence * problem.length;
     const long long token_k = place.begin_k + sequence * problem.length_k;
@@ -105,224 +84,230 @@ template <class T> struct Sequence {
     terms.segment_ids_k += token_k;
   }
 
+  // What query i keeps for its probabilities: its peak, the logarithm of the sum in base 2, and delta. One that sees no
+  // key, or is not there, has the peak +inf: its probabilities are 0.
+  __device__ __forceinline__ float4 state(int i) const {
+    if (i >= place.queries) return make_float4(INFINITY, 0.f, 0.f, 0.f);
+    const float2 kept = lse[i];
+    const float peak = kept.x == -INFINITY ? INFINITY : kept.x;
+    return make_float4(peak, kept.y * LOG2_E, deltas ? deltas[i * deltas_stride] : 0.f, 0.f);
+  }
+
+  // The score of query i and key j, both within the sequence, from the product of their vectors.
+  __device__ __forceinline__ float score(float product, int i, int j, const Problem &problem) const {
+    return added.apply(add_terms(product, i, j, problem) * problem.scale, i, j, problem, inputs);
+  }
+
   __device__ __forceinline__ float add_terms(float score, int i, int j, const Problem &problem) const {
     if (terms.to_position || terms.from_position) {
-      const int row = row_of_distance(added.distance_rows, problem.distances, i + added.position - j);
-      if ((unsigned)row >= (unsigned)problem.rows) return score;
-      if (terms.to_position) score += terms.to_position[i * (long long)problem.rows + row];
-      if (terms.from_position) score += terms.from_position[j * (long long)problem.rows + row];
+      const int row = row_of_distance(inputs.distance_rows, problem.distances, i + added.position - j);
+      const bool known = (unsigned)row < (unsigned)problem.rows;
+      if (known && terms.to_position) score += terms.to_position[i * (long long)problem.rows + row];
+      if (known && terms.from_position) score += terms.from_position[j * (long long)problem.rows + row];
     }
     if (terms.segment_scores) score += terms.segment_scores[2 * i + (terms.segment_ids[i] != terms.segment_ids_k[j])];
     return score;
   }
 };
 
-// The probability of query i and key j of the tiles, which are those of the sequence at i_query and j_key; 0 for one
-// that is not there or not seen.
-template <class S, class T>
-__device__ __forceinline__ float probability(const float *queries, const float *keys, const Sequence<T> &at,
-                                             const Problem &problem, int i, int j, int i_query, int j_key) {
-  if (i_query >= at.place.queries || j_key >= at.place.keys || at.place.hides(i_query, j_key)) return 0.f;
-  const float2 lse = at.lse[i_query];
-  if (lse.x == -INFINITY) return 0.f;
-  float score = 0.f;
-  const float *q = queries + i * S::PITCH, *k = keys + j * S::PITCH;
-  for (int d = 0; d < S::D; d += 4) {  // in the order of fp32.cuh: another's rounding would tell where scores are large
-#pragma unroll
-    for (int n = 3; n >= 0; --n) score = fmaf(q[d + n], k[d + n], score);
-  }
-  score = at.add_terms(score, i_query, j_key, problem) * problem.scale;
-  return expf(at.added.apply(score, i_query, j_key, problem) - lse.x - lse.y);
-}
 
-// The probabilities of TILE queries from `query` on and TILE keys from `key` on, times what dropout multiplies them by,
-// and the gradients of their scores.
-template <class S, class T>
-__device__ __forceinline__ void differentiate_scores(const Tiles<S> &tiles, const Sequence<T> &at,
-                                                     const Problem &problem, const Dropout &dropout, int query,
-                                                     int key) {
-#pragma unroll 1
-  for (int element = threadIdx.x; element < S::TILE * S::TILE; element += S::THREADS) {
-    const int i = element / S::TILE, j = element % S::TILE, i_query = query + i, j_key = key + j;
-    const float p = probability<S>(tiles.queries, tiles.keys, at, problem, i, j, i_query, j_key);
-    float kept = 0.f, grad_score = 0.f;
-    if (p != 0.f) {  // also where it is NaN
-      float grad = 0.f;
-#pragma unroll 4
-      for (int d = 0; d < S::D; ++d)
-        grad = fmaf(tiles.grads[i * S::PITCH + d], tiles.values[j * S::PITCH + d], grad);
-      kept = dropout.kept(at.bits_row + i_query * (long long)problem.heads, j_key);
-      grad_score = p * (grad * kept - at.deltas[i_query * at.deltas_stride]);
-    }
-    tiles.probs[i * S::SCORES_PITCH + j] = p * kept;
-    tiles.grad_scores[i * S::SCORES_PITCH + j] = grad_score;
-  }
-}
+// What a block owns and whom it meets, within their sequence: rows of its own see the others `below` to `above` from
+// their own position.
+struct Sight {
+  int first, own, others, below, above;
 
-// The block's tile of keys within its sequence.
-template <class T>
-__device__ __forceinline__ int find_keys(int &sequence, const Problem &problem, const Inputs<T> &inputs, int rows) {
-  const int tile = blockIdx.x;
-  if (inputs.cu_seqlens_k) {
-    sequence = find_sequence(inputs.cu_seqlens_k, problem.sequences, tile, rows);
-    return (tile - inputs.cu_seqlens_k[sequence] / rows - sequence) * rows;
+  __device__ __forceinline__ bool sees(int row, int other) const {
+    return other < others && other >= row + below && other <= row + above;
   }
-  const int tiles = (problem.length_k + rows - 1) / rows;
-  sequence = tile / tiles;
-  return tile % tiles * rows;
-}
+  __device__ __forceinline__ bool sees_all(int row, int rows, int other, int count) const {
+    return other + count <= others && other >= row + rows - 1 + below && other + count - 1 <= row + above;
+  }
+  __device__ __forceinline__ bool sees_none(int row, int rows, int other, int count) const {
+    return row >= own || other + count <= row + below || other > row + rows - 1 + above;
+  }
+};
 
-// Gradients of keys and values, (tokens, heads of keys, head_dim) when packed, else (batch, heads, length, head_dim).
-template <class S, class T>
-__device__ __forceinline__ void differentiate_keys(T *grad_key, T *grad_value, const Inputs<T> &inputs,
-                                                   const BackwardInputs<T> &backward, const Problem &problem,
-                                                   const Terms &terms, const Dropout &dropout) {
-  DYNAMIC_SHARED(shared);
-  const Tiles<S> tiles(shared);
-  int sequence;
-  const int first = find_keys(sequence, problem, inputs, S::TILE), head_k = blockIdx.y;
-  const Place common = place_of(problem, inputs, sequence, head_k * problem.sharing, 0);
-  if (first >= common.keys) return;
-  const int column = threadIdx.x % S::D, row = threadIdx.x / S::D;
-  constexpr int STEP = S::THREADS / S::D;
-  float of_keys[S::HELD] = {}, of_values[S::HELD] = {};
-  // Query i sees the keys from i + below to i + above.
-  const int begin = max(first - common.above, 0) / S::TILE * S::TILE;
-  const int end = min(common.queries, first + S::TILE - common.below);
-#pragma unroll 1
-  for (int head = head_k * problem.sharing; head < (head_k + 1) * problem.sharing; ++head) {
-    const Sequence<T> at(problem, inputs, backward, terms, place_of(problem, inputs, sequence, head, 0));
-    __syncthreads();  // everybody has left the tiles
-    load_floats<S>(tiles.keys, at.inputs.key, problem.key[2], first, common.keys, problem.head_dim);
-    load_floats<S>(tiles.values, at.inputs.value, problem.value[2], first, common.keys, problem.head_dim);
-#pragma unroll 1
-    for (int query = begin; query < end; query += S::TILE) {
-      __syncthreads();
-      load_floats<S>(tiles.queries, at.inputs.query, problem.query[2], query, common.queries, problem.head_dim);
-      load_floats<S>(tiles.grads, at.grad_output, at.stride, query, common.queries, problem.head_dim);
-      __syncthreads();
-      differentiate_scores<S>(tiles, at, problem, dropout, query, first);
-      __syncthreads();
-#pragma unroll 1
-      for (int i = 0; i < S::TILE; ++i) {
-        const float q = tiles.queries[i * S::PITCH + column], g = tiles.grads[i * S::PITCH + column];
-#pragma unroll
-        for (int n = 0; n < S::HELD; ++n) {
-          const int score = i * S::SCORES_PITCH + row + n * STEP;
-          of_keys[n] = fmaf(tiles.grad_scores[score], q, of_keys[n]);
-          of_values[n] = fmaf(tiles.probs[score], g, of_values[n]);
-        }
+// One walk of a block; grad_scores, (sequences, heads, longest_q, longest_k) and null where nobody asks, belongs to the
+// goal QUERIES: of it only what a query sees is written.
+template <class E, int GOAL, bool ADDED, class T> struct Walk {
+  using S = typename E::S;
+  using Scores = typename E::Scores;
+  static constexpr bool BY_KEYS = GOAL >= KEYS_AND_VALUES;
+  static constexpr bool FIRST = GOAL != OUTPUT && GOAL != VALUES, SECOND = GOAL != QUERIES && GOAL != KEYS;
+  static constexpr int OWN = S::ROWS * E::ROW, OTHER = S::KEYS * E::ROW;
+  static constexpr int STATES = BY_KEYS ? E::STAGES * S::KEYS : S::ROWS;
+  const Inputs<T> &inputs;
+  const BackwardInputs<T> &backward;
+  const Problem &problem;
+  const Terms &terms;
+  const Dropout &dropout;
+  float *grad_scores;
+  int longest_q, longest_k;
+  E engine;
+  typename E::Sums first = {}, second = {};
+
+  // The sums over the others that this head's rows see. `states`: of the queries, see Sequence.
+  __device__ __forceinline__ void meet(const Sequence<T> &at, const Sight &sight, T *own, float4 *states, bool begins) {
+    T *others = own + 2 * OWN;
+    int stage = 0;
+    auto fetch = [&](int other, int to) {
+      T *tile = others + to * 2 * OTHER;
+      if constexpr (BY_KEYS) {
+        load_rows<S, S::KEYS>(tile, at.inputs.query, problem.query, other, sight.others, problem.head_dim);
+        load_rows<S, S::KEYS>(tile + OTHER, at.grad_output, problem.grad_output, other, sight.others, problem.head_dim);
+      } else {
+        load_rows<S, S::KEYS>(tile, at.inputs.key, problem.key, other, sight.others, problem.head_dim);
+        load_rows<S, S::KEYS>(tile + OTHER, at.inputs.value, problem.value, other, sight.others, problem.head_dim);
       }
+      cp_async_commit();
+    };
+    const int begin = max(sight.first + sight.below, 0) / S::KEYS * S::KEYS;
+    const int end = min(sight.others, min(sight.first + S::ROWS, sight.own) + sight.above);
+    const bool has_state = BY_KEYS && threadIdx.x < S::KEYS;
+    if (!BY_KEYS && threadIdx.x < S::ROWS) states[threadIdx.x] = at.state(sight.first + threadIdx.x);
+    if (begin < end) fetch(begin, 0);
+    if (begin < end && has_state) states[threadIdx.x] = at.state(begin + threadIdx.x);
+#pragma unroll 1
+    for (int other = begin; other < end; other += S::KEYS) {
+      cp_async_wait<0>();
+      __syncthreads();  // the tiles have arrived; everybody has left the ones before
+      if (begins) engine.begin(own, own + OWN), begins = false;
+      const bool goes_on = other + S::KEYS < end;
+      const int next = E::STAGES - 1 - stage;
+      float4 next_state;
+      if (E::STAGES == 2 && goes_on) fetch(other + S::KEYS, next);
+      if (goes_on && has_state) next_state = at.state(other + S::KEYS + threadIdx.x);
+      const int row = sight.first + E::first_row();
+      if (!sight.sees_none(row, E::HEIGHT, other, S::KEYS))
+        add(at, sight, own, others + stage * 2 * OTHER, BY_KEYS ? states + stage * S::KEYS : states, other);
+      if (E::STAGES == 1) __syncthreads();  // everybody has left the tiles
+      if (E::STAGES == 1 && goes_on) fetch(other + S::KEYS, 0);
+      if (goes_on && has_state) states[next * S::KEYS + threadIdx.x] = next_state;
+      stage = next;
     }
   }
-  if (column >= problem.head_dim) return;
-  const int heads = gridDim.y;
+
+  // One tile of the others, from number `other` on.
+  __device__ __forceinline__ void add(const Sequence<T> &at, const Sight &sight, T *own, T *tile, const float4 *states,
+                                      int other) {
+    Scores scores, grads;
+    engine.template multiply<0>(scores, own, tile);
+    if constexpr (FIRST) engine.template multiply<1>(grads, own + OWN, tile + OTHER);
+    if constexpr (ADDED) add_scores(scores, at, sight, other);
+    if (!sight.sees_all(sight.first + E::first_row(), E::HEIGHT, other, S::KEYS))
+#pragma unroll
+      for (int i = 0; i < E::COUNT; ++i)
+        if (!sight.sees(sight.first + E::row(i / E::WIDTH, i), other + E::column(i / E::WIDTH, i)))
+          scores[i / E::WIDTH][i % E::WIDTH] = -INFINITY;
+    const unsigned kept = dropout.threshold ? draw(at, sight, other) : ~0u;
+    if (FIRST && dropout.threshold) drop(grads, kept);
+    const float unit = ADDED ? 1.f : problem.scale;
+#pragma unroll
+    for (int i = 0; i < E::COUNT; ++i) {
+      const float4 state = states[BY_KEYS ? E::column(i / E::WIDTH, i) : E::row(i / E::WIDTH, i)];
+      float &score = scores[i / E::WIDTH][i % E::WIDTH];
+      // The peak is taken off before the logarithm: of scores in the thousands their sum would lose the digits.
+      score = exp2f(fmaf(fmaf(score, unit, -state.x), LOG2_E, -state.y));
+      if constexpr (FIRST) grads[i / E::WIDTH][i % E::WIDTH] = score * (grads[i / E::WIDTH][i % E::WIDTH] - state.z);
+    }
+    if (GOAL == QUERIES && ADDED && grad_scores) write(grads, sight, other);
+    if constexpr (SECOND) {
+      if (dropout.threshold) drop(scores, kept);
+      engine.accumulate(second, scores, tile + OTHER);
+    }
+    if constexpr (FIRST) engine.accumulate(first, grads, tile);
+  }
+
+  // From products to scores. A few at a time, through rotation: in full, the loads would take too many registers.
+  __device__ __forceinline__ void add_scores(Scores &scores, const Sequence<T> &at, const Sight &sight,
+                                             int other) const {
+#pragma unroll 1
+    for (int group = 0; group < E::GROUPS; ++group, rotate<1>(scores))
+#pragma unroll
+      for (int i = 0; i < E::WIDTH; ++i) {
+        const int row = sight.first + E::row(group, i), column = other + E::column(group, i);
+        if (row < sight.own && column < sight.others)
+          scores[0][i] = at.score(scores[0][i], BY_KEYS ? column : row, BY_KEYS ? row : column, problem);
+      }
+  }
+
+  // A bit for each of the thread's scores: whether its probability stays.
+  __device__ __forceinline__ unsigned draw(const Sequence<T> &at, const Sight &sight, int other) const {
+    unsigned kept = 0;
+#pragma unroll 1
+    for (int i = 0; i < E::COUNT; ++i) {
+      const int row = sight.first + E::row(i / E::WIDTH, i), column = other + E::column(i / E::WIDTH, i);
+      const int query = BY_KEYS ? column : row, key = BY_KEYS ? row : column;
+      kept |= (unsigned)dropout.keeps(at.bits_row + query * (long long)problem.heads, key) << i;
+    }
+    return kept;
+  }
+
+  __device__ __forceinline__ void drop(Scores &values, unsigned kept) const {
+#pragma unroll
+    for (int i = 0; i < E::COUNT; ++i) values[i / E::WIDTH][i % E::WIDTH] *= kept >> i & 1 ? dropout.factor : 0.f;
+  }
+
+  __device__ __forceinline__ void write(const Scores &grads, const Sight &sight, int other) const {
+#pragma unroll
+    for (int i = 0; i < E::COUNT; ++i) {
+      const int row = sight.first + E::row(i / E::WIDTH, i), column = other + E::column(i / E::WIDTH, i);
+      if (row < sight.own && column < sight.others)
+        grad_scores[row * (long long)longest_k + column] = grads[i / E::WIDTH][i % E::WIDTH];
+    }
+  }
+};
+
+// The work of a block. first_sum, second_sum: arrays of the goal, which lie as queries, or keys, do in memory: (tokens,
+// heads, head_dim) when packed, else (batch, heads, length, head_dim).
+template <class E, int GOAL, bool ADDED, class T>
+__device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, float *grad_scores, const Inputs<T> &inputs,
+                                              const BackwardInputs<T> &backward, const Problem &problem,
+                                              const Terms &terms, const Dropout &dropout, int longest_q,
+                                              int longest_k) {
+  using W = Walk<E, GOAL, ADDED, T>;
+  using S = typename E::S;
+  const int heads = W::BY_KEYS ? problem.sharing : 1, head = blockIdx.y * heads;
+  int sequence;
+  const int first = W::BY_KEYS ? find_tile(sequence, inputs.cu_seqlens_k, problem.length_k, problem.sequences, S::ROWS)
+                               : find_tile(sequence, inputs.cu_seqlens, problem.length, problem.sequences, S::ROWS);
+  const Place place = place_of(problem, inputs, sequence, head, 0);
+  const Sight sight = W::BY_KEYS ? Sight{first, place.keys, place.queries, -place.above, -place.below}
+                                 : Sight{first, place.queries, place.keys, place.below, place.above};
+  if (first >= sight.own) return;
+  DYNAMIC_SHARED(shared);
+  SHARED_ARRAY(float4, states, W::STATES);
+  T *own = reinterpret_cast<T *>(shared);
+  if (grad_scores) grad_scores += ((long long)sequence * problem.heads + head) * longest_q * longest_k;
+  W walk{inputs, backward, problem, terms, dropout, grad_scores, longest_q, longest_k,
+         E{reinterpret_cast<float *>(own + 2 * W::OWN + E::STAGES * 2 * W::OTHER)}};
+#pragma unroll 1
+  for (int i = 0; i < heads; ++i) {
+    const Sequence<T> at(problem, inputs, backward, terms, place_of(problem, inputs, sequence, head + i, 0));
+    if (i) __syncthreads();  // everybody has left the tiles
+    if (i == 0) {
+      const bool by_keys = W::BY_KEYS;
+      load_rows<S, S::ROWS>(own, by_keys ? at.inputs.key : at.inputs.query, by_keys ? problem.key : problem.query,
+                            first, sight.own, problem.head_dim);
+      if (W::FIRST)
+        load_rows<S, S::ROWS>(own + W::OWN, by_keys ? at.inputs.value : at.grad_output,
+                              by_keys ? problem.value : problem.grad_output, first, sight.own, problem.head_dim);
+    }
+    walk.meet(at, sight, own, states, i == 0);
+  }
+  cp_async_commit();  // where there was nobody to meet, nothing has committed the copies of what is the block's own
+  cp_async_wait<0>();
+  __syncthreads();
   const bool packed = inputs.cu_seqlens;
-  const long long rows = packed ? common.begin_k * heads + head_k
-                                : ((long long)sequence * heads + head_k) * problem.length_k;
-#pragma unroll
-  for (int n = 0; n < S::HELD; ++n) {
-    const int key = first + row + n * STEP;
-    if (key >= common.keys) continue;
-    const long long place = (rows + key * (long long)(packed ? heads : 1)) * problem.head_dim + column;
-    grad_key[place] = from_float<T>(of_keys[n] * problem.scale);
-    grad_value[place] = from_float<T>(of_values[n]);
-  }
-}
-
-// Gradients of the queries, which lie as the output does, and, where asked for, of the scores: (sequences, heads,
-// longest_q, longest_k), of which only what a query sees is written.
-template <class S, class T>
-__device__ __forceinline__ void differentiate_queries(T *grad_query, float *scores, const Inputs<T> &inputs,
-                                                      const BackwardInputs<T> &backward, const Problem &problem,
-                                                      const Terms &terms, const Dropout &dropout, int longest_q,
-                                                      int longest_k) {
-  DYNAMIC_SHARED(shared);
-  const Tiles<S> tiles(shared);
-  const Place place = find_place(problem, inputs, S::TILE);
-  if (place.first >= place.queries) return;
-  const Sequence<T> at(problem, inputs, backward, terms, place);
-  const int column = threadIdx.x % S::D, row = threadIdx.x / S::D;
-  constexpr int STEP = S::THREADS / S::D;
-  float held[S::HELD] = {};
-  load_floats<S>(tiles.queries, at.inputs.query, problem.query[2], place.first, place.queries, problem.head_dim);
-  load_floats<S>(tiles.grads, at.grad_output, at.stride, place.first, place.queries, problem.head_dim);
-  if (scores) scores += ((long long)place.sequence * problem.heads + place.head) * longest_q * longest_k;
-  const int end = place.end_key(S::TILE);
-#pragma unroll 1
-  for (int key = place.first_key(S::TILE); key < end; key += S::TILE) {
-    __syncthreads();  // everybody has left the tiles
-    load_floats<S>(tiles.keys, at.inputs.key, problem.key[2], key, place.keys, problem.head_dim);
-    load_floats<S>(tiles.values, at.inputs.value, problem.value[2], key, place.keys, problem.head_dim);
-    __syncthreads();
-    differentiate_scores<S>(tiles, at, problem, dropout, place.first, key);
-    __syncthreads();
-#pragma unroll 1
-    for (int j = 0; j < S::TILE; ++j) {
-      const float k = tiles.keys[j * S::PITCH + column];
-#pragma unroll
-      for (int n = 0; n < S::HELD; ++n)
-        held[n] = fmaf(tiles.grad_scores[(row + n * STEP) * S::SCORES_PITCH + j], k, held[n]);
-    }
-    if (!scores) continue;
-#pragma unroll 1
-    for (int element = threadIdx.x; element < S::TILE * S::TILE; element += S::THREADS) {
-      const int i = element / S::TILE, j = element % S::TILE;
-      if (place.first + i < place.queries && key + j < place.keys)
-        scores[(place.first + i) * (long long)longest_k + key + j] = tiles.grad_scores[i * S::SCORES_PITCH + j];
-    }
-  }
-  if (column >= problem.head_dim) return;
-  grad_query += output_begin(problem, place, inputs.cu_seqlens);
-#pragma unroll
-  for (int n = 0; n < S::HELD; ++n) {
-    const int query = place.first + row + n * STEP;
-    if (query < place.queries) grad_query[query * at.stride + column] = from_float<T>(held[n] * problem.scale);
-  }
-}
-
-// Outputs once more, of probabilities that dropout has thinned: lse is the forward's.
-template <class S, class T>
-__device__ __forceinline__ void drop_and_multiply(T *output, const float2 *lse, const Inputs<T> &inputs,
-                                                  const Problem &problem, const Terms &terms,
-                                                  const Dropout &dropout) {
-  DYNAMIC_SHARED(shared);
-  const Tiles<S> tiles(shared);
-  const Place place = find_place(problem, inputs, S::TILE);
-  if (place.first >= place.queries) return;
-  const Sequence<T> at(problem, inputs, {nullptr, lse, nullptr}, terms, place);
-  const int column = threadIdx.x % S::D, row = threadIdx.x / S::D;
-  constexpr int STEP = S::THREADS / S::D;
-  float held[S::HELD] = {};
-  load_floats<S>(tiles.queries, at.inputs.query, problem.query[2], place.first, place.queries, problem.head_dim);
-  const int end = place.end_key(S::TILE);
-#pragma unroll 1
-  for (int key = place.first_key(S::TILE); key < end; key += S::TILE) {
-    __syncthreads();  // everybody has left the tiles
-    load_floats<S>(tiles.keys, at.inputs.key, problem.key[2], key, place.keys, problem.head_dim);
-    load_floats<S>(tiles.values, at.inputs.value, problem.value[2], key, place.keys, problem.head_dim);
-    __syncthreads();
-#pragma unroll 1
-    for (int element = threadIdx.x; element < S::TILE * S::TILE; element += S::THREADS) {
-      const int i = element / S::TILE, j = element % S::TILE;
-      const int i_query = place.first + i;
-      const float p = probability<S>(tiles.queries, tiles.keys, at, problem, i, j, i_query, key + j);
-      const float kept = dropout.kept(at.bits_row + i_query * (long long)problem.heads, key + j);
-      tiles.probs[i * S::SCORES_PITCH + j] = p * kept;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int j = 0; j < S::TILE; ++j) {
-      const float v = tiles.values[j * S::PITCH + column];
-#pragma unroll
-      for (int n = 0; n < S::HELD; ++n) held[n] = fmaf(tiles.probs[(row + n * STEP) * S::SCORES_PITCH + j], v, held[n]);
-    }
-  }
-  if (column >= problem.head_dim) return;
-  output += output_begin(problem, place, inputs.cu_seqlens);
-#pragma unroll
-  for (int n = 0; n < S::HELD; ++n) {
-    const int query = place.first + row + n * STEP;
-    if (query < place.queries) output[query * at.stride + column] = from_float<T>(held[n]);
-  }
+  const int all_heads = gridDim.y;
+  const long long length = W::BY_KEYS ? problem.length_k : problem.length;
+  const long long begin = (W::BY_KEYS ? place.begin_k : place.begin) + first;
+  const long long row = packed ? begin * all_heads + blockIdx.y
+                               : (sequence * (long long)all_heads + blockIdx.y) * length + begin;
+  const long long stride = (packed ? all_heads : 1) * (long long)problem.head_dim;
+  const int rows = sight.own - first;
+  if constexpr (W::FIRST)
+    E::store(first_sum + row * problem.head_dim, stride, own, walk.first, problem.scale, rows, problem.head_dim);
+  if constexpr (W::SECOND)
+    E::store(second_sum + row * problem.head_dim, stride, own + W::OWN, walk.second, 1.f, rows, problem.head_dim);
 }

@@ -1,23 +1,47 @@
-"""CUDA kernels of attention's gradients and of its forward with dropout, which cuda.py launches; fp32 arithmetic.
+"""CUDA kernels of attention's gradients and of its forward with dropout, which cuda.py launches.
 
-Where something added to scores has a gradient (a bias, tables of relative positions, segments), those of the scores are
-written out, as one array of their size.
+float16 and bfloat16 on tensor cores, float32 by FMA. Where something added to scores has a gradient (a bias, tables of
+relative positions, segments), those of the scores are written out, as one array of their size.
 """
 
 import numpy as np
 
 from .. import _cuda
 from ..philox import threshold
-from .problem import contiguous, kernel_inputs, longest_sequences, tile_count
+from .problem import contiguous, kernel_inputs, longest_sequences, set_strides
 from .relative_products import differentiate_key_terms, differentiate_query_terms, products_of
 
-PADDED = (64, 128, 256)  # head_dim; BackwardTiling in backward.cuh
-THREADS, DELTA_ROWS = 256, 4
-MAX_HEAD_DIM = PADDED[-1]
-TILED = ("attention_backward_keys", "attention_backward_queries", "attention_dropout")
+# What the kernels are instantiated for: {padded head_dim: (rows of a block, rows that it meets at once, buffers of
+# these)}, OnTensorCores in backward_tensor_cores.cuh and ByFma in backward_fp32.cuh.
+MMA = {64: (64, 32, 2), 128: (64, 16, 2), 256: (32, 16, 1)}
+FP32 = {64: (32, 64, 1), 128: (16, 32, 1), 256: (8, 16, 1)}
+THREADS, MAX_HEAD_DIM = 128, 256
+
+
+def _is_general(c_name, padded, has_added):
+    """Whether a kernel also takes what is added to scores; those without are for the usual case alone."""
+    return has_added or c_name == "float" or padded > 128
+
+
+def _goals(c_name, padded, is_general):
+    """Those of backward.cuh: registers hold the sums of keys and of values, or only one of them."""
+    apart = is_general and padded >= 128 and c_name != "float"
+    return ("QUERIES", "OUTPUT", *(("KEYS", "VALUES") if apart else ("KEYS_AND_VALUES",)))
+
+
+def _kernel(c_name, padded, goal, is_general):
+    return f"attention_backward<{c_name}, {padded}, {goal}, {str(is_general).lower()}>"
+
+
 INSTANTIATIONS = (
     *(f"attention_deltas<{c_name}>" for c_name in _cuda.C_TYPES.values()),
-    *(f"{kernel}<{c_name}, {d}>" for kernel in TILED for c_name in _cuda.C_TYPES.values() for d in PADDED),
+    *(
+        _kernel(c_name, padded, goal, is_general)
+        for c_name in _cuda.C_TYPES.values()
+        for padded in MMA
+        for is_general in sorted({_is_general(c_name, padded, has_added) for has_added in (False, True)})
+        for goal in _goals(c_name, padded, is_general)
+    ),
     "sum_distances",
     "sum_rows",
     "sum_scores",
@@ -29,11 +53,8 @@ DROPOUT = np.dtype([("seed", np.uint64), ("threshold", np.uint32), ("factor", np
 
 def dropped_output(output, lse, query, key, arrays, problem, scoring):
     """Write the output of attention whose probabilities dropout has thinned; lse is that of the forward."""
-    kernel, rows, shared_bytes = _plan("attention_dropout", problem, output.dtype)
-    grid = tile_count(problem, scoring.cu_seqlens is not None, rows), output.shape[1]
-    products = products_of(query, key, scoring.relative)
-    args = (_memory(output, scoring), lse, *arrays, *products, problem, _dropout(scoring))
-    KERNELS.launch(kernel, grid, (THREADS,), args, shared_bytes)
+    shared = None, lse, None, *arrays, *products_of(query, key, scoring.relative), problem, _dropout(scoring)
+    _launch("OUTPUT", (None, _memory(output, scoring), None), (0, 0), shared, problem, scoring, query)
 
 
 def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
@@ -47,10 +68,14 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     if query.size and key.size:
         deltas = xp.empty(output.size // query.shape[3], np.float32)
         _launch_deltas(grad_output, output, deltas)
-        kept = grad_output, xp.ascontiguousarray(lse), deltas
+        tiles = _cuda.vector_rows(_four_axes(grad_output, is_packed))
+        set_strides(problem, grad_output=tiles)
+        kept = tiles, xp.ascontiguousarray(lse), deltas
         shared = *kept, *arrays, *products_of(query, key, scoring.relative), problem, _dropout(scoring)
-        _launch_tiled("keys", (grad_key, grad_value), shared, problem, is_packed, key)
-        _launch_tiled("queries", (grad_query, grad_scores, *map(np.int32, longest)), shared, problem, is_packed, query)
+        sums = {"KEYS_AND_VALUES": (grad_key, grad_value), "KEYS": (grad_key, None), "VALUES": (None, grad_value)}
+        for goal in _goals(*_variant(scoring, problem, query.dtype))[2:]:
+            _launch(goal, (*sums[goal], None), longest, shared, problem, scoring, key)
+        _launch("QUERIES", (grad_query, None, grad_scores), longest, shared, problem, scoring, query)
     grads = [_four_axes(grad, is_packed) for grad in (grad_query, grad_key, grad_value)]
     grad_bias = None if scoring.bias is None else _sum_broadcast(grad_scores, scoring.bias)
     grad_relative = None
@@ -67,25 +92,34 @@ def check_head_dim(query):
         raise ValueError(f"query has head_dim {query.shape[3]}, the CUDA kernels take at most {MAX_HEAD_DIM}")
 
 
-def _plan(kernel, problem, dtype):
-    """(name expression, rows of a tile, bytes of shared memory)."""
-    padded = next(size for size in PADDED if size >= int(problem["head_dim"]))
-    tile = 2048 // padded
-    return f"{kernel}<{_cuda.c_type(dtype)}, {padded}>", tile, 4 * (4 * tile * (padded + 1) + 2 * tile * (tile + 1))
+def _variant(scoring, problem, dtype):
+    """(CUDA's name of the dtype, padded head_dim, whether the kernel is general)."""
+    c_name, padded = _cuda.c_type(dtype), next(size for size in MMA if size >= int(problem["head_dim"]))
+    has_added = any(it is not None for it in (scoring.attn_mask, scoring.bias, scoring.relative))
+    return c_name, padded, _is_general(c_name, padded, has_added)
+
+
+def shared_memory(padded, dtype):
+    """The bytes of a block's tiles: two of its own and two, in each buffer, of those that it meets."""
+    rows, others, buffers = (FP32 if dtype == np.float32 else MMA)[padded]
+    count = 2 * rows + 2 * buffers * others
+    return 4 * (count * padded + rows * (others + 16)) if dtype == np.float32 else 2 * count * (padded + 8)
 
 
 def _launch_deltas(grad_output, output, deltas):
-    blocks, sizes = -(-deltas.size // DELTA_ROWS), (np.int64(deltas.size), np.int32(output.size // deltas.size))
+    blocks, sizes = -(-deltas.size // THREADS), (np.int64(deltas.size), np.int32(output.size // deltas.size))
     kernel = f"attention_deltas<{_cuda.c_type(output.dtype)}>"
-    KERNELS.launch(kernel, (blocks,), (32 * DELTA_ROWS,), (grad_output, output, deltas, *sizes))
+    KERNELS.launch(kernel, (blocks,), (THREADS,), (grad_output, output, deltas, *sizes))
 
 
-def _launch_tiled(owner, outputs, shared, problem, is_packed, array):
+def _launch(goal, sums, longest, shared, problem, scoring, array):
     """`array`: the (batch, heads, length, head_dim) queries or keys whose tiles the blocks own."""
-    kernel, rows, shared_bytes = _plan(f"attention_backward_{owner}", problem, array.dtype)
+    c_name, padded, is_general = _variant(scoring, problem, array.dtype)
+    rows, *_ = (FP32 if c_name == "float" else MMA)[padded]
     sequences, length = int(problem["sequences"]), array.shape[2]
-    tiles = length // rows + sequences if is_packed else sequences * -(-length // rows)
-    KERNELS.launch(kernel, (tiles, array.shape[1]), (THREADS,), (*outputs, *shared), shared_bytes)
+    tiles = sequences * -(-length // rows) if scoring.cu_seqlens is None else length // rows + sequences
+    kernel, args = _kernel(c_name, padded, goal, is_general), (*sums, *map(np.int32, longest), *shared)
+    KERNELS.launch(kernel, (tiles, array.shape[1]), (THREADS,), args, shared_memory(padded, array.dtype))
 
 
 def _dropout(scoring):

@@ -13,7 +13,7 @@ import numpy as np
 from .. import _cuda
 from . import backward_cuda, relative_cuda
 from .backward_cuda import attention_backward
-from .problem import PROBS_THREADS, compute_probs, kernel_inputs, tile_count
+from .problem import PROBS_THREADS, added_kind, compute_probs, kernel_inputs, tile_count
 
 __all__ = ["attention", "attention_backward"]
 
@@ -27,9 +27,15 @@ STRIP_ROWS = 64  # queries per block and strip
 
 THREADS = 128
 
+ADDED = ("NOTHING", "BY_KEY", "BY_DISTANCE", "EVERYTHING")  # of problem.cuh
 INSTANTIATIONS = [
-    *(f"attention_forward<{dtype}, {d}, {strips}>" for dtype in ("__half", "__nv_bfloat16") for d, strips in MMA),
-    *(f"attention_forward_fp32<{head_dim}>" for head_dim in FP32),
+    *(
+        f"attention_forward<{dtype}, {d}, {strips}, {added}>"
+        for dtype in ("__half", "__nv_bfloat16")
+        for d, strips in MMA
+        for added in ADDED
+    ),
+    *(f"attention_forward_fp32<{head_dim}, {added}>" for head_dim in FP32 for added in ADDED),
     *(f"attention_probs<{dtype}>" for dtype in _cuda.C_TYPES.values()),
 ]
 KERNELS = _cuda.Module(__file__, "attention.cu", instantiations=INSTANTIATIONS)
@@ -55,7 +61,7 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     terms = relative_cuda.terms(scoring.relative) if has_terms else ()
     if lse.size:
         choose = relative_cuda.forward_kernel if has_terms else _forward_kernel
-        kernel, rows, threads, shared_bytes = choose(problem, query.dtype, is_packed, *terms[:3])
+        kernel, rows, threads, shared_bytes = choose(problem, query.dtype, is_packed, added_kind(scoring), *terms[:3])
         grid = tile_count(problem, is_packed, rows), heads
         kernels.launch(prefix + kernel, grid, (threads,), (output, lse, *arrays, problem, *terms), shared_bytes)
         if scoring.dropout_p:
@@ -70,13 +76,13 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     return output, lse, compute_probs(launch, query, key, *scoring[:2], int(problem["sequences"])), None
 
 
-def _forward_kernel(problem, dtype, is_packed):
+def _forward_kernel(problem, dtype, is_packed, added):
     """(kernel, queries per block, threads, bytes of shared memory)."""
     head_dim, length, sequences = (int(problem[name]) for name in ("head_dim", "length", "sequences"))
     if dtype == np.float32:
         padded = next(size for size in FP32 if size >= head_dim)
         rows, shared_bytes = FP32[padded]
-        return f"attention_forward_fp32<{padded}>", rows, THREADS, shared_bytes
+        return f"attention_forward_fp32<{padded}, {added}>", rows, THREADS, shared_bytes
     padded = next(size for size, _ in MMA if size >= head_dim)
     # Two strips per warp halve the reads of keys and values; one suffices for short sequences, and occupies the GPU
     # better where there are few tiles.
@@ -84,5 +90,5 @@ def _forward_kernel(problem, dtype, is_packed):
     blocks = tile_count(problem, is_packed, 2 * STRIP_ROWS) * int(problem["heads"])
     strips = 2 if mean_length > STRIP_ROWS and blocks >= 2 * _cuda.device().multiprocessors else 1
     strips = strips if (padded, strips) in MMA else 3 - strips
-    kernel = f"attention_forward<{_cuda.c_type(dtype)}, {padded}, {strips}>"
+    kernel = f"attention_forward<{_cuda.c_type(dtype)}, {padded}, {strips}, {added}>"
     return kernel, strips * STRIP_ROWS, THREADS, MMA[padded, strips]

@@ -70,19 +70,41 @@ __device__ __forceinline__ void multiply_values_fp32(Fp32Output<S> &output, cons
   }
 }
 
-// Scale, bias, masks. `row`, `column`: of the thread's first score within the sequence.
-template <class S>
-__device__ __forceinline__ void adjust_fp32(Fp32Scores<S> &scores, const AddedScores<float> &added,
-                                            const Problem &problem, int row, int column, const Place &place) {
-#pragma unroll 1
-  for (int i = row; i < row + S::ROWS; i += 8, rotate<1>(scores))
+// Scale, bias, masks. `row`, `column`: of the thread's first score within the sequence; y, x: within the tile.
+template <class S, int ADDED>
+__device__ __forceinline__ void adjust_fp32(Fp32Scores<S> &scores, const float *staged, const AddedScores &added,
+                                            const Problem &problem, const Inputs<float> &inputs, int row, int column,
+                                            const Place &place, int y, int x) {
+#pragma unroll
+  for (int i = 0; i < S::R; ++i)
 #pragma unroll
     for (int j = 0; j < S::C; ++j) {
-      const int key = column + 16 * j;
-      const bool hidden = i >= place.queries || key >= place.keys || place.hides(i, key);
-      scores[0][j] = hidden ? -INFINITY : added.apply(scores[0][j] * problem.scale, i, key, problem);
+      const float term = ADDED == NOTHING  ? 0.f
+                         : ADDED == BY_KEY ? staged[x + 16 * j]
+                                           : staged[Stage<S, ADDED>::distance_at(y + 8 * i, x + 16 * j)];
+      scores[i][j] = ADDED == NOTHING ? scores[i][j] * problem.scale : fmaf(scores[i][j], problem.scale, term);
+      if (ADDED == BY_KEY && is_hidden(term)) scores[i][j] = -INFINITY;
     }
+  if constexpr ((ADDED & BY_SCORE) != 0) {
+#pragma unroll 1
+    for (int i = row; i < row + S::ROWS; i += 8, rotate<1>(scores))
+#pragma unroll
+      for (int j = 0; j < S::C; ++j)
+        if (i < place.queries && column + 16 * j < place.keys)
+          scores[0][j] = added.mask_score(scores[0][j], i, column + 16 * j, problem, inputs);
+  }
+  const int first = row - y, first_key = column - x;
+  if (first_key >= first + S::ROWS - 1 + place.below && first_key + S::KEYS <= min(place.keys, first + place.above + 1))
+    return;  // all of the tile's keys are seen by all of its queries
+#pragma unroll
+  for (int i = 0; i < S::R; ++i)
+#pragma unroll
+    for (int j = 0; j < S::C; ++j)
+      if (column + 16 * j >= place.keys || place.hides(row + 8 * i, column + 16 * j)) scores[i][j] = -INFINITY;
 }
+
+// Two instructions, where expf has eight. The difference comes first: large scores would lose digits to log2(e).
+__device__ __forceinline__ float natural_exp(float x) { return exp2f(x * LOG2_E); }
 
 // As in tensor_cores.cuh, in natural units: exponentials into `probs`, sums and output rescaled to the rows' new peaks.
 template <class S>
@@ -94,12 +116,12 @@ __device__ __forceinline__ void softmax_step_fp32(float *probs, const Fp32Scores
 #pragma unroll
     for (int j = 0; j < S::C; ++j) top = fmaxf(top, scores[i][j]);
     top = warp_reduce<Max, 16>(top);
-    const float base = top == -INFINITY ? 0.f : top, shrink = expf(peak[i] - base);
+    const float base = top == -INFINITY ? 0.f : top, shrink = natural_exp(peak[i] - base);
     peak[i] = top;
     total[i] *= shrink;
 #pragma unroll
     for (int j = 0; j < S::C; ++j) {
-      const float p = expf(scores[i][j] - base);
+      const float p = natural_exp(scores[i][j] - base);
       total[i] += p;
       probs[(y + 8 * i) * S::PROBS_PITCH + x + 16 * j] = p;
     }
@@ -109,7 +131,7 @@ __device__ __forceinline__ void softmax_step_fp32(float *probs, const Fp32Scores
 }
 
 // The work of a block; `terms`: see NoTerms.
-template <class S, class Terms>
+template <class S, int ADDED, class Terms>
 __device__ __forceinline__ void attend_fp32(float *output, float2 *lse, Inputs<float> inputs, const Problem &problem,
                                             Terms terms) {
   const bool packed = inputs.cu_seqlens;
@@ -118,7 +140,9 @@ __device__ __forceinline__ void attend_fp32(float *output, float2 *lse, Inputs<f
   DYNAMIC_SHARED(shared);
   float *queries = reinterpret_cast<float *>(shared), *keys = queries + S::ROWS * S::D, *values = keys + S::KEY_FLOATS;
   enter(inputs, problem, place);
-  const AddedScores<float> added = find_added_scores(problem, inputs, place);
+  const AddedScores added = find_added_scores(problem, place);
+  constexpr int ROOM = Stage<S, ADDED>::ROOM;
+  SHARED_ARRAY(float, staged, ROOM);
   const int y = threadIdx.x / 16, x = threadIdx.x % 16, row = place.first + y;
   const int begin = place.first_key(S::KEYS), end = place.end_key(S::ROWS);
   Fp32Output<S> d = {};
@@ -139,10 +163,13 @@ __device__ __forceinline__ void attend_fp32(float *output, float2 *lse, Inputs<f
     cp_async_wait<1>();
     __syncthreads();  // queries and keys have arrived
     Fp32Scores<S> scores;
+    Stage<S, ADDED> stage;
+    stage.load(added, place, column, problem, inputs);
     multiply_keys_fp32<S>(scores, queries, keys, y, x);
     terms.add(scores, keys, column, column == begin);
-    adjust_fp32<S>(scores, added, problem, row, column + x, place);
-    __syncthreads();  // everybody has left the keys
+    stage.put(staged);
+    __syncthreads();  // everybody has left the keys; what is staged is there
+    adjust_fp32<S, ADDED>(scores, staged, added, problem, inputs, row, column + x, place, y, x);
     softmax_step_fp32<S>(keys, scores, peak, total, d, y, x);
     cp_async_wait<0>();
     __syncthreads();  // probabilities and values are there

@@ -1,18 +1,23 @@
 // What the attention kernels have in common: where a block's queries and keys lie, and what is added to their scores.
 #include "tile.cuh"
 
+constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int NO_MASK = 0, BOOL_MASK = 1, FLOAT_MASK = 2;
+
+// What a kernel is compiled for adding to scores; of EVERYTHING each part may be absent. BY_KEY: bias and mask are the
+// same for all queries. BY_DISTANCE: a bias of each distance. Both are staged in shared memory, tile by tile.
+enum Added { NOTHING = 0, BY_KEY = 1, BY_DISTANCE = 2, BY_SCORE = 4, EVERYTHING = BY_DISTANCE | BY_SCORE };
 
 // Passed by value; PROBLEM in problem.py is its NumPy twin. Strides are in elements, 0 where an array is broadcast.
 struct Problem {
-  long long query[3], key[3], value[3];  // batch, head, token
+  long long query[3], key[3], value[3], grad_output[3];  // batch, head, token; grad_output: of the backward alone
   long long attn_mask[4], bias[4];       // sequence, head, query, key
   long long position_bias[2];            // row of the tables, head
   int heads, sharing, sequences, length, length_k, head_dim, mask_kind;  // sharing: query heads of a head of keys
   int rows, distances;                                                   // of the tables, of distance_rows
   int left, right;                                                       // of the window
   float scale;
-  bool is_causal;
+  bool is_causal, pairs;  // pairs: of bias and mask two neighbouring keys, from an even one on, can be read at once
 };
 
 // What scores are made of and what they weigh; null where absent.
@@ -81,16 +86,24 @@ __device__ __forceinline__ Place place_of(const Problem &problem, const Inputs<T
   return place;
 }
 
-// That of the block, for tiles of `rows` queries.
+// The first row of the block's tile of `rows` queries, or keys, within its sequence; offsets are null in dense arrays.
+__device__ __forceinline__ int find_tile(int &sequence, const int *offsets, int length, int sequences, int rows) {
+  const int tile = blockIdx.x;
+  if (offsets) {
+    sequence = find_sequence(offsets, sequences, tile, rows);
+    return (tile - offsets[sequence] / rows - sequence) * rows;
+  }
+  const int tiles = (length + rows - 1) / rows;
+  sequence = tile / tiles;
+  return tile % tiles * rows;
+}
+
+// The block's place, for tiles of `rows` queries.
 template <class T>
 __device__ __forceinline__ Place find_place(const Problem &problem, const Inputs<T> &inputs, int rows) {
-  const int tile = blockIdx.x, head = blockIdx.y;
-  if (inputs.cu_seqlens) {
-    const int s = find_sequence(inputs.cu_seqlens, problem.sequences, tile, rows);
-    return place_of(problem, inputs, s, head, (tile - inputs.cu_seqlens[s] / rows - s) * rows);
-  }
-  const int tiles = (problem.length + rows - 1) / rows;
-  return place_of(problem, inputs, tile / tiles, head, tile % tiles * rows);
+  int sequence;
+  const int first = find_tile(sequence, inputs.cu_seqlens, problem.length, problem.sequences, rows);
+  return place_of(problem, inputs, sequence, blockIdx.y, first);
 }
 
 template <class T>
@@ -108,11 +121,14 @@ __device__ __forceinline__ void enter(Inputs<T> &inputs, const Problem &problem,
 }
 
 // Where the sequence and head begin in the output, whose memory is (tokens, heads, head_dim) when packed, else (batch,
-// heads, length, head_dim).
+// heads, length, head_dim): the number of their first row, and its first element.
+__device__ __forceinline__ long long output_row(const Problem &problem, const Place &place, bool packed) {
+  return packed ? place.begin * problem.heads + place.head
+                : ((long long)place.sequence * problem.heads + place.head) * problem.length;
+}
+
 __device__ __forceinline__ long long output_begin(const Problem &problem, const Place &place, bool packed) {
-  const long long row = packed ? place.begin * problem.heads + place.head
-                               : ((long long)place.sequence * problem.heads + place.head) * problem.length;
-  return row * problem.head_dim;
+  return output_row(problem, place, packed) * problem.head_dim;
 }
 
 __device__ __forceinline__ long long output_stride(const Problem &problem, bool packed) {
@@ -152,39 +168,89 @@ __device__ __forceinline__ int row_of_distance(const int *distance_rows, int dis
   return distance_rows[min(max(distance + distances / 2, 0), distances - 1)];
 }
 
-// What is added to the scaled scores of one sequence and head; strides stay in the problem, which takes no registers.
-template <class T> struct AddedScores {
-  const T *position_bias, *bias;
-  const void *mask;
-  const int *distance_rows;
+// In the place of what a mask would add to a key's scores: they become -inf, even if they are NaN.
+__device__ __forceinline__ float hidden_key() { return __uint_as_float(0xffffffffu); }
+__device__ __forceinline__ bool is_hidden(float staged) { return __float_as_uint(staged) == 0xffffffffu; }
+
+// What is added to the scaled scores of one sequence and head: where it begins in its arrays. The pointers stay in
+// `inputs`, kernel arguments: through shared memory they would be addresses of an unknown kind.
+struct AddedScores {
+  long long position_bias, bias, mask;
   int position;  // of query 0 among the keys
 
-  // The score of query i and key j, both within the sequence.
-  __device__ __forceinline__ float apply(float score, int i, int j, const Problem &problem) const {
-    if (position_bias) {
-      const int row = row_of_distance(distance_rows, problem.distances, i + position - j);
-      if ((unsigned)row < (unsigned)problem.rows) score += to_float(position_bias[row * problem.position_bias[0]]);
-    }
-    if (bias) score += to_float(bias[i * problem.bias[2] + j * problem.bias[3]]);
-    const long long offset = i * problem.attn_mask[2] + j * problem.attn_mask[3];
-    if (problem.mask_kind == FLOAT_MASK) score += to_float(static_cast<const T *>(mask)[offset]);
-    if (problem.mask_kind == BOOL_MASK && !static_cast<const bool *>(mask)[offset]) score = -INFINITY;
+  // The bias of a distance of query and key, 0 for one that has no row.
+  template <class T>
+  __device__ __forceinline__ float of_distance(int distance, const Problem &problem, const Inputs<T> &inputs) const {
+    if (!inputs.position_bias) return 0.f;
+    const int row = row_of_distance(inputs.distance_rows, problem.distances, distance);
+    const bool known = (unsigned)row < (unsigned)problem.rows;
+    return known ? to_float(inputs.position_bias[position_bias + row * problem.position_bias[0]]) : 0.f;
+  }
+
+  // What BY_KEY adds to the scores of key j.
+  template <class T>
+  __device__ __forceinline__ float of_key(int j, const Problem &problem, const Inputs<T> &inputs) const {
+    const long long at = mask + j * problem.attn_mask[3];
+    float sum = 0.f;
+    if (inputs.bias) sum = to_float(inputs.bias[bias + j * problem.bias[3]]);
+    if (problem.mask_kind == FLOAT_MASK) sum += to_float(static_cast<const T *>(inputs.attn_mask)[at]);
+    if (problem.mask_kind == BOOL_MASK && !static_cast<const bool *>(inputs.attn_mask)[at]) return hidden_key();
+    return sum;
+  }
+
+  // Bias and mask on the score of query i and key j, both within the sequence.
+  template <class T>
+  __device__ __forceinline__ float mask_score(float score, int i, int j, const Problem &problem,
+                                              const Inputs<T> &inputs) const {
+    if (inputs.bias) score += to_float(inputs.bias[bias + i * problem.bias[2] + j * problem.bias[3]]);
+    const long long at = mask + i * problem.attn_mask[2] + j * problem.attn_mask[3];
+    if (problem.mask_kind == FLOAT_MASK) score += to_float(static_cast<const T *>(inputs.attn_mask)[at]);
+    if (problem.mask_kind == BOOL_MASK && !static_cast<const bool *>(inputs.attn_mask)[at]) score = -INFINITY;
     return score;
+  }
+
+  template <class T>
+  __device__ __forceinline__ float apply(float score, int i, int j, const Problem &problem,
+                                         const Inputs<T> &inputs) const {
+    return mask_score(score + of_distance(i + position - j, problem, inputs), i, j, problem, inputs);
   }
 };
 
-template <class T>
-__device__ __forceinline__ AddedScores<T> find_added_scores(const Problem &problem, const Inputs<T> &inputs,
-                                                            const Place &place) {
-  AddedScores<T> added = {inputs.position_bias, inputs.bias, inputs.attn_mask, inputs.distance_rows,
-                          place.keys - place.queries};
-  const long long mask_offset = place.sequence * problem.attn_mask[0] + place.head * problem.attn_mask[1];
-  if (added.position_bias) added.position_bias += place.head * problem.position_bias[1];
-  if (added.bias) added.bias += place.sequence * problem.bias[0] + place.head * problem.bias[1];
-  if (problem.mask_kind == BOOL_MASK) added.mask = static_cast<const bool *>(added.mask) + mask_offset;
-  if (problem.mask_kind == FLOAT_MASK) added.mask = static_cast<const T *>(added.mask) + mask_offset;
-  return added;
+__device__ __forceinline__ AddedScores find_added_scores(const Problem &problem, const Place &place) {
+  return {place.head * problem.position_bias[1], place.sequence * problem.bias[0] + place.head * problem.bias[1],
+          place.sequence * problem.attn_mask[0] + place.head * problem.attn_mask[1], place.keys - place.queries};
 }
+
+// What ADDED stages for a tile: of its keys, or of its distances, that of row 0 and the last key first. A thread loads
+// its part before the first product, and puts it into shared memory behind that.
+template <class S, int ADDED> struct Stage {
+  static constexpr int COUNT = ADDED & BY_DISTANCE ? S::ROWS + S::KEYS : ADDED == BY_KEY ? S::KEYS : 0;
+  static constexpr int EACH = (COUNT + S::THREADS - 1) / S::THREADS, ROOM = COUNT ? COUNT : 1;
+  float held[EACH ? EACH : 1];
+
+  template <class T>
+  __device__ __forceinline__ void load(const AddedScores &added, const Place &place, int column, const Problem &problem,
+                                       const Inputs<T> &inputs) {
+    const int distance = place.first + added.position - column - (S::KEYS - 1);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const int at = threadIdx.x + i * S::THREADS;
+      if (ADDED & BY_DISTANCE) held[i] = added.of_distance(distance + at, problem, inputs);
+      else held[i] = column + at < place.keys ? added.of_key(column + at, problem, inputs) : 0.f;
+    }
+  }
+
+  __device__ __forceinline__ void put(float *room) const {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const int at = threadIdx.x + i * S::THREADS;
+      if (at < COUNT) room[at] = held[i];
+    }
+  }
+
+  // The place in the room of a row of the tile of queries and a key of that of keys.
+  static __device__ __forceinline__ int distance_at(int row, int key) { return row - key + S::KEYS - 1; }
+};
 
 // What a kernel adds to the products of queries and keys, before they are scaled: here nothing.
 struct NoTerms {

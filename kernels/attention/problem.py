@@ -10,7 +10,7 @@ BOOL_MASK, FLOAT_MASK = 1, 2  # of problem.cuh
 
 PROBLEM = np.dtype(
     [
-        *((name, np.int64, 3) for name in ("query", "key", "value")),
+        *((name, np.int64, 3) for name in ("query", "key", "value", "grad_output")),
         *((name, np.int64, 4) for name in ("attn_mask", "bias")),
         ("position_bias", np.int64, 2),
         *(
@@ -19,7 +19,7 @@ PROBLEM = np.dtype(
         ),
         *((name, np.int32) for name in ("rows", "distances", "left", "right")),
         ("scale", np.float32),
-        ("is_causal", np.bool_),
+        *((name, np.bool_) for name in ("is_causal", "pairs")),
     ],
     align=True,
 )
@@ -43,6 +43,8 @@ def kernel_inputs(query, key, value, scoring):
         position_bias, distance_rows = relative.position_bias, relative.distance_rows
         problem["rows"], problem["distances"] = table_rows(relative), distance_rows.shape[0]
     floats = {name: _cuda.vector_rows(it) for name, it in (("query", query), ("key", key), ("value", value))}
+    attn_mask, bias = (_readable_by_key(array) for array in (attn_mask, bias))
+    problem["pairs"] = all(_has_pairs(array) for array in (attn_mask, bias) if array is not None)
     added = {"attn_mask": attn_mask, "bias": bias, "position_bias": position_bias}
     set_strides(problem, **floats, **added)
     offsets = contiguous(cu_seqlens, cu_seqlens_k)
@@ -55,6 +57,32 @@ def set_strides(struct, **arrays):
         if array is not None:
             count = struct.dtype[name].shape[0]  # of the last axis of query, key and value it is 1
             struct[name] = [stride // array.dtype.itemsize for stride in array.strides[:count]]
+
+
+def added_kind(scoring):
+    """What a kernel must be compiled for adding to scores: a name of enum Added in problem.cuh."""
+    masks = [array for array in (scoring.attn_mask, scoring.bias) if array is not None]
+    has_distances = scoring.relative is not None and scoring.relative.position_bias is not None
+    if not masks:
+        return "BY_DISTANCE" if has_distances else "NOTHING"
+    by_key = not has_distances and all(array.strides[2] == 0 or array.shape[2] == 1 for array in masks)
+    return "BY_KEY" if by_key else "EVERYTHING"
+
+
+def _readable_by_key(array):
+    """A mask or bias, or None, whose neighbouring keys lie side by side or, broadcast, in one place; else a copy."""
+    if array is None or array.strides[3] in (0, array.itemsize):
+        return array
+    once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
+    xp = _cuda.array_module(array)
+    return np.broadcast_to(xp.ascontiguousarray(once), array.shape)  # CuPy takes the call over for its own arrays
+
+
+def _has_pairs(array):
+    """Whether two neighbouring keys, from an even one on, are one aligned word of memory."""
+    steps = (stride for stride, size in zip(array.strides[:3], array.shape[:3], strict=True) if size > 1)
+    is_even = all(step % (2 * array.itemsize) == 0 for step in steps)
+    return array.strides[3] == array.itemsize and is_even and _cuda.is_aligned(array, 2 * array.itemsize)
 
 
 def contiguous(*arrays):

@@ -62,7 +62,7 @@ __device__ __forceinline__ void write_probs(T *probs, const float2 *lse, Inputs<
     terms.add(scores, keys);
   }
 
-  const AddedScores<T> added = find_added_scores(problem, inputs, place);
+  const AddedScores added = find_added_scores(problem, place);
   const int j_key = found.key + x;
   lse += lse_begin(problem, place);
   probs += ((long long)place.sequence * problem.heads + place.head) * longest_q * longest_k;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void write_probs(T *probs, const float2 *lse, Inputs<
     if (i_query < place.queries && j_key < place.keys && lse[i_query].x != -INFINITY) {
       terms.adjust(scores[i], i_query, j_key);
       const bool hidden = place.hides(i_query, j_key);
-      const float score = hidden ? -INFINITY : added.apply(scores[i] * problem.scale, i_query, j_key, problem);
+      const float score = hidden ? -INFINITY : added.apply(scores[i] * problem.scale, i_query, j_key, problem, inputs);
       p = expf(score - lse[i_query].x - lse[i_query].y);
     }
     probs[(long long)i_query * longest_k + j_key] = from_float<T>(p);

@@ -3,7 +3,7 @@
 #include "relative_probs.cuh"
 #include "relative_tensor_cores.cuh"
 
-template <class T, int D>
+template <class T, int D, int ADDED>
 __global__ void __launch_bounds__(RelativeTiling<D>::THREADS, D <= 64 ? 3 : 1)
 relative_attention_forward(T *output, float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,
                            const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
@@ -14,10 +14,10 @@ relative_attention_forward(T *output, float2 *lse, const T *query, const T *key,
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
   const RelativeInputs<T> terms{query_for_position, position_key, position_query, segment_scores,
                                 distance_rows, segment_ids, segment_ids_k};
-  attend<T, S>(output, lse, inputs, problem, RelativeTerms<T, S>(terms, relative, problem));
+  attend<T, S, ADDED>(output, lse, inputs, problem, RelativeTerms<T, S>(terms, relative, problem));
 }
 
-template <int D>
+template <int D, int ADDED>
 __global__ void __launch_bounds__(128, 1)
 relative_attention_forward_fp32(float *output, float2 *lse, const float *query, const float *key, const float *value,
                                 const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
@@ -30,7 +30,7 @@ relative_attention_forward_fp32(float *output, float2 *lse, const float *query, 
                              attn_mask, bias, position_bias, distance_rows};
   const RelativeInputs<float> terms{query_for_position, position_key, position_query, segment_scores,
                                     distance_rows, segment_ids, segment_ids_k};
-  attend_fp32<S>(output, lse, inputs, problem, RelativeFp32Terms<S>(terms, relative, problem));
+  attend_fp32<S, ADDED>(output, lse, inputs, problem, RelativeFp32Terms<S>(terms, relative, problem));
 }
 
 template <class T>

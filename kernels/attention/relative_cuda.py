@@ -16,10 +16,16 @@ FP32 = {32: (64, 32), 64: (32, 32), 128: (16, 16)}
 FP32_THREADS = 128
 WARP_ROWS, WARP_BYTES = 16, 2048  # queries of a warp and its room for products, in relative_tensor_cores.cuh
 MAX_HEAD_DIM = 128
+ADDED = ("NOTHING", "EVERYTHING")  # of problem.cuh
 
 INSTANTIATIONS = [
-    *(f"relative_attention_forward<{dtype}, {d}>" for dtype in ("__half", "__nv_bfloat16") for d in MMA),
-    *(f"relative_attention_forward_fp32<{d}>" for d in FP32),
+    *(
+        f"relative_attention_forward<{dtype}, {d}, {added}>"
+        for dtype in ("__half", "__nv_bfloat16")
+        for d in MMA
+        for added in ADDED
+    ),
+    *(f"relative_attention_forward_fp32<{d}, {added}>" for d in FP32 for added in ADDED),
     *(f"relative_attention_probs<{dtype}>" for dtype in _cuda.C_TYPES.values()),
 ]
 KERNELS = _cuda.Module(__file__, "relative.cu", instantiations=INSTANTIATIONS)
@@ -50,15 +56,16 @@ def terms(relative):
     return *arrays.values(), *segments, struct
 
 
-def forward_kernel(problem, dtype, is_packed, *tiles):
+def forward_kernel(problem, dtype, is_packed, added, *tiles):
     """(kernel, queries per block, threads, bytes of shared memory); tiles: the arrays in shared memory, or None."""
     sizes = FP32 if dtype == np.float32 else MMA
     padded = next(size for size in sizes if size >= int(problem["head_dim"]))
     rows, _ = sizes[padded]
     shared_bytes = shared_memory(padded, dtype, *(array is not None for array in tiles))
+    added = added if added in ADDED else "EVERYTHING"
     if dtype == np.float32:
-        return f"attention_forward_fp32<{padded}>", rows, FP32_THREADS, shared_bytes
-    return f"attention_forward<{_cuda.c_type(dtype)}, {padded}>", rows, rows // WARP_ROWS * 32, shared_bytes
+        return f"attention_forward_fp32<{padded}, {added}>", rows, FP32_THREADS, shared_bytes
+    return f"attention_forward<{_cuda.c_type(dtype)}, {padded}, {added}>", rows, rows // WARP_ROWS * 32, shared_bytes
 
 
 def shared_memory(padded, dtype, has_query_for_position, has_position_key, has_position_query):

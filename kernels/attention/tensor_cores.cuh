@@ -55,9 +55,11 @@ __device__ __forceinline__ void multiply_keys(Scores<S> &scores, Queries<S> &hel
   }
 }
 
-// output += probabilities values; the scores' registers already are the fragments of the left factor.
-template <class T, class S>
-__device__ __forceinline__ void multiply_values(Output<S> &output, const Scores<S> &probs, const T *values) {
+// output += probabilities values, of which the columns from chunk `first` on; the scores' registers already are the
+// fragments of the left factor.
+template <class T, class S, int COLUMNS>
+__device__ __forceinline__ void multiply_values(float (&output)[S::STRIPS][COLUMNS][4], const Scores<S> &probs,
+                                                const T *values, int first = 0) {
 #pragma unroll
   for (int step = 0; step < S::KEYS / 16; ++step) {
     unsigned a[S::STRIPS][4];
@@ -69,9 +71,9 @@ __device__ __forceinline__ void multiply_values(Output<S> &output, const Scores<
         a[strip][i] = pack<T>(d[i % 2 * 2], d[i % 2 * 2 + 1]);
       }
 #pragma unroll
-    for (int n = 0; n < S::D / 8; n += 2) {
+    for (int n = 0; n < COLUMNS; n += 2) {
       unsigned left[2], right[2];
-      load_b_trans<S::PITCH>(left, right, values, step * 16, n);
+      load_b_trans<S::PITCH>(left, right, values, step * 16, first + n);
 #pragma unroll
       for (int strip = 0; strip < S::STRIPS; ++strip) {
         mma<T>(output[strip][n], a[strip], left);
@@ -81,23 +83,87 @@ __device__ __forceinline__ void multiply_values(Output<S> &output, const Scores<
   }
 }
 
-// Brings raw products to natural units and adds biases and mask. `row`, `column`: of the warp's first score within the
-// sequence. A few scores at a time, through rotation: in full, the loads would take more registers than there are.
-template <class T, class S>
-__device__ __forceinline__ void add_biases_and_mask(Scores<S> &scores, const AddedScores<T> &added,
-                                                  const Problem &problem, const Place &place, int row, int column) {
-  constexpr int GROUP = S::D <= 64 ? 4 : 1, N = S::KEYS / 8;
-  const int lane = threadIdx.x % WARP;
-#pragma unroll 1
-  for (int group = 0; group < S::STRIPS * N; group += GROUP, rotate<GROUP>(scores)) {
-    const int first_query = row + group / N * 16 + lane / 4, first_key = column + group % N * 8 + lane % 4 * 2;
+__device__ __forceinline__ void add_to(float &score, bool visible) { score = visible ? score : -INFINITY; }
+template <class T> __device__ __forceinline__ void add_to(float &score, T value) { score += to_float(value); }
+
+// The same for two scores with one load.
+__device__ __forceinline__ void add_pair(float &first, float &second, const bool *visible) {
+  const unsigned both = *reinterpret_cast<const unsigned short *>(visible);
+  add_to(first, (both & 0xff) != 0);
+  add_to(second, both > 0xff);
+}
+template <class T> __device__ __forceinline__ void add_pair(float &first, float &second, const T *values) {
+  const float2 both = unpack<T>(*reinterpret_cast<const unsigned *>(values));
+  first += both.x, second += both.y;
+}
+
+template <class U> __device__ __forceinline__ U nothing_to_add() { return from_float<U>(0.f); }
+template <> __device__ __forceinline__ bool nothing_to_add<bool>() { return true; }
+
+// Adds to the scores of one of the thread's queries, in fragments `strip`.., what lies from `row` on for its keys:
+// `step` (0 or 1) elements apart, of which the first `count` are there.
+template <class S, class U>
+__device__ __forceinline__ void add_row(Scores<S> &scores, int strip, int half, const U *row, int step, int count,
+                                        bool pairs) {
+  constexpr int N = S::KEYS / 8;
+  if (pairs) {
 #pragma unroll
-    for (int i = 0; i < GROUP * 4; ++i) {
-      const int query = first_query + i / 2 % 2 * 8, key = first_key + i / 4 * 8 + i % 2;
-      float &score = scores[i / 4][i % 4];
-      score = query < place.queries && key < place.keys ? added.apply(score * problem.scale, query, key, problem) : 0.f;
+    for (int n = 0; n < N; ++n)
+      add_pair(scores[strip + n][half * 2], scores[strip + n][half * 2 + 1], row + n * 8);
+  } else if (step == 1) {
+#pragma unroll
+    for (int n = 0; n < N * 2; ++n) {
+      const int key = n / 2 * 8 + n % 2;
+      U value = nothing_to_add<U>();
+      if (key < count) value = row[key];
+      add_to(scores[strip + n / 2][half * 2 + n % 2], value);
+    }
+  } else {
+    const U value = *row;
+#pragma unroll
+    for (int n = 0; n < N * 2; ++n) add_to(scores[strip + n / 2][half * 2 + n % 2], value);
+  }
+}
+
+// Brings raw products to natural units and adds biases and mask. `row`, `column`: of the warp's first score within the
+// sequence; `warp_row`: within the tile; `staged`: see Stage.
+template <class T, class S, int ADDED>
+__device__ __forceinline__ void add_scores(Scores<S> &scores, const float *staged, const AddedScores &added,
+                                           const Problem &problem, const Inputs<T> &inputs, const Place &place, int row,
+                                           int warp_row, int column) {
+  constexpr int N = S::KEYS / 8;
+  const int lane = threadIdx.x % WARP, key = lane % 4 * 2;
+  const float *by_distance = staged + Stage<S, ADDED>::distance_at(warp_row + lane / 4, key);
+#pragma unroll
+  for (int i = 0; i < S::STRIPS * N * 4; ++i) {
+    const int strip = i / 4 / N, n = i / 4 % N, half = i / 2 % 2, e = i % 2;
+    float &score = scores[i / 4][i % 4];
+    const float term = ADDED == BY_KEY ? staged[key + n * 8 + e] : by_distance[strip * 16 + half * 8 - n * 8 - e];
+    score = fmaf(score, problem.scale, term);
+    if (ADDED == BY_KEY && is_hidden(term)) score = -INFINITY;
+  }
+  if constexpr ((ADDED & BY_SCORE) != 0) {
+    const bool pairs = problem.pairs && column + S::KEYS <= place.keys;
+    const int first = column + key, count = place.keys - first;
+#pragma unroll
+    for (int i = 0; i < S::STRIPS * 2; ++i) {
+      const int query = row + i * 8 + lane / 4, strip = i / 2 * N, half = i % 2;
+      if (query >= place.queries) continue;
+      const int step = problem.bias[3], mask_step = problem.attn_mask[3];
+      const long long at = added.bias + query * problem.bias[2] + first * step;
+      const long long mask_at = added.mask + query * problem.attn_mask[2] + first * mask_step;
+      if (inputs.bias) add_row<S>(scores, strip, half, inputs.bias + at, step, count, pairs);
+      if (problem.mask_kind == FLOAT_MASK)
+        add_row<S>(scores, strip, half, static_cast<const T *>(inputs.attn_mask) + mask_at, mask_step, count, pairs);
+      if (problem.mask_kind == BOOL_MASK)
+        add_row<S>(scores, strip, half, static_cast<const bool *>(inputs.attn_mask) + mask_at, mask_step, count, pairs);
     }
   }
+}
+
+template <class S> __device__ __forceinline__ void scale_scores(Scores<S> &scores, float scale) {
+#pragma unroll
+  for (int i = 0; i < S::STRIPS * S::KEYS / 2; ++i) scores[i / 4][i % 4] *= scale;
 }
 
 // Scores of keys beyond the sequence, and of those that causality and window hide, become -inf.
@@ -149,6 +215,16 @@ __device__ __forceinline__ void softmax_step(Scores<S> &scores, RowState<S> &sta
     }
 }
 
+// Rounds one of the thread's two rows of a strip, times `factor`, into row `row` of `tile`, from chunk `first` on.
+template <class T, class S, int COLUMNS>
+__device__ __forceinline__ void put_row(T *tile, const float (&strip)[COLUMNS][4], int half, float factor, int row,
+                                        int first = 0) {
+#pragma unroll
+  for (int n = 0; n < COLUMNS; ++n)
+    *reinterpret_cast<unsigned *>(chunk_of<S::PITCH>(tile, row, first + n) + threadIdx.x % 4 * 2) =
+        pack<T>(strip[n][half * 2] * factor, strip[n][half * 2 + 1] * factor);
+}
+
 // Divides by the sums and rounds into the warp's rows of `tile`; writes lse, which `unit` brings to natural units.
 template <class T, class S>
 __device__ __forceinline__ void finish_rows(T *tile, float2 *lse, const Output<S> &output, const RowState<S> &state,
@@ -161,10 +237,7 @@ __device__ __forceinline__ void finish_rows(T *tile, float2 *lse, const Output<S
       const float total = warp_reduce<Sum, 4>(state.total[strip][half]);
       const float inverse = total == 0.f ? 0.f : 1.f / total;  // a row that sees no key is zero; NaN stays NaN
       const int row = strip * 16 + half * 8 + lane / 4;
-#pragma unroll
-      for (int n = 0; n < S::D / 8; ++n)
-        *reinterpret_cast<unsigned *>(chunk_of<S::PITCH>(tile, warp_row + row, n) + lane % 4 * 2) =
-            pack<T>(output[strip][n][half * 2] * inverse, output[strip][n][half * 2 + 1] * inverse);
+      put_row<T, S>(tile, output[strip], half, inverse, warp_row + row);
       if (lane % 4 == 0 && row < rows)
         lse[row] = highest_and_log(state.peak[strip][half] * unit, total);
     }
@@ -184,7 +257,7 @@ __device__ __forceinline__ void store_rows(T *global, long long stride, T *tile,
 }
 
 // The work of a block; `terms`: see NoTerms.
-template <class T, class S, class Terms>
+template <class T, class S, int ADDED, class Terms>
 __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs, const Problem &problem, Terms terms) {
   const bool packed = inputs.cu_seqlens;
   const Place place = find_place(problem, inputs, S::ROWS);
@@ -205,11 +278,13 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
 
   // What is rarely wanted waits in shared memory: the output takes most of the registers. The loop begins with a
   // barrier.
-  SHARED_ARRAY(AddedScores<T>, added, 1);
+  SHARED_ARRAY(AddedScores, added, 1);
   SHARED_ARRAY(Place, later, 1);
-  if (threadIdx.x == 0) added[0] = find_added_scores(problem, inputs, place), later[0] = place;
+  constexpr int ROOM = Stage<S, ADDED>::ROOM;
+  SHARED_ARRAY(float, staged, ROOM);
+  if (threadIdx.x == 0) added[0] = find_added_scores(problem, place), later[0] = place;
   // Without biases and mask the raw products go straight into the exponential; a negative scale would turn their order.
-  const bool raw = !inputs.bias && !inputs.position_bias && problem.mask_kind == NO_MASK && problem.scale > 0.f;
+  const bool raw = ADDED == NOTHING && problem.scale > 0.f;
   const float unit = raw ? problem.scale : 1.f;
   const int warp_row = threadIdx.x / WARP * S::WARP_ROWS, row = place.first + warp_row;
   const int begin = place.first_key(S::KEYS), end = place.end_key(S::ROWS);
@@ -237,6 +312,8 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
     const bool idle = S::D <= 64 && (row >= place.queries || column > top || column + S::KEYS <= bottom);
     const bool fresh = column == begin || column <= bottom;
     Scores<S> scores;
+    Stage<S, ADDED> stage;
+    stage.load(added[0], later[0], column, problem, inputs);
     if (!idle) {
       if constexpr (S::HELD == S::D / 16) {
         if (fresh)
@@ -246,13 +323,16 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
       multiply_keys<T, S>(scores, held, queries, keys, warp_row);
       terms.add(scores, keys, column, fresh);
     }
+    stage.put(staged);
     cp_async_wait<0>();
     __syncthreads();  // the values have arrived; everybody has left the keys
     if (column + S::KEYS < end) fetch_keys(column + S::KEYS);
     if (!idle) {
-      if (!raw) add_biases_and_mask<T, S>(scores, added[0], problem, later[0], row, column);
+      if constexpr (ADDED != NOTHING)
+        add_scores<T, S, ADDED>(scores, staged, added[0], problem, inputs, later[0], row, warp_row, column);
+      else if (!raw) scale_scores<S>(scores, problem.scale);
       hide<S>(scores, later[0], row, column);
-      softmax_step<S>(scores, state, d, unit * 1.4426950408889634f);
+      softmax_step<S>(scores, state, d, unit * LOG2_E);
       multiply_values<T, S>(d, scores, values);
     }
   }

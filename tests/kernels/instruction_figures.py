@@ -34,6 +34,19 @@ FIGURES = (
     # 16 elements of a thread, and 8; half of them for the ends of a row
     Figure("cross_entropy", "cross_entropy_rows<__half, 512, int>", "LDG", (251, 231, 233, 229, 238)),
     Figure("cross_entropy", "cross_entropy_backward_rows<__half, 512, int>", "LDG", (213, 198, 201, 248, 246)),
+    # a tile of 16 queries and 64 keys of a warp, 64 products of fragments: nothing, keys, distances, all on the scores
+    *(
+        Figure("attention", f"attention_forward<__half, 64, 1, {added}>", "M88", counts)
+        for added, counts in (
+            ("NOTHING", (70, 638, 640, 628, 638)),
+            ("BY_KEY", (70, 745, 751, 739, 749)),
+            ("BY_DISTANCE", (70, 701, 702, 733, 755)),
+            ("EVERYTHING", (70, 1658, 1657, 1667, 1683)),
+        )
+    ),
+    # of 16 keys and 32 queries, 64 products of fragments, and of 16 queries and 32 keys, 48; 117 and 98 are dropout's
+    Figure("attention", "attention_backward<__half, 64, KEYS_AND_VALUES, false>", "M88", (45, 702, 724, 644, 644)),
+    Figure("attention", "attention_backward<__half, 64, QUERIES, false>", "M88", (33, 566, 575, 496, 494)),
     # a step of 32 columns: 64 and 32 products of fragments from sm_80 on
     Figure("linear", "linear_mma<__half, 128, 128>", "HMMA", (238, 157, 206, 230, 223)),
     Figure("linear", "linear_mma<__half, 64, 64>", "HMMA", (178, 135, 135, 142, 136)),

@@ -113,7 +113,7 @@ def test_head_dims_with_tables(cuda, dtype, head_dim):
     check(cuda, packed(dtype, (19,), (35,), 1, head_dim, "all"))
     if isinstance(cuda, EmulatorTarget):
         padded, c_type = next(size for size in (32, 64, 128) if size >= head_dim), _cuda.c_type(dtype)
-        name = f"_fp32<{padded}>" if dtype is FLOAT32 else f"<{c_type}, {padded}>"
+        name = f"_fp32<{padded}, EVERYTHING>" if dtype is FLOAT32 else f"<{c_type}, {padded}, EVERYTHING>"
         kernels_launched = [f"relative_attention_forward{name}", f"relative_attention_probs<{c_type}>"]
         assert [launch.kernel for launch in cuda.launches] == kernels_launched
 
@@ -142,7 +142,7 @@ def test_two_strips_per_warp(cuda, head_dim):
     check(cuda, given, **{name: normal(3, 4, 150, 150, dtype=FLOAT16) for name in ("attn_mask", "bias")})
     check(cuda, given, is_causal=True, window=(70, 9))
     if isinstance(cuda, EmulatorTarget):
-        assert cuda.launches[0].kernel == f"attention_forward<__half, {head_dim}, 2>"
+        assert cuda.launches[0].kernel == f"attention_forward<__half, {head_dim}, 2, NOTHING>"
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])

@@ -85,9 +85,39 @@ def test_shared_heads_in_windows(cuda, dtype):
     check(cuda, dtype, scoring_of(causal=True, window=(3, 5)), heads=4)
 
 
-@pytest.mark.parametrize("head_dim", [64, 65, 129])
-def test_wide_heads(cuda, head_dim):
-    check(cuda, DTYPES[0], scoring_of(), 1, 1, (40, 37), head_dim)
+@pytest.mark.parametrize("head_dim", [32, 64, 65, 160])
+def test_head_dims(cuda, dtype, head_dim):
+    """Alone and beside something that is added: kernels of their own."""
+    check(cuda, dtype, scoring_of(window=(9, 20)), 1, 1, (70, 37), head_dim)
+    check(cuda, dtype, scoring_of(bias=normal(6, (2, 1, 7, 39), dtype)), 1, 1, (7, 39), head_dim)
+
+
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (1, 1), (67, 131), (131, 3)], ids=str)
+def test_lengths(cuda, dtype, lengths):
+    """Tiles that are not full, more than one of each; queries without a key, and keys that no query sees."""
+    check(cuda, dtype, scoring_of(), 1, 1, lengths)
+    offsets = [np.array([0, length, length], np.int32) for length in lengths]
+    check(cuda, dtype, scoring_of(*offsets, causal=True), 1, 1, lengths)
+
+
+def test_views(cuda, dtype):
+    """A gradient whose rows no vector fits, and masks of which neighbouring keys do not lie side by side."""
+    mask = np.random.default_rng(5).random((2, 2, 37, 40)) < 0.8
+    check(cuda, dtype, scoring_of(mask=mask.swapaxes(2, 3)), head_dim=39)
+
+
+def test_scores_in_the_thousands(cuda, dtype):
+    """The peak is kept apart from the logarithm: their sum would round away what the probabilities differ by."""
+    query, key = (np.full((1, 1, 70, 16), value, dtype) for value in (40, 12))
+    key[..., 0] += np.arange(70) % 8 / 8
+    value, grad = (normal(seed, (1, 1, 70, 16), dtype) for seed in (4, 2))
+    scoring = scoring_of()._replace(scale=0.5)  # near 3,840
+    exact = [wide(it) for it in (query, key, value)]
+    output, lse, *_ = reference.attention(*exact, scoring, False, False, None)
+    arrays = query, key, value, output.astype(dtype), lse.astype(np.float32)
+    found = cuda.run(flat, on_cuda.attention_backward, grad, *arrays, scoring, None)
+    expected = reference.attention_backward(wide(grad), *exact, output, lse, scoring, None)[2]
+    assert_close(found[2], expected, name="grad_value", at_least=1)
 
 
 def test_with_dropout(cuda, dtype):

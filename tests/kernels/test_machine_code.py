@@ -33,8 +33,9 @@ def test_no_more_instructions_than_written_down(figure, architecture):
 # The instructions that a kernel must have, by the parts of their names.
 TENSOR_CORES = (("HMMA",), ("LDSM",), ("LDGSTS", "128"), ("STG", "128"))  # with cp.async, hence from sm_80 on
 MUST_HAVE = {
-    ("attention", "attention_forward<__half, 64, 1>"): TENSOR_CORES,
-    ("attention", "relative_attention_forward<__half, 64>"): TENSOR_CORES,
+    ("attention", "attention_forward<__half, 64, 1, EVERYTHING>"): TENSOR_CORES,
+    ("attention", "relative_attention_forward<__half, 64, NOTHING>"): TENSOR_CORES,
+    ("attention", "attention_backward<__half, 64, KEYS_AND_VALUES, false>"): TENSOR_CORES,
     ("linear", "linear_mma<__half, 128, 128>"): TENSOR_CORES,
     ("linear", "linear_mma<__nv_bfloat16, 64, 64>"): TENSOR_CORES,
 }
@@ -49,6 +50,7 @@ def test_what_must_be_there(operation, kernel, architecture):
     code = machine_code(module, (kernel,), architecture)[kernel]
     for parts in MUST_HAVE[operation, kernel]:
         assert code.count(*parts), f"no {'.'.join(parts)}"
+    assert not code.count("LD"), "loads from addresses of an unknown kind"
 
 
 @pytest.mark.parametrize(
