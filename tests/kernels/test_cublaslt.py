@@ -172,22 +172,6 @@ def test_the_mode_chooses(runtime):
         assert kinds() == (0, ["linear_mma<__half, 16, 16>"])
 
 
-def test_the_mode_is_set_for_the_process(monkeypatch):
-    with batch_invariance(None):
-        assert not kernels.is_batch_invariant()
-    with batch_invariance(None):
-        monkeypatch.setenv("BERTCORE_BATCH_INVARIANT", "1")
-        assert kernels.is_batch_invariant()
-        kernels.set_batch_invariant(False)
-        assert not kernels.is_batch_invariant()
-        with pytest.raises(TypeError, match="wanted is 'batch', expected True or False"):
-            kernels.set_batch_invariant("batch")
-    with batch_invariance(None):
-        monkeypatch.setenv("BERTCORE_BATCH_INVARIANT", "yes")
-        with pytest.raises(ValueError, match="BERTCORE_BATCH_INVARIANT is 'yes', expected 1 or 0"):
-            kernels.is_batch_invariant()
-
-
 def test_a_missing_library_says_what_to_install(monkeypatch):
     def missing(name):
         raise pathfinder.DynamicLibNotFoundError(name)
