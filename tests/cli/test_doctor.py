@@ -5,10 +5,12 @@ import re
 
 import numpy as np
 import pytest
+from cuda import pathfinder
 
 from bertcore import __version__, kernels
 from bertcore.cli import doctor, main
 from bertcore.kernels.dispatch import IMPLEMENTATIONS
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
 
 CUPY_MISSING = "CuPy is not installed: pip install somewhere"
 
@@ -85,6 +87,19 @@ def test_backends_are_tried_and_not_only_imported(monkeypatch):
 
     monkeypatch.setattr(kernels, "softmax", broken)
     assert doctor._problem("numpy") == "OSError: a library is missing"
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+def test_a_gpu_without_cublaslt(monkeypatch):
+    with driverless() as gpu:
+        assert doctor._problem("cupy") is None
+
+        def missing(name):
+            raise pathfinder.DynamicLibNotFoundError(name)
+
+        gpu.runtime._cublaslt_path = None
+        monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", missing)
+        assert "multiplies by cuBLASLt, which is not installed" in doctor._problem("cupy")
 
 
 def test_a_gpu_that_waits_for_cupy(monkeypatch, tmp_path):
