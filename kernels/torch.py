@@ -8,12 +8,16 @@ refused; other arrays than tensors raise TypeError.
 
     hidden = F.gelu(F.linear(x, weight, bias))
     F.layer_norm(hidden, scale).sum().backward()
+
+On a GPU they run on PyTorch's current stream. `on_current_stream` and `share_memory` are for what calls CuPy beside
+PyTorch in another way, as models do: they make CuPy use PyTorch's stream and PyTorch's pool of memory.
 """
 
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -32,7 +36,8 @@ class _Operation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, compute: Callable, pullback: Callable, *tensors: Tensor | None) -> Tensor:
-        output, *kept = compute(*map(_detached, tensors))
+        with _stream_of(tensors):
+            output, *kept = compute(*map(_detached, tensors))
         ctx.pullback, ctx.count = pullback, len(tensors)
         ctx.save_for_backward(*tensors, *kept)
         return output
@@ -40,10 +45,46 @@ class _Operation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        saved = map(_detached, ctx.saved_tensors)
-        gradients: Sequence[Tensor | None] = ctx.pullback(grad_output.contiguous(), *saved)
+        saved = list(map(_detached, ctx.saved_tensors))
+        with _stream_of(saved):
+            gradients: Sequence[Tensor | None] = ctx.pullback(grad_output.contiguous(), *saved)
         needed = zip(gradients, ctx.needs_input_grad[2:], strict=True)
         return None, None, *(gradient if is_needed else None for gradient, is_needed in needed)
+
+
+def on_current_stream(device: Any = None) -> AbstractContextManager:
+    """A block within which CuPy's current stream is PyTorch's, of the current GPU or of `device`.
+
+    Neither then waits for the other, and what CuPy launches is part of a CUDA graph that PyTorch captures.
+    """
+    cupy = importlib.import_module("cupy")
+    return cupy.cuda.Stream.from_external(torch.cuda.current_stream(device))
+
+
+def share_memory() -> None:
+    """From now on CuPy takes its memory from PyTorch's pool, instead of keeping one beside it.
+
+    Memory that is let go then serves both, on the stream that it was used on. Call it before anything is on the GPU:
+    what CuPy's own pool already has stays there. `cupy.cuda.set_allocator` undoes it.
+    """
+    cuda = importlib.import_module("cupy").cuda
+
+    def allocate(size: int, device: int) -> int:
+        try:
+            return torch.cuda.caching_allocator_alloc(size, device, cuda.get_current_stream().ptr)
+        except torch.OutOfMemoryError as error:  # a RuntimeError
+            raise MemoryError(str(error)) from error
+
+    def free(address: int, device: int) -> None:
+        torch.cuda.caching_allocator_delete(address)
+
+    cuda.set_allocator(cuda.PythonFunctionAllocator(allocate, free).malloc)
+
+
+def _stream_of(tensors: Sequence[Tensor | None]) -> AbstractContextManager:
+    """PyTorch's stream for CuPy's launches, where tensors are on a GPU."""
+    device = next((tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda), None)
+    return nullcontext() if device is None else on_current_stream(device)
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:

@@ -1,5 +1,6 @@
 """Which texts are computed together: memory is bounded by tokens, never by the number of texts."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
@@ -61,6 +62,31 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
         yield order[start:]
 
 
+class BatchHalvedWarning(UserWarning):
+    """The memory did not suffice for a batch, which was computed in halves."""
+
+
+def by_halves(compute: Callable[[list[Row]], Iterable[Any]], rows: list[Row]) -> list[Any]:
+    """compute(rows), which gives a result for each row; where memory does not suffice for all of them (MemoryError, as
+    CuPy's and NumPy's errors are), that of one half and then that of the other.
+
+    Raises MemoryError where it does not suffice for a row alone.
+    """
+    try:
+        return list(compute(rows))
+    except MemoryError as error:
+        if len(rows) < 2:
+            raise
+        warnings.warn(
+            f"{error}: a batch of {len(rows)} texts, {sum(map(len, rows))} tokens, is computed in halves; a lower "
+            "batch_tokens would save the attempt",
+            BatchHalvedWarning,
+            stacklevel=2,
+        )
+    middle = len(rows) // 2  # after the error is gone, and with it what it keeps alive
+    return by_halves(compute, rows[:middle]) + by_halves(compute, rows[middle:])
+
+
 def in_batches(
     sequences: Iterable[Row],
     batch_tokens: int,
@@ -78,7 +104,7 @@ def in_batches(
     for window in windows(sequences, batch_tokens):
         results: list[Any] = [None] * len(window)
         for indices in batches([len(sequence) for sequence in window], batch_tokens):
-            for index, result in zip(indices, compute([window[index] for index in indices]), strict=True):
+            for index, result in zip(indices, by_halves(compute, [window[index] for index in indices]), strict=True):
                 results[index] = result
             advance(len(indices))
         yield results

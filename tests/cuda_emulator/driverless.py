@@ -67,7 +67,8 @@ class Driverless:
         self.launches = []
         self.waits = []  # what the host waited for, or would have to on a GPU: names of functions of CuPy
         self.uploads = []  # bytes of each copy from the host
-        self.stream = Stream(self)  # the current one
+        self.stream_class = Stream.of(self)
+        self.stream = self.stream_class()  # the current one
         self.capture = None  # the Graph that is being captured
 
     @property
@@ -287,7 +288,7 @@ def _replacements(gpu):
     yield runtime, "getDeviceProperties", lambda index: {"name": b"none, emulated"}
     yield cupy.cuda, "Event", functools.partial(Event, gpu)
     yield cupy.cuda, "get_elapsed_time", lambda start, stop: 1e3 * (stop.time - start.time)
-    yield cupy.cuda, "Stream", functools.partial(Stream, gpu)
+    yield cupy.cuda, "Stream", gpu.stream_class
     yield cupy.cuda, "get_current_stream", lambda: gpu.stream
     yield cupy.cuda, "Device", gpu.device
     yield cupy, "get_default_memory_pool", lambda: SimpleNamespace(free_all_blocks=lambda: None)

@@ -39,11 +39,22 @@ class Graph:
 
 
 class Stream:
-    """cupy.cuda.Stream; the first that is made is the default stream."""
+    """cupy.cuda.Stream of one `driverless` block; the first that is made is the default stream."""
 
-    def __init__(self, gpu, non_blocking=False):
-        self._gpu, self.is_default, self._outer = gpu, not hasattr(gpu, "stream"), []
-        self.ptr = 0 if self.is_default else id(self)
+    def __init__(self, non_blocking=False):
+        self.ptr = id(self) if hasattr(self._gpu, "stream") else 0
+        self._outer = []
+
+    @classmethod
+    def of(cls, gpu):
+        """The class of the streams of a Driverless."""
+        return type("Stream", (cls,), {"_gpu": gpu})
+
+    @classmethod
+    def from_external(cls, other):
+        stream = cls()
+        _, stream.ptr = other.__cuda_stream__()
+        return stream
 
     def __enter__(self):
         self._outer.append(self._gpu.stream)
@@ -66,7 +77,7 @@ class Stream:
         self._gpu.wait("Stream.synchronize")
 
     def begin_capture(self, mode=None):
-        if self.is_default:
+        if self.ptr == 0:
             raise CaptureError("the default stream cannot be captured")
         self._gpu.capture = Graph(self)
 

@@ -17,7 +17,7 @@ from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.spec import ConfigReader
 from bertcore.tasks.arguments import check_positive
-from bertcore.tasks.batching import BATCH_TOKENS, batches, grouped, windows
+from bertcore.tasks.batching import BATCH_TOKENS, batches, by_halves, grouped, windows
 from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.texts import CutTexts, checked_text
@@ -258,8 +258,11 @@ class Pipeline:
                 each.item.unread -= 1
 
     def _compute(self, rows: Sequence[_Row], options: Any) -> None:
-        found = [row.window for row in rows]
-        for row, kept in zip(rows, self._read(found, self._arrays(found), options), strict=True):
+        def read(some: list[_Row]) -> Sequence[Any]:
+            found = [row.window for row in some]
+            return self._read(found, self._arrays(found), options)
+
+        for row, kept in zip(rows, by_halves(read, list(rows)), strict=True):
             row.item.kept[row.text][row.place] = kept
             row.item.in_work -= 1
 
