@@ -1,6 +1,8 @@
 """Loss and gradients of a model, and of what the caller makes of its outputs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,8 @@ import numpy as np
 from bertcore import kernels
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import Tape, Variable, current_tape, value_of
+
+_factor: ContextVar[Any] = ContextVar("bertcore_gradient_factor", default=None)
 
 Loss = Callable[[Any], tuple[Any, Mapping[str, Any]]]
 NO_GRADIENT = ("mems", "attention_components")
@@ -67,6 +71,22 @@ def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
         if grads[name].dtype != parameter.dtype:
             raise ValueError(f"grads[{name!r}] has dtype {grads[name].dtype}, expected {parameter.dtype}")
     return parameter.joined(grads)[0]
+
+
+@contextmanager
+def multiplied_gradients(factor: Any) -> Iterator[None]:
+    """Within the block all gradients are multiplied by `factor`, an array without axes, from the loss on: those that
+    would vanish in float16 do not. None for 1."""
+    token = _factor.set(factor)
+    try:
+        yield
+    finally:
+        _factor.reset(token)
+
+
+def _multiplied(gradient: Any) -> Any:
+    factor = _factor.get()
+    return gradient if factor is None else _scaled(gradient, factor)
 
 
 def zero_gradients(model: Any) -> Gradients:
@@ -141,7 +161,7 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
             found = list(_pairs(fields, gradients))
             _check_any(variable for variable, _ in found)
             fields.clear()
-            variables, seeds = zip(*found, strict=True)
+            variables, seeds = zip(*((variable, _multiplied(seed)) for variable, seed in found), strict=True)
             return _of_parameters(model, tape.gradients(tape.record(None, variables, lambda _: seeds), True))
 
         return _without_variables(out), pullback
@@ -183,7 +203,8 @@ def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
     _check_any([variable])
     out = _without_variables(out)
     xp = kernels.array_module(out.loss)
-    return out, _of_parameters(model, tape.gradients(variable, xp.ones((), getattr(out.loss, "dtype", None))))
+    seed = _multiplied(xp.ones((), getattr(out.loss, "dtype", None)))
+    return out, _of_parameters(model, tape.gradients(variable, seed))
 
 
 def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:

@@ -40,8 +40,9 @@ def unrecorded() -> Iterator[None]:
 class Addend:
     """A gradient that is no array yet, which a pullback may give for an input where most of the array is zeros."""
 
-    def added_to(self, array: Any | None) -> Any:
-        """The array with this gradient added to it, in place; where there is none, the gradient as an array."""
+    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+        """The array with this gradient added to it, in place; where there is none, the gradient as an array. It is of
+        `dtype`, or of the gradient's own."""
         raise NotImplementedError
 
 
@@ -77,7 +78,7 @@ class Tape:
 
     def __init__(self) -> None:
         self._leaves: dict[Hashable, dict[str, Variable]] = {}  # by key and form
-        self._keys: dict[int, Hashable] = {}  # of the leaves, by their identity
+        self._keys: dict[int, tuple[Hashable, Any]] = {}  # (key, dtype of the gradient) of leaves, by their identity
         self._records: list[_Record | _Checkpoint] = []
         self._tokens: list[Token] = []
 
@@ -88,15 +89,15 @@ class Tape:
     def __exit__(self, *error: object) -> None:
         _current.reset(self._tokens.pop())
 
-    def leaf(self, key: Hashable, make: Callable[[], Any], form: str = "array") -> Variable:
+    def leaf(self, key: Hashable, make: Callable[[], Any], form: str = "array", dtype: Any = None) -> Variable:
         """The Variable that stands for `key` (a parameter) in one of its forms; `make` gives its value the first time.
 
-        The gradients of all forms of one key are summed.
+        The gradients of all forms of one key are summed, in `dtype` if it is given.
         """
         forms = self._leaves.setdefault(key, {})
         if form not in forms:
             forms[form] = Variable(make(), self)
-            self._keys[id(forms[form])] = key
+            self._keys[id(forms[form])] = key, dtype
         return forms[form]
 
     def record(self, output: Any, inputs: tuple[Any, ...], pullback: Pullback) -> Any:
@@ -135,7 +136,7 @@ class Tape:
         pending: dict[int, Any] = {id(output): seed}
         found: dict[Hashable, Any] = {}
         if id(output) in self._keys:
-            return {self._keys[id(output)]: seed}
+            return {self._keys[id(output)][0]: seed}
         while self._records:
             record = self._records.pop()
             passed_on = parts = tuple(pending.pop(id(output), None) for output in record.outputs)
@@ -149,8 +150,8 @@ class Tape:
                 if source is None or part is None:
                     continue
                 if id(source) in self._keys:
-                    key = self._keys[id(source)]
-                    found[key] = _added(found.get(key), part, (*passed_on, *parts))
+                    key, dtype = self._keys[id(source)]
+                    found[key] = _added(found.get(key), part, (*passed_on, *parts), dtype)
                 else:
                     part, known = _as_array(part), pending.get(id(source))
                     pending[id(source)] = part if known is None else known + part
@@ -163,13 +164,15 @@ def _as_array(part: Any) -> Any:
     return part.added_to(None) if isinstance(part, Addend) else part
 
 
-def _added(known: Any, part: Any, around: tuple[Any, ...]) -> Any:
+def _added(known: Any, part: Any, around: tuple[Any, ...], dtype: Any) -> Any:
     """The gradient of a leaf, `known` so far, with one more part: an array that is this leaf's alone, to be added to.
 
     A pullback may pass on the array that it got, or views of it, and may give one array twice; those are `around`.
     """
     if isinstance(part, Addend):
-        return part.added_to(known)
+        return part.added_to(known, dtype)
+    if dtype is not None and part.dtype != dtype:
+        part, around = part.astype(dtype), ()
     if known is not None:
         known += part
         return known
@@ -179,7 +182,7 @@ def _added(known: Any, part: Any, around: tuple[Any, ...]) -> Any:
             users += 1
         elif other is not None and not isinstance(other, Addend):
             users += may_share(part, other)
-    return part if users == 1 else part.copy()  # the one is itself
+    return part if users <= 1 else part.copy()  # the one is itself
 
 
 def checkpoint(block: Callable[..., Any], *args: Any, **options: Any) -> Any:

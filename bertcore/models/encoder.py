@@ -82,7 +82,7 @@ class Encoder(Block):
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
         if cache is None and self._can_be_replayed(inputs, trace):
             graphs = self._graphs.get(self.version, Graphs)
-            key = inputs.on_gpu.rooms, trace.layers, kernels.is_batch_invariant()
+            key = inputs.on_gpu.rooms, autocast_dtype(), trace.layers, kernels.is_batch_invariant()
             if graphs.has_seen(key):
 
                 def build(joined: Any) -> tuple[Any, LayerContext]:

@@ -47,7 +47,7 @@ class Forms:
         array           NumPy: what the CPU backends look tables up in and read vectors from
         device array    the same in the memory of the GPU
         weights         one PreparedWeight for each backend that multiplies by it
-        rounded         likewise, in bfloat16, for `autocast`
+        rounded         for `autocast`: weights in its dtype, by backend and dtype; and on the GPU the array
 
     Each is made when first needed, low-precision weights at once. A weight-only array is freed once it is prepared;
     `on_host` makes it again from the prepared weight.
@@ -71,7 +71,7 @@ class Forms:
         self.array: np.ndarray | None = None
         self.device_array: Any = None
         self.weights: dict[str, kernels.PreparedWeight] = {}  # by backend
-        self.rounded: dict[str, kernels.PreparedWeight] = {}
+        self.rounded: dict[tuple[str, ...], Any] = {}
         is_low_on_cpu = self.is_low_on_cpu
         if kernels.array_module(array) is not np:
             self.device_array = array.astype(dtype, copy=False)
@@ -140,7 +140,7 @@ class Forms:
     def array_in_force(self) -> Any:
         """The array for the backend in force."""
         if self._backend == "cupy":
-            return self._on_device()
+            return self._on_device() if self._dtype_in_force is None else self._rounded_on_device()
         array = self.array
         if array is None:
             with _preparing:
@@ -150,7 +150,7 @@ class Forms:
     def weight_in_force(self) -> Any:
         """The weight of a linear map for the backend in force: prepared, or the array where nothing has to be."""
         backend = self._backend
-        if autocast_dtype() is not None and self.dtype == np.float32:
+        if self._dtype_in_force is not None:
             return self._rounded_weight(backend)
         if backend == "numpy" and not self.is_low:
             array = self.array  # read once: another thread may free it
@@ -174,13 +174,32 @@ class Forms:
             self.weights.clear()
         return array
 
+    @property
+    def _dtype_in_force(self) -> str | None:
+        """That of `autocast`, where it concerns this parameter."""
+        return autocast_dtype() if self.dtype == np.float32 else None
+
     def _rounded_weight(self, backend: str) -> kernels.PreparedWeight:
-        if backend == "cupy":
-            raise ValueError("autocast is for the CPU: for the GPU load the model with dtype='bfloat16'")
+        dtype = autocast_dtype()
+        if backend != "cupy" and dtype != "bfloat16":
+            raise ValueError(f"autocast({dtype!r}) is for GPUs: on the CPU use 'bfloat16'")
         with _preparing:
-            if backend not in self.rounded:
-                self.rounded[backend] = kernels.prepare_weight(self.on_host(), dtype=autocast_dtype())
-        return self.rounded[backend]
+            if (backend, dtype) not in self.rounded:
+                made = (
+                    kernels.prepare_weight(self._rounded_on_device())
+                    if backend == "cupy"
+                    else kernels.prepare_weight(self.on_host(), dtype=dtype)
+                )
+                self.rounded[backend, dtype] = made
+        return self.rounded[backend, dtype]
+
+    def _rounded_on_device(self) -> Any:
+        """The device array in the dtype of `autocast`."""
+        dtype = autocast_dtype()
+        with _preparing:
+            if (dtype,) not in self.rounded:
+                self.rounded[dtype,] = self._on_device().astype(bfloat16() if dtype == "bfloat16" else dtype)
+        return self.rounded[dtype,]
 
     def _on_device(self) -> Any:
         if self.dtype == np.int8:

@@ -182,7 +182,8 @@ class Parameter(JoinedTensors):
         tape = current_tape()
         if tape is None or self.is_frozen:
             return (self._filled or self.forms).array_in_force()
-        return tape.leaf(self, lambda: self._trainable().array_in_force())
+        form = f"array for {autocast_dtype() or self.dtype}"
+        return tape.leaf(self, lambda: self._trainable().array_in_force(), form=form, dtype=self._gradient_dtype)
 
     @property
     def weight(self) -> Any:
@@ -196,8 +197,14 @@ class Parameter(JoinedTensors):
             weight = (self._filled or self.forms).weight_in_force()
         else:
             form = f"weight for {autocast_dtype() or self.dtype}"
-            weight = tape.leaf(self, lambda: self._trainable().weight_to_train(), form=form)
+            make = self._trainable().weight_to_train
+            weight = tape.leaf(self, make, form=form, dtype=self._gradient_dtype)
         return weight if self.adapter is None else self.adapter.weight(weight)
+
+    @property
+    def _gradient_dtype(self) -> np.dtype | None:
+        """That of its gradient where its forms may be of another."""
+        return self.dtype if autocast_dtype() is not None else None
 
     def _trainable(self) -> Forms:
         forms = self.forms

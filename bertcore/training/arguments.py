@@ -56,8 +56,10 @@ class TrainingArguments:
         report_to: "plot" (loss.png, by matplotlib), "tensorboard", a list of both, "all" that are installed, or "none".
         disable_tqdm: whether there is no progress bar; None for one on a terminal.
         seed: of dropout, of masking and, unless `data_seed` is given, of the order of the examples.
-        bf16: products of weights are in bfloat16, forward and backward, and all else in float32; see
-            `bertcore.autocast`, which also says on which CPUs it is faster.
+        bf16: products of weights are in bfloat16, forward and backward, and all else in float32; on a GPU all but
+            parameters and losses is in bfloat16. See `bertcore.autocast`, which also says on which CPUs it is faster.
+        fp16: likewise in float16, on GPUs alone. Losses are scaled (`LossScale`), so that gradients do not vanish; a
+            step whose gradients overflow is skipped, and the log tells how many were.
         gradient_checkpointing: layers are computed again in the backward, which takes less memory and more time.
         group_by_length: batches have examples of similar lengths.
         dataloader_drop_last: leave out an epoch's last batch if it is not full.
@@ -102,6 +104,7 @@ class TrainingArguments:
     seed: int = 42
     data_seed: int | None = None
     bf16: bool = False
+    fp16: bool = False
     gradient_checkpointing: bool = False
     group_by_length: bool = False
     dataloader_drop_last: bool = False
@@ -124,6 +127,8 @@ class TrainingArguments:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 and fp16 are both set, expected one of them at most")
         self._check_choices()
         self._check_length()
         self._check_best()
@@ -176,8 +181,8 @@ class TrainingArguments:
             )
 
     def precision(self) -> AbstractContextManager[None]:
-        """The block of what `bf16` is about."""
-        return autocast("bfloat16") if self.bf16 else nullcontext()
+        """The block of what `bf16` and `fp16` are about."""
+        return autocast("bfloat16" if self.bf16 else "float16") if self.bf16 or self.fp16 else nullcontext()
 
     @property
     def reports(self) -> Sequence[str]:
@@ -231,6 +236,7 @@ _SWITCHES = (
     "load_best_model_at_end",
     "logging_first_step",
     "bf16",
+    "fp16",
     "gradient_checkpointing",
     "group_by_length",
     "dataloader_drop_last",

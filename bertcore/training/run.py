@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.gradients import Gradients, zero_gradients
+from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
 from bertcore.nn.dropout import mixed_seed
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import Callbacks
 from bertcore.training.checkpoints import checkpoint_folder, remove_beyond, write_checkpoint
 from bertcore.training.data import Batches
 from bertcore.training.failures import TrainingDiverged, keep_for_post_mortem, non_finite
+from bertcore.training.fingerprints import fingerprint_beyond_checkpoints, fingerprint_of
+from bertcore.training.loss_scale import LossScale
 from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
 from bertcore.training.processes import Processes
@@ -80,13 +80,14 @@ class Run:
             num_processes=processes.count,
             data=batches.fingerprint(),
             masking=collate.masking,
-            frozen=_fingerprint_beyond_checkpoints(model),
-            teacher=_fingerprint_of(objective.teacher),
+            frozen=fingerprint_beyond_checkpoints(model),
+            teacher=fingerprint_of(objective.teacher),
         )
         self.control = TrainerControl()
         self._saved_at = -1
         self._norm = 0.0
         self._unread, self._is_finite = Unread(), True
+        self._loss_scale = LossScale() if args.fp16 else None
 
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint."""
@@ -97,6 +98,8 @@ class Run:
         if best is not None:  # it stands beside the one to go on from, wherever they were moved to
             self.state.best_model_checkpoint = str(folder.parent / Path(best).name)
         self.callbacks.load_state_dict(self.state.callbacks)
+        if self._loss_scale is not None:
+            self._loss_scale.load_state_dict(self.state.loss_scale)
         self._saved_at = self.state.global_step
 
     def go(self, ending: list[int]) -> None:
@@ -121,7 +124,7 @@ class Run:
         """ValueError if they do not have the same to begin with."""
         if self.processes.count > 1:
             self.processes.check_same("the number of examples", self.batches.num_examples)
-            self.processes.check_same("the model", _fingerprint_of(self.model))
+            self.processes.check_same("the model", fingerprint_of(self.model))
 
     def _is_to_end(self, ending: list[int]) -> bool:
         """Whether a callback asked for it, or a signal in any of the processes, which is then noted in all."""
@@ -199,8 +202,10 @@ class Run:
     def _step(self, part: Part) -> None:
         state, (loss, grads) = self.state, self._gradients(part)
         norm = grad_norm(grads)
-        self.optimizer.step(grads, self._scale(loss, norm, next(iter(grads.values())).dtype))
-        self._unread.add(StepMade(state.global_step + 1, part, loss, norm))
+        if self._loss_scale is not None:
+            norm = norm / self._loss_scale.value
+        self.optimizer.step(grads, self._factor(loss, norm, next(iter(grads.values())).dtype))
+        self._unread.add(StepMade(state.global_step + 1, part, loss, norm, self._is_finite))
         if self._unread.is_due:
             self._read()
         state.global_step += 1
@@ -213,20 +218,28 @@ class Run:
         state.epoch = self._epoch_reached()
         state.unlogged_steps += 1
 
-    def _scale(self, loss: Any, norm: Any, dtype: np.dtype) -> Any:
-        """What the gradients are multiplied by; NaN from the first step on whose loss or gradients are not finite, so
-        that the parameters stay as they were before it."""
-        xp = kernels.array_module(norm)
-        self._is_finite = self._is_finite & xp.isfinite(loss + norm)
+    def _factor(self, loss: Any, norm: Any, dtype: np.dtype) -> Any:
+        """What the gradients are multiplied by, an array without axes; NaN where there is no step.
+
+        That is so from the first one on whose loss or gradients are not finite: the parameters stay as they were before
+        it. With a loss scale gradients may overflow; then that step alone is skipped.
+        """
+        xp, scale = kernels.array_module(norm), self._loss_scale
         factor = clip_factor(norm, self.args.max_grad_norm or np.inf, dtype)
+        if scale is None:
+            self._is_finite = self._is_finite & xp.isfinite(loss + norm)
+        else:
+            factor = factor / scale.value
+            self._is_finite = self._is_finite & xp.isfinite(loss) & ~scale.is_too_small
+            scale.update(xp.isfinite(norm))
         return xp.where(self._is_finite, factor, np.nan).astype(dtype)
 
     def _read(self) -> None:
         """Take notice of the losses and norms of the steps made; fail at the first that is not finite."""
         for made in self._unread.read():
-            self._norm = made.norm
-            if not math.isfinite(made.loss + made.norm):
+            if not made.is_finite:
                 self._fail(made)
+            self._norm = made.norm
             self.state.total_loss += made.loss
             self.state.unlogged_loss += made.loss
 
@@ -238,7 +251,7 @@ class Run:
         for (number, batch), weight in zip(part, weights, strict=True):
             share = weight / sum(of_all)
             self.model.train(mixed_seed(self.args.seed, number))
-            with self.args.precision():
+            with self.args.precision(), multiplied_gradients(self._loss_scale and self._loss_scale.value):
                 out, some = self.objective.value_and_grad(self.model, batch)
             losses.append((share, out.loss))
             if len(of_all) > 1:
@@ -317,6 +330,9 @@ class Run:
             "seconds": state.seconds,
             "tokens": state.num_input_tokens_seen,
         }
+        if self._loss_scale is not None:
+            scaled = self._loss_scale.state_dict()
+            logs |= {"loss_scale": scaled["scale"], "skipped_steps": scaled["skipped_steps"]}
         state.unlogged_loss, state.unlogged_steps = 0.0, 0
         self.log(logs)
 
@@ -350,6 +366,7 @@ class Run:
             return
         folder = checkpoint_folder(args.output_dir, state.global_step)
         state.callbacks = self.callbacks.state_dict()
+        state.loss_scale = self._loss_scale and self._loss_scale.state_dict()
         parts = self.model, self.tokenizer, self.optimizer, self.schedule, state, args
         beside = self.objective.parameters(self.model)
         self.processes.from_first(lambda: write_checkpoint(folder, lambda new: save_run(new, *parts, beside=beside)))
@@ -367,22 +384,3 @@ class Run:
 def _tokens(batch: Batch) -> int:
     """Without padding, where a mask tells it."""
     return int(np.sum(batch["attention_mask"])) if "attention_mask" in batch else int(np.size(batch["input_ids"]))
-
-
-def _fingerprint(arrays: Iterable[np.ndarray]) -> str:
-    digest = hashlib.blake2b()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return digest.hexdigest()[:16]
-
-
-def _fingerprint_of(model: Any | None) -> str | None:
-    """Of the weights of a model; None without one."""
-    return None if model is None else _fingerprint(model.state_dict().values())
-
-
-def _fingerprint_beyond_checkpoints(model: Any) -> str | None:
-    """Of the weights that a checkpoint of the model does not hold, those that adapters stand beside; None without."""
-    held = model.expected_tensors()
-    others = [parameter.array() for parameter in model.parameters() if not held.keys() >= set(parameter.names)]
-    return _fingerprint(others) if others else None

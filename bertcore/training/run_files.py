@@ -48,6 +48,7 @@ _KEPT = (
     "lr_scheduler_kwargs",
     "warmup_steps",
     "bf16",
+    "fp16",
 )
 
 

@@ -31,6 +31,7 @@ class TrainerState:
         unlogged_loss, unlogged_steps: the sum of the losses since the last line of the log, and their number.
         best_metric, best_global_step, best_model_checkpoint: of the best evaluation.
         log_history: the lines of the log.
+        loss_scale: that of a run in float16 (`LossScale`); None of others.
         callbacks: what callbacks that have a `state_dict` keep, by the names of their classes.
     """
 
@@ -55,6 +56,7 @@ class TrainerState:
     best_global_step: int | None = None
     best_model_checkpoint: str | None = None
     log_history: list[dict[str, Any]] = field(default_factory=list)
+    loss_scale: dict[str, Any] | None = None
     callbacks: dict[str, Any] = field(default_factory=dict)
 
     def save_to_json(self, file: str | Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback
@@ -79,8 +80,9 @@ class Trainer:
             raise TypeError(f"args must be TrainingArguments, got {type(args).__name__}")
         if args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {args.eval_strategy!r}, and there is no eval_dataset")
-        if args.bf16 and model.dtype != "float32":
-            raise ValueError(f"bf16 is for models in float32, model has dtype {model.dtype!r}")
+        for name in ("bf16", "fp16"):
+            if getattr(args, name) and model.dtype != "float32":
+                raise ValueError(f"{name} is for models in float32, model has dtype {model.dtype!r}")
         if args.max_seconds is not None and optimizers[1] is not None:
             raise ValueError(
                 "optimizers has a schedule, which goes by steps, and max_seconds is set: leave one of them out"
@@ -114,6 +116,8 @@ class Trainer:
         """
         if self.train_dataset is None:
             raise ValueError("train_dataset is missing")
+        if self.args.fp16 and kernels.resolve_backend(None, on_gpu=False) != "cupy":
+            raise ValueError("fp16 is for GPUs, with the backend 'cupy' in force: on the CPU use bf16")
         start = self.processes.from_first(lambda: self._start(resume_from_checkpoint))
         run = self._run()
         if start is not None:

@@ -13,12 +13,14 @@ MOST = 50  # steps that are not read: their batches are kept, and the host runs 
 
 
 class StepMade(NamedTuple):
-    """A step, its batches, the loss and the norm of its gradients, each an array without axes or a number."""
+    """A step, its batches, the loss, the norm of its gradients, and whether the run can go on after it: arrays without
+    axes, or numbers."""
 
     step: int
     part: Any
     loss: Any
     norm: Any
+    is_finite: Any
 
 
 class Unread:
@@ -42,6 +44,6 @@ class Unread:
         if not steps:
             return
         xp = kernels.array_module(steps[0].loss)
-        numbers = xp.stack([xp.stack([made.loss, made.norm]) for made in steps])
-        for made, (loss, norm) in zip(steps, numbers.tolist(), strict=True):
-            yield made._replace(loss=loss, norm=norm)
+        numbers = xp.stack([xp.stack([made.loss, made.norm, xp.asarray(made.is_finite, "float64")]) for made in steps])
+        for made, (loss, norm, is_finite) in zip(steps, numbers.tolist(), strict=True):
+            yield made._replace(loss=loss, norm=norm, is_finite=bool(is_finite))

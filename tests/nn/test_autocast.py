@@ -77,8 +77,10 @@ def test_a_call_follows_the_block_it_is_in():
     plain = model(BATCH["input_ids"]).logits
     with autocast("bfloat16"):
         rounded = model(BATCH["input_ids"]).logits
-        with pytest.raises(ValueError, match="dtype is 'float16', expected 'bfloat16'"), autocast("float16"):
+        with pytest.raises(ValueError, match="dtype is 'int8', expected 'bfloat16' or 'float16'"), autocast("int8"):
             pass
+        with pytest.raises(ValueError, match=r"autocast\('float16'\) is for GPUs"), autocast("float16"):
+            model(BATCH["input_ids"])
         np.testing.assert_array_equal(model(BATCH["input_ids"]).logits, rounded)
     assert 0 < relative(rounded, plain) < 0.03
     np.testing.assert_array_equal(model(BATCH["input_ids"]).logits, plain)

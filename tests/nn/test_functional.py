@@ -247,5 +247,5 @@ def test_soft_cross_entropy_sums_low_precision_in_float32(dtype):
     labels = np.zeros_like(logits)
     labels[:, 3] = 1
     loss = functional.soft_cross_entropy(logits, labels=labels)
-    assert loss.dtype == logits.dtype
-    assert float(loss) == pytest.approx(np.log(70_000), rel=2**-8)
+    assert loss.dtype == np.float32
+    assert float(loss) == pytest.approx(np.log(70_000), rel=1e-6)

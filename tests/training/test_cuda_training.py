@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, use_backend
+from bertcore.checkpoint import open_checkpoint
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.presets import preset_config
 from bertcore.training import Trainer, TrainingArguments
@@ -120,6 +121,43 @@ def test_a_step_waits_for_nothing(emulated_gpu, run, tmp_path):
     make(tmp_path, callbacks=watch, max_steps=3, save_strategy="no", logging_steps=9, **settings).train()
     assert not waits
     assert len(emulated_gpu.waits) == 1
+
+
+@pytest.mark.parametrize("make", [language_trainer, class_trainer])
+def test_products_in_sixteen_bits(emulated_gpu, make, tmp_path):
+    """Losses near to those in float32, which a run in bfloat16 has as many steps for; parameters stay in float32."""
+    settings, losses = {"max_steps": 3, "logging_steps": 1, "adam_epsilon": EPSILON, "save_strategy": "no"}, {}
+    for precision in (None, "bf16"):
+        emulated_gpu.launches.clear()
+        trainer = make(tmp_path, **settings, **({precision: True} if precision else {}))
+        trainer.train()
+        losses[precision] = [line["loss"] for line in trainer.state.log_history]
+    np.testing.assert_allclose(losses["bf16"], losses[None], rtol=0.05)
+    assert losses["bf16"] != losses[None]
+    kernels = {launch.kernel for launch in emulated_gpu.launches}
+    assert {name for name in kernels if name.startswith(("norm", "attention_forward"))} == {
+        name for name in kernels if name.startswith(("norm", "attention_forward")) and "bfloat16" in name
+    }
+    assert {array.dtype for array in trainer.model.state_dict().values()} == {np.dtype(np.float32)}
+
+
+def test_float16_skips_what_overflows(emulated_gpu, tmp_path):
+    """The first scale is too large for this model: nothing changes, the optimiser does not count that step."""
+    settings = {"fp16": True, "logging_steps": 1, "adam_epsilon": EPSILON, "lr_scheduler_type": "constant"}
+
+    def trainer(folder, max_steps=3):
+        return language_trainer(folder, max_steps=max_steps, save_steps=1, **settings)
+
+    before = trainer(tmp_path / "before").model
+    whole, resumed = assert_resumes(trainer, tmp_path, steps=2)
+    assert_same_weights(AutoModelForMaskedLM.from_pretrained(tmp_path / "whole" / "checkpoint-1"), before)
+    lines = [(line["skipped_steps"], line["loss_scale"]) for line in whole.state.log_history]
+    assert lines == [(1, 32768), (1, 32768), (1, 32768)]
+    state = open_checkpoint(tmp_path / "whole" / "checkpoint-3" / "optimizer.safetensors")
+    assert state["step_count"] == 2
+    assert without_times(resumed.state.log_history) == without_times(whole.state.log_history)
+    losses = [line["loss"] for line in whole.state.log_history]
+    assert losses[2] < losses[0] and np.isfinite(losses).all()
 
 
 @pytest.mark.slow

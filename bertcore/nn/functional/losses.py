@@ -1,4 +1,4 @@
-"""Losses, each a mean and a scalar array, with its gradient rule."""
+"""Losses, each a mean and a scalar array, with its gradient rule; in float32 where scores are of lower precision."""
 
 from typing import Any
 
@@ -20,9 +20,19 @@ def cross_entropy(logits: Any, *, labels: Any, label_smoothing: float = 0.0, cla
     CE_c, where CE_c = -log softmax(logits)_c; and the mean is their sum over the sum of w_label.
     """
     if label_smoothing or class_weights is not None:
-        return _weighted_cross_entropy(logits, labels, label_smoothing, class_weights)
-    loss, lse = kernels.cross_entropy(logits, labels, return_lse=True)
-    return loss, lambda grad: (kernels.cross_entropy_backward(grad, logits, labels, lse=lse),)
+        loss, pullback = _weighted_cross_entropy(widened(logits), labels, label_smoothing, class_weights)
+        return loss, lambda grad: (_narrowed(pullback(grad)[0], logits),)
+    loss, lse = kernels.cross_entropy(widened(logits), labels, return_lse=True)
+
+    def pullback(grad):
+        return (_narrowed(kernels.cross_entropy_backward(grad, widened(logits), labels, lse=lse), logits),)
+
+    return loss, pullback
+
+
+def _narrowed(grad, array):
+    """A gradient in the dtype of what it is of."""
+    return grad.astype(array.dtype, copy=False)
 
 
 def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
@@ -60,22 +70,22 @@ def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
 @operation()
 def mean_squared_error(predictions: Any, *, labels: Any) -> Any:
     """The mean of (predictions - labels)^2, of one shape."""
-    difference = predictions - labels
+    difference = widened(predictions - labels)
     loss = (difference * difference).mean()
-    return loss, lambda grad: (difference * (2 * grad / max(difference.size, 1)),)
+    return loss, lambda grad: (_narrowed(difference * (2 * grad / max(difference.size, 1)), predictions),)
 
 
 @operation()
 def binary_cross_entropy(logits: Any, *, labels: Any) -> Any:
     """The mean cross entropy of labels in [0, 1] and the logistic function of `logits`, of one shape."""
-    xp = kernels.array_module(logits)
-    small = xp.exp(-xp.abs(logits))  # log(1 + exp(x)) without overflow
+    xp, wide = kernels.array_module(logits), widened(logits)
+    small = xp.exp(-xp.abs(wide))  # log(1 + exp(x)) without overflow
 
     def pullback(grad):
-        probability = xp.exp(xp.minimum(logits, 0)) / (1 + small)
-        return ((probability - labels) * (grad / max(logits.size, 1)),)
+        probability = xp.exp(xp.minimum(wide, 0)) / (1 + small)
+        return (_narrowed((probability - labels) * (grad / max(logits.size, 1)), logits),)
 
-    return (xp.maximum(logits, 0) - logits * labels + xp.log1p(small)).mean(), pullback
+    return (xp.maximum(wide, 0) - wide * labels + xp.log1p(small)).mean(), pullback
 
 
 @operation()
@@ -100,7 +110,6 @@ def soft_cross_entropy(logits: Any, *, labels: Any) -> Any:
     def pullback(grad):
         weights = widened(labels).sum(axis=-1, keepdims=True)
         probabilities = kernels.array_module(logarithms).exp(logarithms)
-        grad_logits = (probabilities * weights - labels) * (grad / max(len(logits), 1))
-        return (grad_logits.astype(logits.dtype, copy=False),)
+        return (_narrowed((probabilities * weights - labels) * (grad / max(len(logits), 1)), logits),)
 
-    return -(logarithms * labels).sum(axis=-1).mean().astype(logits.dtype, copy=False), pullback
+    return -(logarithms * labels).sum(axis=-1).mean(), pullback

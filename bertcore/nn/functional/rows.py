@@ -58,8 +58,9 @@ class _RowsGradient(Addend):
     rows: Any
     table_rows: int
 
-    def added_to(self, array: Any | None) -> Any:
-        return kernels.embedding_backward(self.grad, self.rows, self.table_rows, add_to=array)
+    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+        grad = self.grad if dtype is None else self.grad.astype(dtype, copy=False)
+        return kernels.embedding_backward(grad, self.rows, self.table_rows, add_to=array)
 
 
 @operation(has_step=True)

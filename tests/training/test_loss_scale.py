@@ -1,0 +1,64 @@
+"""The loss scale: when it grows and shrinks, beside torch.amp.GradScaler."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from bertcore.training import TrainingArguments, loss_scale
+from bertcore.training.loss_scale import LossScale
+from tests.training.tiny_runs import class_trainer
+
+STEPS = [True, False, True, True, True, True, False, False, True, True, True, True, True, True, True, False]
+
+
+def states(steps):
+    scale, found = LossScale(), []
+    for is_finite in steps:
+        scale.update(np.asarray(is_finite))
+        found.append(scale.state_dict())
+    return found
+
+
+def test_it_is_halved_where_gradients_overflow_and_doubled_after_steps_without():
+    with mock.patch.object(loss_scale, "INTERVAL", 3):
+        found = states(STEPS)
+    scales = [state["scale"] / 65536 for state in found]
+    assert scales == [1, 0.5, 0.5, 0.5, 1, 1, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1, 1, 0.5]
+    assert [state["skipped_steps"] for state in found] == np.cumsum(~np.array(STEPS)).tolist()
+
+
+def test_it_does_not_leave_float32():
+    scale = LossScale()
+    scale.load_state_dict({"scale": 2.0**127, "good_steps": 1999, "skipped_steps": 0})
+    scale.update(np.asarray(True))
+    assert scale.state_dict() == {"scale": 2.0**127, "good_steps": 0, "skipped_steps": 0}
+    scale.load_state_dict({"scale": 1.0, "good_steps": 0, "skipped_steps": 0})
+    assert not scale.is_too_small
+    scale.update(np.asarray(False))
+    assert scale.is_too_small
+
+
+def test_on_the_cpu_float16_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="fp16 is for GPUs"):
+        class_trainer(tmp_path, fp16=True).train()
+    with pytest.raises(ValueError, match="bf16 and fp16 are both set"):
+        TrainingArguments(tmp_path, bf16=True, fp16=True)
+
+
+@pytest.mark.parity
+def test_torch():
+    torch = pytest.importorskip("torch")
+    scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer, expected = torch.optim.SGD([parameter]), []
+    for is_finite in STEPS:
+        scaler.scale(parameter.sum()).backward()
+        parameter.grad.fill_(1.0 if is_finite else np.inf)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        expected.append((scaler.get_scale(), scaler.state_dict()["_growth_tracker"]))
+    with mock.patch.object(loss_scale, "INTERVAL", 3):
+        found = states(STEPS)
+    assert [(state["scale"], state["good_steps"]) for state in found] == expected
