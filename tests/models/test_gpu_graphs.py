@@ -115,8 +115,9 @@ def test_batch_invariant_products_are_captured_anew(gpu):
     try:
         for wanted in (False, True):
             kernels.set_batch_invariant(wanted)
-            for _ in range(2):
-                check(model, batch)
+            first, replayed = (model.encode_packed(batch)[0].get() for _ in range(2))
+            np.testing.assert_allclose(replayed, first, atol=1e-4)
+        np.testing.assert_array_equal(replayed, first)  # whatever stands behind the batch's own tokens
     finally:
         kernels.set_batch_invariant(False)
     assert len(set(gpu.graphs)) == 2
