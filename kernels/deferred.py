@@ -61,6 +61,11 @@ class Deferred:
         return self.array.strides
 
     @property
+    def memory(self) -> "Memory":
+        """The memory that it is a part of, or all."""
+        return self._memory
+
+    @property
     def is_shared(self) -> bool:
         """Whether somebody else may read or have written the memory."""
         return self._memory.is_shared
@@ -97,15 +102,23 @@ class Deferred:
 
 
 class Memory:
-    """Memory of a recorder, which serves later steps when the last Deferred of it is gone."""
+    """Memory of a recorder, which serves later steps when the last Deferred of it is gone.
 
-    __slots__ = ("block", "is_shared", "recorder")
+    Attributes:
+        is_shared: whether somebody else may read or have written it.
+        is_read: whether a step was given its address since the step that computes it was noted.
+        rounded: HandedRows (handed_rows.py): its rows in low precision; None if there are none.
+    """
+
+    __slots__ = ("block", "is_read", "is_shared", "recorder", "rounded")
 
     def __init__(self, recorder: Recorder, block: np.ndarray):
-        self.recorder, self.block, self.is_shared = recorder, block, False
+        self.recorder, self.block, self.is_shared, self.is_read, self.rounded = recorder, block, False, False, None
 
     def __del__(self) -> None:
         if not getattr(self, "is_shared", True):  # interrupted before it was made
+            if self.rounded is not None and not self.is_read:
+                self.rounded.are_all()
             self.recorder.give_back(self.block)
 
 

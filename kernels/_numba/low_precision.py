@@ -201,11 +201,3 @@ def store_levels(row, count, inverse, zero, levels, padded):
     for i in range(full, padded, lanes(x)):
         value = _load_masked(row, i, first_lanes(x, count - i))
         store_low_byte(levels, i, value * inverse + _ROUNDER + zero, first_lanes(x, padded - i))
-
-
-@helper
-def quantize_row(row, count, levels, padded):
-    """Write the levels of `count` float32, a row of `row_scale`, anything up to `padded`; returns (zero, step)."""
-    inverse, zero, step = row_scale(row, count)
-    store_levels(row, count, inverse, zero, levels, padded)
-    return np.int32(zero), step

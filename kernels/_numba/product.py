@@ -20,6 +20,7 @@ from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
 from .low_precision import corrected_sums, widen_words
 from .pointwise import activation_function
+from .rounded_rows import store_rounded
 from .rows import share
 from .simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
 from .tasks import take_task
@@ -40,6 +41,7 @@ _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
 _output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _OPTIONS = {"error_model": "numpy", "nogil": True}  # of overloads: those of helpers
+_INLINE = {**_OPTIONS, "forceinline": True}
 
 
 def sums_dtype(storage):
@@ -64,12 +66,13 @@ def _word_size(x):
 
 @inline_helper
 def finish_with(finish):
-    """Bias (columns,) and residual (rows, columns), both empty if absent, and the activation's code, for `run_product`.
+    """Bias (columns,) and residual (rows, columns), both empty if absent, the activation's code and None or
+    `handed_sums`, for `run_product`.
 
     Pointers instead of arrays: an array that is unpacked from a tuple is counted as a reference, 50 ns a vector.
     """
-    bias, residual, activation = finish
-    return pointer(bias, 0), bias.size > 0, pointer(residual, 0), residual.size > 0, activation
+    bias, residual, activation, handed = finish
+    return pointer(bias, 0), bias.size > 0, pointer(residual, 0), residual.size > 0, activation, handed
 
 
 @helper
@@ -81,7 +84,7 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
         strides: (row, column, group) in words: element (i, k) lies at i // n * group + i % n * row + k * column. Of
             float32 they are in floats, also beside bfloat16: column is 1 then, and row the depth.
         panels: (panels, depth, width), in words along the depth.
-        finish: what `finish_with` makes of bias, residual and activation.
+        finish: what `finish_with` makes.
         levels: None, or for int8 pointers to (zero, step, scale, column_sums): of each row, of each panel's column.
         counter: hands out the tasks.
         scratch: a thread's of `make_scratch`.
@@ -181,7 +184,7 @@ def _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums
         if not is_last:
             _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
             continue
-        prefetch_tile(output, i, count, start, width)
+        prefetch_output(output, i, count, start, width, finish)
         at, then = (i, count, start), (fetched, step)
         if not _multiply_into(x, row, column, panel, part, tile, k > 0, output, at, finish, levels, then):
             _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
@@ -212,10 +215,10 @@ def _multiply_into_output(a, row, column, panel, depth, sums, accumulate, output
 
     def multiply(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
         first, count, start = place
-        bias, has_bias, residual, has_residual, activation = finish
+        bias, has_bias, residual, has_residual, activation, handed = finish
         ahead, step = meanwhile
         width, columns = WEIGHT_PANEL_VECTORS * lanes(sums), output.shape[1]
-        if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION:
+        if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION or _are_handed(handed):
             return False
         at = first * columns + start
         _output_tile(
@@ -235,12 +238,54 @@ def prefetch_tile(output, first, count, column, width):
             prefetch_write(output, i * output.shape[1] + j)
 
 
+def _are_handed(handed):
+    """Whether rounded rows are written, too."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_are_handed, jit_options=_INLINE)
+def _are_handed_if_asked_for(handed):
+    return (lambda handed: False) if isinstance(handed, types.NoneType) else (lambda handed: handed[2])
+
+
+def _are_alone(handed):
+    """Whether only rounded rows are written."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_are_alone, jit_options=_INLINE)
+def _are_alone_if_asked_for(handed):
+    return (lambda handed: False) if isinstance(handed, types.NoneType) else (lambda handed: handed[3])
+
+
+@inline_helper
+def prefetch_output(output, first, count, column, width, finish):
+    """A hint that `count` rows of `width` columns of the output will soon be written, if they will."""
+    if not _are_alone(finish[5]):
+        prefetch_tile(output, first, count, column, width)
+
+
+def _hand(handed, row, column, value, inside):
+    """Write a vector to the rounded rows that are asked for."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_hand, jit_options=_INLINE)
+def _hand_if_asked_for(handed, row, column, value, inside):
+    def hand(handed, row, column, value, inside):
+        rounded, depth, is_there, _ = handed
+        if is_there:
+            store_rounded(rounded, depth, row, column, value, inside)
+
+    return (lambda handed, row, column, value, inside: None) if isinstance(handed, types.NoneType) else hand
+
+
 def _value(sums, at, row, column, levels):
     """A vector of sums as it stands, or of bytes as the levels of its row and columns say."""
     raise NotImplementedError("for compiled code")
 
 
-@overload(_value, jit_options=_OPTIONS | {"forceinline": True})
+@overload(_value, jit_options=_INLINE)
 def _value_of(sums, at, row, column, levels):
     if isinstance(levels, types.NoneType):
         return lambda sums, at, row, column, levels: load(sums, at)
@@ -256,7 +301,7 @@ def _value_of(sums, at, row, column, levels):
 @inline_helper
 def _finish_vector(sums, at, row, column, output, finish, levels, inside):
     """One vector of sums through bias, activation and residual to the output."""
-    bias, has_bias, residual, has_residual, activation = finish
+    bias, has_bias, residual, has_residual, activation, handed = finish
     target = row * output.shape[1] + column
     value = _value(sums, at, row, column, levels)
     if has_bias:
@@ -265,7 +310,9 @@ def _finish_vector(sums, at, row, column, output, finish, levels, inside):
         value = activation_function(activation, value)
     if has_residual:
         value += load_masked(residual, target, inside, 0.0)
-    store_masked(output, target, value, inside)
+    if not _are_alone(handed):
+        store_masked(output, target, value, inside)
+    _hand(handed, row, column, value, inside)
 
 
 @helper

@@ -1,8 +1,7 @@
 """The product of rows with packed panels on tiles (amx.py): of bfloat16 and of bytes, for CPUs with AMX.
 
-Panels are 32 columns wide (see panels.py), rows of the left operand lie in strips: 16 rows, cut along the depth into
-tiles of 1 KB, one after the other. Both depths are filled up to whole tiles: bfloat16 with zeros, of bytes those on the
-right. Rows beyond the last one may hold anything.
+Panels are 32 columns wide (see panels.py), rows of the left operand lie in strips (rounded_rows.py). Both depths are
+filled up to whole tiles: bfloat16 with zeros, of bytes those on the right. Rows beyond the last one may hold anything.
 
 A block of sums is 2 x 2 tiles, 32 rows and 32 columns, and stays in registers for all of the depth. When it is complete
 it goes to scratch, and on to the output by and by during the next block: bias, activation and stores then run beside
@@ -14,7 +13,6 @@ in int8 (VNNI: 970), float32 in and out (Sapphire Rapids, 2 threads); fetching i
 the depth gained nothing there.
 """
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -34,11 +32,10 @@ from .amx import (
 from .arrays import CACHE_LINE
 from .codegen import emit_prefetch
 from .jit import helper, inline_helper
-from .low_precision import round_row, row_scale, store_levels
 from .operands import as_words
-from .product import finish_tile, prefetch_tile
+from .product import finish_tile, prefetch_output
 from .rows import share
-from .simd import aligned, pointer, wide_pointer
+from .simd import aligned, pointer
 from .steps import FLOAT
 from .tasks import take_task
 
@@ -59,37 +56,6 @@ def _prefetch_line(typingctx, source, line):
         return context.get_dummy_value()
 
     return types.void(source, types.intp), codegen
-
-
-@inline_helper
-def _place_in_strip(i, k, depth, per_tile):
-    """Where element k of row i begins a tile's row; `depth` and `per_tile` in elements."""
-    return i // TILE_ROWS * TILE_ROWS * depth + k * TILE_ROWS + i % TILE_ROWS * per_tile
-
-
-@helper
-def round_to_strips(x, width, rounded, depth, first, last):
-    """Rows of float32 at a pointer as strips of bfloat16, zeros up to `depth`."""
-    per_tile = 2 * TILE_WORDS
-    for i in range(first, last):
-        for k in range(0, depth, per_tile):
-            target = pointer(rounded, _place_in_strip(i, k, depth, per_tile))
-            round_row(pointer(x, i * width + k), min(width - k, per_tile), target, per_tile)
-
-
-@helper
-def quantize_to_strips(x, width, factors, has_factors, rounded, depth, first, last):
-    """Rows of float32 at a pointer, times the factors if there are some, as strips of levels; `rounded` is pointers to
-    (levels, zeros, steps)."""
-    levels, zeros, steps = rounded
-    per_tile = 4 * TILE_WORDS
-    for i in range(first, last):
-        inverse, zero, steps[i] = row_scale((wide_pointer(x, i * width), wide_pointer(factors, 0), has_factors), width)
-        zeros[i] = np.int32(zero)
-        for k in range(0, depth, per_tile):
-            target = pointer(levels, _place_in_strip(i, k, depth, per_tile))
-            part = pointer(x, i * width + k), pointer(factors, k), has_factors
-            store_levels(part, min(width - k, per_tile), inverse, zero, target, per_tile)
 
 
 def _make_product(multiply):
@@ -133,7 +99,8 @@ def _make_product(multiply):
                 place = pointer(before, done * PANEL_COLUMNS)
                 finish_tile(place, PANEL_COLUMNS, output, row + done, part, column, finish, levels)
                 done += part
-            prefetch_tile(output, first + k * each_line, min(each_line, rows - k * each_line), start, PANEL_COLUMNS)
+            lines_left = min(each_line, rows - k * each_line)
+            prefetch_output(output, first + k * each_line, lines_left, start, PANEL_COLUMNS, finish)
             for line in range(lines):
                 _prefetch_line(fetched, k * lines + line)
         store_tile(room, 0, sums, _ROW_BYTES)

@@ -6,6 +6,7 @@ from .. import deferred
 from .._numba import as_kernel_array, empty, num_threads, zeros
 from .._numba.arrays import address_of
 from .._numba.low_precision import ROUNDED
+from .._numba.rounded_rows import HANDED
 from .._numba.rows import task_count
 from .._numba.steps import ADDRESS, record
 from . import (
@@ -49,6 +50,7 @@ FORWARD = record(
     ("cu_seqlens_k", ADDRESS),
     *OPTIONAL,
     ("probs", VIEW),
+    ("handed", HANDED),  # rows of all heads side by side, of packed arrays
 )
 _WITH_GRADIENT = (
     "query", "key", "value", "bias", "query_for_position", "position_key", "position_query", "position_bias",

@@ -189,7 +189,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     for i in range(first, last, width):
         w = lanes(sums) if last - i <= lanes(sums) else width
         finish_sums(pointer(sums, (i - first) * row), w, row, spare, storage)
-    finish_softmax(views, place, first, count, head_dim, sums, row, state, step.keep)
+    finish_softmax(views, place, first, count, head_dim, sums, row, state, step.keep, step.handed)
     if probs[0] != 0:
         for i in range(count):
             panel_first = first + i // width * width

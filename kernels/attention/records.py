@@ -11,6 +11,7 @@ import numpy as np
 
 from .._numba import empty, inline_helper
 from .._numba.arrays import CACHE_LINE, address_of, as_addressed_array, as_kernel_array
+from .._numba.rounded_rows import HANDED, NOT_HANDED
 from .._numba.simd import itemsize, pointer_at
 from .._numba.steps import ADDRESS, INT32, filled, record
 from ..philox import threshold
@@ -131,7 +132,8 @@ def filled_record(kind, fields):
 @functools.cache
 def absent_fields(kind):
     """All fields of a record, in their order, of which nothing is there."""
-    return {name: NOTHING if kind[name] == VIEW else 0 for name in kind.names}
+    nothing = {VIEW: NOTHING, HANDED: NOT_HANDED}
+    return {name: nothing.get(kind[name], 0) for name in kind.names}
 
 
 def make_scratch(rooms, room, dtype):

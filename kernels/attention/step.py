@@ -4,8 +4,10 @@ import numpy as np
 
 from .._numba import helper
 from .._numba.low_precision import ROUNDED
+from .._numba.rounded_rows import come_in_parts, room_beside, rows_of_bfloat16
 from .._numba.steps import FLOAT
 from ..deferred import Deferred
+from ..handed_rows import offer_rows
 from . import forward
 from .cpu import FORWARD, RELATIVE, STORAGE, forward_fields, marker_of, offset_arrays, tasks_of
 from .forward import run
@@ -26,7 +28,8 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
     if not all(_is_readable(program, array) for array in (query, key, value, *terms.values())):
         return None
     _, heads, tokens, head_dim = query.shape
-    output = program.empty((tokens, heads, head_dim), np.float32).transpose(1, 0, 2)[None]
+    rows = program.empty((tokens, heads, head_dim), np.float32)
+    output = rows.transpose(1, 0, 2)[None]
     lse = program.empty((1, heads, tokens, 2), np.float32)
     marker, rooms = marker_of(scoring.relative), tasks_of(query, key, scoring)
     room = forward.scratch_size(tokens, key.shape[2], head_dim, marker, FLOAT)
@@ -38,6 +41,8 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
     arrays = {name: it.array if type(it) is Deferred else it for name, it in arrays.items()}
     fields = forward_fields(arrays, integers, offsets, (program.address(scratch), rooms, room), scoring)
     program.note(STEP, rooms, **(absent_fields(STEP) | fields))
+    if room_beside(program.storage) is rows_of_bfloat16 and come_in_parts(heads * head_dim, head_dim):
+        offer_rows(program, rows, heads * head_dim, rows_of_bfloat16)
     return output, lse, None, None
 
 

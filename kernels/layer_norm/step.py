@@ -4,9 +4,12 @@ import numpy as np
 
 from .._numba import helper
 from .._numba.norms import GRAIN, forward_rows
+from .._numba.rounded_rows import HANDED, NOT_HANDED, hand_row, room_beside
 from .._numba.rows import share, task_count
+from .._numba.simd import itemsize, pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
 from ..deferred import is_plain
+from ..handed_rows import offer_rows
 
 STEP = record(
     ("input", ADDRESS),
@@ -18,6 +21,7 @@ STEP = record(
     ("eps", np.float64),
     ("centred", np.bool_),
     ("output", ADDRESS),
+    ("handed", HANDED),
 )
 
 
@@ -45,17 +49,23 @@ def _deferred_norm(program, input, weight, bias, eps, residual, centred):
         width=width,
         eps=eps,
         centred=centred,
+        handed=NOT_HANDED,
         **{name: program.address(array) for name, array in arrays.items()},
     )
+    offer_rows(program, output, width, room_beside(program.storage))
     return output
 
 
 @helper
-def run_step(step, task, tasks):
-    """A task's share of the rows of a step."""
+def run_step(step, storage, task, tasks):
+    """A task's share of the rows of a step; `storage` is that of the program's weights."""
     rows, width = step.rows, step.width
-    x, out = array_at(step.input, (rows * width,), FLOAT), array_at(step.output, (rows * width,), FLOAT)
+    x, handed = array_at(step.input, (rows * width,), FLOAT), step.handed
     residual = array_at(step.residual, (rows * width if step.residual != 0 else 0,), FLOAT)
     weight, bias = array_at(step.weight, (width,), FLOAT), array_at(step.bias, (width,), FLOAT)
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    forward_rows(x, residual, (weight, bias), out, width, step.eps, step.centred, first, last)
+    for i in range(first, last):
+        row = first if handed.is_alone != 0 else i  # that nobody reads: written where it stays in the first-level cache
+        out = array_at(step.output + (row - i) * width * itemsize(x), (rows * width,), FLOAT)
+        forward_rows(x, residual, (weight, bias), out, width, step.eps, step.centred, i, i + 1)
+        hand_row(handed, storage, pointer(out, i * width), width, i)

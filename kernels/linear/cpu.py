@@ -23,7 +23,7 @@ from .._numba import (
     parallel_kernel,
     region,
 )
-from .._numba.low_precision import LEVELS, ROUNDED
+from .._numba.low_precision import ROUNDED, round_row
 from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.product import (
     WEIGHT_PANEL_VECTORS,
@@ -32,20 +32,12 @@ from .._numba.product import (
     make_scratch,
     run_product,
 )
+from .._numba.rounded_rows import DEPTH_WORDS, rows_of_bfloat16, rows_of_bytes, whole_depth
 from .._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
-from .._numba.simd import pointer, pointer_at
+from .._numba.simd import pointer, pointer_at, wide_pointer
 from ..activation_names import activation_code
-from . import by_vectors
 from .by_vectors import GROUP_ROWS
-from .low_precision import (
-    DEPTH_WORDS,
-    PANEL_WORDS,
-    quantize_rows,
-    round_rows,
-    rounded_rows,
-    run_bfloat16,
-    run_int8,
-)
+from .low_precision import PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
 from .prepared import PreparedWeight
 from .weight_gradient import product_of_columns
 
@@ -158,11 +150,11 @@ def _pairs_of_rows(bits, multiple=1):
 def _words(weight):
     """(columns, depth in words) of a (columns, depth) matrix: of floats itself, of smaller types float32 patterns."""
     columns, depth = weight.shape
-    size = max(4 // weight.itemsize, 1) * (DEPTH_WORDS if weight.itemsize < 4 else 1)
-    whole = max(-(-depth // size), 1) * size
+    is_low = weight.itemsize < 4
+    whole = whole_depth(depth, 4 // weight.itemsize) if is_low else max(depth, 1)
     if whole > depth:
         weight = np.concatenate([weight, np.zeros((columns, whole - depth), weight.dtype)], axis=1)
-    return weight if size == 1 else np.ascontiguousarray(weight).view(np.float32)
+    return np.ascontiguousarray(weight).view(np.float32) if is_low else weight
 
 
 def _panel_width(dtype):
@@ -230,7 +222,7 @@ def _multiply_rounded(x, panels, columns, bias, activation, residual):
         return _multiply_rows(x, panels, columns, bias, activation, residual)
     output = empty((len(x), columns), np.float32)
     if output.size:
-        rounded = empty((rounded_rows(len(x)), 2 * panels.shape[1]), ROUNDED)
+        rounded = rows_of_bfloat16(empty, *x.shape).rows
         finish = _finish(bias, residual, activation, output)
         _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(panels))
     return output
@@ -238,10 +230,9 @@ def _multiply_rounded(x, panels, columns, bias, activation, residual):
 
 def _multiply_quantized(x, packed, bias, activation, residual):
     """activation(rounded x @ panels + bias) + residual for float32 x and a weight of int8."""
-    rows, depth = len(x), packed.panels.shape[1] * 4
-    output = empty((rows, packed.out_features), np.float32)
+    output = empty((len(x), packed.out_features), np.float32)
     if output.size:
-        rounded = empty((rounded_rows(rows), depth), LEVELS), np.empty(rows, np.int32), np.empty(rows, np.float32)
+        rounded = tuple(rows_of_bytes(empty, *x.shape))
         weight = packed.panels, packed.column_scales, packed.column_sums
         factors = np.empty(0, np.float32) if packed.input_scale is None else as_kernel_array(packed.input_scale)
         finish = _finish(bias, residual, activation, output)
@@ -250,10 +241,11 @@ def _multiply_quantized(x, packed, bias, activation, residual):
 
 
 def _finish(bias, residual, activation, output):
-    """What happens to sums, for the kernels: bias and residual (empty if absent), and the activation's code."""
+    """What happens to sums, for the kernels: bias and residual (empty if absent), the activation's code, and no rounded
+    rows of the output."""
     bias = np.empty(0, output.dtype) if bias is None else as_kernel_array(bias)
     residual = np.empty((0, 0), output.dtype) if residual is None else as_kernel_array(residual)
-    return bias, residual, activation_code(activation)
+    return bias, residual, activation_code(activation), None
 
 
 def _tasks(panels):
@@ -305,7 +297,9 @@ def _product_bfloat16(x, rounded, panels, output, finish, counter, scratch, task
 
 @parallel_kernel
 def _round_rows(x, rounded, task, tasks):
-    by_vectors.round_rows(x, rounded, share(len(x), task, tasks), share(len(x), task + 1, tasks))
+    width = x.shape[1]
+    for i in range(share(len(x), task, tasks), share(len(x), task + 1, tasks)):
+        round_row(wide_pointer(x, i * width), width, pointer(rounded, i * width), width)
 
 
 @region

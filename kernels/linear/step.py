@@ -7,18 +7,19 @@ from numba.extending import overload
 from .._numba import inline_helper, num_threads
 from .._numba.low_precision import LEVELS, ROUNDED
 from .._numba.product import WEIGHT_PANEL_VECTORS
+from .._numba.rounded_rows import HANDED, NOT_HANDED, come_in_parts, handed_sums, room_beside, rows_of_bfloat16
 from .._numba.rows import share
 from .._numba.simd import lanes
 from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, array_at, record
 from ..activation_names import activation_code
 from ..deferred import is_plain
-from ..precision import is_bfloat16
+from ..handed_rows import offer_rows, rounded_input
 from .by_vectors import GROUP_ROWS
 from .cpu import PackedWeight, run_floats
-from .low_precision import PANEL_WORDS, quantize_rows, round_rows, rounded_rows, run_bfloat16, run_int8
+from .low_precision import PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
 
 STEP = record(
-    ("input", ADDRESS),
+    ("input", ADDRESS),  # 0 if its rows are rounded already
     ("rows", np.intp),
     ("in_features", np.intp),
     ("input_scale", ADDRESS),  # of an int8 weight, if it has one
@@ -35,6 +36,7 @@ STEP = record(
     ("rounded", ADDRESS),  # rows of the input in low precision: ROUNDED or LEVELS
     ("zero", ADDRESS),  # of each row in int8, as its step
     ("step_size", ADDRESS),
+    ("handed", HANDED),
 )
 IS_ROUNDED = ROUNDED is not np.float32  # the input, beside weights in bfloat16
 _ROUNDED, _LEVELS = ROUNDED(0), LEVELS(0)
@@ -49,17 +51,14 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     if storage is None or not program.takes(storage):
         return None
     rows, depth = input.shape[0], weight.panels.shape[1]
-    output = program.empty((rows, weight.out_features), np.float32)
-    rounded = zero = step_size = None
-    if is_bfloat16(weight.dtype) and IS_ROUNDED:
-        rounded = program.empty((rounded_rows(rows), depth * 2), ROUNDED)
-    if weight.dtype == np.int8:
-        rounded = program.empty((rounded_rows(rows), depth * 4), LEVELS)
-        zero, step_size = program.empty((rows,), np.int32), program.empty((rows,), np.float32)
+    output, make_rounded = program.empty((rows, weight.out_features), np.float32), room_beside(storage)
+    rounded, is_ready = (None, None, None), False
+    if make_rounded is not None:
+        rounded, is_ready = rounded_input(program, input, weight.input_scale, make_rounded)
     arrays = {
-        "input": input, "input_scale": weight.input_scale, "panels": weight.panels, "scale": weight.column_scales,
-        "column_sums": weight.column_sums, "bias": bias, "residual": residual, "output": output, "rounded": rounded,
-        "zero": zero, "step_size": step_size,
+        "input": None if is_ready else input, "input_scale": weight.input_scale, "panels": weight.panels,
+        "scale": weight.column_scales, "column_sums": weight.column_sums, "bias": bias, "residual": residual,
+        "output": output, "rounded": rounded[0], "zero": rounded[1], "step_size": rounded[2],
     }  # fmt: skip
     program.note(
         STEP,
@@ -70,20 +69,26 @@ def deferred_linear(program, input, weight, bias, activation, residual):
         depth=depth,
         out_features=weight.out_features,
         activation=activation_code(activation),
+        handed=NOT_HANDED,
         **{name: 0 if array is None else program.address(array) for name, array in arrays.items()},
     )
+    # Bytes want the least and the greatest number of a row; what has no activation goes to no product.
+    width = weight.out_features
+    if make_rounded is rows_of_bfloat16 and activation is not None and come_in_parts(width, PANEL_WORDS):
+        offer_rows(program, output, width, make_rounded)
     return output
 
 
-def has_two_phases(storage):
-    """Whether the rows of the input are rounded before the product."""
+def has_two_phases(steps, record, storage):
+    """Whether the rows of a step's input are rounded before the product."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(has_two_phases)
-def _has_two_phases(storage):
-    is_rounded = storage == types.int8 or (storage == types.uint16 and IS_ROUNDED)
-    return lambda storage: is_rounded
+def _has_two_phases(steps, record, storage):
+    if storage == types.int8 or (storage == types.uint16 and IS_ROUNDED):
+        return lambda steps, record, storage: steps[record].input != 0
+    return lambda steps, record, storage: False
 
 
 def prepare_step(step, storage, task, tasks):
@@ -110,12 +115,12 @@ def _prepare_step(step, storage, task, tasks):
 
 
 @inline_helper
-def _output_and_finish(step):
-    """The output of a step, and (bias, residual, the activation's code)."""
+def _output_and_finish(step, handed):
+    """The output of a step, and (bias, residual, the activation's code, None or `handed_sums`)."""
     rows, columns = step.rows, step.out_features
     bias = array_at(step.bias, (columns if step.bias != 0 else 0,), FLOAT)
     residual = array_at(step.residual, (rows if step.residual != 0 else 0, columns), FLOAT)
-    return array_at(step.output, (rows, columns), FLOAT), (bias, residual, step.activation)
+    return array_at(step.output, (rows, columns), FLOAT), (bias, residual, step.activation, handed)
 
 
 def run_step(step, counter, scratch, storage):
@@ -129,21 +134,21 @@ def _run_step(step, counter, scratch, storage):
 
     def floats(step, counter, scratch, storage):
         rows, width = step.rows, step.in_features
-        output, finish = _output_and_finish(step)
+        output, finish = _output_and_finish(step, None)
         columns = elements * WEIGHT_PANEL_VECTORS * lanes(FLOAT)
         panels = array_at(step.panels, (step.panel_count, step.depth, columns), storage)
         x, strides = array_at(step.input, (rows * width,), FLOAT), (width, 1, width * GROUP_ROWS)
         run_floats(x, strides, panels, output, finish, counter, scratch)
 
     def bfloat16(step, counter, scratch, storage):
-        output, finish = _output_and_finish(step)
+        output, finish = _output_and_finish(step, handed_sums(step.handed))
         panels = array_at(step.panels, (step.panel_count, step.depth, 2 * PANEL_WORDS), BFLOAT16)
         rounded = array_at(step.rounded, (step.rows, 2 * step.depth), _ROUNDED)
         run_bfloat16(rounded, panels, output, finish, counter, scratch)
 
     def int8(step, counter, scratch, storage):
         rows, count, depth, width = step.rows, step.panel_count, step.depth, PANEL_WORDS
-        output, finish = _output_and_finish(step)
+        output, finish = _output_and_finish(step, None)
         panels = array_at(step.panels, (count, depth, 4 * width), INT8)
         scales = array_at(step.scale, (count * width,), FLOAT)
         column_sums = array_at(step.column_sums, (count * width,), INT32)

@@ -67,7 +67,7 @@ class StepTable:
 def _run(index, records, room, storage, attention_storage, relative, tasks):
     for i in range(len(index)):
         count = min(index[i].tasks, tasks)
-        if linear.has_two_phases(storage) and index[i].kind == _LINEAR:
+        if index[i].kind == _LINEAR and linear.has_two_phases(records[_LINEAR], index[i].record, storage):
             _prepare(index, i, records, storage, count)
         _perform(index, i, records, room, storage, attention_storage, relative, count)
 
@@ -83,7 +83,7 @@ def _perform(index, i, records, room, storage, attention_storage, relative, task
     if kind == _LINEAR:
         linear.run_step(records[_LINEAR][record], counter, room[1][task], storage)
     elif kind == _LAYER_NORM:
-        layer_norm.run_step(records[_LAYER_NORM][record], task, tasks)
+        layer_norm.run_step(records[_LAYER_NORM][record], storage, task, tasks)
     elif kind == _AFFINE:
         affine.run_step(records[_AFFINE][record], task, tasks)
     elif kind == _ROTARY:

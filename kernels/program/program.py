@@ -85,6 +85,7 @@ class Program:
         if array is None:
             return 0
         if type(array) is Deferred:
+            array.memory.is_read = True
             array = array.array
         self.used.append(array)
         return array.__array_interface__["data"][0]
@@ -100,6 +101,20 @@ class Program:
         if fields.keys() != kind.fields.keys():
             raise TypeError(f"the step has the fields {sorted(fields)}, expected {sorted(kind.fields)}")
         self.steps.append(Step(kind, tasks, _values(kind)(fields)))
+
+    def last_step(self) -> tuple[list[Step], int]:
+        """The step noted last, for `amend`."""
+        return self.steps, len(self.steps) - 1
+
+    def amend(self, noted: tuple[list[Step], int], name: str, value: Any) -> bool:
+        """Give a field of a step that was noted another value; False, with nothing done, if it has run."""
+        steps, index = noted
+        if steps is not self.steps:
+            return False
+        step = steps[index]
+        at = step.kind.names.index(name)
+        steps[index] = step._replace(values=(*step.values[:at], value, *step.values[at + 1 :]))
+        return True
 
     def table(self) -> Any:
         """The steps as compiled code reads them (cpu.py)."""

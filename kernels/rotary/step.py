@@ -34,7 +34,9 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
         cu_seqlens=program.address(as_kernel_array(cu_seqlens)),
         sequences=len(cu_seqlens) - 1,
     )
-    program.used += [input.array, target.array]
+    for array in (input, target):
+        program.address(array)  # the program keeps it
+    target.memory.rounded = None  # of what it was before
     return target
 
 
