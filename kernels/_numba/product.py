@@ -20,7 +20,7 @@ from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
 from .low_precision import corrected_sums, widen_words
 from .pointwise import activation_function
-from .rounded_rows import store_rounded
+from .rounded_rows import prefetch_rounded, store_rounded
 from .rows import share
 from .simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
 from .tasks import take_task
@@ -260,9 +260,29 @@ def _are_alone_if_asked_for(handed):
 
 @inline_helper
 def prefetch_output(output, first, count, column, width, finish):
-    """A hint that `count` rows of `width` columns of the output will soon be written, if they will."""
-    if not _are_alone(finish[5]):
+    """A hint that `count` rows of `width` columns will soon be written, to the output or as rounded rows."""
+    handed = finish[5]
+    if not _are_alone(handed):
         prefetch_tile(output, first, count, column, width)
+    _prefetch_handed(handed, first, count, column, width, lanes(output))
+
+
+def _prefetch_handed(handed, first, count, column, width, step):
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_prefetch_handed, jit_options=_INLINE)
+def _prefetch_handed_if_asked_for(handed, first, count, column, width, step):
+    def prefetch_rows(handed, first, count, column, width, step):
+        rounded, depth, is_there, _ = handed
+        for i in range(first, first + count if is_there else 0):
+            for j in range(column, column + width, step):
+                prefetch_rounded(rounded, depth, i, j)
+
+    def nothing(handed, first, count, column, width, step):
+        pass
+
+    return nothing if isinstance(handed, types.NoneType) else prefetch_rows
 
 
 def _hand(handed, row, column, value, inside):

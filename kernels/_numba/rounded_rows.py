@@ -17,7 +17,7 @@ from . import isa
 from .amx import TILE_ROWS, TILE_WORDS
 from .jit import helper, inline_helper
 from .low_precision import LEVELS, ROUNDED, round_row, row_scale, store_bfloat16, store_levels
-from .simd import first_lanes, lanes, load, pointer, pointer_at, wide_pointer
+from .simd import first_lanes, lanes, load, pointer, pointer_at, prefetch_write, wide_pointer
 from .steps import ADDRESS, FLOAT, INT32, OPTIONS, record
 
 HANDED = record(
@@ -113,11 +113,21 @@ def quantize_row_to(source, width, factors, has_factors, levels, zeros, steps, d
 
 
 @inline_helper
+def _place_of_bfloat16(i, k, depth):
+    return _place(i, k, depth, 2 * TILE_WORDS) if _TILED else i * depth + k
+
+
+@inline_helper
 def store_rounded(rounded, depth, i, k, value, inside):
     """The lanes `inside` of a vector as elements of row i of bfloat16, from element k on, which is a multiple of the
     lanes."""
-    at = _place(i, k, depth, 2 * TILE_WORDS) if _TILED else i * depth + k
-    store_bfloat16(rounded, at, value, inside)
+    store_bfloat16(rounded, _place_of_bfloat16(i, k, depth), value, inside)
+
+
+@inline_helper
+def prefetch_rounded(rounded, depth, i, k):
+    """A hint that element k of row i of bfloat16 will soon be written."""
+    prefetch_write(rounded, _place_of_bfloat16(i, k, depth))
 
 
 def hand_row(handed, storage, source, width, i):
