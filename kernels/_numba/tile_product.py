@@ -58,18 +58,8 @@ def _prefetch_line(typingctx, source, line):
     return types.void(source, types.intp), codegen
 
 
-def _make_product(multiply):
-    """The product by one of the instructions for tiles, a helper.
-
-    run(x, depth, panels, output, finish, levels, counter, scratch): take tasks of output = activation(x @ panels +
-    bias) + residual until there are none left.
-
-    x: an array of strips, `depth` words of each row, a multiple of TILE_WORDS.
-    panels: (panels, depth, PANEL_COLUMNS), in words along the depth.
-    finish, levels: as `run_product` (product.py) takes them.
-    counter: hands out the tasks.
-    scratch: TILES_SCRATCH elements of the dtype of the sums, float32 or int32.
-    """
+def _make_block(multiply):
+    """The product of a block by one of the instructions for tiles, an inlined helper."""
 
     @inline_helper
     def multiply_block(room, has_two, x, panel, depth, sums, target, waiting, fetched, lines, output, finish, levels):
@@ -108,6 +98,23 @@ def _make_product(multiply):
         if has_two:
             store_tile(room, 2, pointer(sums, TILE_ROWS * PANEL_COLUMNS), _ROW_BYTES)
             store_tile(room, 3, pointer(sums, TILE_ROWS * PANEL_COLUMNS + TILE_WORDS), _ROW_BYTES)
+
+    return multiply_block
+
+
+def _make_product(multiply):
+    """The product by one of the instructions for tiles, a helper.
+
+    run(x, depth, panels, output, finish, levels, counter, scratch): take tasks of output = activation(x @ panels +
+    bias) + residual until there are none left.
+
+    x: an array of strips, `depth` words of each row, a multiple of TILE_WORDS.
+    panels: (panels, depth, PANEL_COLUMNS), in words along the depth.
+    finish, levels: as `run_product` (product.py) takes them.
+    counter: hands out the tasks.
+    scratch: TILES_SCRATCH elements of the dtype of the sums, float32 or int32.
+    """
+    multiply_block = _make_block(multiply)
 
     @helper
     def run(x, depth, panels, output, finish, levels, counter, scratch):
