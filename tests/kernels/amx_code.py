@@ -1,6 +1,6 @@
 """Prints the assembly of a kernel on tiles for a CPU with AMX, whatever this machine is; nothing of it is run.
 
-python -m tests.kernels.amx_code operations | bfloat16 | int8 | attention
+python -m tests.kernels.amx_code operations | bfloat16 | int8 | attention | relative
 """
 
 import os
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import llvmlite.binding as llvm
 from numba import types
+from numba.core import config
 
 PERMISSION = "bertcore.kernels._numba.tile_permission"
 FEATURES = (
@@ -18,8 +19,9 @@ FEATURES = (
 
 
 def pretend():
-    """Before the kernels are imported: the features of a CPU with AMX, and Linux's permission."""
+    """Before the kernels are imported: the target and the features of a CPU with AMX, and Linux's permission."""
     os.environ["BERTCORE_ISA"] = "amx"
+    config.CPU_NAME, config.CPU_FEATURES = "sapphirerapids", ",".join(f"+{feature}" for feature in FEATURES)
     llvm.get_host_cpu_features = lambda: dict.fromkeys(FEATURES, True)
     sys.modules[PERMISSION] = SimpleNamespace(request_tiles=lambda: None)
 
@@ -44,7 +46,7 @@ def product(run, storage, rounded, sums, levels):
         run(rounded, weight, output, finish, counter, sums)
 
     panels = array(storage, 3)
-    finish = types.Tuple((array(types.float32, 1), array(types.float32, 2), types.intp))
+    finish = types.Tuple((array(types.float32, 1), array(types.float32, 2), types.intp, types.none))
     weight = types.Tuple((panels, array(types.float32, 1), array(types.int32, 1))) if levels else panels
     counter = array(types.int64, 1)
     return multiply, (rounded, weight, array(types.float32, 2), finish, counter, array(sums, 1))
@@ -63,22 +65,30 @@ def int8():
     return product(run_int8, types.int8, rounded, types.int32, levels=True)
 
 
-def attention():
+def attention(relative=False):
     from numba import from_dtype
 
     from bertcore.kernels._numba import kernel
     from bertcore.kernels._numba.steps import BFLOAT16, FLOAT
-    from bertcore.kernels.attention.cpu import FORWARD
+    from bertcore.kernels.attention.cpu import FORWARD, RELATIVE
     from bertcore.kernels.attention.forward import run
+
+    marker = RELATIVE if relative else None
 
     @kernel
     def attend(steps, counter):
-        run(steps[0], counter, FLOAT, BFLOAT16, None, 0)
+        run(steps[0], counter, FLOAT, BFLOAT16, marker, 0)
 
     return attend, (array(from_dtype(FORWARD), 1), array(types.int64, 1))
 
 
-KERNELS = {"operations": operations, "bfloat16": bfloat16, "int8": int8, "attention": attention}
+def relative():
+    return attention(relative=True)
+
+
+KERNELS = {
+    "operations": operations, "bfloat16": bfloat16, "int8": int8, "attention": attention, "relative": relative,
+}  # fmt: skip
 
 if __name__ == "__main__":
     pretend()

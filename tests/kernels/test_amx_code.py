@@ -23,7 +23,7 @@ def instructions(kernel, folder):
     for line in done.stdout.splitlines():
         if label := re.match(r"([\w$.]+):", line):
             name = label[1] if not label[1].startswith(".L") else name
-        elif found := re.match(r"\s+((?:tdp|tile|ldtile|sttile)\w+)\s*(.*)", line):
+        elif found := re.match(r"\s+((?:tdp|tile|ldtile|sttile|vdpbf16)\w+)\s*(.*)", line):
             functions.setdefault(name, []).append((found[1], found[2]))
     return functions
 
@@ -55,6 +55,9 @@ def test_linear_keeps_its_sums_in_tiles(kernel, product, tmp_path):
 
 
 @pytest.mark.slow
-def test_attention_keeps_its_sums_in_tiles(tmp_path):
-    found = check(instructions("attention", tmp_path), "tdpbf16ps")
+@pytest.mark.parametrize("kernel", ["attention", "relative"])
+def test_attention_keeps_its_sums_in_tiles(kernel, tmp_path):
+    found = instructions(kernel, tmp_path)
+    assert not [name for own in found.values() for name, _ in own if name == "vdpbf16ps"]  # all products are on tiles
+    found = check(found, "tdpbf16ps")
     assert set(found) == {"%tmm6, %tmm4, %tmm0", "%tmm7, %tmm4, %tmm1", "%tmm6, %tmm5, %tmm2", "%tmm7, %tmm5, %tmm3"}
