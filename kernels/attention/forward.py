@@ -20,7 +20,6 @@ import numpy as np
 
 from .._numba import helper, inline_helper, kernel, parallel_kernel
 from .._numba.ladder import TILE_ROWS
-from .._numba.operands import as_words
 from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.philox import BLOCK, COUNTERS, column_of, fill_factors_of_rows
 from .._numba.rows import share
@@ -146,7 +145,6 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     factor = 1.0 if stored else scale  # scores that are stored are scaled before they are
     begin_softmax(state, count)
     prefetch_rows(row_pointer(query, s, h, start + first, sums), query[3], 0, min(width, count), head_dim)
-    k_words = as_words(k_rows, storage)
     low, end = max(first + below, 0) // _BLOCK_GRAIN * _BLOCK_GRAIN, min(max(last + above, 0), keys)
     begin = low
     while begin < end or begin == low:
@@ -159,7 +157,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
         block = first, last, begin, part
         if has_biases:
             _lay_biases(step, place, block, biases)
-        prepare_terms(terms, place, block, k_words, head_dim, storage, rest)
+        prepare_terms(terms, place, block, k_rows, head_dim, storage, rest)
         for i in range(first, last, width):
             n = min(width, last - i)
             skip = min(max(i + below - begin, 0) // KEY_GRAIN * KEY_GRAIN, part)
@@ -170,7 +168,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
             lay_queries(row_pointer(query, s, h, start + i, sums), query[3], n, head_dim, panel, w, spare, storage)
             multiply_queries(tiles, pointer(k_rows, skip * row), row, seen, head_dim, panel, w, scores, storage)
             of_panel = i, n, w, skip, seen
-            add_terms(terms, place, block, of_panel, k_words, head_dim, storage, rest, scores, spare)
+            add_terms(terms, tiles, place, block, of_panel, k_rows, head_dim, storage, rest, scores, spare)
             if stored:
                 _scale(scores, seen * w, scale)
                 if has_biases:

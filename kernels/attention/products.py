@@ -1,9 +1,10 @@
-"""The two products of attention's forward and how their operands lie: by vectors, or in bfloat16 by tiles (amx.py).
+"""The products of attention's forward and how their operands lie: by vectors, or in bfloat16 by tiles (amx.py).
 
-By vectors the left operand of both is rows as words: keys, and the transposed scores. The sums are the rows of the
-output. Tiles read the left operand 16 words at a time, and cannot read it transposed: so the values are transposed
-instead, once for all panels of queries, and the sums are columns of the output until `finish_sums`. Depths are filled
-up with zeros to whole tiles, on both sides, and so are the scores.
+By vectors the left operand of the two main ones is rows as words: keys, and the transposed scores. The sums are the
+rows of the output. Tiles read the left operand 16 words at a time, and cannot read it transposed: so the values are
+transposed instead, once for all panels of queries, and the sums are columns of the output until `finish_sums`. Depths
+are filled up with zeros to whole tiles, on both sides, and so are the scores. Terms of relative position
+(relative_forward.py) are rows times a table's columns.
 
 `storage` says which, as in _numba/operands.py; `room` is what tiles need of the scratch.
 """
@@ -11,7 +12,7 @@ up with zeros to whole tiles, on both sides, and so are the scores.
 from numba import types
 from numba.extending import overload
 
-from .._numba import LEVEL, helper, inline_helper
+from .._numba import LEVEL, helper, inline_helper, ladder
 from .._numba.amx import (
     ROOM,
     TILE_ROWS,
@@ -34,6 +35,7 @@ from .online_softmax import rescale
 
 TILES_ROOM = ROOM if LEVEL.tiles else 0  # elements of a task's scratch
 SPARE_KEYS = TILE_ROWS if LEVEL.tiles else 1  # rows beside the keys and the values
+KEY_ROWS = ladder.TILE_ROWS * 2 // 3  # of a tile of vectors, a power of two as the lanes are
 _PAIR_ROWS, _TILE_KEYS = 2 * TILE_ROWS, 2 * TILE_WORDS
 
 
@@ -64,6 +66,22 @@ def lay_values(source, source_row, count, head_dim, target, row, spare, storage)
 
 def multiply_queries(room, keys, row, count, head_dim, panel, width, scores, storage):
     """scores (count, width) = keys @ panel, of `count` rows of keys."""
+    raise NotImplementedError("for compiled code")
+
+
+def depth_of_terms(head_dim, storage):
+    """Words of the depth of the products of relative terms."""
+    raise NotImplementedError("for compiled code")
+
+
+def rows_of_terms(storage):
+    """How many rows `multiply_terms` takes best at once, a power of two."""
+    raise NotImplementedError("for compiled code")
+
+
+def multiply_terms(room, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
+    """products (count, used) = rows @ columns, of `count` rows laid as keys are, `row` words apart, and `used` columns
+    of `depth_of_terms` words, `width` words apart. Whole tiles of products are written."""
     raise NotImplementedError("for compiled code")
 
 
@@ -107,11 +125,21 @@ def _lay_queries(source, source_row, count, head_dim, panel, width, spare, stora
 
 
 def _multiply_queries(room, keys, row, count, head_dim, panel, width, scores, storage):
+    multiply_terms(room, keys, row, count, head_dim, panel, width, width, scores, width, storage)
+
+
+def _depth_of_terms(head_dim, storage):
     per_word = elements_per_word(storage)
-    depth = (head_dim + per_word - 1) // per_word
-    multiply(
-        as_words(keys, storage), row, 1, count, as_words(panel, storage), width, depth, width, scores, width, False
-    )
+    return (head_dim + per_word - 1) // per_word
+
+
+def _rows_of_terms(storage):
+    return KEY_ROWS
+
+
+def _multiply_terms(room, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
+    a, b, depth = as_words(rows, storage), as_words(columns, storage), depth_of_terms(head_dim, storage)
+    multiply(a, row, 1, count, b, width, depth, used, products, products_row, False)
 
 
 def _weigh_values(
@@ -250,8 +278,23 @@ def _multiply_panel(room, a, a_row, rows, b, b_row, depth, columns, c, c_row, ac
 
 
 def _multiply_queries_by_tiles(room, keys, row, count, head_dim, panel, width, scores, storage):
-    depth = _whole(head_dim, 2 * TILE_WORDS) // 2
+    depth = depth_of_terms(head_dim, storage)
     _multiply_panel(room, keys, row, count, panel, width, depth, width, scores, width, False)
+
+
+def _depth_of_terms_by_tiles(head_dim, storage):
+    return _whole(head_dim, 2 * TILE_WORDS) // 2
+
+
+def _rows_of_terms_by_tiles(storage):
+    return TILE_ROWS
+
+
+def _multiply_terms_by_tiles(room, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
+    depth = depth_of_terms(head_dim, storage)
+    for j in range(0, used, 2 * TILE_WORDS):
+        b, c = pointer(columns, j), pointer(products, j)
+        _multiply_panel(room, rows, row, count, b, width, depth, used - j, c, products_row, False)
 
 
 @helper
@@ -316,6 +359,9 @@ _register(lay_keys, _lay_keys, _lay_keys_by_tiles)
 _register(lay_queries, _lay_queries, _lay_queries_by_tiles)
 _register(lay_values, _lay_values, _lay_values_by_tiles)
 _register(multiply_queries, _multiply_queries, _multiply_queries_by_tiles)
+_register(depth_of_terms, _depth_of_terms, _depth_of_terms_by_tiles)
+_register(rows_of_terms, _rows_of_terms, _rows_of_terms_by_tiles)
+_register(multiply_terms, _multiply_terms, _multiply_terms_by_tiles)
 _register(weigh_values, _weigh_values, _weigh_values_by_tiles)
 _register(rescale_sums, _rescale_rows, _rescale_columns)
 _register(finish_sums, _nothing_to_finish, _transpose_sums)

@@ -18,16 +18,15 @@ with one of them 1.5 to 1.8 times, with one and segments 1.6 to 1.7 times; bfloa
 """
 
 from .._numba import helper, inline_helper
-from .._numba.ladder import TILE_ROWS, multiply, pointer_to_word
-from .._numba.operands import as_words, elements_per_word, lay_rows
+from .._numba.amx import TILE_WORDS
+from .._numba.ladder import TILE_ROWS
 from .._numba.panels import pack_panel, pack_strip
 from .._numba.scores import row_pointer
 from .._numba.simd import broadcast, lanes, load, pointer, select, store
 from .forward import row_size
+from .products import KEY_ROWS, depth_of_terms, lay_keys, multiply_terms, rows_of_terms
 from .records import row_at, rows_of, segment_pointers, segments_of, view_of
 from .terms import add_terms, prepare_terms, terms_of, terms_size, with_terms
-
-KEY_ROWS = TILE_ROWS * 2 // 3  # of a tile of the keys' products, a power of two as the lanes are
 
 
 @with_terms(terms_of)
@@ -55,6 +54,12 @@ def _whole(count, like):
 
 
 @inline_helper
+def _depth_room(head_dim):
+    """Words that the depth of a table has at most."""
+    return max(head_dim, TILE_WORDS)
+
+
+@inline_helper
 def _columns(queries, keys, like):
     """Room for the distances of a block: an odd number of vectors, so that rows fall into different cache sets."""
     groups = (keys + _group(like) - 1) // _group(like)
@@ -71,7 +76,7 @@ def _product_columns(keys, width, like):
 def _terms_size(terms, queries, keys, head_dim, like):
     width, row = 2 * lanes(like), row_size(head_dim, like)
     rows = (width + TILE_ROWS) * row
-    tables = 2 * head_dim * _columns(queries, keys, like)
+    tables = 2 * _depth_room(head_dim) * _columns(queries, keys, like)
     products = (width + TILE_ROWS) * _product_columns(keys, width, like)
     shifted = (keys + 2 * _group(like)) * (width + _group(like))
     return rows + tables + max(products, shifted) + 3 * width + TILE_ROWS * lanes(like)
@@ -83,8 +88,8 @@ def _carve_scratch(scratch, block, head_dim):
     first, last, _, keys = block
     columns, width = _columns(last - first, keys, scratch), 2 * lanes(scratch)
     key_table = pointer(scratch, (width + TILE_ROWS) * row_size(head_dim, scratch))
-    query_table = pointer(key_table, head_dim * columns)
-    segments = pointer(query_table, head_dim * columns)
+    query_table = pointer(key_table, _depth_room(head_dim) * columns)
+    segments = pointer(query_table, _depth_room(head_dim) * columns)
     return scratch, key_table, query_table, segments, pointer(segments, 3 * width)
 
 
@@ -92,7 +97,7 @@ def _carve_scratch(scratch, block, head_dim):
 
 
 @with_terms(prepare_terms)
-def _lay_tables(terms, place, block, k_words, head_dim, storage, scratch):
+def _lay_tables(terms, place, block, k_rows, head_dim, storage, scratch):
     """The columns of both tables for all distances of the block."""
     (_, position_key), position_query, rows, _ = terms
     first, last, begin, part = block
@@ -113,13 +118,11 @@ def _lay_tables(terms, place, block, k_words, head_dim, storage, scratch):
 @helper
 def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, columns, storage):
     """A column for each of `count` distances, `step` apart."""
-    row, per_word = row_size(head_dim, target), elements_per_word(storage)
-    depth = (head_dim + per_word - 1) // per_word
-    words = as_words(buffer, storage)
+    row, depth = row_size(head_dim, target), depth_of_terms(head_dim, storage)
     for u in range(0, count, lanes(target)):
         for c in range(lanes(target)):
             source = row_pointer(table, 0, h, row_at(rows, distance + step * (u + c)), target)
-            lay_rows(source, 0, 1, head_dim, pointer_to_word(words, c * row), row, storage)
+            lay_keys(source, 0, 1, head_dim, pointer(buffer, c * row), row, storage)
         pack_strip(buffer, row, 1, lanes(target), depth, pointer(target, u), columns)
 
 
@@ -127,30 +130,28 @@ def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, 
 
 
 @with_terms(add_terms)
-def _add_relative_terms(terms, place, block, panel, k_words, head_dim, storage, scratch, scores, spare):
+def _add_relative_terms(terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
     (_, position_key), position_query, _, segments = terms
     if position_key[0] != 0:
-        _add_content_to_position(terms[0], place, block, panel, head_dim, storage, scratch, scores, spare)
+        _add_content_to_position(terms[0], room, place, block, panel, head_dim, storage, scratch, scores, spare)
     if position_query[0] != 0:
-        _add_position_to_content(block, panel, k_words, head_dim, storage, scratch, scores)
+        _add_position_to_content(room, block, panel, k_rows, head_dim, storage, scratch, scores)
     if segments[0][0] != 0:
         _add_segments(segments, place, block, panel, head_dim, scratch, scores)
 
 
 @helper
-def _add_content_to_position(terms, place, block, panel, head_dim, storage, scratch, scores, spare):
+def _add_content_to_position(terms, room, place, block, panel, head_dim, storage, scratch, scores, spare):
     query_for_position, _ = terms
     s, h, start, _, _, _ = place
     first, last, _, part = block
     i, count, width, skip, seen = panel
     buffer, key_table, _, _, products = _carve_scratch(scratch, block, head_dim)
-    row, per_word = row_size(head_dim, scratch), elements_per_word(storage)
+    row, at = row_size(head_dim, scratch), _whole(last - first, scratch) - width - (i - first) + skip
     columns, used = _columns(last - first, part, scratch), _product_columns(seen, width, scratch)
-    words, at = as_words(buffer, storage), _whole(last - first, scratch) - width - (i - first) + skip
-    source = row_pointer(query_for_position, s, h, start + i, scratch)
-    lay_rows(source, query_for_position[3], count, head_dim, words, row, storage)
-    table, depth = pointer_to_word(as_words(key_table, storage), at), (head_dim + per_word - 1) // per_word
-    multiply(words, row, 1, count, table, columns, depth, seen + width - 1, products, used, False)
+    source, table = row_pointer(query_for_position, s, h, start + i, scratch), pointer(key_table, at)
+    lay_keys(source, query_for_position[3], count, head_dim, buffer, row, storage)
+    multiply_terms(room, buffer, row, count, head_dim, table, columns, seen + width - 1, products, used, storage)
     keys = max(seen, lanes(scores))  # whole blocks are transposed, of which the rest is not looked at
     pack_panel(pointer(products, width - 1), used - 1, 1, count, keys, spare, width)
     for j in range(0, seen * width, lanes(scores)):
@@ -158,19 +159,18 @@ def _add_content_to_position(terms, place, block, panel, head_dim, storage, scra
 
 
 @helper
-def _add_position_to_content(block, panel, k_words, head_dim, storage, scratch, scores):
+def _add_position_to_content(room, block, panel, k_rows, head_dim, storage, scratch, scores):
     first, last, _, part = block
     i, _, width, skip, seen = panel
     _, _, query_table, _, products = _carve_scratch(scratch, block, head_dim)
-    row, per_word, group = row_size(head_dim, scratch), elements_per_word(storage), _group(scratch)
+    row, group = row_size(head_dim, scratch), _group(scratch)
     columns, used = _columns(last - first, part, scratch), width + group
-    table, depth = as_words(query_table, storage), (head_dim + per_word - 1) // per_word
     groups, end = (part + group - 1) // group, skip + seen
     for g in range(skip // group, (end + group - 1) // group):
-        at = i - first + (groups - 1 - g) * group
-        for j in range(g * group, min(end, (g + 1) * group), KEY_ROWS):
-            x, y, z = pointer_to_word(k_words, j * row), pointer_to_word(table, at), pointer(products, j * used)
-            multiply(x, row, 1, min(KEY_ROWS, end - j), y, columns, depth, used - 1, z, used, False)
+        table, step = pointer(query_table, i - first + (groups - 1 - g) * group), rows_of_terms(storage)
+        for j in range(g * group, min(end, (g + 1) * group), step):
+            rows, own, count = pointer(k_rows, j * row), pointer(products, j * used), min(step, end - j)
+            multiply_terms(room, rows, row, count, head_dim, table, columns, used - 1, own, used, storage)
     for j in range(skip, end):
         source, target = pointer(products, j * used + group - 1 - j % group), pointer(scores, (j - skip) * width)
         for d in range(0, width, lanes(scores)):
