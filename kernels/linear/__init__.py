@@ -74,11 +74,7 @@ def prepare_weight(
     else:
         _check_floating_weight(call, weight, scale, input_scale, dtype)
         weight, scale = _converted(weight, dtype)
-    prepared = call.compute("prepare_weight", weight, scale)
-    if input_scale is not None:
-        prepared.input_scale = np.array(input_scale)
-        prepared.input_scale.flags.writeable = False
-    return prepared
+    return call.compute("prepare_weight", weight, scale, input_scale)
 
 
 def _check_input_scale(weight: Any, input_scale: Any) -> None:

@@ -46,13 +46,14 @@ class PackedWeight(PreparedWeight):
     """A weight as panels, (panels, depth in words, panel width in elements), the last one padded with arbitrary values.
 
     A word is a float, two bfloat16 (as uint16) or four int8, neighbours along in_features, which are filled up with
-    zeros. int8 weights also have the scale and the sum of each column of the panels.
+    zeros. int8 weights also have the scale and the sum of each column of the panels, and the factors of the input's
+    columns (an empty array if there are none).
     """
 
     backend = "numba"
 
-    def __init__(self, weight, scale=None):
-        super().__init__(weight, scale)
+    def __init__(self, weight, scale=None, input_scale=None):
+        super().__init__(weight, scale, input_scale)
         self._transpose = None
         is_low = weight.dtype.itemsize < 4
         words = _words(weight)
@@ -61,6 +62,7 @@ class PackedWeight(PreparedWeight):
         if is_low:
             self.panels = self._words.view(np.int8 if scale is not None else np.uint16)
         self.column_scales = self.column_sums = None
+        self.input_factors = np.array([] if input_scale is None else input_scale, np.float32)
         if scale is not None:
             columns = self._words.shape[0] * self._words.shape[2]
             self.column_scales, self.column_sums = np.zeros(columns, np.float32), np.zeros(columns, np.int32)
@@ -83,9 +85,10 @@ class PackedWeight(PreparedWeight):
         return np.array(rows.view(self.dtype)[: self.out_features, : self.in_features], order="C")
 
 
-def prepare_weight(weight, scale):
-    """Pack an (out_features, in_features) weight of any strides; `scale` is (out_features,) float32 with int8."""
-    return PackedWeight(weight, scale)
+def prepare_weight(weight, scale, input_scale):
+    """Pack an (out_features, in_features) weight of any strides; with int8 `scale` is (out_features,) float32, and
+    `input_scale` (in_features,) or None."""
+    return PackedWeight(weight, scale, input_scale)
 
 
 def linear(input, weight, bias, activation, residual):
@@ -234,9 +237,8 @@ def _multiply_quantized(x, packed, bias, activation, residual):
     if output.size:
         rounded = tuple(rows_of_bytes(empty, *x.shape))
         weight = packed.panels, packed.column_scales, packed.column_sums
-        factors = np.empty(0, np.float32) if packed.input_scale is None else as_kernel_array(packed.input_scale)
         finish = _finish(bias, residual, activation, output)
-        _product_int8(x, factors, rounded, weight, output, finish, *_tasks(packed.panels))
+        _product_int8(x, packed.input_factors, rounded, weight, output, finish, *_tasks(packed.panels))
     return output
 
 

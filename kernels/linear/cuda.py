@@ -44,8 +44,8 @@ class CudaWeight(PreparedWeight):
         return self.array[:, : self.in_features].copy()
 
 
-def prepare_weight(weight, scale):
-    """The prepared form of an (out_features, in_features) weight; `scale` is None (it belongs to int8)."""
+def prepare_weight(weight, scale, input_scale):
+    """The prepared form of an (out_features, in_features) weight; both scales are None (they belong to int8)."""
     return CudaWeight(weight)
 
 

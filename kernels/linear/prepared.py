@@ -19,18 +19,15 @@ class PreparedWeight:
         dtype: its dtype; bfloat16 and int8 on the CPU are for float32 inputs.
         scale: of an int8 weight, float32 (out_features,), read-only; None of others.
         input_scale: what the columns of the input are multiplied by before they are rounded to int8, float32
-            (in_features,); None where they are not.
+            (in_features,), read-only; None where they are not.
     """
 
     backend: str
 
-    def __init__(self, weight: Any, scale: Any = None):
+    def __init__(self, weight: Any, scale: Any = None, input_scale: Any = None):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.scale = self.input_scale = None
-        if scale is not None:
-            self.scale = np.array(scale)
-            self.scale.flags.writeable = False
+        self.scale, self.input_scale = _read_only(scale), _read_only(input_scale)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,6 +56,15 @@ class PreparedWeight:
 
     def __repr__(self) -> str:
         return f"PreparedWeight({self.out_features}, {self.in_features}, {self.dtype}, backend={self.backend!r})"
+
+
+def _read_only(array: Any) -> Any:
+    """A copy that cannot be written to; None of None."""
+    if array is None:
+        return None
+    copy = np.array(array)
+    copy.flags.writeable = False
+    return copy
 
 
 def dequantized(values: np.ndarray, scale: np.ndarray, input_scale: np.ndarray | None) -> np.ndarray:

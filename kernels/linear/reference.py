@@ -32,17 +32,18 @@ class ReferenceWeight(PreparedWeight):
 
     backend = "numpy"
 
-    def __init__(self, weight, scale=None):
-        super().__init__(weight, scale)
+    def __init__(self, weight, scale=None, input_scale=None):
+        super().__init__(weight, scale, input_scale)
         self.array = np.array(weight, order="C")
 
     def _stored(self):
         return self.array.copy()
 
 
-def prepare_weight(weight, scale):
-    """The prepared form of an (out_features, in_features) weight; `scale` is (out_features,) float32 with int8."""
-    return ReferenceWeight(weight, scale)
+def prepare_weight(weight, scale, input_scale):
+    """The prepared form of an (out_features, in_features) weight; with int8 `scale` is (out_features,) float32, and
+    `input_scale` (in_features,) or None."""
+    return ReferenceWeight(weight, scale, input_scale)
 
 
 @ieee_arithmetic

@@ -64,7 +64,7 @@ def expected(input, weight, bias, activation, residual):
 
 def check(cuda, input, weight, bias=None, activation=None, residual=None, prepare=False):
     def run(input, weight, bias, residual):
-        prepared = linear_cuda.prepare_weight(weight, None) if prepare else weight
+        prepared = linear_cuda.prepare_weight(weight, None, None) if prepare else weight
         return linear_cuda.linear(input, prepared, bias, activation, residual)
 
     found = cuda.run(run, input, weight, bias, residual)
@@ -118,7 +118,7 @@ def test_prepared_weight_gives_the_original_back(cuda, dtype, layout):
     prepared = {}
 
     def run(weight):
-        prepared["form"] = linear_cuda.prepare_weight(weight, None)
+        prepared["form"] = linear_cuda.prepare_weight(weight, None, None)
         return prepared["form"].to_array()
 
     np.testing.assert_array_equal(cuda.run(run, weight), weight)
@@ -132,7 +132,7 @@ def test_a_weight_of_whole_vectors_is_prepared_without_a_copy(cuda, in_features,
     input, weight, *_ = problem(3, in_features, 8, np.dtype(np.float16))
 
     def run(input, weight):
-        prepared = linear_cuda.prepare_weight(weight, None)
+        prepared = linear_cuda.prepare_weight(weight, None, None)
         assert (prepared.array is weight) == is_kept
         prepared.to_array()[:] = 0
         return linear_cuda.linear(input, prepared, None, None, None)

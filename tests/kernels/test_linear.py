@@ -28,7 +28,7 @@ def arguments(seed, rows, in_features, out_features, dtype=np.float64, layout="c
 
 def test_a_prepared_weight_is_a_copy():
     x, weight, bias, residual, grad = arguments(4, 5, 7, 3)
-    prepared = reference.prepare_weight(weight, None)
+    prepared = reference.prepare_weight(weight, None, None)
     assert (prepared.out_features, prepared.in_features, prepared.dtype) == (3, 7, np.float64)
     expected = reference.linear(x, weight, bias, None, residual)
     expected_gradients = reference.linear_backward(grad, x, weight, bias, True)
@@ -160,17 +160,17 @@ def test_int8_is_the_product_of_what_was_rounded(size, activation):
     levels, zero, step = (array.astype(np.float64) for array in reference.quantize_rows(x))
     expected = oracles.linear((levels - zero) * step, values * scale[:, None].astype(float), bias, activation, residual)
     with np.errstate(all="raise"):
-        found = reference.linear(x, reference.prepare_weight(values, scale), bias, activation, residual)
+        found = reference.linear(x, reference.prepare_weight(values, scale, None), bias, activation, residual)
     assert found.dtype == np.float32
     assert_close(found, expected)
-    np.testing.assert_array_equal(reference.prepare_weight(values, scale).to_array(), values * scale[:, None])
+    np.testing.assert_array_equal(reference.prepare_weight(values, scale, None).to_array(), values * scale[:, None])
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_bfloat16_is_the_product_of_what_was_rounded(size):
     x, weight, bias, residual, _ = arguments(10, *size, dtype=np.float32)
     rounded = [array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (x, weight)]
-    prepared = reference.prepare_weight(weight.astype(ml_dtypes.bfloat16), None)
+    prepared = reference.prepare_weight(weight.astype(ml_dtypes.bfloat16), None, None)
     assert_close(
         reference.linear(x, prepared, bias, "gelu", residual), oracles.linear(*rounded, bias, "gelu", residual)
     )
@@ -194,7 +194,7 @@ def test_gradients_in_bfloat16_are_those_of_what_was_rounded(size, backend):
 def test_a_row_that_int8_cannot_stand_for_is_nan_and_no_other():
     x = rows_of_all_kinds()
     x[0, 3], x[2, 1], x[4, :2] = np.nan, np.inf, (3e38, -3e38)
-    prepared = reference.prepare_weight(*kernels.quantize_weight(normal(11, (7, 39), np.float32)))
+    prepared = reference.prepare_weight(*kernels.quantize_weight(normal(11, (7, 39), np.float32)), None)
     output = reference.linear(x, prepared, None, None, None)
     assert list(np.flatnonzero(np.isnan(output).any(axis=1))) == [0, 2, 4]
     assert np.isnan(output[[0, 2, 4]]).all()

@@ -55,7 +55,7 @@ def test_any_size_and_layout(dtype, rows, in_features, out_features, layout, act
     x, weight, bias, residual = arguments(seed, rows, in_features, out_features, dtype, layout)
     with_bias, with_residual, prepared = extras
     bias, residual = bias if with_bias else None, residual if with_residual else None
-    found = linear(x, prepare_weight(weight, None) if prepared else weight, bias, activation, residual)
+    found = linear(x, prepare_weight(weight, None, None) if prepared else weight, bias, activation, residual)
     assert found.dtype == dtype and found.flags.c_contiguous and found.flags.writeable
     assert_close(found, exact(x, weight, bias, activation, residual), at_least=1)
 
@@ -72,7 +72,7 @@ def test_more_than_one_block(rows, in_features):
 @pytest.mark.parametrize("shape", [(1, 1), (39, 160), (97, 17), (48, 16), (0, 5), (5, 0)])
 def test_a_prepared_weight_gives_back_the_original(shape, layout, dtype):
     weight = normal(2, shape, dtype, layout)
-    prepared = prepare_weight(weight, None)
+    prepared = prepare_weight(weight, None, None)
     assert isinstance(prepared, PackedWeight)
     assert (prepared.out_features, prepared.in_features, prepared.dtype) == (*shape, dtype)
     copy = prepared.to_array()
@@ -93,7 +93,7 @@ def test_arrays_at_odd_addresses():
 @every_dtype
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(dtype):
     x, weight, bias, residual = arguments(4, 300, 2 * BLOCK + 39, 97, dtype)
-    prepared = prepare_weight(weight, None)
+    prepared = prepare_weight(weight, None, None)
     whole = linear(x, prepared, bias, "gelu", residual)
     for first, last in [(0, 1), (7, 8), (299, 300), (5, 7), (3, 8), (1, 12), (120, 140), (0, 128), (13, 300)]:
         part = linear(x[first:last], prepared, bias, "gelu", residual[first:last])
@@ -133,7 +133,7 @@ def test_threads_take_no_memory(dtype, monkeypatch):
 
 def test_several_python_threads_at_once():
     x, weight, bias, residual = arguments(6, 130, 800, 97)
-    prepared = prepare_weight(weight, None)
+    prepared = prepare_weight(weight, None, None)
     expected = linear(x, prepared, bias, "gelu", residual)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: linear(x, prepared, bias, "gelu", residual), range(40)))
@@ -148,7 +148,7 @@ def test_backward(dtype, rows, in_features, out_features, layout, seed):
     x, weight, bias, grad = arguments(seed, rows, in_features, out_features, dtype, layout)
     wide = [array.astype(np.float64) for array in (grad, x, weight, bias)]
     expected = reference.linear_backward(*wide, True)
-    for given_weight in (weight, prepare_weight(weight, None)):
+    for given_weight in (weight, prepare_weight(weight, None, None)):
         found = linear_backward(grad, x, given_weight, bias, True)
         for name, one, other in zip(("grad_input", "grad_weight", "grad_bias"), found, expected, strict=True):
             assert one.dtype == dtype and one.flags.c_contiguous
@@ -169,7 +169,7 @@ def test_weight_gradient_of_several_chunks_strips_and_parts(rows, in_features, o
 
 def test_a_prepared_weight_is_packed_once_for_each_direction(monkeypatch):
     x, weight, bias, grad = arguments(8, 5, 39, 17)
-    prepared, packed = prepare_weight(weight, None), []
+    prepared, packed = prepare_weight(weight, None, None), []
     pack, transpose = linear_cpu._pack, linear_cpu._transpose
     monkeypatch.setattr(linear_cpu, "_pack", lambda matrix, width: packed.append(matrix.shape) or pack(matrix, width))
     monkeypatch.setattr(linear_cpu, "_transpose", lambda *args: packed.append(args[1:]) or transpose(*args))
@@ -202,10 +202,10 @@ def low_precision(weight, dtype):
     """The weight prepared by the reference and by Numba; for the reference it is widened where Numba does that."""
     if dtype == "int8":
         values = reference.quantize_weight(weight)
-        return reference.prepare_weight(*values), prepare_weight(*values)
+        return reference.prepare_weight(*values, None), prepare_weight(*values, None)
     weight = weight.astype(ml_dtypes.bfloat16)
     of_reference = weight if LEVEL.bfloat16_dot else weight.astype(np.float32)
-    return reference.prepare_weight(of_reference, None), prepare_weight(weight, None)
+    return reference.prepare_weight(of_reference, None, None), prepare_weight(weight, None, None)
 
 
 @QUICK
@@ -232,7 +232,7 @@ def test_widened_bfloat16_has_the_bits_of_float32(rows, in_features):
     x, weight, bias, residual = arguments(12, rows, in_features, 97)
     weight = weight.astype(ml_dtypes.bfloat16)
     found, expected = (
-        linear(x, prepare_weight(it, None), bias, "gelu", residual) for it in (weight, weight.astype(np.float32))
+        linear(x, prepare_weight(it, None, None), bias, "gelu", residual) for it in (weight, weight.astype(np.float32))
     )
     np.testing.assert_array_equal(found, expected)
 
@@ -267,8 +267,8 @@ def test_the_greatest_sums_of_int8_are_exact():
     x[1] = -1
     values[1], values[2, ::2] = -127, -127
     scale = np.ones(3, np.float32)
-    expected = reference.linear(x, reference.prepare_weight(values, scale), None, None, None)
-    np.testing.assert_array_equal(linear(x, prepare_weight(values, scale), None, None, None), expected)
+    expected = reference.linear(x, reference.prepare_weight(values, scale, None), None, None, None)
+    np.testing.assert_array_equal(linear(x, prepare_weight(values, scale, None), None, None, None), expected)
     assert expected[0, 0] > 0.99 * 127 * in_features
 
 
