@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.gpu.products import batch_invariant
 from bench.gpu.timings import Step
 from bertcore import kernels, use_backend
 from bertcore.models.auto import AutoModel
@@ -18,6 +19,7 @@ from tests.tiny_families import drawn_anew, runnable, tiny_config
 LAYOUTS = ("contiguous", "slice")  # in turns
 TOLERANCE = 1e-4  # of a float32 model's output, relative to its largest: MobileBERT makes 3e-5 of the kernels' 2e-6
 LENGTHS = (7, 1, 4)
+BATCH_INVARIANT = "linear, batch-invariant"
 
 
 def steps(every: int = 1, families: list[str] | None = None) -> Iterator[Step]:
@@ -27,6 +29,8 @@ def steps(every: int = 1, families: list[str] | None = None) -> Iterator[Step]:
     """
     for operation, dtype in product(on_disk("cupy"), DTYPES_OF["cupy"]):
         yield Step("kernel", operation, dtype, partial(_check_kernel, operation, dtype, every))
+    for dtype in DTYPES_OF["cupy"]:
+        yield Step("kernel", BATCH_INVARIANT, dtype, partial(_check_batch_invariant, dtype, every))
     for name in families or runnable():
         yield Step("family", name, "float32", partial(_check_family, name))
 
@@ -36,6 +40,11 @@ def _check_kernel(operation: str, dtype: str, every: int) -> Iterator[dict[str, 
     laid_out = zip(cases, cycle(LAYOUTS), strict=False)
     wrong = [note for case, layout in laid_out if (note := _wrong(case, operation, dtype, layout))]
     yield {"cases": len(cases)} | ({"status": "wrong", "note": f"{len(wrong)} wrong; {wrong[0]}"} if wrong else {})
+
+
+def _check_batch_invariant(dtype: str, every: int) -> Iterator[dict[str, Any]]:
+    with batch_invariant():
+        yield from _check_kernel("linear", dtype, every)
 
 
 def _wrong(case: Any, operation: str, dtype: str, layout: str) -> str:

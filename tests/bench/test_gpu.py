@@ -61,11 +61,11 @@ def test_the_command_runs_from_a_copied_folder(copied_folder, tmp_path):
         rows = list(csv.DictReader(file))
     assert {row["status"] for row in rows} == {"ok"}
     named = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in ENDS}
-    assert named["kernel"] == set(checks.on_disk("cupy"))
+    assert named["kernel"] == {*checks.on_disk("cupy"), checks.BATCH_INVARIANT}
     assert named["family"] == set(checks.runnable())
     assert {"plain 7", "bias 7", "relative 7"} == named["attention"]
     assert all(float(row["median_s"]) > 0 for row in rows if row["kind"] not in ("kernel", "family"))
-    assert {row["against"] for row in rows} == {"", "copy", "1 ms"}
+    assert {row["against"] for row in rows} == {"", "copy", "1 ms", "batch-invariant"}
     assert all(name in done.stdout for names in named.values() for name in names)
 
 
@@ -114,6 +114,8 @@ def test_everything_is_compared_with_pytorch(timings_alone, tmp_path):
     assert set(found) == {
         ("rows", "copy"),
         ("rows", "torch.compile"),
+        ("products", "batch-invariant"),
+        ("products", "torch"),
         ("attention", "FlashAttention-2"),
         ("attention", "SDPA with attn_mask"),
         ("attention", "eager"),
@@ -123,7 +125,7 @@ def test_everything_is_compared_with_pytorch(timings_alone, tmp_path):
     }
     for row in rows:
         assert row["status"] == "ok" and float(row["ratio"]) > 0
-        assert row["method"] == ("graph" if row["kind"] in ("rows", "attention") else "events"), row
+        assert row["method"] == ("graph" if row["kind"] in ("rows", "products", "attention") else "events"), row
         speed = float(row["against_s"]) / float(row["median_s"])
         assert float(row["ratio"]) == pytest.approx(speed, rel=9), "medians of ratios, and of times"
     goals = {row["against"]: row["goal"] for row in rows}
