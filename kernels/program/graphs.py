@@ -7,10 +7,10 @@ all of it again, so that Python's time for each kernel is spent once for each la
 A pass is captured when its layout comes for the second time:
 
 1. The batch's integers are copied into an array that stays.
-2. The pass runs twice on a stream of its own. After the first run whatever is made at a first use (compiled kernels,
-   tables) is there, the second shows what memory a pass takes, and when (arena.py).
-3. It is captured, with all its arrays in one block of memory. All graphs of a model share the block, the largest that
-   one of them needs: what a pass leaves there is read before the next one starts.
+2. The pass runs twice. After the first run whatever is made at a first use (compiled kernels, tables) is there, the
+   second shows what memory a pass takes, and when (arena.py).
+3. It is captured on a stream of its own, with all its arrays in one block of memory. All graphs of a model share the
+   block, the largest that one of them needs: what a pass leaves there is read before the next one starts.
 
 From then on a batch is one copy into the array, one launch, and one copy of the rows that are the batch's own. All
 three go to the caller's stream; another stream's pass waits for it there, not on the host. What the pass does must
@@ -102,17 +102,12 @@ class _Graph:
 
     def __init__(self, shared: _OnDevice, build: Build, batch: Any):
         self._cupy = importlib.import_module("cupy")
-        self._shared, cuda = shared, self._cupy.cuda
-        self._batch = self._cupy.empty_like(batch)
-        caller = cuda.get_current_stream()
-        shared.stream.wait_event(caller.record())
-        with shared.stream:
-            self._batch[...] = batch
-            build(self._batch)
-            layout = self._measured(build)
-            self._memory = shared.memory(layout.nbytes)
-            self._graph = self._captured(build, Arena(layout, self._memory))
-        caller.wait_event(shared.stream.record())
+        self._shared = shared
+        self._batch = batch.copy()
+        build(self._batch)
+        layout = self._measured(build)
+        self._memory = shared.memory(layout.nbytes)
+        self._graph = self._captured(build, Arena(layout, self._memory))
 
     def _measured(self, build: Build) -> Any:
         lifetimes = Lifetimes()
@@ -124,12 +119,13 @@ class _Graph:
     def _captured(self, build: Build, arena: Arena) -> Any:
         # Other threads may allocate and wait meanwhile; this one may not.
         stream, mode = self._shared.stream, self._cupy.cuda.runtime.streamCaptureModeThreadLocal
-        stream.begin_capture(mode)
-        try:
-            with self._cupy.cuda.using_allocator(arena.allocate):
-                self._output, self._kept = build(self._batch)
-        finally:
-            graph = stream.end_capture()
+        with stream:
+            stream.begin_capture(mode)
+            try:
+                with self._cupy.cuda.using_allocator(arena.allocate):
+                    self._output, self._kept = build(self._batch)
+            finally:
+                graph = stream.end_capture()
         return graph
 
     def run(self, batch: Any, rows: int) -> Any:
