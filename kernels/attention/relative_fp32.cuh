@@ -18,10 +18,14 @@ template <class S> struct RelativeFp32Terms : RelativeTiles<float, S> {
 
   // scores[i][j] += (row i or, OF_KEYS, j of `tile`) . (row of `band` of their distance)
   template <int STEP, bool OF_KEYS>
-  static __device__ __forceinline__ void multiply(Fp32Scores<S> &scores, const float *tile, const float *band, int y,
-                                                  int x) {
+  __device__ __forceinline__ void multiply(Fp32Scores<S> &scores, const float *tile, const float *band, int y,
+                                           int x) const {
     constexpr int COUNT = OF_KEYS ? S::C : S::R, LAST = 2 * (S::C - 1);
-    const int band_row = y - x + S::KEYS - 1 - 8 * LAST;
+    const int band_row = y - x + S::KEYS - 1 - 8 * LAST, in_eight = band_row & 7;
+    const float *eights[S::R + LAST];  // the rows lie 8 apart: within eight they have the same place, and permutation
+#pragma unroll
+    for (int step = 0; step < S::R + LAST; ++step)
+      eights[step] = band + (this->in_ring(band_row + 8 * step) - in_eight) * this->ROW;
 #pragma unroll 2
     for (int chunk = 0; chunk < S::CHUNKS; ++chunk) {
       float4 vectors[COUNT];
@@ -29,7 +33,7 @@ template <class S> struct RelativeFp32Terms : RelativeTiles<float, S> {
       for (int i = 0; i < COUNT; ++i) vectors[i] = read_chunk<S::CHUNKS>(tile, (OF_KEYS ? x : y) + STEP * i, chunk);
 #pragma unroll
       for (int step = 0; step < S::R + LAST; ++step) {
-        const float4 row = read_chunk<S::CHUNKS>(band, band_row + 8 * step, chunk);
+        const float4 row = read_chunk<S::CHUNKS>(eights[step], in_eight, chunk);
 #pragma unroll
         for (int j = 0; j < S::C; ++j) {
           const int i = step - LAST + 2 * j;

@@ -14,10 +14,14 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
   Half ahead;                // of the queries with the lower half, which for the next 16 keys is the upper half
   using RelativeTiles<T, S>::RelativeTiles;
 
-  // d = the 16 rows of `a` from a_row on times those of `b` from b_row on, transposed; 16 x 8 of it in each fragment.
+  // d = the 16 rows of `a` from a_row on times those of `band` from band_row on, transposed; 16 x 8 of it in each
+  // fragment. Rings are multiples of 16 rows: those that are loaded at once lie side by side.
   template <int FRAGMENTS>
-  static __device__ __forceinline__ void multiply(float (&d)[FRAGMENTS][4], const T *a, int a_row, const T *b,
-                                                  int b_row) {
+  __device__ __forceinline__ void multiply(float (&d)[FRAGMENTS][4], const T *a, int a_row, const T *band,
+                                           int band_row) const {
+    int places[FRAGMENTS / 2];
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS / 2; ++i) places[i] = this->in_ring(band_row + 16 * i);
 #pragma unroll
     for (int i = 0; i < FRAGMENTS * 4; ++i) d[i / 4][i % 4] = 0.f;
 #pragma unroll(S::D <= 64 ? S::D / 16 : 2)
@@ -26,7 +30,7 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
       load_a<S::PITCH>(rows, a, a_row, step * 2);
 #pragma unroll
       for (int i = 0; i < FRAGMENTS; i += 2) {
-        load_b<S::PITCH>(left, right, b, b_row + i * 8, step * 2);
+        load_b<S::PITCH>(left, right, band, places[i / 2], step * 2);
         mma<T>(d[i], rows, left);
         mma<T>(d[i + 1], rows, right);
       }

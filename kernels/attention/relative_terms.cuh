@@ -3,7 +3,8 @@
 //
 // In a tile of queries and keys the distances are a range: ROWS + KEYS - 1 of them. Their rows of the tables come to
 // shared memory as a band, row by row through distance_rows: the score of row i and column j takes band row
-// i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing is gathered element by element.
+// i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing is gathered element by element. The
+// next KEYS keys need the same rows but KEYS, which take the place of as many that are done with: a band is a ring.
 #include "problem.cuh"
 
 // Passed by value; RELATIVE in relative_cuda.py is its NumPy twin. Strides: batch, head, token or row of the table.
@@ -47,12 +48,14 @@ template <class T> struct SegmentRow {
 // Tiles of shared memory behind those of `attend`: query_for_position if it is not the query, and the tables' bands.
 template <class T, class S> struct RelativeTiles {
   static constexpr int BAND = S::ROWS + S::KEYS, ROW = S::PITCH * VECTOR<T>;  // the last row of a band pads it
+  static_assert(BAND % S::KEYS == 0, "what is fetched at once does not wrap around");
   RelativeInputs<T> inputs;
   const Relative &relative;
   const Problem &problem;
   int first, queries, keys, distance;  // distance: of the band's first row for the keys from 0 on
   const T *positions;                            // queries for position
   T *key_band, *query_band, *room;               // null where the table is absent; what follows the tiles
+  int turned = -1;                               // the place in the rings of their row 0; -1: nothing is there yet
 
   __device__ __forceinline__ RelativeTiles(const RelativeInputs<T> &inputs, const Relative &relative,
                                            const Problem &problem)
@@ -80,20 +83,30 @@ template <class T, class S> struct RelativeTiles {
     return band;
   }
 
+  // The bands for the keys from `column` on, which follow those of the last call.
   __device__ __forceinline__ void fetch(int column) {
-    if (key_band) load_band(key_band, inputs.position_key, relative.position_key[2], distance - column);
-    if (query_band) load_band(query_band, inputs.position_query, relative.position_query[2], distance - column);
+    const int count = turned < 0 ? BAND : S::KEYS, lowest = distance - column;
+    turned = turned < 0 ? 0 : turned == 0 ? BAND - S::KEYS : turned - S::KEYS;
+    const int first = turned * ROW;
+    if (key_band) load_band(key_band + first, inputs.position_key, relative.position_key[2], lowest, count);
+    if (query_band) load_band(query_band + first, inputs.position_query, relative.position_query[2], lowest, count);
   }
 
-  // As load_tile of tile.cuh, with the rows of the distances from `lowest` on.
-  __device__ __forceinline__ void load_band(T *band, const T *table, long long stride, int lowest) const {
+  // Where row `row` of the bands lies in the rings.
+  __device__ __forceinline__ int in_ring(int row) const {
+    row += turned;
+    return row >= BAND ? row - BAND : row;
+  }
+
+  // As load_tile of tile.cuh, with `count` rows of the distances from `lowest` on.
+  __device__ __forceinline__ void load_band(T *band, const T *table, long long stride, int lowest, int count) const {
     constexpr int STEP = S::THREADS / S::CHUNKS;
-    static_assert(S::THREADS % S::CHUNKS == 0 && BAND % STEP == 0, "every thread copies as many chunks");
+    static_assert(S::THREADS % S::CHUNKS == 0 && S::KEYS % STEP == 0, "every thread copies as many chunks");
     const int row0 = threadIdx.x / S::CHUNKS, chunk = threadIdx.x % S::CHUNKS;
     const bool inside = chunk * VECTOR<T> < problem.head_dim;  // the launcher pads rows to whole chunks
     table += chunk * VECTOR<T>;
-#pragma unroll 4
-    for (int row = row0; row < BAND; row += STEP) {
+#pragma unroll(S::KEYS / STEP)
+    for (int row = row0; row < count; row += STEP) {
       const int index = row_of_distance(inputs.distance_rows, problem.distances, lowest + row);
       const bool known = (unsigned)index < (unsigned)problem.rows;
       cp_async(chunk_of<S::PITCH>(band, row, chunk), table + index * stride, inside && known);
