@@ -194,11 +194,6 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
     engine.template multiply<0>(scores, own, tile);
     if constexpr (FIRST) engine.template multiply<1>(grads, own + OWN, tile + OTHER);
     if constexpr (ADDED) add_scores(scores, at, sight, other);
-    if (!sight.sees_all(sight.first + E::first_row(), E::HEIGHT, other, S::KEYS))
-#pragma unroll
-      for (int i = 0; i < E::COUNT; ++i)
-        if (!sight.sees(sight.first + E::row(i / E::WIDTH, i), other + E::column(i / E::WIDTH, i)))
-          scores[i / E::WIDTH][i % E::WIDTH] = -INFINITY;
     const unsigned kept = dropout.threshold ? draw(at, sight, other) : ~0u;
     if (FIRST && dropout.threshold) drop(grads, kept);
     const float unit = ADDED ? 1.f : problem.scale;
@@ -210,6 +205,13 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
       score = exp2f(fmaf(fmaf(score, unit, -state.x), LOG2_E, -state.y));
       if constexpr (FIRST) grads[i / E::WIDTH][i % E::WIDTH] = score * (grads[i / E::WIDTH][i % E::WIDTH] - state.z);
     }
+    if (!sight.sees_all(sight.first + E::first_row(), E::HEIGHT, other, S::KEYS))
+#pragma unroll
+      for (int i = 0; i < E::COUNT; ++i)
+        if (!sight.sees(sight.first + E::row(i / E::WIDTH, i), other + E::column(i / E::WIDTH, i))) {
+          scores[i / E::WIDTH][i % E::WIDTH] = 0.f;  // whatever the state of a query that does not see the key
+          if constexpr (FIRST) grads[i / E::WIDTH][i % E::WIDTH] = 0.f;
+        }
     if (GOAL == QUERIES && ADDED && grad_scores) write(grads, sight, other);
     if constexpr (SECOND) {
       if (dropout.threshold) drop(scores, kept);

@@ -20,10 +20,19 @@ __all__ = ["attention", "attention_backward"]
 # What the kernels are instantiated for, and the bytes of shared memory each takes (Tiling in tensor_cores.cuh,
 # Fp32Tiling in fp32.cuh): {(padded head_dim, strips): bytes} on tensor cores, {padded head_dim: (queries per block,
 # bytes)} in float32.
-MMA = {(32, 1): 15360, (32, 2): 20480, (64, 1): 27648, (64, 2): 36864, (128, 2): 52224, (256, 1): 50688}
+MMA = {
+    (32, 1): 15360,
+    (32, 2): 20480,
+    (64, 1): 27648,
+    (64, 2): 36864,
+    (128, 1): 34816,
+    (128, 2): 52224,
+    (256, 1): 50688,
+}
 FP32 = {32: (64, 36864), 64: (64, 53248), 128: (64, 65536), 256: (32, 65536)}
 MAX_HEAD_DIM = 256
 STRIP_ROWS = 64  # queries per block and strip
+STATIC_BYTES = 2048  # at most: what a block's kernel declares, and 1 KB of the GPU's own
 
 THREADS = 128
 
@@ -76,6 +85,11 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     return output, lse, compute_probs(launch, query, key, *scoring[:2], int(problem["sequences"])), None
 
 
+def fits_twice(padded, shared_bytes):
+    """Whether a multiprocessor of so many bytes of shared memory holds two blocks with two strips a warp."""
+    return 2 * (MMA.get((padded, 2), shared_bytes) + STATIC_BYTES) <= shared_bytes
+
+
 def _forward_kernel(problem, dtype, is_packed, added):
     """(kernel, queries per block, threads, bytes of shared memory)."""
     head_dim, length, sequences = (int(problem[name]) for name in ("head_dim", "length", "sequences"))
@@ -85,10 +99,10 @@ def _forward_kernel(problem, dtype, is_packed, added):
         return f"attention_forward_fp32<{padded}, {added}>", rows, THREADS, shared_bytes
     padded = next(size for size, _ in MMA if size >= head_dim)
     # Two strips per warp halve the reads of keys and values; one suffices for short sequences, and occupies the GPU
-    # better where there are few tiles.
-    mean_length = length / sequences if is_packed else length
+    # better where there are few tiles, or where a multiprocessor has no memory for two such blocks.
+    mean_length, device = length / sequences if is_packed else length, _cuda.device()
     blocks = tile_count(problem, is_packed, 2 * STRIP_ROWS) * int(problem["heads"])
-    strips = 2 if mean_length > STRIP_ROWS and blocks >= 2 * _cuda.device().multiprocessors else 1
-    strips = strips if (padded, strips) in MMA else 3 - strips
+    is_large = mean_length > STRIP_ROWS and blocks >= 2 * device.multiprocessors
+    strips = 2 if is_large and fits_twice(padded, device.shared_bytes) else 1
     kernel = f"attention_forward<{_cuda.c_type(dtype)}, {padded}, {strips}, {added}>"
     return kernel, strips * STRIP_ROWS, THREADS, MMA[padded, strips]

@@ -135,14 +135,18 @@ def test_lengths_with_tables(cuda, dtype, length, length_k):
     check(cuda, packed(dtype, (length,), (length_k,), 1, form="deberta"))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_two_strips_per_warp(cuda, head_dim):
-    """Enough long sequences for the larger tiles; the last warps of the second tile have no query."""
+@pytest.mark.parametrize("head_dim, strips, shared", [(64, 2, 99), (64, 1, 64), (128, 2, 163), (128, 1, 99)])
+def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
+    """Enough long sequences for the larger tiles, if two blocks of them fit into the KB of shared memory.
+
+    The last warps of the second tile have no query.
+    """
+    monkeypatch.setattr(Emulator, "device", lambda self: _cuda.Device(80, 4, shared << 10))
     given = dense(FLOAT16, heads=4, length=150, head_dim=head_dim)
     check(cuda, given, **{name: normal(3, 4, 150, 150, dtype=FLOAT16) for name in ("attn_mask", "bias")})
     check(cuda, given, is_causal=True, window=(70, 9))
     if isinstance(cuda, EmulatorTarget):
-        assert cuda.launches[0].kernel == f"attention_forward<__half, {head_dim}, 2, NOTHING>"
+        assert cuda.launches[0].kernel == f"attention_forward<__half, {head_dim}, {strips}, NOTHING>"
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])

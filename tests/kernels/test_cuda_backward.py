@@ -120,6 +120,39 @@ def test_scores_in_the_thousands(cuda, dtype):
     assert_close(found[2], expected, name="grad_value", at_least=1)
 
 
+def forward_and_gradients(cuda, scoring, query, key, value, grad):
+    """(grad_query, grad_key, grad_value) of one packed call and what its own forward kept."""
+
+    def run(*arrays):
+        output, lse, *_ = on_cuda.attention(*arrays[:3], scoring, False, False, None)
+        return on_cuda.attention_backward(arrays[3], *arrays[:3], output, lse, scoring, None)[:3]
+
+    return cuda.run(run, query, key, value, grad)
+
+
+def test_what_is_out_of_sight_is_not_read(cuda, dtype):
+    """Tiles of queries and keys that a tile does not see: a NaN there would reach its gradients."""
+    offsets = np.array([0, 300], np.int32)
+    scoring = scoring_of(offsets, offsets, window=(9, 9))
+    arrays = [normal(seed, (1, 1, 300, 64), dtype) for seed in range(4)]
+    clean = forward_and_gradients(cuda, scoring, *arrays)
+    for array in arrays:
+        array[:, :, 256:] = np.nan
+    for one, other in zip(clean, forward_and_gradients(cuda, scoring, *arrays), strict=True):
+        np.testing.assert_array_equal(one[:, :, :128], other[:, :, :128])
+        assert np.isnan(other[:, :, 256:]).all()
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch(cuda, dtype):
+    arrays = [normal(seed, (1, 2, 140, 32), dtype) for seed in range(4)]
+    offsets = np.array([0, 33, 33, 103, 140], np.int32)
+    alone = np.array([0, 70], np.int32)
+    together = forward_and_gradients(cuda, scoring_of(offsets, offsets), *arrays)
+    part = forward_and_gradients(cuda, scoring_of(alone, alone), *(array[:, :, 33:103] for array in arrays))
+    for one, other in zip(together, part, strict=True):
+        np.testing.assert_array_equal(one[:, :, 33:103], other)
+
+
 def test_with_dropout(cuda, dtype):
     offsets = np.array([0, 1, 40, 90], np.int32)
     check(cuda, dtype, scoring_of(offsets, offsets, p=0.3), lengths=(90, 90))
