@@ -64,7 +64,7 @@ CLASSIFIERS = [
     "Operating System :: POSIX :: Linux",
     "Programming Language :: C++",
     "Programming Language :: Python :: 3 :: Only",
-    *(f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")),
+    *(f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13", "3.14")),
     "Topic :: Scientific/Engineering :: Artificial Intelligence",
     "Topic :: Text Processing :: Linguistic",
     "Typing :: Typed",

@@ -142,7 +142,7 @@ def test_children_of_a_parent_that_has_run_the_model(layer):  # noqa: F811
 
 @forks
 def test_children_of_a_parent_whose_threads_are_computing(layer):  # noqa: F811
-    assert run_python(BUSY, **layer)[0].splitlines()[-1] == "well"
+    assert "well" in run_python(BUSY, **layer)[0].splitlines()  # tbb prints beside it
 
 
 @forks
