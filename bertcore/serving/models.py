@@ -13,6 +13,7 @@ from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher
 from bertcore.serving.errors import no_model, too_large, unsupported
 from bertcore.serving.settings import ServerSettings
+from bertcore.tasks.batching import by_halves
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_modules
 from bertcore.tasks.sentence_encoder import SentenceEncoder
@@ -69,7 +70,7 @@ class ServedModel:
     def _on_backend(self, compute: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         def call(rows: list[Any]) -> Any:
             with kernels.use_backend(self._backend):
-                return compute(rows)
+                return by_halves(compute, rows)
 
         return call
 

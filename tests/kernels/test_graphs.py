@@ -14,7 +14,7 @@ from bertcore import kernels
 from bertcore.kernels.program import Graphs, graphs
 from bertcore.kernels.program.arena import ALIGNMENT, Arena, Lifetimes
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
-from tests.cuda_emulator.streams import CaptureError
+from tests.cuda_emulator.streams import CaptureError, Graph, Stream
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -154,6 +154,26 @@ def test_a_copy_captures_its_own(gpu, table):
     made = Graphs()
     run(made, build_of(table), [1])
     assert not copy.deepcopy(made)._kept
+
+
+def test_a_graph_is_launched_on_the_callers_stream_after_the_pass_before(gpu, table, monkeypatch):
+    did = []
+    for name in ("launch", "wait_event"):
+        owner = Graph if name == "launch" else Stream
+        real = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda self, given, name=name, real=real: (did.append((name, self, given)), real(self, given))
+        )
+    made, stream = Graphs(), cupy.cuda.Stream()
+    run(made, build_of(table), [0, 1])
+    with stream:
+        run(made, build_of(table), [2, 3])
+    done = made._on_devices[0].done
+    default, (graph,) = gpu.stream, made._kept.values()
+    assert did == [
+        *(("wait_event", default, done), ("launch", graph._graph, default)),
+        *(("wait_event", stream, done), ("launch", graph._graph, stream)),
+    ]
 
 
 def test_threads_share_graphs(gpu, table):

@@ -1,6 +1,7 @@
 """A batch that memory does not suffice for is computed in halves, with the result of the whole."""
 
 import warnings
+from types import SimpleNamespace
 
 import cupy
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from bertcore import SentenceEncoder, pipeline, use_backend
 from bertcore.kernels.dispatch import unavailable_reason as no_backend
+from bertcore.serving.models import ServedModel
 from bertcore.tasks.batching import BatchHalvedWarning, by_halves, in_batches
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.demo import demo_folder  # noqa: F401
@@ -51,6 +53,12 @@ def test_it_is_told_once():
         warnings.simplefilter("default")
         list(in_batches([[0] * 4] * 40, 40, at_most(20, []), lambda count: None))
     assert [warning.category for warning in caught] == [BatchHalvedWarning]
+
+
+def test_a_servers_batch_is_halved():
+    compute = ServedModel._on_backend(SimpleNamespace(_backend="numpy"), at_most(3, []))
+    with pytest.warns(BatchHalvedWarning):
+        assert compute([[0], [0] * 2, [0] * 3]) == [1, 2, 3]
 
 
 def test_answers_of_a_pipeline_are_those_of_the_whole_batch(tmp_path, monkeypatch):
