@@ -1,8 +1,8 @@
 """Several processes that train one model: each takes its share of the batches of every step (data parallel).
 
 They are started by MPI (`mpirun -n 4 python train.py`), and each runs the same program. What they share goes through
-`Processes`: facts as Python objects, gradients as sums. A sum is taken in the order of the processes, whichever of them
-is first, so that the result depends on their number alone.
+`Processes`: facts as Python objects, gradients as sums, those on GPUs by NCCL. A sum is taken in the order of the
+processes, whichever of them is first, so that the result depends on their number alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertcore.kernels import set_num_threads
+from bertcore.kernels import array_module, set_num_threads
 from bertcore.kernels.threads import thread_count
+from bertcore.training.nccl import DeviceExchange, use_own_gpu
 
 # What launchers tell each process: how many there are (Open MPI, MPICH and Slurm), and how many on this machine.
 _COUNTS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 _LOCAL_COUNTS = "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"
+_LOCAL_INDICES = "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"
 BUCKET = 1 << 20  # elements sent at once: of 11 million on two processes, 2**18 took 1.3 times as long
 
 Result = TypeVar("Result")
@@ -45,12 +47,18 @@ class Processes:
     def __init__(self, comm: Any = None):
         self._comm = comm
         self.index, self.count = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
-        self._buffers: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+        self._buffers: dict[Any, tuple[Any, Any]] = {}
+        self._device_exchange: DeviceExchange | None = None
 
     @property
     def is_first(self) -> bool:
         """Whether this is the process that writes and tells for all."""
         return self.index == 0
+
+    def use_own_gpu(self) -> None:
+        """Make the current GPU another one for each process of this machine."""
+        if self.count > 1:
+            use_own_gpu(max(int(os.environ.get(name, "0")) for name in _LOCAL_INDICES))
 
     def gathered(self, value: Any) -> list[Any]:
         """The values that all processes gave, in their order."""
@@ -84,8 +92,9 @@ class Processes:
             if other != facts[0]:
                 raise ValueError(f"{what} differs between processes: {facts[0]!r} in 0, {other!r} in {index}")
 
-    def add_up(self, arrays: Sequence[np.ndarray]) -> None:
-        """Replace each array by its sum over the processes, in place; all have arrays of the same shapes and dtypes."""
+    def add_up(self, arrays: Sequence[Any]) -> None:
+        """Replace each array by its sum over the processes, in place; all have arrays of the same shapes and dtypes, in
+        host memory or each on its GPU."""
         if self.count == 1:
             return
         for dtype in dict.fromkeys(array.dtype for array in arrays):
@@ -93,26 +102,34 @@ class Processes:
             for bucket in _buckets(same, BUCKET):
                 self._add_up(bucket)
 
-    def _add_up(self, bucket: list[np.ndarray]) -> None:
+    def _add_up(self, bucket: list[Any]) -> None:
         """Each process adds up one part of the bucket and gives it to the others."""
-        size = sum(part.size for part in bucket)
+        size, exchange = sum(part.size for part in bucket), self._exchange(bucket[0])
         width = -(-size // self.count)  # elements that a process adds up
-        given, taken = (buffer[: width * self.count] for buffer in self._two_buffers(bucket[0].dtype))
+        given, taken = (buffer[: width * self.count] for buffer in self._two_buffers(bucket[0]))
         _copy(bucket, given)
         given[size:] = 0
-        self._comm.Alltoall(given, taken)
+        exchange.Alltoall(given, taken)
         parts = taken.reshape(self.count, width)
         total = parts[0]
         for part in parts[1:]:
             total += part
-        self._comm.Allgather(total, given)
+        exchange.Allgather(total, given)
         _copy_back(given, bucket)
 
-    def _two_buffers(self, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        if dtype not in self._buffers:
-            size = BUCKET + self.count
-            self._buffers[dtype] = np.empty(size, dtype), np.empty(size, dtype)
-        return self._buffers[dtype]
+    def _exchange(self, array: Any) -> Any:
+        """What carries such arrays."""
+        if array_module(array) is np:
+            return self._comm
+        if self._device_exchange is None:
+            self._device_exchange = DeviceExchange(self.index, self.count, self.from_first)
+        return self._device_exchange
+
+    def _two_buffers(self, like: Any) -> tuple[Any, Any]:
+        xp, dtype, size = array_module(like), like.dtype, BUCKET + self.count
+        if (xp, dtype) not in self._buffers:
+            self._buffers[xp, dtype] = xp.empty(size, dtype), xp.empty(size, dtype)
+        return self._buffers[xp, dtype]
 
     def end_all(self, code: int) -> None:
         """End this process and all others at once: they would wait for it forever."""
@@ -162,9 +179,9 @@ def _end_all_after(
     processes.end_all(1)
 
 
-def _buckets(arrays: Sequence[np.ndarray], most: int) -> list[list[np.ndarray]]:
+def _buckets(arrays: Sequence[Any], most: int) -> list[list[Any]]:
     """The arrays in groups of at most `most` elements; a larger one in several views."""
-    buckets: list[list[np.ndarray]] = [[]]
+    buckets: list[list[Any]] = [[]]
     left = most
     for array in arrays:
         for piece in _pieces(array, most):
@@ -176,7 +193,7 @@ def _buckets(arrays: Sequence[np.ndarray], most: int) -> list[list[np.ndarray]]:
     return [bucket for bucket in buckets if bucket]
 
 
-def _pieces(array: np.ndarray, most: int) -> list[np.ndarray]:
+def _pieces(array: Any, most: int) -> list[Any]:
     """Views of an array, of at most `most` elements each."""
     if array.size <= most:
         return [array] if array.size else []
@@ -186,14 +203,14 @@ def _pieces(array: np.ndarray, most: int) -> list[np.ndarray]:
     return [piece for start in range(0, len(array), rows) for piece in _pieces(array[start : start + rows], most)]
 
 
-def _copy(parts: Sequence[np.ndarray], buffer: np.ndarray) -> None:
+def _copy(parts: Sequence[Any], buffer: Any) -> None:
     start = 0
     for part in parts:
         buffer[start : start + part.size].reshape(part.shape)[...] = part
         start += part.size
 
 
-def _copy_back(buffer: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+def _copy_back(buffer: Any, parts: Sequence[Any]) -> None:
     start = 0
     for part in parts:
         part[...] = buffer[start : start + part.size].reshape(part.shape)

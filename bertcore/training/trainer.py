@@ -116,7 +116,10 @@ class Trainer:
         """
         if self.train_dataset is None:
             raise ValueError("train_dataset is missing")
-        if self.args.fp16 and kernels.resolve_backend(None, on_gpu=False) != "cupy":
+        is_on_gpu = kernels.resolve_backend(None, on_gpu=False) == "cupy"
+        if is_on_gpu:
+            self.processes.use_own_gpu()
+        if self.args.fp16 and not is_on_gpu:
             raise ValueError("fp16 is for GPUs, with the backend 'cupy' in force: on the CPU use bf16")
         start = self.processes.from_first(lambda: self._start(resume_from_checkpoint))
         run = self._run()

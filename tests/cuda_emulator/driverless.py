@@ -109,10 +109,12 @@ class Driverless:
 
     def device(self, index=None):
         """What stands for cupy.cuda.Device."""
+        index = self.current if index is None else index
         return SimpleNamespace(
-            id=self.current if index is None else index,
+            id=index,
             compute_capability=self.compute_capability,
             attributes=self.attributes,
+            use=lambda: setattr(self, "current", index),
         )
 
     def raw_module(self, *, code, options, name_expressions):

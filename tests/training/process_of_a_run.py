@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 
+from bertcore import use_backend
 from bertcore.training import TrainerCallback
 from bertcore.training.processes import started_together
 from tests.training.tiny_runs import class_trainer, classifier, language_trainer
@@ -49,8 +50,19 @@ def main():
     parser.add_argument("--action", choices=ACTIONS)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--differ", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--set", nargs="*", default=[])
     args = parser.parse_args()
+    if not args.gpu:
+        return run(args)
+    from tests.training.nccl_over_mpi import gpus
+
+    with gpus() as gpu, use_backend("cupy"):
+        run(args)
+        assert gpu.current == started_together().index, "all processes use one GPU"
+
+
+def run(args):
     settings = {name: ast.literal_eval(value) for name, value in (setting.split("=") for setting in args.set)}
     callbacks = [OnlyIn(1, 4, ACTIONS[args.action])] if args.action else []
     if args.kind == "class":

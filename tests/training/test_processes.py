@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, load_model
+from bertcore import AutoModelForMaskedLM, load_model, use_backend
 from bertcore.training.processes import Processes, _buckets
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.processes import ROOT, environment
 from tests.tiny_bert import CONFIG, random_texts
 from tests.training.process_of_a_run import NO_DROPOUT
@@ -57,6 +58,24 @@ def test_two_processes_equal_one_that_accumulates(run_of_two, tmp_path):
     for name, array in alone.model.state_dict().items():  # dropout and masking, too, go by the number of the batch
         np.testing.assert_array_equal(found[name], array, err_msg=name)
     assert found["steps"] == 7
+
+
+@has_mpi
+@pytest.mark.slow
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+def test_two_gpus_equal_one_that_accumulates(tmp_path):
+    """In the emulator, MPI in the place of NCCL: each process has a GPU, and gradients do not pass the host."""
+    settings = {"max_steps": 2, "save_steps": 2}
+    ended = start(2, tmp_path / "two", "--gpu", "--set", *(f"{name}={value}" for name, value in settings.items()))
+    assert ended.returncode == 0, ended.stderr
+    with driverless(), use_backend("cupy"):
+        alone = language_trainer(tmp_path / "one", gradient_accumulation_steps=2, **settings)
+        alone.train()
+        expected = alone.model.state_dict()
+    found = weights(tmp_path / "two", 2)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert found["steps"] == 2
 
 
 @has_mpi
