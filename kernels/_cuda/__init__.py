@@ -53,6 +53,7 @@ HEADERS = Path(__file__).parent
 OPTIONS = ("-std=c++17",)
 NULL = np.uintp(0)  # a null pointer, as CuPy takes it
 
+FLAGS = ("false", "true")  # C++'s names, by value
 C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 NO_CUBLASLT = (
@@ -257,6 +258,15 @@ def c_type(dtype):
 def is_aligned(array, alignment=16):
     """Whether the address of the first element is a multiple of `alignment` bytes."""
     return runtime().address(array) % alignment == 0
+
+
+def is_whole(width, *arrays):
+    """Whether rows of `width` elements of contiguous arrays of one dtype begin and end on 16-byte boundaries.
+
+    None is no array, and left out.
+    """
+    whole = width * arrays[0].itemsize % 16 == 0
+    return whole and all(array is None or is_aligned(array) for array in arrays)
 
 
 def vector_rows(array):

@@ -10,7 +10,7 @@ struct Tanh {
 };
 
 struct Silu {
-  static __device__ __forceinline__ float apply(float x) { return x / (1.f + expf(-x)); }
+  static __device__ __forceinline__ float apply(float x) { return __fdividef(x, 1.f + exp2f(-1.4426950408889634f * x)); }
 };
 
 // x Phi(x), exact
@@ -18,10 +18,29 @@ struct GeluErf {
   static __device__ __forceinline__ float apply(float x) { return 0.5f * x * (1.f + erff(x * 0.70710678118654752f)); }
 };
 
+// 1 - Phi(size) to 2^-14.9 of itself: t 2^(P(t) - size^2 log2(e) / 2), t = 1 / (1 + 0.26 size) and P fitted for 0 to 13;
+// 0 beyond. In half of erff's instructions, for half precision.
+__device__ __forceinline__ float upper_tail(float size) {
+  const float t = __fdividef(1.f, fmaf(0.26f, size, 1.f));
+  float exponent = fmaf(-0.55331033f, t, 1.06541860f);
+  exponent = fmaf(exponent, t, 0.23276526f);
+  exponent = fmaf(exponent, t, 1.53179431f);
+  exponent = fmaf(exponent, t, -3.27671504f);
+  return t * exp2f(fmaf(-0.72134752f * size, size, exponent));
+}
+
+struct GeluErfRounded {
+  static __device__ __forceinline__ float apply(float x) {
+    const float size = fminf(fabsf(x), 16.f);
+    return fmaf(-size, upper_tail(size), x < 0.f ? 0.f * x : x);  // NaN of NaN, and of -inf
+  }
+};
+
+// 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
 struct GeluTanh {
   static __device__ __forceinline__ float apply(float x) {
-    const float u = 0.79788456080286536f * (x + 0.044715f * x * x * x);  // sqrt(2 / pi)
-    return 0.5f * x * (1.f + tanhf(u));
+    const float doubled = x * fmaf(x * x, -0.10294324f, -2.30220819f);  // -2 u log2(e)
+    return __fdividef(x, 1.f + exp2f(doubled));
   }
 };
 
@@ -30,52 +49,79 @@ template <class F, int N> __device__ __forceinline__ void apply_all(float (&valu
   for (int i = 0; i < N; ++i) values[i] = F::apply(values[i]);
 }
 
-// By its code in activation_names.py; NO_ACTIVATION changes nothing. A run-time choice: it costs one uniform branch per
+// By its code in activation_names.py, to be rounded to T; NO_ACTIVATION changes nothing. A run-time choice: it costs one uniform branch per
 // vector, where a template argument would multiply by six what has to be compiled.
-template <int N> __device__ __forceinline__ void activate(float (&values)[N], int activation) {
+template <class T, int N> __device__ __forceinline__ void activate(float (&values)[N], int activation) {
   switch (activation) {
     case 0: apply_all<Relu>(values); break;
     case 1: apply_all<Tanh>(values); break;
     case 2: apply_all<Silu>(values); break;
-    case 3: apply_all<GeluErf>(values); break;
+    case 3:
+      if constexpr (sizeof(T) == 2) apply_all<GeluErfRounded>(values);
+      else apply_all<GeluErf>(values);
+      break;
     case 4: apply_all<GeluTanh>(values); break;
   }
 }
 
 // ---- derivatives ------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float derivative_of_relu(float x) { return x != x ? x : x > 0.f ? 1.f : 0.f; }
+struct ReluDerivative {
+  static __device__ __forceinline__ float apply(float x) { return x != x ? x : x > 0.f ? 1.f : 0.f; }
+};
 
-__device__ __forceinline__ float derivative_of_tanh(float x) {
-  const float y = tanhf(x);
-  return 1.f - y * y;
-}
-
-__device__ __forceinline__ float derivative_of_silu(float x) {
-  const float sigmoid = 1.f / (1.f + expf(-x));
-  return sigmoid * (1.f + x * (1.f - sigmoid));
-}
-
-__device__ __forceinline__ float derivative_of_gelu(float x) {
-  const float density = 0.39894228040143268f * expf(-0.5f * x * x);
-  return 0.5f * (1.f + erff(x * 0.70710678118654752f)) + x * density;
-}
-
-__device__ __forceinline__ float derivative_of_gelu_tanh(float x) {
-  if (fabsf(x) > 40.f) return x > 0.f ? 1.f : 0.f;  // to the last bit; x^2 could overflow into 0 * inf
-  const float y = tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x));
-  const float inner = 0.79788456080286536f * (1.f + 0.134145f * x * x);
-  return 0.5f * (1.f + y) + 0.5f * x * (1.f - y * y) * inner;
-}
-
-// By the activation's code, as `activate`.
-__device__ __forceinline__ float derivative_of(float x, int activation) {
-  switch (activation) {
-    case 0: return derivative_of_relu(x);
-    case 1: return derivative_of_tanh(x);
-    case 2: return derivative_of_silu(x);
-    case 3: return derivative_of_gelu(x);
-    case 4: return derivative_of_gelu_tanh(x);
+struct TanhDerivative {
+  static __device__ __forceinline__ float apply(float x) {
+    const float y = tanhf(x);
+    return 1.f - y * y;
   }
-  return 1.f;
+};
+
+struct SiluDerivative {
+  static __device__ __forceinline__ float apply(float x) {
+    const float sigmoid = __fdividef(1.f, 1.f + exp2f(-1.4426950408889634f * x));
+    return sigmoid * (1.f + x * (1.f - sigmoid));
+  }
+};
+
+// Phi(x) + x phi(x)
+struct GeluErfDerivative {
+  static __device__ __forceinline__ float apply(float x) {
+    const float density = 0.39894228040143268f * exp2f(-0.72134752f * x * x);
+    return 0.5f * (1.f + erff(x * 0.70710678118654752f)) + x * density;
+  }
+};
+
+struct GeluErfRoundedDerivative {
+  static __device__ __forceinline__ float apply(float x) {
+    const float size = fminf(fabsf(x), 16.f), tail = upper_tail(size);
+    const float density = 0.39894228040143268f * exp2f(-0.72134752f * size * size);
+    return fmaf(x, density, x < 0.f ? tail : 1.f - tail);
+  }
+};
+
+struct GeluTanhDerivative {
+  static __device__ __forceinline__ float apply(float x) {
+    if (fabsf(x) > 40.f) return x > 0.f ? 1.f : 0.f;  // to the last bit; x^2 could overflow into 0 * inf
+    const float sigmoid = __fdividef(1.f, 1.f + exp2f(x * fmaf(x * x, -0.10294324f, -2.30220819f)));  // as GeluTanh
+    const float inner = fmaf(x * x, 0.21406451f, 1.59576912f);  // 2 u'
+    return fmaf(x * inner, sigmoid * (1.f - sigmoid), sigmoid);
+  }
+};
+
+// By the activation's code, as `activate`; 1 of none.
+template <class T, int N> __device__ __forceinline__ void differentiate(float (&values)[N], int activation) {
+  switch (activation) {
+    case 0: apply_all<ReluDerivative>(values); break;
+    case 1: apply_all<TanhDerivative>(values); break;
+    case 2: apply_all<SiluDerivative>(values); break;
+    case 3:
+      if constexpr (sizeof(T) == 2) apply_all<GeluErfRoundedDerivative>(values);
+      else apply_all<GeluErfDerivative>(values);
+      break;
+    case 4: apply_all<GeluTanhDerivative>(values); break;
+    default:
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] = 1.f;
+  }
 }

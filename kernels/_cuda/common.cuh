@@ -128,6 +128,32 @@ __device__ __forceinline__ void store_vector(T *array, Index begin, typename Sam
     if (begin + i >= 0 && begin + i < count) array[begin + i] = vector.value[i];
 }
 
+// The same of arrays that begin and end on 16-byte boundaries if ALIGNED, at a `begin` that is on one and within.
+template <bool ALIGNED, class T, class Index>
+__device__ __forceinline__ uint4 load_vector(const T *array, Index begin, typename Same<Index>::type count) {
+  if constexpr (ALIGNED) return *reinterpret_cast<const uint4 *>(array + begin);
+  else return load_packed(array, begin, count, 0.f);
+}
+template <bool ALIGNED, class T, class Index>
+__device__ __forceinline__ void store_vector(T *array, Index begin, typename Same<Index>::type count,
+                                             const float (&values)[VECTOR<T>]) {
+  if constexpr (ALIGNED) *reinterpret_cast<uint4 *>(array + begin) = pack_floats<T>(values);
+  else store_vector(array, begin, count, values);
+}
+
+// The vector of a row that a thread has where a block takes the vectors of VECTOR_COLUMNS threads of blockDim.y rows.
+// Without a division: 64 bits wide, one costs as much as the vector.
+constexpr int VECTOR_COLUMNS = 32;  // as in vectors.py
+
+template <class T> struct VectorOfRow {
+  long long row;
+  int begin;
+
+  __device__ __forceinline__ VectorOfRow()
+      : row((long long)blockIdx.x * blockDim.y + threadIdx.y),
+        begin((blockIdx.y * VECTOR_COLUMNS + threadIdx.x) * VECTOR<T>) {}
+};
+
 // ---- reductions -------------------------------------------------------------------------------------------------
 
 struct Sum {

@@ -27,23 +27,25 @@ __device__ __forceinline__ void add_bias(float (&values)[VECTOR<T>], const T *bi
   }
 }
 
-template <class T>
+template <class T, bool ALIGNED>
 __global__ void __launch_bounds__(POINTWISE_THREADS)
     pointwise(const T *__restrict__ input, const T *__restrict__ bias, T *__restrict__ output, long long count,
               unsigned width, int activation) {
   constexpr int SIZE = VECTOR<T>;
   const long long first = (long long)blockIdx.x * POINTWISE_VECTORS * POINTWISE_THREADS + threadIdx.x;
+  const long long begin = first * SIZE - (ALIGNED ? 0 : misalignment(input));
+  constexpr int STEP = POINTWISE_THREADS * SIZE;
   uint4 vectors[POINTWISE_VECTORS];
 #pragma unroll
   for (int k = 0; k < POINTWISE_VECTORS; ++k)
-    vectors[k] = load_packed(input, (first + k * POINTWISE_THREADS) * SIZE - misalignment(input), count, 0.f);
+    if (begin + k * STEP < count) vectors[k] = load_vector<ALIGNED>(input, begin + k * STEP, count);
 #pragma unroll
   for (int k = 0; k < POINTWISE_VECTORS; ++k) {
-    const long long begin = (first + k * POINTWISE_THREADS) * SIZE - misalignment(input);
+    if (begin + k * STEP >= count) return;
     float values[SIZE];
     to_floats<T>(values, vectors[k]);
-    if (bias != nullptr) add_bias(values, bias, begin, width);
-    activate(values, activation);
-    store_vector(output, begin, count, values);
+    if (bias != nullptr) add_bias(values, bias, begin + k * STEP, width);
+    activate<T>(values, activation);
+    store_vector<ALIGNED>(output, begin + k * STEP, count, values);
   }
 }

@@ -4,14 +4,13 @@ A kernel over rows comes as a pair of templates: NAME_rows<T, GROUP, ITEMS> keep
 elements in the registers of GROUP threads, NAME_any_rows<T, GROUP> takes any rows and reads them more than once.
 """
 
-from . import C_TYPES, c_type, device, is_aligned
+from . import C_TYPES, c_type, device, is_whole
 
 # (GROUP, ITEMS). Up to 1024 elements a warp has a row to itself and waits for no other.
 REGISTER_SHAPES = (*((32, items) for items in (8, 16, 24, 32)), *((128, items) for items in (16, 24, 32)))
 REGISTER_THREADS = 128  # of a block
 ANY_GROUPS = (32, 512)
 WARP_WIDTH = 1024
-VECTOR_BYTES = 16
 
 
 def instantiations(kernel):
@@ -32,8 +31,7 @@ def plan(kernel, array, *beside):
     width = array.shape[-1]
     rows = array.size // width
     shape = next((shape for shape in REGISTER_SHAPES if width <= shape[0] * shape[1]), None)
-    aligned = width * array.itemsize % VECTOR_BYTES == 0 and all(map(_is_aligned_or_none, (array, *beside)))
-    if shape is None or not aligned:
+    if shape is None or not is_whole(width, array, *beside):
         group = ANY_GROUPS[width > WARP_WIDTH]
         threads = max(REGISTER_THREADS, group)
         blocks, name = -(-rows * group // threads), _expression(f"{kernel}_any_rows", c_type(array.dtype), (group,))
@@ -42,10 +40,6 @@ def plan(kernel, array, *beside):
     resident = device().multiprocessors * (3 if items > 24 else 4)  # ROW_BLOCKS in rows.cuh
     blocks = min(-(-rows * group // REGISTER_THREADS), resident)
     return _expression(f"{kernel}_rows", c_type(array.dtype), shape), (blocks,), (REGISTER_THREADS,)
-
-
-def _is_aligned_or_none(array):
-    return array is None or is_aligned(array, VECTOR_BYTES)
 
 
 def _expression(name, c_name, shape):

@@ -1,6 +1,7 @@
-"""Arrays as the kernels that copy tiles want them: rows of whole 16-byte vectors on 16-byte boundaries."""
+"""Rows as whole 16-byte vectors on 16-byte boundaries, as kernels that copy tiles want them; threads for vectors."""
 
 VECTOR_BYTES = 16
+COLUMNS, ROWS = 32, 8  # threads of a block with a vector each: across, VECTOR_COLUMNS in common.cuh, and down
 
 
 def padded_width(width, dtype):
@@ -24,3 +25,8 @@ def has_vector_rows(array, address):
     contiguous = array.strides[-1] == itemsize or array.shape[-1] <= 1
     whole = array.shape[-1] * itemsize % VECTOR_BYTES == 0
     return contiguous and whole and all(offset % VECTOR_BYTES == 0 for offset in (address, *steps))
+
+
+def vector_of_row_plan(rows, width, itemsize):
+    """(grid, block) of a kernel that has a thread for each vector of each row (VectorOfRow in common.cuh)."""
+    return (-(-rows // ROWS), -(-width * itemsize // (COLUMNS * VECTOR_BYTES))), (COLUMNS, ROWS)

@@ -8,7 +8,7 @@ from ..activation_names import activation_code
 
 INSTANTIATIONS = (
     *pointwise.INSTANTIATIONS,
-    *(f"activation_backward<{c_name}>" for c_name in _cuda.C_TYPES.values()),
+    *(f"activation_backward<{c_name}, {flag}>" for c_name in _cuda.C_TYPES.values() for flag in _cuda.FLAGS),
     *column_sums.INSTANTIATIONS,
 )
 KERNELS = _cuda.Module(__file__, "activation.cu", INSTANTIATIONS)
@@ -28,8 +28,9 @@ def activation_backward(grad_output, input, activation, bias):
     if grad_input.size:
         shifts = None if bias is None else xp.ascontiguousarray(bias)
         numbers = np.int64(input.size), np.uint32(width), np.int32(activation_code(activation))
-        kernel = f"activation_backward<{_cuda.c_type(input.dtype)}>"
-        blocks = -(-input.size // pointwise.THREADS)
+        flag = _cuda.FLAGS[_cuda.is_whole(input.size, input, grad_output, grad_input)]
+        kernel = f"activation_backward<{_cuda.c_type(input.dtype)}, {flag}>"
+        blocks = pointwise.blocks(input, 1)
         KERNELS.launch(kernel, (blocks,), (pointwise.THREADS,), (grad_output, input, shifts, grad_input, *numbers))
     if bias is None:
         return grad_input, None

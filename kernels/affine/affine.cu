@@ -2,28 +2,25 @@
 // null; weight and bias have an element for each column.
 #include "column_sums.cuh"
 
-template <class T>
+template <class T, bool ALIGNED>
 __global__ void __launch_bounds__(256)
     affine_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
                 const T *__restrict__ bias, T *__restrict__ output, long long rows, int width) {
   constexpr int SIZE = VECTOR<T>;
-  const int vectors = (width + SIZE - 1) / SIZE;
-  const long long index = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-  const long long row = index / vectors;
-  const int begin = (int)(index % vectors) * SIZE;
-  if (row >= rows) return;
+  const auto [row, begin] = VectorOfRow<T>();
+  if (row >= rows || begin >= width) return;
   float values[SIZE], others[SIZE], shifts[SIZE];
-  to_floats<T>(values, load_packed(input + row * width, begin, width, 0.f));
+  to_floats<T>(values, load_vector<ALIGNED>(input + row * width, begin, width));
   if (residual != nullptr) {
-    to_floats<T>(others, load_packed(residual + row * width, begin, width, 0.f));
+    to_floats<T>(others, load_vector<ALIGNED>(residual + row * width, begin, width));
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) values[i] += others[i];
   }
-  to_floats<T>(others, load_packed(weight, begin, width, 0.f));
-  to_floats<T>(shifts, load_packed(bias, begin, width, 0.f));
+  to_floats<T>(others, load_vector<ALIGNED>(weight, begin, width));
+  to_floats<T>(shifts, load_vector<ALIGNED>(bias, begin, width));
 #pragma unroll
   for (int i = 0; i < SIZE; ++i) values[i] = fmaf(values[i], others[i], shifts[i]);
-  store_vector(output + row * width, begin, width, values);
+  store_vector<ALIGNED>(output + row * width, begin, width, values);
 }
 
 // grad_input = grad_output * weight, and sums over a chunk of rows, (chunks, width): of grad_output * x, x being input +

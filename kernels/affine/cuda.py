@@ -4,10 +4,11 @@ import numpy as np
 
 from .. import _cuda
 from .._cuda import column_sums
+from .._cuda.vectors import vector_of_row_plan
 
-THREADS, VECTOR_BYTES = 256, 16
 INSTANTIATIONS = (
-    *(f"{kernel}<{c_name}>" for kernel in ("affine_rows", "affine_columns") for c_name in _cuda.C_TYPES.values()),
+    *(f"affine_rows<{c_name}, {flag}>" for c_name in _cuda.C_TYPES.values() for flag in _cuda.FLAGS),
+    *(f"affine_columns<{c_name}>" for c_name in _cuda.C_TYPES.values()),
     *column_sums.FINAL,
 )
 KERNELS = _cuda.Module(__file__, "affine.cu", INSTANTIATIONS)
@@ -21,10 +22,10 @@ def affine(input, weight, bias, residual):
     output = xp.empty(input.shape, input.dtype)
     if output.size:
         width = input.shape[-1]
-        rows, vectors = output.size // width, -(-width * input.dtype.itemsize // VECTOR_BYTES)
-        args = (input, residual, weight, bias, output, np.int64(rows), np.int32(width))
-        blocks = -(-rows * vectors // THREADS)
-        KERNELS.launch(f"affine_rows<{_cuda.c_type(input.dtype)}>", (blocks,), (THREADS,), args)
+        rows, arrays = output.size // width, (input, residual, weight, bias, output)
+        name = f"affine_rows<{_cuda.c_type(input.dtype)}, {_cuda.FLAGS[_cuda.is_whole(width, *arrays)]}>"
+        plan = vector_of_row_plan(rows, width, input.itemsize)
+        KERNELS.launch(name, *plan, (*arrays, np.int64(rows), np.int32(width)))
     return output
 
 

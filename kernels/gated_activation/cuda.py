@@ -3,11 +3,13 @@
 import numpy as np
 
 from .. import _cuda
+from .._cuda.vectors import vector_of_row_plan
 from ..activation_names import activation_code
 
-THREADS, VECTOR_BYTES = 256, 16
 NAMES = ("gated_activation", "gated_activation_backward")
-INSTANTIATIONS = tuple(f"{name}<{c_name}>" for name in NAMES for c_name in _cuda.C_TYPES.values())
+INSTANTIATIONS = tuple(
+    f"{name}<{c_name}, {flag}>" for name in NAMES for c_name in _cuda.C_TYPES.values() for flag in _cuda.FLAGS
+)
 KERNELS = _cuda.Module(__file__, "gated_activation.cu", INSTANTIATIONS)
 
 
@@ -30,8 +32,8 @@ def _launch(kernel, arrays, halves, activation, gate):
     if halves.size == 0:
         return
     xp, width = _cuda.array_module(halves), halves.shape[-1]
-    rows, vectors = halves.size // width, -(-width * halves.dtype.itemsize // VECTOR_BYTES)
+    rows = halves.size // width
     sizes = np.int64(rows), np.int32(width), np.int32(activation_code(activation)), np.bool_(gate == "first")
     arrays = *map(xp.ascontiguousarray, arrays[:-1]), arrays[-1]
-    blocks = -(-rows * vectors // THREADS)
-    KERNELS.launch(f"{kernel}<{_cuda.c_type(halves.dtype)}>", (blocks,), (THREADS,), (*arrays, *sizes))
+    name = f"{kernel}<{_cuda.c_type(halves.dtype)}, {_cuda.FLAGS[_cuda.is_whole(width, *arrays)]}>"
+    KERNELS.launch(name, *vector_of_row_plan(rows, width, halves.itemsize), (*arrays, *sizes))

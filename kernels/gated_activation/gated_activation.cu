@@ -2,49 +2,46 @@
 #include "activations.cuh"
 #include "common.cuh"
 
-template <class T>
+template <class T, bool ALIGNED>
 __global__ void __launch_bounds__(256)
     gated_activation(const T *__restrict__ input, T *__restrict__ output, long long rows, int width, int activation,
                      bool gate_first) {
   constexpr int SIZE = VECTOR<T>;
-  const int vectors = (width + SIZE - 1) / SIZE;
-  const long long index = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-  const long long row = index / vectors;
-  const int begin = (int)(index % vectors) * SIZE;
-  if (row >= rows) return;
+  const auto [row, begin] = VectorOfRow<T>();
+  if (row >= rows || begin >= width) return;
   const T *first = input + 2 * row * width, *second = first + width;
-  const uint4 gates = load_packed(gate_first ? first : second, begin, width, 0.f);
-  const uint4 others = load_packed(gate_first ? second : first, begin, width, 0.f);
+  const uint4 gates = load_vector<ALIGNED>(gate_first ? first : second, begin, width);
+  const uint4 others = load_vector<ALIGNED>(gate_first ? second : first, begin, width);
   float values[SIZE], factors[SIZE];
   to_floats<T>(values, gates);
   to_floats<T>(factors, others);
-  activate(values, activation);
+  activate<T>(values, activation);
 #pragma unroll
   for (int i = 0; i < SIZE; ++i) values[i] *= factors[i];
-  store_vector(output + row * width, begin, width, values);
+  store_vector<ALIGNED>(output + row * width, begin, width, values);
 }
 
 // The gradients of both halves, from that of the output.
-template <class T>
+template <class T, bool ALIGNED>
 __global__ void __launch_bounds__(256)
     gated_activation_backward(const T *__restrict__ grad_output, const T *__restrict__ input,
                               T *__restrict__ grad_input, long long rows, int width, int activation, bool gate_first) {
   constexpr int SIZE = VECTOR<T>;
-  const int vectors = (width + SIZE - 1) / SIZE;
-  const long long index = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-  const long long row = index / vectors;
-  const int begin = (int)(index % vectors) * SIZE;
-  if (row >= rows) return;
+  const auto [row, begin] = VectorOfRow<T>();
+  if (row >= rows || begin >= width) return;
   const long long gate = (2 * row + (gate_first ? 0 : 1)) * width, other = (2 * row + (gate_first ? 1 : 0)) * width;
   float grads[SIZE], gates[SIZE], factors[SIZE], of_gate[SIZE];
-  to_floats<T>(grads, load_packed(grad_output + row * width, begin, width, 0.f));
-  to_floats<T>(gates, load_packed(input + gate, begin, width, 0.f));
-  to_floats<T>(factors, load_packed(input + other, begin, width, 0.f));
+  to_floats<T>(grads, load_vector<ALIGNED>(grad_output + row * width, begin, width));
+  to_floats<T>(gates, load_vector<ALIGNED>(input + gate, begin, width));
+  to_floats<T>(factors, load_vector<ALIGNED>(input + other, begin, width));
 #pragma unroll
-  for (int i = 0; i < SIZE; ++i) of_gate[i] = grads[i] * factors[i] * derivative_of(gates[i], activation);
-  activate(gates, activation);
+  for (int i = 0; i < SIZE; ++i) of_gate[i] = gates[i];
+  differentiate<T>(of_gate, activation);
+#pragma unroll
+  for (int i = 0; i < SIZE; ++i) of_gate[i] *= grads[i] * factors[i];
+  activate<T>(gates, activation);
 #pragma unroll
   for (int i = 0; i < SIZE; ++i) grads[i] *= gates[i];
-  store_vector(grad_input + gate, begin, width, of_gate);
-  store_vector(grad_input + other, begin, width, grads);
+  store_vector<ALIGNED>(grad_input + gate, begin, width, of_gate);
+  store_vector<ALIGNED>(grad_input + other, begin, width, grads);
 }

@@ -22,7 +22,7 @@ template <class T> struct Epilogue {
   __device__ __forceinline__ void store(float (&values)[VECTOR<T>], int row, int column) const {
     if (row >= rows || column >= columns) return;
     if (bias) add(values, bias, column, columns);
-    activate(values, activation);
+    activate<T>(values, activation);
     if (residual) add(values, residual + row * residual_stride, column, columns);
     store_vector(output + (long long)row * columns, column, columns, values);
   }

@@ -34,6 +34,11 @@ FIGURES = (
     # 16 elements of a thread, and 8; half of them for the ends of a row
     Figure("cross_entropy", "cross_entropy_rows<__half, 512, int>", "LDG", (251, 231, 233, 229, 238)),
     Figure("cross_entropy", "cross_entropy_backward_rows<__half, 512, int>", "LDG", (213, 198, 201, 248, 246)),
+    # a vector or two of a thread, with every activation that there is
+    Figure("activation", "pointwise<__half, true>", "", (1265, 1224, 1233, 2019, 1993)),
+    Figure("activation", "activation_backward<__half, true>", "", (858, 835, 847, 844, 831)),
+    Figure("gated_activation", "gated_activation<__half, true>", "", (452, 445, 450, 448, 444)),
+    Figure("gated_activation", "gated_activation_backward<__half, true>", "", (1053, 1042, 1050, 1031, 1030)),
     # a tile of 16 queries and 64 keys of a warp, 64 products of fragments: nothing, keys, distances, all on the scores
     *(
         Figure("attention", f"attention_forward<__half, 64, 1, {added}>", "M88", counts)

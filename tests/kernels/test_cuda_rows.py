@@ -94,6 +94,18 @@ def test_activation_of_arrays_that_are_aligned_differently(cuda, dtype):
         assert_close(found, activation_reference.activation(wide(input), "gelu", wide(bias)))
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_activations_of_every_float16(cuda, activation):
+    """They are 2^-14 of themselves off, and rounded: the last digits of small results, too."""
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    input = every[np.isfinite(every)]
+    found = wide(cuda.run(activation_cuda.activation, input, activation, None))
+    expected = activation_reference.activation(wide(input), activation, None)
+    tolerance = (2.0**-11 + 2.0**-14) * np.abs(expected) + 2.0**-25
+    wrong = np.abs(found - expected) > tolerance
+    assert not wrong.any(), (input[wrong], found[wrong], expected[wrong])
+
+
 # ---- embedding ------------------------------------------------------------------------------------------------------
 
 
