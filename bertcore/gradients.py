@@ -161,8 +161,9 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
             found = list(_pairs(fields, gradients))
             _check_any(variable for variable, _ in found)
             fields.clear()
-            variables, seeds = zip(*((variable, _multiplied(seed)) for variable, seed in found), strict=True)
-            return _of_parameters(model, tape.gradients(tape.record(None, variables, lambda _: seeds), True))
+            with kernels.on_device_of(found[0][1]):
+                variables, seeds = zip(*((variable, _multiplied(seed)) for variable, seed in found), strict=True)
+                return _of_parameters(model, tape.gradients(tape.record(None, variables, lambda _: seeds), True))
 
         return _without_variables(out), pullback
 
@@ -203,8 +204,9 @@ def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
     _check_any([variable])
     out = _without_variables(out)
     xp = kernels.array_module(out.loss)
-    seed = _multiplied(xp.ones((), getattr(out.loss, "dtype", None)))
-    return out, _of_parameters(model, tape.gradients(variable, seed))
+    with kernels.on_device_of(out.loss):
+        seed = _multiplied(xp.ones((), getattr(out.loss, "dtype", None)))
+        return out, _of_parameters(model, tape.gradients(variable, seed))
 
 
 def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:

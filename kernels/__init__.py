@@ -17,6 +17,7 @@ from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
     array_module,
     get_backend,
+    on_device_of,
     resolve_backend,
     set_backend,
     to_backend,
@@ -73,6 +74,7 @@ __all__ = [
     "layer_norm_backward",
     "linear",
     "linear_backward",
+    "on_device_of",
     "pooling",
     "pooling_backward",
     "prepare_weight",

@@ -170,6 +170,16 @@ def implementation(package: str, backend: str) -> ModuleType:
     return importlib.import_module(f"{package}.{IMPLEMENTATIONS[backend]}")
 
 
+def on_device_of(array: Any) -> AbstractContextManager:
+    """Makes the GPU that holds `array` the current one; for anything but a CuPy array it does nothing."""
+    return _ALREADY if array_module(array) is np else _on_device(array.data.device_id)
+
+
+def _on_device(index: int) -> AbstractContextManager:
+    cuda = _cuda.runtime()
+    return _ALREADY if cuda.device_index() == index else cuda.cupy.cuda.Device(index)
+
+
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
@@ -210,19 +220,20 @@ class Call:
             raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
         if self._recorder is not None:
             return self._recorder.call(module, function, args)
-        if self.backend != "cupy" or _cuda.is_emulated():
-            return getattr(module, function)(*args)
-        with self._device():
+        with self.on_device():
             return getattr(module, function)(*args)
 
-    def _device(self) -> AbstractContextManager:
-        """Makes the GPU that holds the arrays the current one: kernels are launched there."""
+    def on_device(self) -> AbstractContextManager:
+        """Makes the GPU that holds the arrays, if one does, the current one: CuPy computes and allocates there.
+
+        `compute` enters it; so does a function that computes with the arrays beside that.
+        """
+        if self.backend != "cupy" or _cuda.is_emulated():
+            return _ALREADY
         devices = {array.data.device_id for array in self.arrays if array is not None}
         if len(devices) != 1:
             raise ValueError(f"the arrays are on {len(devices)} GPUs, expected all of them on one")
-        (index,) = devices
-        cuda = _cuda.runtime()
-        return _ALREADY if cuda.device_index() == index else cuda.cupy.cuda.Device(index)
+        return _on_device(*devices)
 
     def hand_back(self, result: Any) -> Any:
         """One array, or a tuple of arrays and Nones, as the kind that came in."""

@@ -32,12 +32,13 @@ class NewlyInitialisedWarning(UserWarning):
 
 
 def on_one_backend(forward: Callable) -> Callable:
-    """Run a model's forward on the backend in force, "auto" resolved once for the whole pass."""
+    """Run a model's forward on the backend in force, "auto" resolved once for the whole pass, and on the ids' GPU."""
 
     @functools.wraps(forward)
     def call(self: Any, input_ids: Any, *args: Any, **options: Any) -> Any:
         on_gpu = kernels.array_module(input_ids) is not np
-        with kernels.use_backend(kernels.resolve_backend(None, on_gpu=on_gpu)):
+        backend = kernels.resolve_backend(None, on_gpu=on_gpu)
+        with kernels.use_backend(backend), kernels.on_device_of(input_ids):
             return forward(self, input_ids, *args, **options)
 
     return call

@@ -102,10 +102,11 @@ class Optimizer:
         for group in self.groups:
             parameters = [parameter for parameter in group.parameters if not parameter.is_frozen]
             found.append((group, parameters, [gradient_of(parameter, grads) for parameter in parameters]))
-        number = self._count(scale)
-        if number is not None:
-            for group, parameters, gradients in found:
-                change_together(parameters, self._updater(group, parameters, gradients, number, scale))
+        with kernels.on_device_of(next(iter(grads.values()), None)):
+            number = self._count(scale)
+            if number is not None:
+                for group, parameters, gradients in found:
+                    change_together(parameters, self._updater(group, parameters, gradients, number, scale))
 
     def _count(self, scale: Any) -> Any:
         """The number of this step, from 1 on; None where the host knows that there is none."""

@@ -119,14 +119,15 @@ def attention(
         BackendUnavailable: if the backend cannot run here.
     """
     call = _open(backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
-    inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
-    check_compute_dtype(compute_dtype, call.backend, inputs[0])
-    scoring = _with_dropout(scoring, dropout_p, dropout_seed, compute_dtype)
-    if return_components and call.backend == "cupy":
-        raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
-    output, lse, probs, components = call.compute(
-        "attention", *inputs, scoring, bool(return_probs), bool(return_components), compute_dtype
-    )
+    with call.on_device():
+        inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
+        check_compute_dtype(compute_dtype, call.backend, inputs[0])
+        scoring = _with_dropout(scoring, dropout_p, dropout_seed, compute_dtype)
+        if return_components and call.backend == "cupy":
+            raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
+        output, lse, probs, components = call.compute(
+            "attention", *inputs, scoring, bool(return_probs), bool(return_components), compute_dtype
+        )
     if scoring.cu_seqlens is not None:
         output, lse = _packed(output), lse[0]
     asked = output, *([lse] if return_lse else []), *([probs] if return_probs else [])
@@ -181,24 +182,25 @@ def attention_backward(
     count = len(call.arrays) - (0 if out is None else 3)
     *arrays, grad_output, output, lse = call.arrays[:count]
     query, bias = arrays[0], arrays[6]
-    if bias is not None and 0 in bias.strides:
-        arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
-    inputs, scoring = _normalise(call.backend, arrays, relative, is_causal, window, scale)
-    scoring = _with_dropout(scoring, dropout_p, dropout_seed, None)
-    checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
-    checks.shape(query.shape, grad_output=grad_output, output=output)
-    is_packed = scoring.cu_seqlens is not None
-    lse = _check_lse(lse, query, is_packed)
-    grad_output, output = (_four_axes(array, is_packed) for array in (grad_output, output))
-    if out is not None:
-        out = _check_targets(call.arrays[count:], arrays[:3], is_packed)
-    given = grad_output, *inputs, output, lse, scoring, out
-    *grads, grad_bias, grad_relative = call.compute("attention_backward", *given)
-    if is_packed:
-        grads = [_packed(grad) for grad in grads]
-        grad_relative = _packed_relative(grad_relative)
-    if bias is not None:
-        grad_bias = _sum_to_shape(grad_bias, bias.shape)
+    with call.on_device():
+        if bias is not None and 0 in bias.strides:
+            arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
+        inputs, scoring = _normalise(call.backend, arrays, relative, is_causal, window, scale)
+        scoring = _with_dropout(scoring, dropout_p, dropout_seed, None)
+        checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
+        checks.shape(query.shape, grad_output=grad_output, output=output)
+        is_packed = scoring.cu_seqlens is not None
+        lse = _check_lse(lse, query, is_packed)
+        grad_output, output = (_four_axes(array, is_packed) for array in (grad_output, output))
+        if out is not None:
+            out = _check_targets(call.arrays[count:], arrays[:3], is_packed)
+        given = grad_output, *inputs, output, lse, scoring, out
+        *grads, grad_bias, grad_relative = call.compute("attention_backward", *given)
+        if is_packed:
+            grads = [_packed(grad) for grad in grads]
+            grad_relative = _packed_relative(grad_relative)
+        if bias is not None:
+            grad_bias = _sum_to_shape(grad_bias, bias.shape)
     if grad_relative is not None:
         grad_relative = RelativePositions(*call.hand_back(tuple(getattr(grad_relative, it) for it in _OF_RELATIVE)))
     return Gradients(*call.hand_back((*grads, grad_bias)), grad_relative)

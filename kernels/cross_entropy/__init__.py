@@ -47,11 +47,12 @@ def cross_entropy(
     input, target = call.arrays
     ignore_index = _check(call, input, target, ignore_index, reduction)
     checks.boolean("return_lse", return_lse)
-    losses, lse = call.compute("cross_entropy", input, target, ignore_index)
-    if reduction == "none":
-        loss = losses.astype(input.dtype, copy=False)
-    else:
-        loss = _reduced(losses, target, ignore_index, reduction, input.dtype)
+    with call.on_device():
+        losses, lse = call.compute("cross_entropy", input, target, ignore_index)
+        if reduction == "none":
+            loss = losses.astype(input.dtype, copy=False)
+        else:
+            loss = _reduced(losses, target, ignore_index, reduction, input.dtype)
     return call.hand_back((loss, lse) if return_lse else loss)
 
 
@@ -85,14 +86,15 @@ def cross_entropy_backward(
     grad_output, input, target, lse = call.arrays
     ignore_index = _check(call, input, target, ignore_index, reduction, grad_output=grad_output)
     checks.shape(target.shape if reduction == "none" else (), grad_output=grad_output)
-    if lse is None:
-        _, lse = call.compute("cross_entropy", input, target, ignore_index)
-    else:
-        _check_lse(lse, input)
-    grad_losses = grad_output.astype(lse.dtype)
-    if reduction == "mean":
-        grad_losses = _divided(grad_losses, target, ignore_index).astype(lse.dtype)
-    grad_losses = np.broadcast_to(grad_losses, target.shape).copy()  # CuPy takes the call over for its own arrays
+    with call.on_device():
+        if lse is None:
+            _, lse = call.compute("cross_entropy", input, target, ignore_index)
+        else:
+            _check_lse(lse, input)
+        grad_losses = grad_output.astype(lse.dtype)
+        if reduction == "mean":
+            grad_losses = _divided(grad_losses, target, ignore_index).astype(lse.dtype)
+        grad_losses = np.broadcast_to(grad_losses, target.shape).copy()  # CuPy takes the call over for its own arrays
     return call.run("cross_entropy_backward", grad_losses, input, target, lse, ignore_index)
 
 

@@ -12,6 +12,7 @@ for want of a driver is done again by NumPy over the same memory. So what CuPy r
 """
 
 import functools
+import math
 import operator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -26,10 +27,9 @@ from bertcore.kernels._cuda import cublaslt
 
 from . import build
 from .modules import module_with
+from .resources import SHARED_LIMIT, Uses, check_launch, uses_of
 from .runtime import Emulator
 from .streams import CaptureError, Event, Stream
-
-STATIC_GRANT = 48 << 10  # bytes of dynamic shared memory that a kernel may have without asking
 
 
 def unavailable_reason():
@@ -50,18 +50,25 @@ class Launch(NamedTuple):
     shared_bytes: int
 
 
+class OtherDevice(RuntimeError):
+    """A kernel, or a copy, on the current GPU of what another one holds."""
+
+
 class Driverless:
     """The GPUs of a `driverless` block: `current` is the device that launches go to."""
 
-    def __init__(self, emulator, compute_capability, multiprocessors):
+    def __init__(self, emulator, compute_capability, multiprocessors, checks_resources):
         self.emulator = emulator
         self.runtime = _cuda.CuPyRuntime()  # one that has compiled nothing yet
         self.runtime._cublaslt_path = build.build_cublaslt()
         self.current = 0
-        self.compute_capability = str(compute_capability)
+        self.capability, self.checks_resources = compute_capability, checks_resources
         names = (name.partition("cudaDevAttr")[2] for name in dir(cupy.cuda.runtime))
         self.attributes = dict.fromkeys(filter(None, names), 0)
-        self.attributes |= {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+        self.attributes |= {
+            "MultiProcessorCount": multiprocessors,
+            "MaxSharedMemoryPerBlockOptin": SHARED_LIMIT[compute_capability],
+        }
         self.compiled = []  # (source, kernel, options)
         self.grants = []  # bytes of shared memory that kernels asked for
         self.launches = []
@@ -107,15 +114,17 @@ class Driverless:
         address = -(-room.ctypes.data // 256) * 256
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, room, self.current), 0)
 
+    def check_devices(self, name, values):
+        """CuPy's kernels run on the current device, whatever memory they are given; copies, too, are made there."""
+        for value in values:
+            if isinstance(value, tuple | list):
+                self.check_devices(name, value)
+            elif isinstance(value, cupy.ndarray) and value.size and value.data.device_id != self.current:
+                raise OtherDevice(f"{name} on GPU {self.current}: memory of GPU {value.data.device_id}")
+
     def device(self, index=None):
         """What stands for cupy.cuda.Device."""
-        index = self.current if index is None else index
-        return SimpleNamespace(
-            id=index,
-            compute_capability=self.compute_capability,
-            attributes=self.attributes,
-            use=lambda: setattr(self, "current", index),
-        )
+        return _Device(self, self.current if index is None else index)
 
     def raw_module(self, *, code, options, name_expressions):
         """What stands for cupy.RawModule."""
@@ -123,12 +132,34 @@ class Driverless:
         return SimpleNamespace(get_function=lambda name: _Kernel(self, code, name))
 
 
+class _Device:
+    """What stands for cupy.cuda.Device."""
+
+    def __init__(self, gpu, index):
+        self._gpu, self.id, self._outer = gpu, index, []
+        self.compute_capability, self.attributes = str(gpu.capability), gpu.attributes
+
+    def __int__(self):
+        return self.id
+
+    def use(self):
+        self._gpu.current = self.id
+
+    def __enter__(self):
+        self._outer.append(self._gpu.current)
+        self._gpu.current = self.id
+
+    def __exit__(self, *_):
+        self._gpu.current = self._outer.pop()
+
+
 class _Kernel:
     """What stands for cupy.RawKernel."""
 
     def __init__(self, gpu, code, name):
         self._gpu, self._code, self._name = gpu, code, name
-        self._granted = STATIC_GRANT
+        self._uses = uses_of(name, code, gpu.capability) if gpu.checks_resources else Uses(0, 0, 1024)
+        self._granted = None  # dynamic shared memory that was asked for
 
     @property
     def max_dynamic_shared_size_bytes(self):
@@ -140,17 +171,18 @@ class _Kernel:
         self._granted = size
 
     def __call__(self, grid, block, args, shared_mem=0):
-        assert shared_mem <= self._granted, (
-            f"{self._name}: {shared_mem} bytes of shared memory, {self._granted} granted"
-        )
-        for array in args:
-            assert not isinstance(array, cupy.ndarray) or array.device.id == self._gpu.current, "memory of another GPU"
+        self._check(block, shared_mem)
+        self._gpu.check_devices(self._name, args)
         self._gpu.launches.append(Launch(self._gpu.current, self._name, grid, block, args, shared_mem))
         passed = tuple(map(_as_kernel_gets_it, args))
         if self._gpu.emulator is not None:
             module = module_with(self._name, self._code)
             launch = self._gpu.emulator.launch
             self._gpu.do(lambda: launch(module, self._name, grid, block, passed, shared_mem))
+
+    def _check(self, block, shared_mem):
+        threads = math.prod(block)
+        check_launch(self._name, self._uses, self._gpu.capability, threads, shared_mem, self._granted)
 
 
 def _as_kernel_gets_it(arg):
@@ -219,6 +251,7 @@ def _through_numpy(gpu, real, substitute):
             if _is_read(real.__name__, args):
                 gpu.wait(real.__name__)
             gpu.upload(real.__name__, [arg for arg in (*args, *options.values()) if isinstance(arg, np.ndarray)])
+            gpu.check_devices(real.__name__, (*args, *options.values()))
             given, named = [_to_host(arg) for arg in args], {name: _to_host(it) for name, it in options.items()}
 
             def compute():
@@ -293,6 +326,7 @@ def _replacements(gpu):
     yield cupy.cuda, "Stream", gpu.stream_class
     yield cupy.cuda, "get_current_stream", lambda: gpu.stream
     yield cupy.cuda, "Device", gpu.device
+    yield cupy.ndarray, "device", property(lambda array: gpu.device(array.data.device_id))
     yield cupy, "get_default_memory_pool", lambda: SimpleNamespace(free_all_blocks=lambda: None)
     yield _cuda, "_CUPY", gpu.runtime
     yield cupy, "RawModule", gpu.raw_module
@@ -304,13 +338,16 @@ def _replacements(gpu):
 
 
 @contextmanager
-def driverless(schedule="random", emulated=True, compute_capability=90, multiprocessors=132, races=False):
+def driverless(
+    schedule="random", emulated=True, compute_capability=90, multiprocessors=132, races=False, resources=False
+):
     """Within the block the backend "cupy" works; yields a Driverless. Without `emulated` kernels compute nothing.
 
-    `races`: as the Emulator has it. For the whole process: one block at a time.
+    `races`: as the Emulator has it. `resources`: every launch is checked against what its kernel takes of such a GPU,
+    as NVRTC compiled it (resources.py). For the whole process: one block at a time.
     """
     emulator = Emulator(schedule, races=races) if emulated else None
-    gpu = Driverless(emulator, compute_capability, multiprocessors)
+    gpu = Driverless(emulator, compute_capability, multiprocessors, resources)
     with ExitStack() as stack:
         for owner, name, replacement in _replacements(gpu):
             stack.enter_context(mock.patch.object(owner, name, replacement))
