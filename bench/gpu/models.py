@@ -3,6 +3,7 @@
 import functools
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,16 @@ from bench.gpu.peers import Torch
 from bench.gpu.sizes import Sizes
 from bench.gpu.timings import Other, Step, check, rows
 from bench.peers.cases import Batch, random_batch
-from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad
+from bertcore import AutoModel, AutoModelForMaskedLM, autocast, use_backend, value_and_grad
 from bertcore.models.figures import flops_per_token
 from bertcore.models.model import Model
-from bertcore.training import AdamW, clip_grad_norm
+from bertcore.training import AdamW
+from bertcore.training.optimizers import clip_factor, grad_norm
 
 PEER = "transformers, SDPA, torch.compile"
 SINGLE_GOAL = 1e-3  # seconds
 LABELLED, MOST_NORM, LEARNING_RATE = 0.15, 1.0, 1e-4
-TRAINED = ("float32",)  # what models on a GPU are trained in
-TRAINED = ("float32",)  # what models on a GPU are trained in
+TRAINING_GOALS = {"bfloat16": 1.2}
 BATCHES = 2  # that take turns
 
 
@@ -34,13 +35,9 @@ def steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
         form = "x" if len(set(lengths)) == 1 else " texts of up to "
         run = partial(_time_forward, forward, lengths, goal)
         yield Step("model", f"BERT {len(lengths)}{form}{max(lengths)}", "float16", run)
-    for dtype in TRAINED:
-        yield Step(
-            "training",
-            f"BERT masked LM {len(sizes.batch)}x{max(sizes.batch)}",
-            dtype,
-            partial(_time_training, sizes, peer, dtype),
-        )
+    for dtype in ("bfloat16", "float32"):
+        name = f"BERT masked LM {len(sizes.batch)}x{max(sizes.batch)}"
+        yield Step("training", name, dtype, partial(_time_training, sizes, peer, dtype))
 
 
 class _Forward:
@@ -95,28 +92,29 @@ def _real(hidden: Any, is_real: np.ndarray) -> Any:
 
 
 def _time_training(sizes: Sizes, peer: Torch | None, dtype: str) -> Iterator[dict[str, Any]]:
-    """Forward, backward, clipping and AdamW, without dropout. The peer's weights are float32, with autocast."""
-    model = AutoModelForMaskedLM.from_config(dict(sizes.config), dtype=dtype)
+    """Forward, backward, clipping and AdamW, without dropout; weights are float32, for bfloat16 with autocast."""
+    model = AutoModelForMaskedLM.from_config(dict(sizes.config))
     batches = [_labelled(batch) for batch in _batches(model, sizes.batch)]
     folder = _saved(model) if peer is not None else None
-    ours, others = [partial(_on_gpu, _our_step(model), **batch) for batch in batches], {}
+    step = _our_step(model, dtype)
+    ours, others = [partial(_on_gpu, step, **batch) for batch in batches], {}
     if peer is not None:
-        step = peer.training_step(folder, dtype, LEARNING_RATE, MOST_NORM)
-        theirs = [partial(step, peer.on_device(batch)) for batch in batches]
+        their_step = peer.training_step(folder, dtype, LEARNING_RATE, MOST_NORM)
+        theirs = [partial(their_step, peer.on_device(batch)) for batch in batches]
         first, other = float(ours[0]()), float(theirs[0]())
         assert abs(first - other) < 0.02 * abs(other), f"the first loss is {first}, the other's {other}"
-        others["transformers, torch.compile, fused AdamW"] = Other(peer.by_events(theirs), 1.2)
+        others["transformers, torch.compile, fused AdamW"] = Other(peer.by_events(theirs), TRAINING_GOALS.get(dtype))
     flops = 3 * sum(length * flops_per_token(model, length) for length in sizes.batch)
     yield from rows(by_events(ours), others, sizes.seconds, flops=flops)
 
 
-def _our_step(model: Model) -> Callable[..., Any]:
+def _our_step(model: Model, dtype: str) -> Callable[..., Any]:
     optimizer, differentiate = AdamW(model, lr=LEARNING_RATE), value_and_grad(model)
 
     def step(**batch: Any) -> Any:
-        out, grads = differentiate(**batch)
-        clip_grad_norm(grads, MOST_NORM)
-        optimizer.step(grads)
+        with autocast(dtype) if dtype == "bfloat16" else nullcontext():
+            out, grads = differentiate(**batch)
+        optimizer.step(grads, scale=clip_factor(grad_norm(grads), MOST_NORM, np.float32))
         return out.loss
 
     return step

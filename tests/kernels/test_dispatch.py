@@ -160,7 +160,7 @@ def on_device(cupy, index):
 @pytest.mark.parametrize("index", [0, 1])
 def test_kernels_run_on_the_gpu_that_holds_the_arrays(cupy, index):
     """Its context is entered where another is the current one."""
-    entered = dispatch.open_call("bertcore.kernels.softmax", None, input=on_device(cupy, index))._device()
+    entered = dispatch.open_call("bertcore.kernels.softmax", None, input=on_device(cupy, index)).on_device()
     assert entered == cupy.cuda.Device(0) if index == 0 else isinstance(entered, nullcontext)
 
 
