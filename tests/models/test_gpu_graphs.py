@@ -7,11 +7,8 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
-from bertcore.models.joined_integers import room_for
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.streams import Graph
 from tests.tiny_families import drawn_anew, runnable, tiny_config
@@ -153,12 +150,3 @@ def test_a_replayed_pass_is_one_copy_and_one_launch(gpu):
     assert (gpu.launches, gpu.waits, len(gpu.uploads)) == ([], [], 1)
     for result, values in zip(results, expected, strict=False):  # those of earlier passes are still theirs
         np.testing.assert_allclose(result.get(), values, atol=1e-4)
-
-
-@given(count=st.integers(0, 10**6), fewest=st.sampled_from([1, 16]))
-def test_rooms_are_few_and_not_much_larger_than_what_they_hold(count, fewest):
-    room = room_for(count, fewest)
-    assert count <= room and (room == fewest or room <= 1.5 * count)
-    while room % 2 == 0 and room > fewest:
-        room //= 2
-    assert room in (fewest, 3, fewest * 3 // 2, fewest * 3 // 4, 1)
