@@ -36,12 +36,12 @@ struct Dropout {
   unsigned threshold;
   float factor;
 
-  // Whether a key's probability stays; `row`: query number * heads + head, see philox.py.
-  __device__ __forceinline__ bool keeps(long long row, int key) const {
-    const uint4 words = philox(key / 64 * 16 + key % 16, row, seed);
-    const int word = key / 16 % 4;
-    const unsigned bits = word == 0 ? words.x : word == 1 ? words.y : word == 2 ? words.z : words.w;
-    return bits >= threshold;
+  // Which of the keys 64 block + residue + {0, 16, 32, 48} stay, a bit each; `row`: query number * heads + head, see
+  // philox.py.
+  __device__ __forceinline__ unsigned kept(long long row, int block, int residue) const {
+    const uint4 words = philox(block * 16 + residue, row, seed);
+    return (words.x >= threshold) | (words.y >= threshold) << 1 | (words.z >= threshold) << 2 |
+           (words.w >= threshold) << 3;
   }
 };
 
@@ -136,6 +136,10 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
   static constexpr bool FIRST = GOAL != OUTPUT && GOAL != VALUES, SECOND = GOAL != QUERIES && GOAL != KEYS;
   static constexpr int OWN = S::ROWS * E::ROW, OTHER = S::KEYS * E::ROW;
   static constexpr int STATES = BY_KEYS ? E::STAGES * S::KEYS : S::ROWS;
+  // What dropout keeps is drawn by all threads together, for the queries of a tile and 64 keys, and lies in two buffers
+  // that take turns: half a byte for a query and the keys of a residue.
+  static constexpr int QUERIES_AT_ONCE = BY_KEYS ? S::KEYS : S::ROWS, KEPT = QUERIES_AT_ONCE * 8;
+  static constexpr int UNIT = BY_KEYS ? S::KEYS : 64;  // of the others, for which a buffer serves
   const Inputs<T> &inputs;
   const BackwardInputs<T> &backward;
   const Problem &problem;
@@ -147,7 +151,8 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
   typename E::Sums first = {}, second = {};
 
   // The sums over the others that this head's rows see. `states`: of the queries, see Sequence.
-  __device__ __forceinline__ void meet(const Sequence<T> &at, const Sight &sight, T *own, float4 *states, bool begins) {
+  __device__ __forceinline__ void meet(const Sequence<T> &at, const Sight &sight, T *own, float4 *states,
+                                       unsigned char *kept, bool begins) {
     T *others = own + 2 * OWN;
     int stage = 0;
     auto fetch = [&](int other, int to) {
@@ -167,6 +172,7 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
     if (!BY_KEYS && threadIdx.x < S::ROWS) states[threadIdx.x] = at.state(sight.first + threadIdx.x);
     if (begin < end) fetch(begin, 0);
     if (begin < end && has_state) states[threadIdx.x] = at.state(begin + threadIdx.x);
+    if (begin < end && dropout.threshold) draw(at, sight, begin, kept);
 #pragma unroll 1
     for (int other = begin; other < end; other += S::KEYS) {
       cp_async_wait<0>();
@@ -179,7 +185,10 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
       if (goes_on && has_state) next_state = at.state(other + S::KEYS + threadIdx.x);
       const int row = sight.first + E::first_row();
       if (!sight.sees_none(row, E::HEIGHT, other, S::KEYS))
-        add(at, sight, own, others + stage * 2 * OTHER, BY_KEYS ? states + stage * S::KEYS : states, other);
+        add(at, sight, own, others + stage * 2 * OTHER, BY_KEYS ? states + stage * S::KEYS : states,
+            kept + other / UNIT % 2 * KEPT, other);
+      if (dropout.threshold && goes_on && (other + S::KEYS) / UNIT != other / UNIT)
+        draw(at, sight, other + S::KEYS, kept);
       if (E::STAGES == 1) __syncthreads();  // everybody has left the tiles
       if (E::STAGES == 1 && goes_on) fetch(other + S::KEYS, 0);
       if (goes_on && has_state) states[next * S::KEYS + threadIdx.x] = next_state;
@@ -189,12 +198,12 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
 
   // One tile of the others, from number `other` on.
   __device__ __forceinline__ void add(const Sequence<T> &at, const Sight &sight, T *own, T *tile, const float4 *states,
-                                      int other) {
+                                      const unsigned char *drawn, int other) {
     Scores scores, grads;
     engine.template multiply<0>(scores, own, tile);
     if constexpr (FIRST) engine.template multiply<1>(grads, own + OWN, tile + OTHER);
     if constexpr (ADDED) add_scores(scores, at, sight, other);
-    const unsigned kept = dropout.threshold ? draw(at, sight, other) : ~0u;
+    const unsigned kept = dropout.threshold ? read_drawn(drawn, sight, other) : ~0u;
     if (FIRST && dropout.threshold) drop(grads, kept);
     const float unit = ADDED ? 1.f : problem.scale;
 #pragma unroll
@@ -233,14 +242,28 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
       }
   }
 
-  // A bit for each of the thread's scores: whether its probability stays.
-  __device__ __forceinline__ unsigned draw(const Sequence<T> &at, const Sight &sight, int other) const {
-    unsigned kept = 0;
+  // Fills the buffer of the others from `other` on.
+  __device__ __forceinline__ void draw(const Sequence<T> &at, const Sight &sight, int other,
+                                       unsigned char *kept) const {
+    constexpr int EACH = QUERIES_AT_ONCE * 16 / S::THREADS > 2 ? QUERIES_AT_ONCE * 16 / S::THREADS : 2;
+    const int query = threadIdx.x * EACH / 16, residue = threadIdx.x * EACH % 16;
+    if (query >= QUERIES_AT_ONCE) return;
+    const int block = (BY_KEYS ? sight.first : other) / 64;
+    const long long row = at.bits_row + ((BY_KEYS ? other : sight.first) + query) * (long long)problem.heads;
+    kept += other / UNIT % 2 * KEPT + query * 8;
 #pragma unroll 1
+    for (int i = residue; i < residue + EACH; i += 2)
+      kept[i / 2] = dropout.kept(row, block, i) | dropout.kept(row, block, i + 1) << 4;
+  }
+
+  // A bit for each of the thread's scores: whether its probability stays.
+  __device__ __forceinline__ unsigned read_drawn(const unsigned char *drawn, const Sight &sight, int other) const {
+    unsigned kept = 0;
+#pragma unroll
     for (int i = 0; i < E::COUNT; ++i) {
-      const int row = sight.first + E::row(i / E::WIDTH, i), column = other + E::column(i / E::WIDTH, i);
-      const int query = BY_KEYS ? column : row, key = BY_KEYS ? row : column;
-      kept |= (unsigned)dropout.keeps(at.bits_row + query * (long long)problem.heads, key) << i;
+      const int row = E::row(i / E::WIDTH, i), column = E::column(i / E::WIDTH, i);
+      const unsigned query = BY_KEYS ? column : row, key = BY_KEYS ? sight.first + row : other + column;
+      kept |= (drawn[query * 8 + key % 16 / 2] >> (key % 2 * 4 + key / 16 % 4) & 1u) << i;
     }
     return kept;
   }
@@ -279,6 +302,7 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, float
   if (first >= sight.own) return;
   DYNAMIC_SHARED(shared);
   SHARED_ARRAY(float4, states, W::STATES);
+  SHARED_ARRAY(unsigned char, kept, 2 * W::KEPT);
   T *own = reinterpret_cast<T *>(shared);
   if (grad_scores) grad_scores += ((long long)sequence * problem.heads + head) * longest_q * longest_k;
   W walk{inputs, backward, problem, terms, dropout, grad_scores, longest_q, longest_k,
@@ -295,7 +319,7 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, float
         load_rows<S, S::ROWS>(own + W::OWN, by_keys ? at.inputs.value : at.grad_output,
                               by_keys ? problem.value : problem.grad_output, first, sight.own, problem.head_dim);
     }
-    walk.meet(at, sight, own, states, i == 0);
+    walk.meet(at, sight, own, states, kept, i == 0);
   }
   cp_async_commit();  // where there was nobody to meet, nothing has committed the copies of what is the block's own
   cp_async_wait<0>();
