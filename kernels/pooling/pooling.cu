@@ -100,13 +100,18 @@ __global__ void __launch_bounds__(POOL_LANES * POOL_ROWS)
 
 // The largest of a column and the first token that has it; a NaN is larger than all.
 struct Peak {
-  float value = -INFINITY;
-  int token = 0x7fffffff;
+  float value;
+  int token;
 
+  __device__ __forceinline__ bool is_below(float other) const { return value == value && !(other <= value); }
   __device__ __forceinline__ void take(float other, int at) {
-    const bool larger = other > value || (other != other && value == value);
-    const bool same = other == value || (other != other && value != value);
-    if (larger || (same && at < token)) value = other, token = at;
+    const bool below = is_below(other);
+    value = below ? other : value;
+    token = below ? at : token;
+  }
+  // Of tokens in another order.
+  __device__ __forceinline__ void take(const Peak &other) {
+    if (is_below(other.value) || (other.token < token && !other.is_below(value))) *this = other;
   }
 };
 
@@ -117,6 +122,8 @@ __device__ __forceinline__ void each_peak(const Pooled<T> &pooled, const T *inpu
   SHARED_ARRAY(float, values_of_rows, POOL_ROWS * POOL_LANES * SIZE);
   SHARED_ARRAY(int, tokens_of_rows, POOL_ROWS * POOL_LANES * SIZE);
   Peak peaks[SIZE];
+#pragma unroll
+  for (int i = 0; i < SIZE; ++i) peaks[i] = {-INFINITY, pooled.first};
   pooled.each(input, width, [&](int token, const float (&values)[SIZE]) {
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) peaks[i].take(values[i], token);
@@ -128,15 +135,15 @@ __device__ __forceinline__ void each_peak(const Pooled<T> &pooled, const T *inpu
   }
   __syncthreads();
   for (int i = threadIdx.y; i < SIZE; i += POOL_ROWS) {
-    Peak peak;
+    Peak peak = {-INFINITY, pooled.first};
     for (int row = 0; row < POOL_ROWS; ++row)
-      peak.take(values_of_rows[pool_place<T>(row, i)], tokens_of_rows[pool_place<T>(row, i)]);
+      peak.take({values_of_rows[pool_place<T>(row, i)], tokens_of_rows[pool_place<T>(row, i)]});
     function(i, peak);
   }
 }
 
 template <class T>
-__global__ void __launch_bounds__(POOL_LANES * POOL_ROWS)
+__global__ void __launch_bounds__(POOL_LANES * POOL_ROWS, 2)
     pool_peaks(const T *__restrict__ input, const int *__restrict__ offsets, float *__restrict__ output, int tokens,
                int width, int skipped) {
   const Pooled<T> pooled(offsets, tokens, MAX_MODE, skipped);
@@ -148,7 +155,7 @@ __global__ void __launch_bounds__(POOL_LANES * POOL_ROWS)
 
 // `grad_input` holds zeros.
 template <class T>
-__global__ void __launch_bounds__(POOL_LANES * POOL_ROWS)
+__global__ void __launch_bounds__(POOL_LANES * POOL_ROWS, 2)
     pool_peaks_backward(const float *__restrict__ grad_output, const T *__restrict__ input,
                         const int *__restrict__ offsets, T *__restrict__ grad_input, int tokens, int width,
                         int skipped) {
