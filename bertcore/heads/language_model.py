@@ -7,7 +7,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tape import value_of
+from bertcore.tape import Variable, value_of
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,25 @@ class LanguageModelHead(Block):
 
     def __call__(self, hidden: Any) -> Any:
         """(tokens, hidden) -> logits (tokens, vocabulary)."""
-        if self.transform is not None:
-            hidden = self.norm(self.transform(hidden))
-        rest = None
+        hidden, rest = self._transformed(hidden), None
         if self.rest is not None:
             beyond = value_of(hidden).shape[1]
             if beyond > self.width:
                 rest = self.rest(functional.slice_columns(hidden, first=self.width, last=beyond))
             hidden = functional.slice_columns(hidden, first=0, last=self.width)
         return functional.linear(hidden, self.decoder.weight, None if self.bias is None else self.bias.value, rest)
+
+    def loss_in_chunks(self, hidden: Any, labels: Any) -> Any:
+        """The mean cross entropy of the logits of (tokens, hidden), of which there are never more than those of a chunk
+        of the tokens; all of these have a label."""
+        weight, bias = self.decoder.weight, None if self.bias is None else self.bias.value
+        options = {"labels": labels, "needs_weight": type(weight) is Variable}
+        return functional.decoded_cross_entropy(self._transformed(hidden), weight, bias, **options)
+
+    @property
+    def can_go_in_chunks(self) -> bool:
+        """Whether there is `loss_in_chunks`: the decoder is one map, without an adapter."""
+        return self.rest is None and self.decoder.adapter is None
+
+    def _transformed(self, hidden: Any) -> Any:
+        return hidden if self.transform is None else self.norm(self.transform(hidden))

@@ -57,6 +57,11 @@ def use_class_options(options: ClassOptions) -> Iterator[None]:
         _options.reset(token)
 
 
+def are_classes_weighed() -> bool:
+    """Whether there are options in force, so that losses are no plain cross entropies."""
+    return _options.get() is not None
+
+
 def cross_entropy(logits: Any, labels: Any) -> Any:
     """The mean cross entropy over the rows whose label is not -100, as the options in force say."""
     options = _options.get()

@@ -83,10 +83,7 @@ class ModelWithHeads(Model):
         """
         if labels is None:
             return None, encoded.packed.pad(head(self._read(encoded)))
-        scores, known = self._scores_of_labels(head, encoded, labels)
-        kept = _KEPT.get()
-        if kept is not None:
-            kept.append(scores)
+        loss = self._loss_of_words(head, encoded, labels)
         version, backend, tape = self.version, kernels.get_backend(), current_tape()
 
         def all_logits() -> Any:
@@ -99,7 +96,21 @@ class ModelWithHeads(Model):
 
         # In a context of its own: whoever reads them may stand within another tape.
         later = Later(lambda: all_logits() if current_tape() is tape else Context().run(all_logits))
-        return losses.cross_entropy(scores, known), later
+        return loss, later
+
+    def _loss_of_words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> Any:
+        """On a GPU in chunks, where the scores of all labels would take much of its memory and nobody else reads
+        them."""
+        kept, rows = _KEPT.get(), np.flatnonzero(labels != losses.IGNORED)
+        is_on_host = kernels.array_module(value_of(encoded.hidden)) is np
+        is_plain = kept is None and not losses.are_classes_weighed() and head.can_go_in_chunks
+        if not is_on_host and is_plain and len(rows) > functional.losses.CHUNK:
+            read = self._read(encoded, kernels.to_backend(rows))
+            return head.loss_in_chunks(read, kernels.to_backend(labels[rows]))
+        scores, known = self._scores_of_labels(head, encoded, labels)
+        if kept is not None:
+            kept.append(scores)
+        return losses.cross_entropy(scores, known)
 
     def _scores_of_labels(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
         """The scores of the tokens that have a label, (labels, words), and their labels, both in the memory of the

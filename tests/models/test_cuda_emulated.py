@@ -6,8 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, ReplacedTokenModel, SentenceEncoder, kernels, use_backend, value_and_grad
+from bertcore import (
+    AutoModelForMaskedLM,
+    ReplacedTokenModel,
+    SentenceEncoder,
+    autocast,
+    kernels,
+    use_backend,
+    value_and_grad,
+)
 from bertcore.nn.dropout import dropout_seeds
+from bertcore.nn.functional import losses
 from bertcore.training import AdamW, clip_grad_norm
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.demo import demo_folder  # noqa: F401
@@ -138,6 +147,29 @@ def test_gradients(emulated_gpu, is_dropping, preset):
     for kernel in ("attention_backward", "norm_backward", "cross_entropy_backward", "sum_runs"):
         assert kernel in launched
     assert ("OUTPUT" in launched) == is_dropping  # attention once more, of what dropout has left
+
+
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+def test_scores_of_labels_exist_in_chunks(emulated_gpu, precision, monkeypatch):
+    """The gradients of those at once; no array has more rows of a vocabulary than a chunk."""
+    model, batch = tiny_masked_lm()
+    batch["labels"], found = np.where(batch["attention_mask"] == 1, batch["input_ids"], -100), {}
+    for chunk in (1024, 4):
+        monkeypatch.setattr(losses, "CHUNK", chunk)
+        emulated_gpu.launches.clear()
+        with autocast(precision) if precision else nullcontext():
+            found[chunk] = value_and_grad(model)(**batch)
+    (expected, grads), (out, in_chunks) = found.values()
+    scored = [launch.args[0].shape for launch in emulated_gpu.launches if launch.kernel.startswith("cross_entropy")]
+    assert scored == [(rows, model.spec.vocab_size) for rows in (4, 4, 4, 4, 3, 3)]
+    assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-6)
+    scale, tolerance = max(float(abs(grad).max()) for grad in grads.values()), 1e-5 if precision is None else 0.02
+    for name, grad in grads.items():  # that of a bias of keys is nothing but rounding
+        most = max(float(abs(grad).max()), scale / 10)
+        assert float(abs(in_chunks[name] - grad).max()) < tolerance * most, name
+    with autocast(precision) if precision else nullcontext():
+        loss = float(model(**batch).loss)  # where fewer operations round to 16 bits
+    assert loss == pytest.approx(float(out.loss), rel=1e-6 if precision is None else 5e-3)
 
 
 @pytest.mark.slow

@@ -105,6 +105,11 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "concatenate": (functional.concatenate, [(2, 3), (4, 3)], {}),
     "concatenate columns": (functional.concatenate, [(2, 3), (2, 1), (2, 2)], {"axis": 1}),
     "cross_entropy": (functional.cross_entropy, [(4, 5)], {"labels": np.array([4, -100, 0, 2])}),
+    "decoded_cross_entropy": (
+        functional.decoded_cross_entropy,
+        [(7, 4), (5, 4), (5,)],
+        {"labels": np.array([4, 1, 0, 2, 2, 3, 1]), "chunk": 3},
+    ),
     "cross_entropy, smoothed": (
         functional.cross_entropy, [(4, 5)], {"labels": np.array([4, -100, 0, 2]), "label_smoothing": 0.3}
     ),

@@ -24,6 +24,7 @@ from bertcore.nn.functional.dense import (
 from bertcore.nn.functional.losses import (
     binary_cross_entropy,
     cross_entropy,
+    decoded_cross_entropy,
     log_softmax,
     mean_squared_error,
     soft_cross_entropy,
@@ -53,6 +54,7 @@ __all__ = [
     "binary_cross_entropy",
     "concatenate",
     "cross_entropy",
+    "decoded_cross_entropy",
     "dropout",
     "dropout_layer_norm",
     "gated_activation",

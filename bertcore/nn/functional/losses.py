@@ -9,6 +9,7 @@ from bertcore.nn.functional.rows import widened
 from bertcore.nn.operation import operation
 
 IGNORED = -100
+CHUNK = 1024  # rows whose scores exist at once: 63 MB of 30,000 words in 16 bits
 
 
 @operation()
@@ -28,6 +29,58 @@ def cross_entropy(logits: Any, *, labels: Any, label_smoothing: float = 0.0, cla
         return (_narrowed(kernels.cross_entropy_backward(grad, widened(logits), labels, lse=lse), logits),)
 
     return loss, pullback
+
+
+@operation()
+def decoded_cross_entropy(
+    input: Any, weight: Any, bias: Any, *, labels: Any, needs_weight: bool = True, chunk: int | None = None
+) -> Any:
+    """The mean cross entropy of the scores linear(input, weight, bias), of which `chunk` rows (CHUNK by default) exist
+    at a time.
+
+    All rows have a label, and `weight` may be one that has no gradient. The gradients are made with the scores, which
+    would be made twice otherwise; they are those of the sum, which float16 holds better than those of the mean.
+    """
+    total, of_input, of_parameters = 0.0, [], None
+    for rows, scores in _scores_in_chunks(input, weight, bias, chunk):
+        loss, lse = kernels.cross_entropy(widened(scores), labels[rows], reduction="sum", return_lse=True)
+        one = kernels.array_module(loss).ones((), loss.dtype)
+        options = {"lse": lse, "reduction": "sum"}
+        grad = _narrowed(kernels.cross_entropy_backward(one, widened(scores), labels[rows], **options), scores)
+        grads = kernels.linear_backward(grad, input[rows], weight, bias, needs_weight=needs_weight)
+        total = total + loss
+        of_input.append(grads[0])
+        some = [None if part is None else widened(part) for part in grads[1:]]
+        of_parameters = some if of_parameters is None else list(map(_added, of_parameters, some))
+
+    def pullback(grad):
+        factor = widened(grad) / len(input)
+        whole = kernels.array_module(input).concatenate(of_input)
+        parts = (whole, input), *zip(of_parameters, (weight, input), strict=True)
+        return tuple(None if part is None else _narrowed(widened(part) * factor, like) for part, like in parts)
+
+    return total / len(input), pullback
+
+
+@decoded_cross_entropy.inference
+def _decoded_cross_entropy_forward(input, weight, bias, *, labels, needs_weight=True, chunk=None):
+    total = 0.0
+    for rows, scores in _scores_in_chunks(input, weight, bias, chunk):
+        total = total + kernels.cross_entropy(widened(scores), labels[rows], reduction="sum")
+    return total / len(input)
+
+
+def _scores_in_chunks(input, weight, bias, chunk):
+    chunk = CHUNK if chunk is None else chunk
+    for first in range(0, len(input), chunk):
+        rows = slice(first, first + chunk)
+        yield rows, kernels.linear(input[rows], weight, bias)
+
+
+def _added(known, part):
+    if known is not None:
+        known += part
+    return known
 
 
 def _narrowed(grad, array):
