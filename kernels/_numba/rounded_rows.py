@@ -17,8 +17,8 @@ from . import isa
 from .amx import TILE_ROWS, TILE_WORDS
 from .jit import helper, inline_helper
 from .low_precision import LEVELS, ROUNDED, round_row, row_scale, store_bfloat16, store_levels
-from .simd import first_lanes, lanes, load, pointer, pointer_at, prefetch_write, wide_pointer
-from .steps import ADDRESS, FLOAT, INT32, OPTIONS, record
+from .simd import first_lanes, itemsize, lanes, load, pointer, pointer_at, prefetch_write, wide_pointer
+from .steps import ADDRESS, FLOAT, INT32, OPTIONS, array_at, record
 
 HANDED = record(
     ("address", ADDRESS),  # of ROUNDED or LEVELS; 0 if nobody asks for them
@@ -149,6 +149,16 @@ def _hand_row(handed, storage, source, width, i):
 
     forms = {types.int8: in_bytes} | ({types.uint16: in_bfloat16} if _ARE_ROUNDED else {})
     return forms.get(storage, lambda handed, storage, source, width, i: None)
+
+
+@inline_helper
+def array_of_row(output, handed, i, first, rows, width):
+    """The float32 output at an address, (rows * width,), for row i alone; `first` is the first row of its task.
+
+    A row that nobody reads is written where that one is: it stays in the first-level cache.
+    """
+    place = first if handed.is_alone != 0 else i
+    return array_at(output + (place - i) * width * itemsize(FLOAT), (rows * width,), FLOAT)
 
 
 def hand_part(handed, source, factor, count, i, k):

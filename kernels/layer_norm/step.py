@@ -4,9 +4,9 @@ import numpy as np
 
 from .._numba import helper
 from .._numba.norms import GRAIN, forward_rows
-from .._numba.rounded_rows import HANDED, NOT_HANDED, hand_row, room_beside
+from .._numba.rounded_rows import HANDED, NOT_HANDED, array_of_row, hand_row, room_beside
 from .._numba.rows import share, task_count
-from .._numba.simd import itemsize, pointer
+from .._numba.simd import pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
 from ..deferred import is_plain
 from ..handed_rows import offer_rows
@@ -65,7 +65,6 @@ def run_step(step, storage, task, tasks):
     weight, bias = array_at(step.weight, (width,), FLOAT), array_at(step.bias, (width,), FLOAT)
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
     for i in range(first, last):
-        row = first if handed.is_alone != 0 else i  # that nobody reads: written where it stays in the first-level cache
-        out = array_at(step.output + (row - i) * width * itemsize(x), (rows * width,), FLOAT)
+        out = array_of_row(step.output, handed, i, first, rows, width)
         forward_rows(x, residual, (weight, bias), out, width, step.eps, step.centred, i, i + 1)
         hand_row(handed, storage, pointer(out, i * width), width, i)

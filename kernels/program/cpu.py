@@ -85,10 +85,10 @@ def _perform(index, i, records, room, storage, attention_storage, relative, task
     elif kind == _LAYER_NORM:
         layer_norm.run_step(records[_LAYER_NORM][record], storage, task, tasks)
     elif kind == _AFFINE:
-        affine.run_step(records[_AFFINE][record], task, tasks)
+        affine.run_step(records[_AFFINE][record], storage, task, tasks)
     elif kind == _ROTARY:
         rotary.run_step(records[_ROTARY][record], task, tasks)
     elif kind == _GATED_ACTIVATION:
-        gated_activation.run_step(records[_GATED_ACTIVATION][record], task, tasks)
+        gated_activation.run_step(records[_GATED_ACTIVATION][record], storage, task, tasks)
     elif kind == _ATTENTION:
         attention.run_step(records[_ATTENTION][record], counter, attention_storage, relative, task)

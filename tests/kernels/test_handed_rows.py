@@ -5,6 +5,8 @@ import pytest
 
 from bertcore import kernels
 from bertcore.kernels._numba import rounded_rows
+from bertcore.kernels.affine import step as affine_step
+from bertcore.kernels.gated_activation import step as gated_step
 from bertcore.kernels.layer_norm import step as norm_step
 from bertcore.kernels.linear import step as linear_step
 from bertcore.kernels.program import Program
@@ -60,10 +62,27 @@ def check(compute, rounds, arrays=(hidden,)):
         np.testing.assert_array_equal(np.asarray(found), right)
 
 
+ONES = np.ones(WIDTH, np.float32)
+WHOLE_ROWS = {
+    "layer_norm": normed,
+    "layer_norm of a sum": lambda x: kernels.layer_norm(x, ONES, residual=x),
+    "rms_norm": lambda x: kernels.rms_norm(x, ONES),
+    "affine": lambda x: kernels.affine(x, 2 * ONES, ONES),
+    "affine of a sum": lambda x: kernels.affine(x, 2 * ONES, ONES, residual=x),
+    "gated_activation": lambda x: kernels.gated_activation(x, "gelu"),
+}
+
+
 @LOW
-def test_a_norm_writes_what_the_product_reads(dtype):
-    weight = prepared(dtype=dtype)
-    check(lambda x: kernels.linear(normed(kernels.linear(x, weight)), weight), [True, False])
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_what_computes_rows_writes_what_the_product_reads(name, dtype):
+    is_gated = name == "gated_activation"
+    up, down = prepared(1, 2 * WIDTH if is_gated else WIDTH, dtype), prepared(2, dtype=dtype)
+    check(lambda x: kernels.linear(WHOLE_ROWS[name](kernels.linear(x, up)), down), [True, False])
+    program = Program()
+    kernels.linear(WHOLE_ROWS[name](kernels.linear(program.enter(hidden()), up)), down)
+    kinds = norm_step.STEP, affine_step.STEP, gated_step.STEP
+    assert [is_alone for kind in kinds for is_alone in handed(program, kind)] == [True]
 
 
 @pytest.mark.parametrize(
