@@ -99,7 +99,7 @@ def attention(
             head and the key's place in its sequence (see `dropout`). Not with a compute_dtype.
         compute_dtype: "bfloat16" rounds what is multiplied, all of it float32, to bfloat16; sums and softmax stay
             float32. Numba does so on CPUs that multiply bfloat16 faster than float32, with exponentials that are
-            2^-13 off before they are rounded (2^-9), and computes in float32 on others. Not on CUDA. By default the
+            2^-18 off before they are rounded (2^-9), and computes in float32 on others. Not on CUDA. By default the
             arrays' dtype.
         return_lse: also return the log-sum-exp of the scores, which `attention_backward` needs.
         return_probs: also return the probabilities, before any dropout.
