@@ -213,7 +213,7 @@ def rough_exp2(x):
 
     Exact for whole numbers; NaN for NaN, 0 for -inf and below -126. The same bits on all CPUs with FMA. Measured beside
     exp2, in cache: 0.77 of its time with AVX-512 (Emerald Rapids, 1 thread). A cubic takes 0.70, but is 2^-13 off, and
-    a family's outputs were then 1.5 % of their scale from the definition's, here 0.3 %. With vreduceps for floor and
+    a family's outputs were then 1.5 % of their scale from the definition's, here 0.5 %. With vreduceps for floor and
     difference it took 0.54, with another last bit.
     """
     raise NotImplementedError("for compiled code")
