@@ -71,10 +71,13 @@ def main(arguments: Sequence[str] | None = None, peer: peers.Torch | None = None
 
 def _torch() -> peers.Torch | None:
     reason = peers.torch_unavailable_reason()
-    if reason is None:
-        return peers.Torch()
-    print(f"nothing is compared with PyTorch: {reason}", file=sys.stderr)
-    return None
+    if reason is not None:
+        print(f"nothing is compared with PyTorch: {reason}", file=sys.stderr)
+        return None
+    peer = peers.Torch()
+    if not peer.has_transformers():
+        print("no model is compared: transformers is not installed", file=sys.stderr)
+    return peer
 
 
 def _steps(is_quick: bool, peer: peers.Torch | None) -> Iterator[Step]:
@@ -115,7 +118,7 @@ def _progress(row: dict[str, Any]) -> str:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Check and time the GPU at hand.")
     parser.add_argument("--csv", type=Path, default=DEFAULT_CSV, help="file to append the results to")
-    parser.add_argument("--minutes", type=float, default=7, help="when the last step may begin (default 7)")
+    parser.add_argument("--minutes", type=float, default=6.5, help="when the last step may begin (default 6.5)")
     parser.add_argument("--quick", action="store_true", help="few cases and tiny sizes: see that the command works")
     return parser.parse_args(arguments)
 

@@ -29,7 +29,8 @@ BATCHES = 2  # that take turns
 
 
 def steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
-    """Every timing of a model."""
+    """Every timing of a model; beside the peer's where transformers is installed."""
+    peer = peer if peer is not None and peer.has_transformers() else None
     forward = functools.cache(partial(_Forward, sizes, peer))
     for lengths, goal in ((sizes.batch, 1.3), (sizes.ragged, 2.5), (sizes.single, None)):
         form = "x" if len(set(lengths)) == 1 else " texts of up to "

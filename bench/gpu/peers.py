@@ -39,6 +39,10 @@ class Torch:
         self.torch = importlib.import_module("torch")
         self.torch.set_float32_matmul_precision("high")
 
+    def has_transformers(self) -> bool:
+        """Whether there are models to compare with."""
+        return importlib.util.find_spec("transformers") is not None
+
     def tensor(self, array: Any) -> Any:
         """A tensor over the memory of an array on the GPU."""
         from_dlpack = self.torch.from_dlpack

@@ -12,7 +12,7 @@ import cupy
 import numpy as np
 import pytest
 
-from bench.gpu import checks, models, peers
+from bench.gpu import checks, models, peers, sizes
 from bench.gpu.__main__ import ENDS, main
 from bench.gpu.clock import by_graph
 from bench.measure import host_clock
@@ -130,6 +130,16 @@ def test_everything_is_compared_with_pytorch(timings_alone, tmp_path):
         assert float(row["ratio"]) == pytest.approx(speed, rel=9), "medians of ratios, and of times"
     goals = {row["against"]: row["goal"] for row in rows}
     assert (goals["copy"], goals["1 ms"], goals["SDPA with attn_mask"]) == ("0.9", "1.0", "2.0")
+
+
+def test_models_are_timed_without_transformers(monkeypatch):
+    monkeypatch.setattr(TorchOnCPU, "__init__", lambda self: None)
+    monkeypatch.setattr(TorchOnCPU, "has_transformers", lambda self: False)
+    with driverless(emulated=False) as gpu:
+        gpu.launches = deque(maxlen=0)
+        *_, one_text, _, _ = models.steps(sizes.tiny(), TorchOnCPU())
+        rows = list(one_text.run())
+    assert [row.get("against") for row in rows] == [None, "1 ms"]
 
 
 @pytest.mark.parity
