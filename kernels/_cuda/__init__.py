@@ -28,6 +28,7 @@ not see included files. The headers here:
     activations.cuh  gelu (erf, tanh), relu, tanh, silu as functors over float
     rows.cuh         kernels over rows, a warp or a block to each (launchers: rows.py)
     pointwise.cuh    elementwise kernels (launcher: pointwise.py)
+    many.cuh         kernels over many arrays at once, by a table of their addresses (launcher: many.py)
 
 Matrix products are cuBLASLt's: cublaslt.py.
 
