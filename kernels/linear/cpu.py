@@ -120,9 +120,12 @@ def _product_of_rounded_columns(a, b, needs_sums):
     """(a.T @ b, the sums of the columns of a or None) for float32 a (rows, m) and b (rows, n), both rounded to bfloat16
     in the product; float32.
 
-    As pairs both are packed, the panels of a serving as rows of the product.
+    As pairs both are packed, the panels of a serving as rows of the product; tiles read rows of a's transpose.
     """
     sums = _sum_rows(a) if needs_sums else None
+    if LEVEL.tiles:
+        columns = _pack(_pairs_of_rows(_rounded(b), DEPTH_WORDS).T, PANEL_WORDS).view(np.uint16)
+        return _multiply_rounded(as_kernel_array(a.T), columns, b.shape[1], None, None, None), sums
     words = [_pairs_of_rows(_rounded(x)).T for x in (a, b)]
     depth = words[0].shape[1]
     widths = GROUP_ROWS, _panel_width(np.dtype(np.float32))
