@@ -147,7 +147,7 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
 @pytest.mark.parametrize(
     "settings, error",
     [
-        ({"fp16": True}, "fp16"),
+        ({"tf32": True}, "tf32"),
         ({"max_steps": 0}, "max_steps is 0"),
         ({"max_steps": 1.5}, "max_steps is 1.5, expected an integer"),
         ({"save_steps": True}, "save_steps is True, expected an integer"),
