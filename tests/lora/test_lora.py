@@ -340,7 +340,8 @@ def test_adapters_beside_maps_in_bfloat16(cpu_backend):
     plain.load_state_dict({name: array.astype(np.float32) for name, array in low.state_dict().items()})
     models = [drawn(get_peft_model(model, query_and_value())) for model in (low, plain)]
     (out, grads), (expected, expected_grads) = (value_and_grad(model)(**BATCH) for model in models)
-    assert out.loss == pytest.approx(expected.loss, rel=0.02) and out.loss != expected.loss
+    assert out.loss == pytest.approx(expected.loss, rel=0.02)
+    assert cpu_backend == "numba" or out.loss != expected.loss  # Numba keeps inputs in float32 on some CPUs
     assert grads.keys() == expected_grads.keys()
     found, other = (np.concatenate([part.ravel() for part in some.values()]) for some in (grads, expected_grads))
     assert found.dtype == np.float32
