@@ -96,12 +96,13 @@ class Optimizer:
                 where it is inf or NaN there is no step, and nothing waits to learn that.
 
         Raises:
-            ValueError: which name is missing, or which shape or dtype is wrong; nothing is changed then.
+            TypeError, ValueError: which name is missing, or which shape or dtype is wrong; nothing is changed then.
         """
         found = []
         for group in self.groups:
             parameters = [parameter for parameter in group.parameters if not parameter.is_frozen]
             found.append((group, parameters, [gradient_of(parameter, grads) for parameter in parameters]))
+        _check_scale(scale, [gradient for _, _, gradients in found for gradient in gradients[:1]])
         with kernels.on_device_of(next(iter(grads.values()), None)):
             number = self._count(scale)
             if number is not None:
@@ -226,6 +227,16 @@ def clip_factor(norm: Any, max_norm: float, dtype: Any) -> Any:
     with np.errstate(all="ignore"):
         factor = xp.where(norm > max_norm, max_norm / norm, 1.0)
     return xp.where(xp.isfinite(norm), factor, np.nan).astype(dtype)
+
+
+def _check_scale(scale: Any, grads: list[Any]) -> None:
+    if scale is None:
+        return
+    if not hasattr(scale, "dtype") or isinstance(scale, np.generic):
+        raise TypeError(f"scale must be an array without axes, got {type(scale).__qualname__}")
+    for grad in grads:
+        if scale.shape != () or scale.dtype != grad.dtype:
+            raise ValueError(f"scale has shape {scale.shape} and dtype {scale.dtype}, expected () and {grad.dtype}")
 
 
 def _make_groups(

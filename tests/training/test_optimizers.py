@@ -228,6 +228,27 @@ def test_clipping():
         clip_grad_norm(grads, 0)
 
 
+@pytest.mark.parametrize(
+    "scale, error",
+    [
+        (0.5, TypeError),
+        (np.nan, TypeError),
+        (np.float32(0.5), TypeError),
+        (np.ones(1, np.float32), ValueError),
+        (np.asarray(0.5), ValueError),
+    ],
+    ids=["number", "nan", "scalar", "axis", "float64"],
+)
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_scales_that_do_not_fit_are_no_step(kind, scale, error):
+    model = new_model()
+    optimizer = kind(model)
+    _, grads = value_and_grad(model)(**BATCH)
+    with pytest.raises(error, match=r"^scale (must|has) "):
+        optimizer.step(grads, scale)
+    assert optimizer.step_count == 0
+
+
 def test_clipping_reaches_what_a_family_stores_in_another_order():
     """DeBERTa's query, key and value lie head by head in one tensor: its gradient is a copy of the one computed."""
     config = tiny_config("deberta-base")
