@@ -31,7 +31,7 @@ def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None)
         max_norm = checks.finite_number("max_norm", max_norm, minimum=0)
         if max_norm == 0:
             raise ValueError("max_norm is 0, expected a positive number")
-    if not arrays:
+    if not _is_given(arrays):
         return 0.0
     call = _open_call(arrays, backend)
     for index, array in enumerate(call.arrays):
@@ -56,10 +56,17 @@ def joint_norm(arrays: list[Any], *, backend: str | None = None) -> Any:
     Raises:
         As `clip_norm`.
     """
-    if not arrays:
+    if not _is_given(arrays):
         raise ValueError("arrays is empty, expected one array at least")
     call = _open_call(arrays, backend)
     return call.run("joint_norm", call.arrays)
+
+
+def _is_given(arrays: list[Any]) -> bool:
+    """Whether there are some; TypeError for what is no list of arrays."""
+    if not isinstance(arrays, list | tuple):
+        raise TypeError(f"arrays must be a list of arrays, got {type(arrays).__qualname__}")
+    return len(arrays) > 0
 
 
 def _open_call(arrays: list[Any], backend: str | None) -> dispatch.Call:

@@ -105,6 +105,7 @@ def test_what_is_refused(cpu_backend):
         ([np.zeros(3, int)], 1.0, TypeError, r"arrays\[0\] has dtype int64"),
         ([read_only], 1.0, ValueError, r"arrays\[0\] is read-only"),
         ([[1.0]], 1.0, TypeError, r"arrays\[0\] must be"),
+        (arrays[4], 1.0, TypeError, "arrays must be a list of arrays, got ndarray"),
     ):
         with pytest.raises(kind, match=message):
             kernels.clip_norm(given, limit, backend=cpu_backend)
@@ -117,6 +118,8 @@ def test_the_norm_alone(cpu_backend):
     assert norm == kernels.clip_norm(arrays, np.inf, backend=cpu_backend)
     with pytest.raises(ValueError, match="arrays is empty"):
         kernels.joint_norm([], backend=cpu_backend)
+    with pytest.raises(TypeError, match="arrays must be a list of arrays, got NoneType"):
+        kernels.joint_norm(None, backend=cpu_backend)
 
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
