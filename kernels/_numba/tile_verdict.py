@@ -52,7 +52,7 @@ def why_not_trusted(level: str) -> str | None:
     except OSError as error:
         return f"they were not tried, for that cannot be kept: {error}"
     reason = found["reason"]
-    return None if reason is None else f"{reason} ({file} keeps that)"
+    return reason if reason is None or not found["is_kept"] else f"{reason} ({file} keeps that)"
 
 
 def verdict_file(level: str) -> Path:
@@ -78,7 +78,7 @@ def _kept(file: Path) -> dict[str, Any] | None:
         found = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return found if isinstance(found, dict) and "reason" in found else None
+    return {**found, "is_kept": True} if isinstance(found, dict) and "reason" in found else None
 
 
 def _keep(file: Path, verdict: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def _tried(level: str, file: Path) -> dict[str, Any]:
     verdict = {"level": level, "reason": reason, "cpu": _cpu()}
     if is_final:
         _keep(file, verdict)
-    return verdict
+    return {**verdict, "is_kept": is_final}
 
 
 def try_level(level: str) -> tuple[str | None, bool]:

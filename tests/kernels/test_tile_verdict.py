@@ -73,8 +73,10 @@ def test_a_child_that_hangs_is_ended(child, monkeypatch):
 
 
 def test_a_child_that_somebody_ended_says_nothing_of_the_tiles(child):
-    child(f"import os; os.kill(os.getpid(), {signal.SIGKILL:d})")
-    assert "ended by SIGKILL" in tile_verdict.why_not_trusted("amx")
+    folder = child(f"import os; os.kill(os.getpid(), {signal.SIGKILL:d})")
+    found = tile_verdict.why_not_trusted("amx")
+    assert "ended by SIGKILL" in found
+    assert str(folder) not in found  # it is not kept
     child("pass")
     assert tile_verdict.why_not_trusted("amx") is None
 
