@@ -2,10 +2,12 @@
 
 from collections import deque
 
+import cupy
 import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder, set_batch_invariant, use_backend, value_and_grad
+from bertcore.kernels import RelativePositions, attention
 from bertcore.training import AdamW, clip_grad_norm
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.resources import TooManyResources, Uses, check_launch, launch_bounds
@@ -65,6 +67,23 @@ def test_training_and_embedding(capability, demo_folder):  # noqa: F811
             clip_grad_norm(grads, 1.0)
             AdamW(model, lr=1e-3).step(grads)
         SentenceEncoder(demo_folder).encode(["A kitten rests."])
+
+
+@SLOW
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_relative_attention_beside_a_mask(head_dim, dtype, capability):
+    """Tiles of 48 KB stand beside what is declared: CUDA grants both together no more than that unasked."""
+    with launching(capability) as gpu:
+        query, key, value = cupy.zeros((3, 1, 2, 20, head_dim), dtype)
+        mask, rows = cupy.ones((1, 1, 20, 20), bool), cupy.arange(41, dtype=np.int32)
+        arrays = {name: cupy.zeros((41, 2, head_dim), dtype) for name in ("position_key", "position_query")}
+        arrays["query_for_position"] = query
+        for beside in ([], ["position_query"], ["query_for_position"]):  # what families ask for
+            relative = RelativePositions(rows, **{name: arrays[name] for name in ("position_key", *beside)})
+            attention(query, key, value, attn_mask=mask, relative=relative, backend="cupy")
+        assert len(gpu.launches) == 3
 
 
 # ---- what would be refused -------------------------------------------------------------------------------------------
