@@ -28,13 +28,18 @@ class Deferred:
     """An array that a recorder is going to compute: its shape, dtype and strides are known, its values are not yet.
 
     Reshaping, transposing and slicing give Deferreds of the same memory.
+
+    Attributes:
+        recorder: what computes it.
+        array: where its values are going to stand, a view of its memory.
+        memory: the Memory that it is a part of, or all.
     """
 
-    __slots__ = ("_memory", "array", "recorder")
+    __slots__ = ("array", "memory", "recorder")
     __array_ufunc__ = None  # arithmetic on it is an error, not a guess: read it with numpy.asarray
 
     def __init__(self, recorder: Recorder, array: np.ndarray, memory: "Memory"):
-        self.recorder, self.array, self._memory = recorder, array, memory
+        self.recorder, self.array, self.memory = recorder, array, memory
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,29 +66,24 @@ class Deferred:
         return self.array.strides
 
     @property
-    def memory(self) -> "Memory":
-        """The memory that it is a part of, or all."""
-        return self._memory
-
-    @property
     def is_shared(self) -> bool:
         """Whether somebody else may read or have written the memory."""
-        return self._memory.is_shared
+        return self.memory.is_shared
 
     def reshape(self, *shape: Any) -> Any:
         if not self.array.flags.c_contiguous:  # it might have to be copied
             return self.result().reshape(*shape)
-        return Deferred(self.recorder, self.array.reshape(*shape), self._memory)
+        return Deferred(self.recorder, self.array.reshape(*shape), self.memory)
 
     def transpose(self, *axes: int) -> "Deferred":
-        return Deferred(self.recorder, self.array.transpose(*axes), self._memory)
+        return Deferred(self.recorder, self.array.transpose(*axes), self.memory)
 
     def __getitem__(self, index: Any) -> Any:
         parts = index if isinstance(index, tuple) else (index,)
         if not all(part is None or isinstance(part, int | slice) for part in parts):
             return self.result()[index]  # a copy
         part = self.array[index]
-        return Deferred(self.recorder, part, self._memory) if isinstance(part, np.ndarray) else self.result()[index]
+        return Deferred(self.recorder, part, self.memory) if isinstance(part, np.ndarray) else self.result()[index]
 
     def copy(self, order: str = "C") -> np.ndarray:
         return self.result().copy(order)
@@ -97,7 +97,7 @@ class Deferred:
     def result(self) -> np.ndarray:
         """The computed array; runs what was noted."""
         self.recorder.run()
-        self._memory.is_shared = True  # with whoever gets the array: no later step may write there
+        self.memory.is_shared = True  # with whoever gets the array: no later step may write there
         return self.array
 
 

@@ -220,6 +220,8 @@ class Call:
             raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
         if self._recorder is not None:
             return self._recorder.call(module, function, args)
+        if self.backend != "cupy":
+            return getattr(module, function)(*args)
         with self.on_device():
             return getattr(module, function)(*args)
 

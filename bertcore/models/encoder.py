@@ -76,8 +76,10 @@ class Encoder(Block):
 
     def _can_be_replayed(self, inputs: EncoderInput, trace: Trace) -> bool:
         """Whether the pass is one that a CUDA graph may hold."""
+        if inputs.on_gpu is None:
+            return False
         is_inference = trace.is_empty and current_tape() is None and not is_dropping()
-        return inputs.on_gpu is not None and is_inference and self.adapter.can_be_replayed(inputs)
+        return is_inference and self.adapter.can_be_replayed(inputs)
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
         if cache is None and self._can_be_replayed(inputs, trace):

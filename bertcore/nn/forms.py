@@ -140,7 +140,8 @@ class Forms:
     def array_in_force(self) -> Any:
         """The array for the backend in force."""
         if self._backend == "cupy":
-            return self._on_device() if self._dtype_in_force is None else self._rounded_on_device()
+            is_rounded = autocast_dtype() is not None and self.dtype == np.float32
+            return self._rounded_on_device() if is_rounded else self._on_device()
         array = self.array
         if array is None:
             with _preparing:
@@ -150,7 +151,7 @@ class Forms:
     def weight_in_force(self) -> Any:
         """The weight of a linear map for the backend in force: prepared, or the array where nothing has to be."""
         backend = self._backend
-        if self._dtype_in_force is not None:
+        if autocast_dtype() is not None and self.dtype == np.float32:
             return self._rounded_weight(backend)
         if backend == "numpy" and not self.is_low:
             array = self.array  # read once: another thread may free it
@@ -173,11 +174,6 @@ class Forms:
             array = self.array_in_force()
             self.weights.clear()
         return array
-
-    @property
-    def _dtype_in_force(self) -> str | None:
-        """That of `autocast`, where it concerns this parameter."""
-        return autocast_dtype() if self.dtype == np.float32 else None
 
     def _rounded_weight(self, backend: str) -> kernels.PreparedWeight:
         dtype = autocast_dtype()

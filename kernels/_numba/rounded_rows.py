@@ -59,19 +59,14 @@ def rows_of_bytes(empty, rows: int, width: int) -> RoundedRows:
     return RoundedRows(levels, empty((rows,), np.int32), empty((rows,), np.float32))
 
 
-_ROOMS = {np.int8: rows_of_bytes} | ({np.uint16: rows_of_bfloat16} if _ARE_ROUNDED else {})
+# What makes room for the rows that weights multiply, by the type of their storage; not there where rows stay float32.
+ROOM_BESIDE = {np.int8: rows_of_bytes} | ({np.uint16: rows_of_bfloat16} if _ARE_ROUNDED else {})
 
 
 def come_in_parts(width: int, part: int) -> bool:
     """Whether rows of bfloat16 can be written in parts of so many columns: nothing is to be filled up, and no vector
     ends in the next tile."""
     return whole_depth(width, 2) == width and (not _TILED or part % isa.lanes(types.float32) == 0)
-
-
-def room_beside(storage):
-    """What makes room for the rows that weights of a storage, a typed scalar or None, multiply; None where they stay
-    float32."""
-    return _ROOMS.get(type(storage))
 
 
 # --- for compiled code ----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 
 from .._numba import helper
 from .._numba.low_precision import ROUNDED
-from .._numba.rounded_rows import come_in_parts, room_beside, rows_of_bfloat16
+from .._numba.rounded_rows import ROOM_BESIDE, come_in_parts, rows_of_bfloat16
 from .._numba.steps import FLOAT
 from ..deferred import Deferred
 from ..handed_rows import offer_rows
@@ -41,7 +41,7 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
     arrays = {name: it.array if type(it) is Deferred else it for name, it in arrays.items()}
     fields = forward_fields(arrays, integers, offsets, (program.address(scratch), rooms, room), scoring)
     program.note(STEP, rooms, **(absent_fields(STEP) | fields))
-    if room_beside(program.storage) is rows_of_bfloat16 and come_in_parts(heads * head_dim, head_dim):
+    if ROOM_BESIDE.get(type(program.storage)) is rows_of_bfloat16 and come_in_parts(heads * head_dim, head_dim):
         offer_rows(program, rows, heads * head_dim, rows_of_bfloat16)
     return output, lse, None, None
 

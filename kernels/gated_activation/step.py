@@ -3,7 +3,7 @@
 import numpy as np
 
 from .._numba import helper
-from .._numba.rounded_rows import HANDED, NOT_HANDED, array_of_row, hand_row, room_beside
+from .._numba.rounded_rows import HANDED, NOT_HANDED, ROOM_BESIDE, array_of_row, hand_row
 from .._numba.rows import share, task_count
 from .._numba.simd import pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
@@ -40,7 +40,7 @@ def deferred_gated_activation(program, input, activation, gate):
         output=program.address(output),
         handed=NOT_HANDED,
     )
-    offer_rows(program, output, width, room_beside(program.storage))
+    offer_rows(program, output, width, ROOM_BESIDE.get(type(program.storage)))
     return output
 
 

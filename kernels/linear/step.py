@@ -7,7 +7,7 @@ from numba.extending import overload
 from .._numba import inline_helper, num_threads
 from .._numba.low_precision import LEVELS, ROUNDED
 from .._numba.product import WEIGHT_PANEL_VECTORS
-from .._numba.rounded_rows import HANDED, NOT_HANDED, come_in_parts, handed_sums, room_beside, rows_of_bfloat16
+from .._numba.rounded_rows import HANDED, NOT_HANDED, ROOM_BESIDE, come_in_parts, handed_sums, rows_of_bfloat16
 from .._numba.rows import share
 from .._numba.simd import lanes
 from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, array_at, record
@@ -51,7 +51,7 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     if storage is None or not program.takes(storage):
         return None
     rows, depth = input.shape[0], weight.panels.shape[1]
-    output, make_rounded = program.empty((rows, weight.out_features), np.float32), room_beside(storage)
+    output, make_rounded = program.empty((rows, weight.out_features), np.float32), ROOM_BESIDE.get(type(storage))
     rounded, is_ready = (None, None, None), False
     if make_rounded is not None:
         rounded, is_ready = rounded_input(program, input, weight.input_scale, make_rounded)
