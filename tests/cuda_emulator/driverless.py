@@ -95,6 +95,11 @@ class Driverless:
             raise CaptureError(f"{name} waits for the device while a stream is captured")
         self.waits.append(name)
 
+    def check_library(self, name):
+        """CuPy calls cuBLAS on no stream that is captured."""
+        if self.is_capturing and name in BY_CUBLAS:
+            raise CaptureError(f"{name} is cuBLAS's, which CuPy does not call while a stream is captured")
+
     def upload(self, name, arrays):
         """Arrays of the host go to the device."""
         if self.is_capturing and arrays:
@@ -229,6 +234,7 @@ READING = {
     *("__bool__", "__int__", "__float__", "item", "tolist", "tobytes"),
     *("nonzero", "flatnonzero", "argwhere", "unique", "bincount", "compress", "extract", "array_equal", "allclose"),
 }
+BY_CUBLAS = {"__matmul__", "__rmatmul__", "matmul", "dot", "vdot", "inner", "tensordot", "einsum"}
 
 
 def _is_read(name, args):
@@ -248,6 +254,7 @@ def _through_numpy(gpu, real, substitute):
         try:
             return real(*args, **options)
         except (cupy.cuda.runtime.CUDARuntimeError, ImportError):
+            gpu.check_library(real.__name__)
             if _is_read(real.__name__, args):
                 gpu.wait(real.__name__)
             gpu.upload(real.__name__, [arg for arg in (*args, *options.values()) if isinstance(arg, np.ndarray)])
