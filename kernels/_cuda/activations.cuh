@@ -49,8 +49,8 @@ template <class F, int N> __device__ __forceinline__ void apply_all(float (&valu
   for (int i = 0; i < N; ++i) values[i] = F::apply(values[i]);
 }
 
-// By its code in activation_names.py, to be rounded to T; NO_ACTIVATION changes nothing. A run-time choice: it costs one uniform branch per
-// vector, where a template argument would multiply by six what has to be compiled.
+// By its code in activation_names.py, to be rounded to T; NO_ACTIVATION changes nothing. A run-time choice: it costs one
+// uniform branch per vector, where a template argument would multiply by six what has to be compiled.
 template <class T, int N> __device__ __forceinline__ void activate(float (&values)[N], int activation) {
   switch (activation) {
     case 0: apply_all<Relu>(values); break;
