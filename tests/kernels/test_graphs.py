@@ -133,6 +133,17 @@ def test_a_pass_may_keep_what_it_makes_once(gpu, table):
         run(Graphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
 
 
+def test_what_comes_after_the_output_leaves_it_alone(gpu, table):
+    def build(ids):
+        output = kernels.embedding(ids, table) * 2
+        kernels.activation(output, "tanh")
+        return output, None
+
+    made = Graphs()
+    for ids in ([3, 0], [1, 2]):
+        np.testing.assert_array_equal(run(made, build, ids).get(), 2 * ROWS[ids])
+
+
 def test_graphs_of_a_model_share_memory(gpu, table):
     made = Graphs()
     for key, ids in (("long", [0] * 100), ("short", [1, 2]), ("long", [3] * 100), ("short", [2, 0])):
