@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "tape": {"kernels"},
     "dtypes": set(),
+    "extras": set(),
     "nn": {"checkpoint", "kernels", "tape"},
     "heads": {"kernels", "nn", "tape"},
     "checkpoint": set(),
@@ -24,14 +25,14 @@ MAY_IMPORT = {
     "families": {"checkpoint", "heads", "kernels", "models", "nn", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
-    "training": {"checkpoint", "gradients", "kernels", "models", "nn", "tape"},
+    "training": {"checkpoint", "extras", "gradients", "kernels", "models", "nn", "tape"},
     "lora": {"checkpoint", "models", "nn"},
     "tokenization": {"checkpoint"},
     "demo_model": {"kernels"},
     "plots": {"tasks", "training"},
     "plugins": {"checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "kernels", "tasks"},
-    "tasks": {"checkpoint", "kernels", "models", "nn", "tape", "tokenization"},
+    "tasks": {"checkpoint", "extras", "kernels", "models", "nn", "tape", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 

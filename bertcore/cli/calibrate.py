@@ -44,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
+    from bertcore.extras import required
     from bertcore.tasks.probabilities import FUNCTIONS
 
+    required(METHODS[args.method].needs)  # before the work, and not after it
     check_once([*args.data, *(args.eval or [])], "a part of it is held out: give files")
     if args.out == "-":
         raise CommandError("--out is -, expected the name of a file")

@@ -210,6 +210,7 @@ def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     """The metrics that the task is measured by."""
     import functools
 
+    from bertcore.extras import required
     from bertcore.training import metrics, span_metrics
     from bertcore.training.data import LabelledWords, Questions, answer_metrics
 
@@ -218,7 +219,7 @@ def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     if isinstance(columns, LabelledWords):
         is_scheme = all(tag == "O" or tag[:2] in ("B-", "I-") for tag in columns.labels)
         return span_metrics.span_f1(columns.labels) if is_scheme else metrics.accuracy
-    metrics.required("sklearn.metrics" if columns.labels else "scipy.stats")  # before the work, and not after it
+    required("sklearn.metrics" if columns.labels else "scipy.stats")  # before the work, and not after it
     if not columns.labels:
         return metrics.combined(metrics.pearson, metrics.spearman)
     average = "micro" if columns.is_multiple else "macro"

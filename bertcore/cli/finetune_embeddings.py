@@ -16,9 +16,10 @@ TEXT, TEXT_PAIR, LABEL = "text", "text_pair", "label"  # names of columns
 def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
     """Train a sentence encoder, and tell what came of it."""
     from bertcore import AutoModel, AutoTokenizer
+    from bertcore.extras import required
     from bertcore.tasks.sentence_encoder import save_sentence_encoder
     from bertcore.tasks.sentence_encoder.settings import read_settings
-    from bertcore.training import Trainer, metrics, objectives
+    from bertcore.training import Trainer, objectives
     from bertcore.training.data import TextColumns
 
     settings = read_settings(model_folder(args.model))
@@ -29,7 +30,7 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
     is_scored = args.task == "similarity"
     label = (args.label or LABEL) if is_scored else None
     if is_scored:
-        metrics.required("scipy.stats")  # before the work, and not after it
+        required("scipy.stats")  # before the work, and not after it
     columns = TextColumns((args.text or TEXT, args.text_pair or TEXT_PAIR), label)
     train, measured = (list(columns.examples(some)) for some in (rows, held_out))
     if is_scored and len({example["label"] for example in train}) == 1:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from bertcore.extras import required
 from bertcore.tasks.probabilities import softmax
 
 MOST = 10.0  # the logarithm of the greatest temperature, and of the inverse of the least, that are looked for
@@ -49,9 +50,11 @@ class TemperatureScaling:
     Attributes:
         temperature: above 1 for a model that is too sure of itself; 1 before `fit`.
         takes: what is made of a model's scores before they are calibrated, one of `probabilities.FUNCTIONS`.
+        needs: the module that `fit` is computed with, of the extra `training`.
     """
 
     takes = "none"
+    needs = "scipy.optimize"
 
     def __init__(self) -> None:
         self.temperature = 1.0
@@ -62,8 +65,6 @@ class TemperatureScaling:
         Raises ValueError for other shapes, and where every text is right or as wrong as can be, so that no temperature
         is best.
         """
-        from scipy.optimize import minimize_scalar
-
         logits = _table("logits", logits)
         labels = _classes(labels, *logits.shape)
         shifted = logits - logits.max(axis=1, keepdims=True)
@@ -77,7 +78,9 @@ class TemperatureScaling:
         # right classes' scores are no higher than the mean.
         if not own.any() or own.mean() <= shifted.mean():
             raise ValueError("no temperature is best for these texts: all are right, or no better than chance")
-        found = minimize_scalar(loss, bounds=(-MOST, MOST), method="bounded", options={"xatol": 1e-9})
+        found = required(self.needs).minimize_scalar(
+            loss, bounds=(-MOST, MOST), method="bounded", options={"xatol": 1e-9}
+        )
         self.temperature = float(np.exp(found.x))
         return self
 
@@ -94,9 +97,11 @@ class IsotonicCalibration:
         functions: of each class, the corners of its function: probabilities, rising, and what they become; none before
             `fit`. Between corners a function is linear, beyond them constant.
         takes: what is made of a model's scores before they are calibrated, one of `probabilities.FUNCTIONS`.
+        needs: the module that `fit` is computed with, of the extra `training`.
     """
 
     takes = "softmax"
+    needs = "sklearn.isotonic"
 
     def __init__(self) -> None:
         self.functions: list[tuple[np.ndarray, np.ndarray]] = []
@@ -106,14 +111,11 @@ class IsotonicCalibration:
 
         Raises ValueError for other shapes, and for rows that are no probabilities.
         """
-        from sklearn.isotonic import IsotonicRegression
-
         probabilities = _probabilities(probabilities)
         labels = _classes(labels, *probabilities.shape)
+        regression = required(self.needs).IsotonicRegression
         options = {"y_min": 0.0, "y_max": 1.0, "out_of_bounds": "clip"}
-        fitted = [
-            IsotonicRegression(**options).fit(column, labels == index) for index, column in enumerate(probabilities.T)
-        ]
+        fitted = [regression(**options).fit(column, labels == index) for index, column in enumerate(probabilities.T)]
         self.functions = [(each.X_thresholds_, each.y_thresholds_) for each in fitted]
         return self
 

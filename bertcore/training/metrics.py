@@ -9,25 +9,16 @@ Scores and correlations are computed by scikit-learn and scipy (the extra `train
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from bertcore.extras import required
 from bertcore.training.masking import IGNORED
 
 Prediction = tuple[Any, Any]
 AVERAGES = ("binary", "macro", "micro", "weighted")
-
-
-def required(name: str) -> Any:
-    """The module of scikit-learn or scipy of that name; ImportError, which names the extra, where it is missing."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = {"sklearn": "scikit-learn"}.get(name.partition(".")[0], name.partition(".")[0])
-        raise ImportError(f"this metric needs {package}: pip install 'bertcore[training]'") from error
 
 
 def combined(*metrics: Callable[[Prediction], Mapping[str, float]]) -> Callable[[Prediction], dict[str, float]]:

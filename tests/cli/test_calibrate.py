@@ -1,6 +1,7 @@
 """bertcore calibrate, and bertcore classify with what it writes."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -110,3 +111,11 @@ def test_a_calibration_of_other_classes(folder, tmp_path, capsys):
     (tmp_path / "other.json").write_text(json.dumps(held), encoding="utf-8")
     assert main(["classify", str(folder), "a", "--calibration", str(tmp_path / "other.json")]) == 1
     assert "is of the classes ['a', 'b'], and the model has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "package"), [("temperature", "SciPy"), ("isotonic", "scikit-learn")])
+def test_what_is_not_installed_is_told_first(folder, tmp_path, capsys, monkeypatch, method, package):
+    for name in ("scipy.optimize", "sklearn.isotonic"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert calibrate(folder, tmp_path / "nowhere.jsonl", "--method", method, "--out", tmp_path / "out.json") == 1
+    assert f"{package} is not installed, which this needs: pip install 'bertcore[training]'" in capsys.readouterr().err

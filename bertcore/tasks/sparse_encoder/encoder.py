@@ -10,6 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, resolve
+from bertcore.extras import required
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.arguments import check_one_of, check_positive
@@ -122,15 +123,14 @@ class SparseEncoder:
                 `truncation`, `stride` or `merge`, a text that is too long where that is refused.
             ImportError: without SciPy; `encode_stream` needs none.
         """
-        from scipy.sparse import csr_array
-
+        sparse = required("scipy.sparse")  # before the work, and not after it
         asked = {"prompt": prompt, "prompt_name": prompt_name, "max_active_dims": max_active_dims}
         how = {"truncation": truncation, "stride": stride, "merge": merge, "batch_tokens": batch_tokens}
         rows = list(self.encode_stream(texts, show_progress=show_progress, **asked, **how))
         offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
         indices = np.concatenate([np.zeros(0, np.int32), *(row.indices for row in rows)])
         values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)])
-        return csr_array((values, indices, offsets), shape=(len(rows), self.embedding_dimension))
+        return sparse.csr_array((values, indices, offsets), shape=(len(rows), self.embedding_dimension))
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """What `encode` puts before a text, given these arguments; raises as it does."""
