@@ -73,7 +73,8 @@ class Graphs:
             graph = self._kept.pop((device, key), None) or _Graph(self._on_devices[device], build, batch)
             self._kept[device, key] = graph
             if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+                (unused, _), _ = self._kept.popitem(last=False)
+                self._on_devices[unused].done.synchronize()  # another stream may still run it
             return graph.run(batch, rows)
 
 
