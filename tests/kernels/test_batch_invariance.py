@@ -29,6 +29,7 @@ def test_the_mode_is_set_for_the_process(monkeypatch):
             kernels.is_batch_invariant()
 
 
+@pytest.mark.slow  # attention's tiles compiled for the emulator
 @pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_attention(dtype):
