@@ -17,22 +17,23 @@ MAY_IMPORT = {
     "tape": {"kernels"},
     "dtypes": set(),
     "extras": set(),
+    "warn": set(),
     "nn": {"checkpoint", "kernels", "tape"},
     "heads": {"kernels", "nn", "tape"},
     "checkpoint": set(),
     # the registry finds families
-    "models": {"checkpoint", "dtypes", "families", "heads", "kernels", "nn", "presets", "tape"},
+    "models": {"checkpoint", "dtypes", "families", "heads", "kernels", "nn", "presets", "tape", "warn"},
     "families": {"checkpoint", "heads", "kernels", "models", "nn", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
     "training": {"checkpoint", "extras", "gradients", "kernels", "models", "nn", "tape"},
     "lora": {"checkpoint", "models", "nn"},
-    "tokenization": {"checkpoint"},
+    "tokenization": {"checkpoint", "warn"},
     "demo_model": {"kernels"},
     "plots": {"tasks", "training"},
     "plugins": {"checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "kernels", "tasks"},
-    "tasks": {"checkpoint", "extras", "kernels", "models", "nn", "tape", "tokenization"},
+    "tasks": {"checkpoint", "extras", "kernels", "models", "nn", "tape", "tokenization", "warn"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 

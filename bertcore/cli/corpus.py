@@ -83,7 +83,7 @@ def held_out_parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:
 
     count = min(MOST_HELD_OUT, max(1, round(held_out * len(examples)))) if held_out else 0
     if len(examples) <= count:
-        raise CommandError(f"the corpus has {len(examples)} examples, too few to train on")
+        raise CommandError(f"examples in the corpus: {len(examples)}, too few to train on")
     print(f"corpus    {len(examples):,} examples, {count:,} of them held out")
     first = Part(examples, range(len(examples) - count))
     return first, Part(examples, range(len(examples) - count, len(examples))) if count else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +24,7 @@ from bertcore.nn.dropout import dropout_seeds, mixed_seed
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import value_of
+from bertcore.warn import warn_caller
 
 
 class NewlyInitialisedWarning(UserWarning):
@@ -126,10 +126,9 @@ class Model(NamedParameters):
         arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, scales=scales)
         absent = [name for name in expected if name not in arrays]
         if absent:
-            warnings.warn(
+            warn_caller(
                 f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use",
                 NewlyInitialisedWarning,
-                stacklevel=2,
             )
         model.newly_initialised = absent
         rng, spread = np.random.default_rng(0), model.spec.initializer_range

@@ -1,11 +1,12 @@
-"""Attention for models of transformers, on the CPU: `register_attention` (needs transformers and PyTorch).
+"""Attention for models of transformers: `register_attention` (needs transformers and PyTorch).
 
     from bertcore.plugins.transformers import register_attention
 
     register_attention()
     model = transformers.AutoModel.from_pretrained("bert-base-uncased", attn_implementation="bertcore")
 
-It has gradients. Attention weights are not returned: output_attentions is for "eager".
+It has gradients. Tensors on a GPU take the CUDA kernels (through CuPy), which has not been run on a GPU yet.
+Attention weights are not returned: output_attentions is for "eager".
 """
 
 from typing import Any

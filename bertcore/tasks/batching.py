@@ -1,10 +1,11 @@
 """Which texts are computed together: memory is bounded by tokens, never by the number of texts."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 import numpy as np
+
+from bertcore.warn import warn_caller
 
 BATCH_TOKENS = 4096  # computed at once, by default
 
@@ -77,11 +78,10 @@ def by_halves(compute: Callable[[list[Row]], Iterable[Any]], rows: list[Row]) ->
     except MemoryError as error:
         if len(rows) < 2:
             raise
-        warnings.warn(
+        warn_caller(
             f"{error}: a batch of {len(rows)} texts, {sum(map(len, rows))} tokens, is computed in halves; a lower "
             "batch_tokens would save the attempt",
             BatchHalvedWarning,
-            stacklevel=2,
         )
     middle = len(rows) // 2  # after the error is gone, and with it what it keeps alive
     return by_halves(compute, rows[:middle]) + by_halves(compute, rows[middle:])

@@ -99,7 +99,7 @@ class SequenceScores:
         tokens = cut.counted(uncut(found, self.max_seq_length, "pairs") if cutting.truncation == "error" else found)
         yield from chain.from_iterable(in_batches(tokens, batch_tokens, compute, advance))
         if cutting.truncation == "warn":
-            cut.warn(stacklevel=3)
+            cut.warn()
 
     def _logits_of_windows(
         self,

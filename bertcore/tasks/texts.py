@@ -1,6 +1,5 @@
 """Texts on their way to a model: checked, cut to its length, and counted where they were cut."""
 
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.arguments import check_positive
+from bertcore.warn import warn_caller
 
 MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
 
@@ -53,7 +53,7 @@ class CutTexts:
             self.count(was_cut)
             yield row
 
-    def warn(self, *, stacklevel: int) -> None:
+    def warn(self) -> None:
         """Warn if any was cut and the owner has not told it yet."""
         if not self._cut or self._owner.has_warned:
             return
@@ -61,11 +61,10 @@ class CutTexts:
         longer = self._positions and self._max_length and self._positions > self._max_length
         more = f"; the model takes up to {self._positions} ({self._argument})" if longer else ""
         more += "; truncation='chunk' reads all of them" if self._reads_windows else ""
-        warnings.warn(
+        warn_caller(
             f"{self._cut} of {self._texts} texts were cut to {self._max_length} tokens{more}. This warning is given "
             "once",
             TextsCutWarning,
-            stacklevel=stacklevel + 1,
         )
 
 

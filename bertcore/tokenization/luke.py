@@ -2,7 +2,6 @@
 https://arxiv.org/abs/2010.01057), with the names and results of transformers."""
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bertcore.checkpoint.config import read_json_object
 from bertcore.checkpoint.errors import CheckpointError
+from bertcore.warn import warn_caller
 
 from .batch import BatchEncoding
 from .mentions import MARKERS, TASKS, EntityRow, Mentions, Span, read_mentions
@@ -208,7 +208,7 @@ class LukeTokenizer(Tokenizer):
                     row.spans.append((start - lost + offset, end - lost + offset))
         gone = sum(map(len, ids)) - len(row.ids)
         if gone:
-            warnings.warn(f"{gone} entities are left out: truncation cut their tokens off", stacklevel=4)
+            warn_caller(f"entities left out because truncation cut off their tokens: {gone}")
         return row
 
     def _entity_values(self, rows: list[EntityRow], fill: Padding, most: int, wanted: dict) -> dict[str, list]:

@@ -1,8 +1,9 @@
 """The options of a tokenizer's call: what transformers' arguments mean, checked before anything is done."""
 
 import sys
-import warnings
 from dataclasses import dataclass
+
+from bertcore.warn import warn_caller
 
 from .settings import UNKNOWN_LENGTH
 
@@ -81,7 +82,7 @@ def read_truncation(
     if truncation is None:
         truncation = max_length is not None and padding is False
         if max_length is not None and padding in (True, "longest"):
-            warnings.warn("max_length does nothing beside padding=True; pass truncation=True to cut", stacklevel=4)
+            warn_caller("max_length does nothing beside padding=True; pass truncation=True to cut")
     strategy = check_choice("truncation", truncation, TRUNCATIONS)
     if strategy is None:
         return None

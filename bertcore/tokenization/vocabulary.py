@@ -1,7 +1,8 @@
 """The vocabulary half of a tokenizer: token ids to tokens and text, with the names and results of transformers."""
 
-import warnings
 from typing import TYPE_CHECKING
+
+from bertcore.warn import warn_caller
 
 from .engine import Engine
 from .ids import as_ids, is_id
@@ -130,7 +131,7 @@ class Vocabulary:
 
     def _cleans_up(self, asked: bool | None) -> bool:
         if asked and not self._may_clean_up:
-            warnings.warn("clean_up_tokenization_spaces does nothing for byte-level BPE", stacklevel=3)
+            warn_caller("clean_up_tokenization_spaces does nothing for byte-level BPE")
         return self._may_clean_up and (self.clean_up_tokenization_spaces if asked is None else asked)
 
     @staticmethod

@@ -227,7 +227,7 @@ class Pipeline:
                         self._compute([rows[index] for index in indices], options)
                 yield from self._complete(pending, options, advance)
             yield from self._complete(pending, options, advance)
-        cut.warn(stacklevel=3)
+        cut.warn()
 
     def _complete(self, pending: deque[_Item], options: Any, advance: Callable[[int], object]) -> Iterator[Any]:
         while pending and pending[0].is_complete:

@@ -262,7 +262,7 @@ class SentenceEncoder:
 
         sequences = self._sequences(many, checked, cut)
         found = list(chain.from_iterable(in_batches(sequences, checked.batch_tokens, compute, lambda count: None)))
-        cut.warn(stacklevel=2)
+        cut.warn()
         return found[0] if isinstance(texts, str) else found
 
     def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -299,7 +299,7 @@ class SentenceEncoder:
         sequences = self._sequences(texts, options, cut)
         yield from in_batches(sequences, options.batch_tokens, lambda batch: self._compute(batch, options), advance)
         if options.cutting.truncation == "warn":
-            cut.warn(stacklevel=3)
+            cut.warn()
 
     def _rows_of_windows(
         self, texts: Iterable[str], advance: Callable[[int], object], options: Options

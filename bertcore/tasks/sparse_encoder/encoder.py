@@ -224,7 +224,7 @@ class SparseEncoder:
         with progress_bar(None, show_progress) as advance:
             yield from chain.from_iterable(in_batches(sequences, batch_tokens, compute, advance))
         if truncation == "warn":
-            cut.warn(stacklevel=2)
+            cut.warn()
 
     def _rows_of_windows(
         self,

@@ -128,8 +128,9 @@ def test_the_backend_of_the_call_is_used(classify, monkeypatch):
 
 def test_texts_that_are_cut(classifier_folder):
     classify = pipeline("text-classification", classifier_folder)
-    with pytest.warns(TextsCutWarning, match=f"2 of 3 texts were cut to {LONGEST} tokens"):
+    with pytest.warns(TextsCutWarning, match=f"2 of 3 texts were cut to {LONGEST} tokens") as told:
         answers = classify([LONG, "the cat", LONG], top_k=None)
+    assert told[0].filename == __file__
     assert_answer(answers[0], probabilities(classify, LONG))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

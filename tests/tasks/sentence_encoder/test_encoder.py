@@ -223,7 +223,7 @@ def cuts(call):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    assert all(each.category is TextsCutWarning for each in caught)
+    assert all(each.category is TextsCutWarning and each.filename == __file__ for each in caught)
     return [str(each.message) for each in caught]
 
 
