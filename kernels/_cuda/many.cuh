@@ -1,5 +1,6 @@
 // Kernels over many arrays at once: a table of their addresses, cut into chunks of MANY_CHUNK elements, a block to each.
 #pragma once
+#include "common.cuh"
 
 constexpr int MANY_THREADS = 256;
 constexpr int MANY_CHUNK = 4096;  // CHUNK in many.py
@@ -36,3 +37,15 @@ template <int ARRAYS> struct Chunk {
     return row->template array<T>(index) + begin;
   }
 };
+
+// The sum over the block, in thread 0, in one order. In float64, where squares of float32 neither overflow nor vanish.
+__device__ __forceinline__ double block_sum(double value) {
+  SHARED_ARRAY(double, held, MANY_THREADS);
+  held[threadIdx.x] = value;
+  __syncthreads();
+  for (int half = MANY_THREADS / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) held[threadIdx.x] += held[threadIdx.x + half];
+    __syncthreads();
+  }
+  return held[threadIdx.x];  // of thread 0 the sum; of others nothing that the next sum could overtake
+}

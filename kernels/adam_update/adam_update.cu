@@ -1,14 +1,11 @@
-// One step of Adam's family in place, float32. AdamW takes one pass over the arrays of all parameters. The other rules
-// sum first: each block leaves its two sums, and each block of the second pass adds them all up in the same order, so
-// that no host waits for them.
+// One step of Adam's family in place, float32, of all parameters at once. AdamW takes one pass over their arrays. The
+// other rules take three launches: the moments, and two sums of each chunk; of these the rate of each parameter, a block
+// to each; the parameters. No host waits for the sums, and their order depends on the sizes alone.
 //
 // `scales`: what depends on the number of the step, where that is known to the device alone (scales_at_step); else null.
 // `grad_scale`: what gradients are multiplied by, or null; where it is inf or NaN nothing is done.
-#include "common.cuh"
 #include "many.cuh"
 
-constexpr int THREADS = 256;
-constexpr int ITEMS = 16;  // elements of a thread where there are sums
 enum Rule { ADAMW, STABLE_ADAMW, LAMB };
 
 struct Numbers {
@@ -35,19 +32,6 @@ __device__ __forceinline__ void move_moments(float &first, float &second, float 
   second = n.keep2 * second + n.take2 * (g * g);
 }
 
-__device__ __forceinline__ void update(float &parameter, float &first, float &second, float grad, const Numbers &n) {
-  move_moments(first, second, grad * n.grad_scale, n);
-  parameter -= n.lr * step_of(parameter, first, second, n);
-}
-
-__device__ __forceinline__ void update(float4 &parameter, float4 &first, float4 &second, const float4 &grad,
-                                       const Numbers &n) {
-  update(parameter.x, first.x, second.x, grad.x, n);
-  update(parameter.y, first.y, second.y, grad.y, n);
-  update(parameter.z, first.z, second.z, grad.z, n);
-  update(parameter.w, first.w, second.w, grad.w, n);
-}
-
 // scales[0] = 1 / (1 - beta1^step), scales[1] = (1 - beta2^step)^-1/2; one thread.
 __global__ void scales_at_step(const long long *__restrict__ step, float *__restrict__ scales, double beta1,
                                double beta2) {
@@ -55,75 +39,120 @@ __global__ void scales_at_step(const long long *__restrict__ step, float *__rest
   scales[1] = (float)(1. / sqrt(1. - pow(beta2, (double)*step)));
 }
 
-// A row of the table has the addresses of a parameter, its gradient, first and second moment.
+// ---- passes over chunks: a row of the table has the addresses of a parameter, its gradient, first and second moment ----
+
+using Parameters = Row<4>;
+enum Arrays : unsigned { PARAMETER = 1, GRAD = 2, MOMENTS = 4 | 8 };
+
+__device__ __forceinline__ float4 load_some(const float *array, int count) {
+  return make_float4(array[0], count > 1 ? array[1] : 0.f, count > 2 ? array[2] : 0.f, count > 3 ? array[3] : 0.f);
+}
+
+__device__ __forceinline__ void store_some(float *array, int count, const float4 &values) {
+  array[0] = values.x;
+  if (count > 1) array[1] = values.y;
+  if (count > 2) array[2] = values.z;
+  if (count > 3) array[3] = values.w;
+}
+
+// function(parameter, grad, first, second) for each element of a chunk, of which those of the arrays READ are there and
+// those of WRITTEN are kept. A thread has the same elements in the same order wherever the arrays begin.
+template <unsigned READ, unsigned WRITTEN, class Function>
+__device__ __forceinline__ void each_element(const Chunk<4> &chunk, Function function) {
+  float *arrays[4];
+  bool has_vectors = true;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    arrays[k] = chunk.array<float>(k);
+    has_vectors = has_vectors && is_aligned(arrays[k]);
+  }
+  for (int begin = 4 * threadIdx.x; begin < chunk.count; begin += 4 * MANY_THREADS) {
+    const int count = min(4, chunk.count - begin);
+    const bool is_vector = has_vectors && count == 4;
+    float4 held[4] = {};
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (READ >> k & 1) {
+        if (is_vector) held[k] = *reinterpret_cast<const float4 *>(arrays[k] + begin);
+        else held[k] = load_some(arrays[k] + begin, count);
+      }
+    function(held[0].x, held[1].x, held[2].x, held[3].x);
+    if (count > 1) function(held[0].y, held[1].y, held[2].y, held[3].y);
+    if (count > 2) function(held[0].z, held[1].z, held[2].z, held[3].z);
+    if (count > 3) function(held[0].w, held[1].w, held[2].w, held[3].w);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (WRITTEN >> k & 1) {
+        if (is_vector) *reinterpret_cast<float4 *>(arrays[k] + begin) = held[k];
+        else store_some(arrays[k] + begin, count, held[k]);
+      }
+  }
+}
+
 __global__ void __launch_bounds__(MANY_THREADS)
-    adamw(const Row<4> *__restrict__ rows, int row_count, Numbers n, const float *__restrict__ scales,
+    adamw(const Parameters *__restrict__ rows, int row_count, Numbers n, const float *__restrict__ scales,
           const float *__restrict__ grad_scale) {
   if (!complete(n, scales, grad_scale)) return;
-  const Chunk<4> chunk(rows, row_count);
-  float *parameter = chunk.array<float>(0), *first = chunk.array<float>(2), *second = chunk.array<float>(3);
-  const float *grad = chunk.array<float>(1);
-  const bool has_vectors = is_aligned(parameter) && is_aligned(grad) && is_aligned(first) && is_aligned(second);
-  const int vectors = has_vectors ? chunk.count / 4 : 0;
-  for (int i = threadIdx.x; i < vectors; i += MANY_THREADS) {
-    float4 p = reinterpret_cast<float4 *>(parameter)[i];
-    float4 m = reinterpret_cast<float4 *>(first)[i], v = reinterpret_cast<float4 *>(second)[i];
-    update(p, m, v, reinterpret_cast<const float4 *>(grad)[i], n);
-    reinterpret_cast<float4 *>(parameter)[i] = p;
-    reinterpret_cast<float4 *>(first)[i] = m;
-    reinterpret_cast<float4 *>(second)[i] = v;
-  }
-  for (int i = 4 * vectors + threadIdx.x; i < chunk.count; i += MANY_THREADS)
-    update(parameter[i], first[i], second[i], grad[i], n);
+  const auto update = [&](float &parameter, float grad, float &first, float &second) {
+    move_moments(first, second, grad * n.grad_scale, n);
+    parameter -= n.lr * step_of(parameter, first, second, n);
+  };
+  each_element<PARAMETER | GRAD | MOMENTS, PARAMETER | MOMENTS>(Chunk<4>(rows, row_count), update);
 }
 
-// sums (blocks, 2): of LAMB |parameter|^2 and |u|^2, of StableAdamW g^2 / max(v', eps^2) and nothing.
-__global__ void __launch_bounds__(THREADS)
-    move_and_sum(const float *__restrict__ parameter, float *__restrict__ first, float *__restrict__ second,
-                 const float *__restrict__ grad, float *__restrict__ sums, long long size, Numbers n, int rule,
-                 const float *__restrict__ scales, const float *__restrict__ grad_scale) {
+// sums (chunks, 2): of LAMB |parameter|^2 and |u|^2, of StableAdamW g^2 / max(v', eps^2) and nothing.
+__global__ void __launch_bounds__(MANY_THREADS)
+    move_and_sum(const Parameters *__restrict__ rows, int row_count, Numbers n, const float *__restrict__ scales,
+                 const float *__restrict__ grad_scale, double *__restrict__ sums, int rule) {
   if (!complete(n, scales, grad_scale)) return;
-  float left = 0.f, right = 0.f;
-  for (int item = 0; item < ITEMS; ++item) {
-    const long long i = ((long long)blockIdx.x * ITEMS + item) * THREADS + threadIdx.x;
-    if (i >= size) break;
-    const float g = grad[i] * n.grad_scale;
-    move_moments(first[i], second[i], g, n);
+  double left = 0., right = 0.;
+  const auto move = [&](float parameter, float grad, float &first, float &second) {
+    const float g = grad * n.grad_scale;
+    move_moments(first, second, g, n);
     if (rule == LAMB) {
-      const float update = step_of(parameter[i], first[i], second[i], n);
-      left += parameter[i] * parameter[i];
+      const double update = step_of(parameter, first, second, n);
+      left += (double)parameter * parameter;
       right += update * update;
     } else {
-      const float root = fmaxf(sqrtf(second[i]) * n.scale2, n.eps);
-      const float ratio = root > 0.f ? g / root : root;
+      const float root = fmaxf(sqrtf(second) * n.scale2, n.eps);
+      const double ratio = root > 0.f ? g / root : root;
       left += ratio * ratio;
     }
-  }
-  left = block_reduce<Sum, THREADS>(left);
-  right = block_reduce<Sum, THREADS>(right);
+  };
+  each_element<PARAMETER | GRAD | MOMENTS, MOMENTS>(Chunk<4>(rows, row_count), move);
+  left = block_sum(left);
+  right = block_sum(right);
   if (threadIdx.x == 0) {
-    sums[2 * blockIdx.x] = left;
-    sums[2 * blockIdx.x + 1] = right;
+    sums[2ll * blockIdx.x] = left;
+    sums[2ll * blockIdx.x + 1] = right;
   }
 }
 
-__global__ void __launch_bounds__(THREADS)
-    move_parameter(float *__restrict__ parameter, const float *__restrict__ first, const float *__restrict__ second,
-                   const float *__restrict__ sums, long long size, Numbers n, int rule,
-                   const float *__restrict__ scales, const float *__restrict__ grad_scale) {
+// rates[row]: what the parameter of that row is moved by, of the sums of its chunks; a block to each.
+__global__ void __launch_bounds__(MANY_THREADS)
+    rates_of_rows(const Parameters *__restrict__ rows, Numbers n, const double *__restrict__ sums,
+                  float *__restrict__ rates, int rule) {
+  const Parameters row = rows[blockIdx.x];
+  const long long chunks = (row.size + MANY_CHUNK - 1) / MANY_CHUNK;
+  double left = 0., right = 0.;
+  for (long long chunk = row.first_chunk + threadIdx.x; chunk < row.first_chunk + chunks; chunk += MANY_THREADS) {
+    left += sums[2 * chunk];
+    right += sums[2 * chunk + 1];
+  }
+  left = block_sum(left);
+  right = block_sum(right);
+  if (threadIdx.x != 0) return;
+  if (rule == LAMB) rates[blockIdx.x] = n.lr * (left > 0. && right > 0. ? sqrt(left / right) : 1.);
+  else rates[blockIdx.x] = n.lr / fmax(1., sqrt(left / row.size));
+}
+
+__global__ void __launch_bounds__(MANY_THREADS)
+    move_parameter(const Parameters *__restrict__ rows, int row_count, Numbers n, const float *__restrict__ scales,
+                   const float *__restrict__ grad_scale, const float *__restrict__ rates) {
   if (!complete(n, scales, grad_scale)) return;
-  float left = 0.f, right = 0.f;
-  for (int block = threadIdx.x; block < (int)gridDim.x; block += THREADS) {
-    left += sums[2 * block];
-    right += sums[2 * block + 1];
-  }
-  left = block_reduce<Sum, THREADS>(left);
-  right = block_reduce<Sum, THREADS>(right);
-  if (rule == LAMB) n.lr *= left > 0.f && right > 0.f ? sqrtf(left / right) : 1.f;
-  else n.lr /= fmaxf(1.f, sqrtf(left / (float)size));
-  for (int item = 0; item < ITEMS; ++item) {
-    const long long i = ((long long)blockIdx.x * ITEMS + item) * THREADS + threadIdx.x;
-    if (i >= size) break;
-    parameter[i] -= n.lr * step_of(parameter[i], first[i], second[i], n);
-  }
+  const Chunk<4> chunk(rows, row_count);
+  const float rate = rates[chunk.row - rows];
+  each_element<PARAMETER | MOMENTS, PARAMETER>(chunk, [&](float &parameter, float, float first, float second) {
+    parameter -= rate * step_of(parameter, first, second, n);
+  });
 }

@@ -2,18 +2,6 @@
 #include "common.cuh"
 #include "many.cuh"
 
-// The sum over the block, in thread 0, in one order.
-__device__ __forceinline__ double block_sum(double value) {
-  SHARED_ARRAY(double, held, MANY_THREADS);
-  held[threadIdx.x] = value;
-  __syncthreads();
-  for (int half = MANY_THREADS / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) held[threadIdx.x] += held[threadIdx.x + half];
-    __syncthreads();
-  }
-  return held[0];
-}
-
 // sums[chunk]: of the squares of a chunk of an array.
 template <class T>
 __global__ void __launch_bounds__(MANY_THREADS)
