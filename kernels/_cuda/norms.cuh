@@ -42,19 +42,28 @@ __device__ __forceinline__ bool centre(RegisterRow<T, GROUP, ITEMS> &row, RowSta
   return again || squares < INFINITY;
 }
 
+// What dropout does to the input: here nothing. dropout_layer_norm.cu has the one that drops.
+struct NoDropout {
+  // A bit for each of the thread's elements of a row: whether it stays.
+  template <class Row> __device__ __forceinline__ unsigned draw(long long, int) const { return ~0u; }
+  template <class Row> __device__ __forceinline__ void drop(Row &, unsigned) const {}
+};
+
 // One read of input and residual, one write; weight and bias stay in registers from row to row.
-template <class T, int GROUP, int ITEMS>
-__global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
-    norm_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
-              const T *__restrict__ bias, T *__restrict__ output, long long rows, int width, float eps, bool centred) {
+template <class T, int GROUP, int ITEMS, class Dropout>
+__device__ __forceinline__ void normalise_rows(const T *input, const T *residual, const T *weight, const T *bias,
+                                               T *output, long long rows, int width, float eps, bool centred,
+                                               const Dropout &dropout) {
   using Packed = PackedRow<T, GROUP, ITEMS>;
   using Row = RegisterRow<T, GROUP, ITEMS>;
   const Row w(Packed(weight, width, 1.f, weight != nullptr)), b(Packed(bias, width, 0.f, bias != nullptr));
   const float share = 1.f / width;
   each_row<GROUP>(rows, [&](long long index, bool again) {
+    const unsigned kept = dropout.template draw<Row>(index, width);  // first: what is loaded takes registers
     const Packed packed(input + index * width, width, 0.f);
     const Packed added(residual + index * width, width, 0.f, residual != nullptr);
     Row row(packed);
+    dropout.drop(row, kept);
     if (residual != nullptr) row.add(added);
     RowStatistics by;
     if (!centre(row, by, width, share, eps, centred, again)) return false;
@@ -64,6 +73,13 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
     row.store(output + index * width, width);
     return true;
   });
+}
+
+template <class T, int GROUP, int ITEMS>
+__global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
+    norm_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
+              const T *__restrict__ bias, T *__restrict__ output, long long rows, int width, float eps, bool centred) {
+  normalise_rows<T, GROUP, ITEMS>(input, residual, weight, bias, output, rows, width, eps, centred, NoDropout());
 }
 
 // ---- any rows, read several times, after the first mostly from the L1 or L2 cache ---------------------------------

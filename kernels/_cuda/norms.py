@@ -36,20 +36,23 @@ def launch_backward(module, grad_output, input, weight, bias, eps, residual, cen
         None if array is None else xp.ascontiguousarray(array) for array in (grad_output, input, residual, weight)
     )
     grad_input, width = xp.empty(input.shape, dtype), input.shape[-1]
-    has_parameters = weight is not None or bias is not None
     if input.size == 0:
         return grad_input, *(None if array is None else xp.zeros(width, dtype) for array in (weight, bias))
-    count = input.size // width
-    statistics = xp.empty((count, STATISTICS), np.float32)
+    sizes = np.int64(input.size // width), np.int32(width)
+    statistics = xp.empty((int(sizes[0]), STATISTICS), np.float32)
     name, grid, block = rows.plan("norm_backward", input, grad_output, residual, weight, grad_input)
-    sizes = np.int64(count), np.int32(width)
     args = grad_output, input, residual, weight, grad_input, statistics, *sizes, np.float32(eps), np.bool_(centred)
     module.launch(name, grid, block, args)
-    if not has_parameters:
-        return grad_input, None, None
-    grid = column_sums.grid(count, width)
-    weight_sums, bias_sums = (xp.empty((grid[0], width), np.float32) for _ in range(2))
-    args = grad_output, input, residual, statistics, weight_sums, bias_sums, *sizes
-    module.launch(f"norm_backward_columns<{c_type(dtype)}>", grid, column_sums.BLOCK, args)
-    sums = (weight, weight_sums), (bias, bias_sums)
-    return grad_input, *(None if array is None else column_sums.finish(module, it, dtype) for array, it in sums)
+    kernel, args = f"norm_backward_columns<{c_type(dtype)}>", (grad_output, input, residual, statistics)
+    return grad_input, *parameter_gradients(module, kernel, args, sizes, weight, bias, dtype)
+
+
+def parameter_gradients(module, kernel, args, sizes, weight, bias, dtype):
+    """(grad_weight or None, grad_bias or None); `kernel` sums chunks of rows (sum_parameters in norms_backward.cuh)."""
+    if weight is None and bias is None:
+        return None, None
+    grid = column_sums.grid(*map(int, sizes))
+    sums = array_module(args[0]).empty((grid[0], 2 * int(sizes[1])), np.float32)
+    module.launch(kernel, grid, column_sums.BLOCK, (*args[:4], sums, *sizes, *args[4:]))
+    grads = column_sums.finish(module, sums, dtype).reshape(2, -1)
+    return tuple(None if array is None else grad for array, grad in zip((weight, bias), grads, strict=True))

@@ -6,20 +6,22 @@
 // grad_input = (g - mean(g) - n * mean(g * n)) * scale, n the normalised row and g = grad_output * weight; without
 // mean(g) where the norm is not centred.
 
-template <class T, int GROUP, int ITEMS>
-__global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
-    norm_backward_rows(const T *__restrict__ grad_output, const T *__restrict__ input, const T *__restrict__ residual,
-                       const T *__restrict__ weight, T *__restrict__ grad_input, RowStatistics *__restrict__ statistics,
-                       long long rows, int width, float eps, bool centred) {
+// Of aligned rows; store(index, g, by, kept) is left to write the gradient `g` of what was normalised.
+template <class T, int GROUP, int ITEMS, class Dropout, class Store>
+__device__ __forceinline__ void differentiate_rows(const T *grad_output, const T *input, const T *residual,
+                                                   const T *weight, long long rows, int width, float eps, bool centred,
+                                                   const Dropout &dropout, Store store) {
   using Packed = PackedRow<T, GROUP, ITEMS>;
   using Row = RegisterRow<T, GROUP, ITEMS>;
   const Row w(Packed(weight, width, 1.f, weight != nullptr));
   const float share = 1.f / width;
   each_row<GROUP>(rows, [&](long long index, bool again) {
+    const unsigned kept = dropout.template draw<Row>(index, width);
     const Packed packed(input + index * width, width, 0.f);
     const Packed added(residual + index * width, width, 0.f, residual != nullptr);
     const Packed grads(grad_output + index * width, width, 0.f);
     Row row(packed);
+    dropout.drop(row, kept);
     if (residual != nullptr) row.add(added);
     RowStatistics by;
     if (!centre(row, by, width, share, eps, centred, again)) return false;
@@ -37,10 +39,22 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
     Row::each([&](int k, int i) {
       g.values[k][i] = fmaf(-along, row.values[k][i], g.values[k][i] - mean) * scale;
     });
-    g.store(grad_input + index * width, width);
-    if (threadIdx.x % GROUP == 0) statistics[index] = by;
+    store(index, g, by, kept);
     return true;
   });
+}
+
+template <class T, int GROUP, int ITEMS>
+__global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
+    norm_backward_rows(const T *__restrict__ grad_output, const T *__restrict__ input, const T *__restrict__ residual,
+                       const T *__restrict__ weight, T *__restrict__ grad_input, RowStatistics *__restrict__ statistics,
+                       long long rows, int width, float eps, bool centred) {
+  const auto store = [&](long long index, const RegisterRow<T, GROUP, ITEMS> &g, const RowStatistics &by, unsigned) {
+    g.store(grad_input + index * width, width);
+    if (threadIdx.x % GROUP == 0) statistics[index] = by;
+  };
+  differentiate_rows<T, GROUP, ITEMS>(grad_output, input, residual, weight, rows, width, eps, centred, NoDropout(),
+                                      store);
 }
 
 template <class T, int GROUP>
@@ -87,12 +101,11 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
   if (threadIdx.x % GROUP == 0) statistics[index] = row;
 }
 
-// Sums over a chunk of rows, (chunks, width): of grad_output * normalised, and of grad_output.
-template <class T>
-__global__ void __launch_bounds__(SUM_COLUMNS * SUM_LANES)
-    norm_backward_columns(const T *__restrict__ grad_output, const T *__restrict__ input,
-                          const T *__restrict__ residual, const RowStatistics *__restrict__ statistics,
-                          float *__restrict__ weight_sums, float *__restrict__ bias_sums, long long rows, int width) {
+// Sums over a chunk of rows, (chunks, 2, width): of grad_output * normalised, and of grad_output. x(place): what was
+// normalised, an element.
+template <class T, class Element>
+__device__ __forceinline__ void sum_parameters(const T *grad_output, const RowStatistics *statistics, float *sums,
+                                               long long rows, int width, Element x) {
   SHARED_ARRAY(float, room, SUM_LANES * SUM_COLUMNS);
   const int column = blockIdx.y * SUM_COLUMNS + threadIdx.x;
   const long long first = (long long)blockIdx.x * SUM_CHUNK, last = first + SUM_CHUNK < rows ? first + SUM_CHUNK : rows;
@@ -102,13 +115,23 @@ __global__ void __launch_bounds__(SUM_COLUMNS * SUM_LANES)
       const long long place = row * width + column;
       const RowStatistics by = statistics[row];
       const float g = to_float(grad_output[place]);
-      const float x = to_float(input[place]) + (residual == nullptr ? 0.f : to_float(residual[place]));
-      of_weight += g * ((x * by.factor - by.mean) * by.scale);
+      of_weight += g * ((x(place) * by.factor - by.mean) * by.scale);
       of_bias += g;
     }
   of_weight = sum_lanes(of_weight, room);
   of_bias = sum_lanes(of_bias, room);
   if (threadIdx.y != 0 || column >= width) return;
-  weight_sums[blockIdx.x * (long long)width + column] = of_weight;
-  bias_sums[blockIdx.x * (long long)width + column] = of_bias;
+  sums += blockIdx.x * 2ll * width + column;
+  sums[0] = of_weight;
+  sums[width] = of_bias;
+}
+
+template <class T>
+__global__ void __launch_bounds__(SUM_COLUMNS * SUM_LANES)
+    norm_backward_columns(const T *__restrict__ grad_output, const T *__restrict__ input,
+                          const T *__restrict__ residual, const RowStatistics *__restrict__ statistics,
+                          float *__restrict__ sums, long long rows, int width) {
+  sum_parameters(grad_output, statistics, sums, rows, width, [&](long long place) {
+    return to_float(input[place]) + (residual == nullptr ? 0.f : to_float(residual[place]));
+  });
 }

@@ -15,11 +15,16 @@ WARP_WIDTH = 1024
 
 def instantiations(kernel):
     """Every name expression of a kernel pair, for all dtypes."""
+    any_rows = (
+        _expression(f"{kernel}_any_rows", c_name, (group,)) for c_name in C_TYPES.values() for group in ANY_GROUPS
+    )
+    return *register_instantiations(kernel), *any_rows
+
+
+def register_instantiations(kernel):
+    """Those of the template for aligned rows."""
     return tuple(
-        _expression(f"{kernel}_{variant}", c_name, shape)
-        for c_name in C_TYPES.values()
-        for variant, shapes in (("rows", REGISTER_SHAPES), ("any_rows", ((group,) for group in ANY_GROUPS)))
-        for shape in shapes
+        _expression(f"{kernel}_rows", c_name, shape) for c_name in C_TYPES.values() for shape in REGISTER_SHAPES
     )
 
 
@@ -29,16 +34,24 @@ def plan(kernel, array, *beside):
     `beside`: the other arrays of the kernel whose rows or columns run along with it, or None.
     """
     width = array.shape[-1]
-    rows = array.size // width
+    aligned = register_plan(kernel, array, *beside)
+    if aligned is not None:
+        return aligned
+    group = ANY_GROUPS[width > WARP_WIDTH]
+    threads = max(REGISTER_THREADS, group)
+    blocks, name = -(-(array.size // width) * group // threads), f"{kernel}_any_rows"
+    return _expression(name, c_type(array.dtype), (group,)), (blocks,), (threads,)
+
+
+def register_plan(kernel, array, *beside):
+    """That of the template for aligned rows; None for rows that are not, or too long."""
+    width = array.shape[-1]
     shape = next((shape for shape in REGISTER_SHAPES if width <= shape[0] * shape[1]), None)
     if shape is None or not is_whole(width, array, *beside):
-        group = ANY_GROUPS[width > WARP_WIDTH]
-        threads = max(REGISTER_THREADS, group)
-        blocks, name = -(-rows * group // threads), _expression(f"{kernel}_any_rows", c_type(array.dtype), (group,))
-        return name, (blocks,), (threads,)
+        return None
     group, items = shape
     resident = device().multiprocessors * (3 if items > 24 else 4)  # ROW_BLOCKS in rows.cuh
-    blocks = min(-(-rows * group // REGISTER_THREADS), resident)
+    blocks = min(-(-(array.size // width) * group // REGISTER_THREADS), resident)
     return _expression(f"{kernel}_rows", c_type(array.dtype), shape), (blocks,), (REGISTER_THREADS,)
 
 

@@ -29,6 +29,9 @@ FIGURES = (
     Figure("layer_norm", "norm_rows<__half, 32, 24>", "LDG", (416, 392, 387, 378, 373)),
     Figure("layer_norm", "norm_rows<__nv_bfloat16, 32, 24>", "LDG", (698, 427, 422, 388, 380)),
     Figure("layer_norm", "norm_backward_rows<__half, 32, 24>", "LDG", (609, 585, 580, 573, 563)),
+    # with dropout; what draws three vectors' bits is a loop in it
+    Figure("dropout_layer_norm", "dropout_norm_rows<__half, 32, 24>", "LDG", (652, 536, 585, 582, 574)),
+    Figure("dropout_layer_norm", "dropout_norm_backward_rows<__half, 32, 24>", "LDG", (939, 845, 961, 910, 904)),
     Figure("softmax", "softmax_rows<__half, 32, 24>", "LDG", (254, 228, 223, 205, 213)),
     Figure("softmax", "softmax_backward_rows<__half, 32, 24>", "LDG", (208, 183, 179, 178, 169)),
     # 16 elements of a thread, and 8; half of them for the ends of a row

@@ -10,6 +10,8 @@ from bertcore.kernels.activation import cuda as activation_cuda
 from bertcore.kernels.activation import reference as activation_reference
 from bertcore.kernels.cross_entropy import cuda as cross_entropy_cuda
 from bertcore.kernels.cross_entropy import reference as cross_entropy_reference
+from bertcore.kernels.dropout_layer_norm import cuda as dropout_layer_norm_cuda
+from bertcore.kernels.dropout_layer_norm import reference as dropout_layer_norm_reference
 from bertcore.kernels.embedding import cuda as embedding_cuda
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.layer_norm import reference as layer_norm_reference
@@ -82,6 +84,33 @@ def test_layer_norm_of_arrays_that_are_aligned_differently(cuda, dtype):
         input, residual, weight, bias = map(shifted, arrays, shifts)
         found = cuda.run(layer_norm_cuda.layer_norm, input, weight, bias, 1e-5, residual)
         assert_close(found, layer_norm_reference.layer_norm(*map(wide, (input, weight, bias)), 1e-5, wide(residual)))
+
+
+@pytest.mark.parametrize("width, rows", [(64, 70), (192, 5), (1088, 3)])
+def test_dropout_and_layer_norm_in_one_launch(cuda, dtype, width, rows):
+    """What is dropped is what `dropout` drops, wherever the warp has it from; rows that overflow come twice."""
+    grad, input, residual = (normal(i, (rows, width), dtype) for i in range(3))
+    if dtype != np.float16:
+        input[1] *= 1e25
+    weight, bias, options = normal(3, width, dtype), normal(4, width, dtype), (1e-5, 0.4, 2**63 + 3)
+    arrays = input, residual, weight, bias
+    found = cuda.run(dropout_layer_norm_cuda.dropout_layer_norm, *arrays, *options)
+    assert_close(found, dropout_layer_norm_reference.dropout_layer_norm(*map(wide, arrays), *options), factor=3)
+    assert cuda.launches is None or len(cuda.launches) == 1
+    found = cuda.run(dropout_layer_norm_cuda.dropout_layer_norm_backward, grad, *arrays, *options)
+    expected = dropout_layer_norm_reference.dropout_layer_norm_backward(*map(wide, (grad, *arrays)), *options)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, at_least=1, factor=3)
+    assert cuda.launches is None or len(cuda.launches) == 3
+
+
+@pytest.mark.parametrize("shift, width", [(1, 64), (0, 72), (0, 4160)])
+def test_dropout_and_layer_norm_of_other_rows(cuda, dtype, shift, width):
+    input, residual = (shifted(normal(i, (3, width), dtype), shift) for i in range(2))
+    found = cuda.run(dropout_layer_norm_cuda.dropout_layer_norm, input, residual, None, None, 1e-5, 0.4, 3)
+    expected = dropout_layer_norm_reference.dropout_layer_norm(*map(wide, (input, residual)), None, None, 1e-5, 0.4, 3)
+    assert_close(found, expected, factor=3)
+    assert cuda.launches is None or len(cuda.launches) == 2
 
 
 # ---- activations ----------------------------------------------------------------------------------------------------
