@@ -167,6 +167,8 @@ def pack(
         positions = like("input_ids", ids, "position_ids", position_ids)
         check_range("position_ids", positions, kept, spec.max_positions or MOST_POSITIONS, "positions")
         positions = packed.strip(positions)
+    elif keep_padding and not spec.max_positions:
+        positions = None  # all columns are there, and distances between them count, as in transformers
     else:
         positions = _positions(spec, packed.strip(ids), packed.strip(mask), packed.cu_seqlens, packed.position_ids)
     check_range("input_ids", ids, kept, spec.vocab_size, "words")

@@ -256,6 +256,7 @@ _MODERNBERT = FamilyCase(
         "padding on the left": Variant({"classifier_pooling": "mean"}, padding="left"),
         "holes": Variant({"classifier_pooling": "mean"}, None, "MultipleChoice", "holes"),
         "mean of a text": Variant({"classifier_pooling": "mean"}, task="SequenceClassification"),
+        "answers, padding on the left": Variant({}, None, "QuestionAnswering", "left"),
         "all biases": Variant(BIASES | {"decoder_bias": False}, (9, 8, 11)),
         "heads of 2": Variant({"hidden_size": 6, "num_attention_heads": 3}, (23, 19)),
         "a window of the token alone": Variant({"local_attention": 1}, (6, 6)),
@@ -322,6 +323,7 @@ _JINA_EMBEDDINGS_V3 = FamilyCase(
     {
         "three token types": Variant({"hidden_act": "silu", "type_vocab_size": 3}, (23, 17, 2, 13)),
         "another theta": Variant({"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}, (9, 4)),
+        "answers, padding on the left": Variant({}, None, "QuestionAnswering", "left"),
     },
     everything={"type_vocab_size": 3},
     refused={"hidden_size": 0, "position_embedding_type": "alibi", "rope_scaling": 3},
