@@ -120,7 +120,7 @@ def floating_dtype(name: str, value: Any) -> np.dtype:
 
 def choice(name: str, value: Any, options: Collection[Any]) -> None:
     """`value` is one of `options`."""
-    if value not in options:
+    if not isinstance(value, str | None) or value not in options:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, options))}")
 
 

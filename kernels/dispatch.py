@@ -158,10 +158,9 @@ def resolve_backend(backend: str | None, on_gpu: bool) -> str:
             return backend  # `use_backend` has checked it
         if backend is None and _process_backend != AUTO:
             return _usable(_process_backend, _process_backend_from)
-        backend = AUTO
-    if backend == AUTO:
-        backend = "cupy" if on_gpu else "numba"
-    return _usable(backend)
+    elif _usable(backend) != AUTO:
+        return backend
+    return _usable("cupy" if on_gpu else "numba")
 
 
 @functools.cache

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from bertcore.arguments import check_one_of
+
 CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
 TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
@@ -57,8 +59,7 @@ class LoraConfig:
             raise ValueError(f"lora_alpha is {self.lora_alpha}, expected a positive number")
         if not 0 <= self.lora_dropout < 1:
             raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate of at least 0 and below 1")
-        if self.task_type not in TASKS:
-            raise ValueError(f"task_type is {self.task_type!r}, expected one of {', '.join(map(str, TASKS))}")
+        check_one_of("task_type", self.task_type, TASKS)
         if isinstance(self.target_modules, str):
             _check_pattern("target_modules", self.target_modules)
         else:

@@ -12,7 +12,9 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint, kernels
+from bertcore.arguments import check_one_of
 from bertcore.dtypes import DTYPES
+from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded, Trace
 from bertcore.models.encoder import Encoder
@@ -163,13 +165,14 @@ class Model(NamedParameters):
 
             config = preset_config(config)
         model = cls.class_for_config(config)(config, **options)
-        rng, spread = np.random.default_rng(seed), model.spec.initializer_range
+        rng, spread = np.random.default_rng(checks.seed("seed", seed)), model.spec.initializer_range
         model._fill(lambda parameter, stored: parameter.initialise(rng, spread, stored), dtype)
         return model
 
     def _fill(self, fill: Callable[[Parameter, np.dtype], None], dtype: str) -> None:
         """Give the parameters their values, one after another, by `fill(parameter, NumPy's dtype)`."""
-        self.dtype = _known_dtype(dtype)
+        check_one_of("dtype", dtype, DTYPES)
+        self.dtype = dtype
         with self._backend_to_fill_for():
             for parameter in self.parameters():
                 fill(parameter, bfloat16() if dtype == "bfloat16" else np.dtype(dtype))
@@ -189,12 +192,11 @@ class Model(NamedParameters):
         """From now on dropout is applied, at the rates of the config; returns the model.
 
         What is dropped is a function of `seed` and of the number of passes since it was given; without one the numbers
-        go on. It does not depend on the number of threads. Raises ValueError for a seed that is no integer of 64 bits.
+        go on. It does not depend on the number of threads. Raises TypeError or ValueError for a seed that is no integer
+        of 64 bits.
         """
         if seed is not None:
-            if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
-                raise ValueError(f"seed is {seed!r}, expected an integer from 0 to 2^64 - 1")
-            self._dropout_seed, self.passes = seed, 0
+            self._dropout_seed, self.passes = checks.seed("seed", seed), 0
         self.training = True
         return self
 
@@ -360,9 +362,3 @@ def _check_float16() -> None:
             "dtype is 'float16', in which backend 'numba' does not compute: load the model with dtype='float32' or "
             "'bfloat16'" + (f" (float16 is for CUDA, which cannot run here: {no_gpu})" if no_gpu else "")
         )
-
-
-def _known_dtype(name: str) -> str:
-    if name not in DTYPES:
-        raise ValueError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}")
-    return name

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
+from bertcore.arguments import check_one_of
 from bertcore.checkpoint.saving import write_safetensors
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -98,8 +99,7 @@ class ReplacedTokenModel(NamedParameters):
     """
 
     def __init__(self, generator: Model, discriminator: Model, *, embeddings: str = "tied"):
-        if embeddings not in EMBEDDINGS:
-            raise ValueError(f"embeddings is {embeddings!r}, expected one of {', '.join(EMBEDDINGS)}")
+        check_one_of("embeddings", embeddings, EMBEDDINGS)
         _check_pair(generator, discriminator)
         self.generator, self.discriminator, self.embeddings = generator, discriminator, embeddings
         self.dtype = generator.dtype

@@ -22,6 +22,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from bertcore.arguments import check_count
 from bertcore.checkpoint import resolve
 from bertcore.kernels import get_backend
 from bertcore.models.auto import AutoModelForSequenceClassification
@@ -36,7 +37,6 @@ from bertcore.tasks.texts import checked_texts
 from bertcore.tokenization import AutoTokenizer
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.arguments import MOST_SEED
-from bertcore.training.checks import check_count
 
 LONGEST = 512  # tokens of a text
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_positive
 from bertcore.tape import Tape, current_tape, value_of
-from bertcore.tasks.arguments import check_positive
 from bertcore.tasks.long_texts import Cutting, Window, windows_of
 from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
 from bertcore.tasks.probabilities import on_host

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_one_of
+
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
 
@@ -31,7 +33,7 @@ def quantize_embeddings(
         TypeError: embeddings that are integers.
         ValueError: an unknown precision; shapes that do not fit; inf or NaN; ranges to be taken from one embedding.
     """
-    check_precision(precision)
+    check_one_of("precision", precision, PRECISIONS)
     embeddings = np.asarray(embeddings)
     if embeddings.dtype.kind != "f":
         raise TypeError(f"embeddings has dtype {embeddings.dtype}, expected floating point: it is quantized already")
@@ -47,12 +49,6 @@ def quantize_embeddings(
     starts, steps = _steps(embeddings, ranges, calibration_embeddings)
     values = np.clip(np.floor((embeddings - starts) / steps), 0, 255)
     return values.astype(np.uint8) if precision == "uint8" else (values - 128).astype(np.int8)
-
-
-def check_precision(precision: Any) -> None:
-    """ValueError for what is none of PRECISIONS."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
 
 
 def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.ndarray, np.ndarray]:

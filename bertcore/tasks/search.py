@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.tasks.arguments import check_positive
-from bertcore.tasks.similarity import cosine_similarity, floating, normalized
+from bertcore.arguments import check_positive
+from bertcore.tasks.similarity import cosine_similarity, floating, normalized, numbers
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -218,11 +218,9 @@ def _without_overlap(groups: list[tuple[int, np.ndarray]], texts: int, least: in
 
 
 def _table(name: str, rows: Any) -> np.ndarray:
-    table = np.atleast_2d(np.asarray(rows))
+    table = np.atleast_2d(numbers(name, rows))
     if table.ndim != 2:
         raise ValueError(f"{name} has shape {table.shape}, expected (texts, dim)")
-    if table.dtype.kind not in "fiu":
-        raise TypeError(f"{name} has dtype {table.dtype}, expected numbers")
     if not np.isfinite(table).all():
         raise ValueError(f"{name} holds inf or NaN, expected finite numbers")
     return table

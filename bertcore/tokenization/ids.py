@@ -27,3 +27,10 @@ def as_ids(argument: str, values: Any, *, nested: bool = False) -> list:
         if not is_id(number):
             raise TypeError(f"{argument}[{index}] is {type(number).__name__}; expected an integer")
     return [number.__index__() for number in ids]
+
+
+def each_of(argument: str, values: Any, entries: str) -> Iterable:
+    """`values`, if one can go over them; TypeError naming the argument and its `entries` otherwise."""
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{argument} is {type(values).__name__}; expected a list of {entries}")
+    return values

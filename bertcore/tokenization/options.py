@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from bertcore.warn import warn_caller
 
+from .ids import is_id
 from .settings import UNKNOWN_LENGTH
 
 PADDINGS = {False: None, "do_not_pad": None, True: "longest", "longest": "longest", "max_length": "max_length"}
@@ -55,7 +56,7 @@ def check_choice(name: str, value, choices):
 
 def check_count(name: str, value, least: int, most: int | None = None) -> int:
     """`value` when it is an integer from `least` to `most`, else an error that names it."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not is_id(value):
         raise TypeError(f"{name} is {type(value).__name__}; expected an integer")
     if value.__index__() < least:
         raise ValueError(f"{name} is {value}; expected at least {least}")
@@ -66,7 +67,7 @@ def check_count(name: str, value, least: int, most: int | None = None) -> int:
 
 def check_tensors(return_tensors) -> None:
     """Raises ValueError for what is neither None (lists) nor "np"."""
-    if return_tensors not in (None, "np"):
+    if not isinstance(return_tensors, str | None) or return_tensors not in (None, "np"):
         raise ValueError(f"return_tensors is {return_tensors!r}; expected None or 'np'")
 
 

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from bertcore.arguments import check_flag
 from bertcore.warn import warn_caller
 
 from .engine import Engine
-from .ids import as_ids, is_id
+from .ids import as_ids, each_of, is_id
 from .settings import SPECIAL_TOKEN_NAMES, TokenizerSettings
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Vocabulary:
         position.
         """
         ids = as_ids("token_ids", token_ids, nested=True)
+        check_flag("skip_special_tokens", skip_special_tokens)
         if ids and isinstance(ids[0], list):
             return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in ids]
         for place, number in enumerate(ids):  # the library drops ids it does not know, without a word
@@ -74,7 +76,8 @@ class Vocabulary:
         self, sequences, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> list[str]:
         """`decode` of each sequence."""
-        return [self.decode(ids, skip_special_tokens, clean_up_tokenization_spaces) for ids in sequences]
+        rows = each_of("sequences", sequences, "sequences of integers")
+        return [self.decode(ids, skip_special_tokens, clean_up_tokenization_spaces) for ids in rows]
 
     def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
         """The token of an id, or a list of them.
@@ -91,7 +94,7 @@ class Vocabulary:
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int | None] | None:
         """The id of a token, or a list of them; unk_token_id for what is not in the vocabulary."""
         if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(token) for token in tokens]
+            return [self.convert_tokens_to_ids(token) for token in each_of("tokens", tokens, "strings")]
         found = self._backend.token_to_id(tokens)
         return self.unk_token_id if found is None else found
 

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
+from bertcore.arguments import check_count, check_number, check_one_of
 from bertcore.nn.autocast import autocast
-from bertcore.training.checks import check_count, check_number
 from bertcore.training.muon import Muon
 from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
 from bertcore.training.schedules import SCHEDULES
@@ -144,8 +144,7 @@ class TrainingArguments:
         choices = {"optim": OPTIMIZERS, "lr_scheduler_type": SCHEDULES}
         choices |= {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES}
         for name, known in choices.items():
-            if getattr(self, name) not in tuple(known):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+            check_one_of(name, getattr(self, name), known)
         for report in [] if self.report_to in ("all", "none") else self.reports:
             if report not in REPORTS:
                 raise ValueError(f"report_to has {report!r}, expected all, none, or some of {', '.join(REPORTS)}")

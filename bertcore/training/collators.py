@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.training.checks import check_count, check_flag
+from bertcore.arguments import check_count, check_flag
 from bertcore.training.masking import IGNORED, Masking, Words
 
 LABELS = {"label": "labels", "label_ids": "labels"}  # what examples call the labels of a batch

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_flag, check_one_of, check_share
 from bertcore.nn.functional.losses import IGNORED
-from bertcore.training.checks import check_flag, check_share
 
 UNITS = ("token", "word", "span")
 SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # of a span's end after each word; in words
@@ -52,8 +52,7 @@ class Masking:
             both = f"{self.mask_share} and {self.random_share}"
             raise ValueError(f"mask_share and random_share are {both}, expected at most 1 together")
         check_flag("is_static", self.is_static)
-        if self.unit not in UNITS:
-            raise ValueError(f"unit is {self.unit!r}, expected one of {', '.join(UNITS)}")
+        check_one_of("unit", self.unit, UNITS)
 
     def apply(self, ids: np.ndarray, words: Words, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """(ids with tokens replaced, labels) of one text; labels are -100 where a token was not chosen.

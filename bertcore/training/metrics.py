@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_one_of
 from bertcore.extras import required
 from bertcore.training.masking import IGNORED
 
@@ -45,8 +46,7 @@ def f1(prediction: Prediction, average: str = "macro") -> dict[str, float]:
         average: "binary", of class 1; "macro", the mean over classes; "micro", over all decisions; "weighted", the mean
             by the number of labels of each class. A class that is neither predicted nor a label counts as 0.
     """
-    if average not in AVERAGES:
-        raise ValueError(f"average is {average!r}, expected one of {', '.join(AVERAGES)}")
+    check_one_of("average", average, AVERAGES)
     found, expected = classes_and_labels(*prediction)
     if not expected.size:
         return {"f1": float("nan")}

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_count, check_number
 from bertcore.gradients import gradient_of
 from bertcore.nn.parameter import Parameter, change_together
-from bertcore.training.checks import check_count, check_number
 
 MOMENTS = "first_moment", "second_moment"
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bertcore.arguments import check_one_of
 from bertcore.training.optimizers import Optimizer
 
 
@@ -116,8 +117,7 @@ def get_scheduler(
 
 def schedule_factor(name: str, warmup: float, total: float, **options: Any) -> Callable[[float], float]:
     """The factor of a schedule by the position in a run of `total` steps, or seconds; arguments of `get_scheduler`."""
-    if name not in SCHEDULES:
-        raise ValueError(f"name is {name!r}, expected one of {', '.join(SCHEDULES)}")
+    check_one_of("name", name, SCHEDULES)
     schedule = SCHEDULES[name]
     known = schedule.__kwdefaults__ or {}
     unknown = [option for option in options if option not in known]

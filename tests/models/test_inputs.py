@@ -170,7 +170,7 @@ def test_bad_config(change, message):
 
 
 def test_unknown_dtype_lists_those_known():
-    with pytest.raises(ValueError, match="dtype is 'int3', expected one of float32, float64"):
+    with pytest.raises(ValueError, match="dtype is 'int3', expected one of 'float32', 'float64'"):
         AutoModel.from_config(CONFIG, dtype="int3")
 
 

@@ -123,6 +123,17 @@ class TestBackToText:
         with pytest.raises(TypeError, match=f"^token_ids{came}"):
             tokenizer.decode(ids)
 
+    def test_what_one_cannot_go_over(self, tokenizer):
+        with pytest.raises(TypeError, match="sequences is NoneType; expected a list of sequences of integers"):
+            tokenizer.batch_decode(None)
+        with pytest.raises(TypeError, match="tokens is int; expected a list of strings"):
+            tokenizer.convert_tokens_to_ids(["the", 5])
+
+    @pytest.mark.parametrize("flag", ["add_special_tokens", "is_split_into_words"])
+    def test_flags_that_are_none(self, tokenizer, flag):
+        with pytest.raises(TypeError, match=f"{flag} is None, expected True or False"):
+            tokenizer("the", **{flag: None})
+
     def test_what_is_no_batch_of_ids(self, tokenizer):
         with pytest.raises(TypeError, match=r"token_ids\[1\]\[0\] is str; expected an integer"):
             tokenizer.decode([[1], ["a"]])
@@ -209,7 +220,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=message):
             tokenizer(["the value", "the"], **options)
 
-    @pytest.mark.parametrize("value", [5.0, "5", True])
+    @pytest.mark.parametrize("value", [5.0, "5", True, np.array([5])])
     def test_max_length_that_is_no_integer(self, tokenizer, value):
         with pytest.raises(TypeError, match=rf"max_length is {type(value).__name__}; expected an integer"):
             tokenizer("the", truncation=True, max_length=value)

@@ -155,7 +155,7 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"lr_scheduler_type": "steep"}, "lr_scheduler_type is 'steep'"),
         ({"optim": "sgd"}, "optim is 'sgd'"),
-        ({"optim": ["adamw"]}, "optim is .*, expected one of adamw"),
+        ({"optim": ["adamw"]}, "optim is .*, expected one of 'adamw"),
         ({"warmup_steps": 2.5}, "warmup_steps is 2.5"),
         ({"max_seconds": 0}, "max_seconds is 0"),
         ({"max_seconds": 9, "warmup_steps": 10}, "warmup_steps is 10"),
@@ -256,7 +256,7 @@ def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
 def test_spellings_of_transformers():
     args = TrainingArguments("out", optim="adamw_torch", lr_scheduler_type="constant_with_warmup")
     assert (args.optim, args.lr_scheduler_type) == ("adamw", "constant")
-    with pytest.raises(ValueError, match="optim is 'adafactor', expected one of adamw"):
+    with pytest.raises(ValueError, match="optim is 'adafactor', expected one of 'adamw'"):
         TrainingArguments("out", optim="adafactor")
-    with pytest.raises(ValueError, match="lr_scheduler_type is 'inverse_sqrt', expected one of constant, linear"):
+    with pytest.raises(ValueError, match="lr_scheduler_type is 'inverse_sqrt', expected one of 'constant', 'linear'"):
         TrainingArguments("out", lr_scheduler_type="inverse_sqrt")

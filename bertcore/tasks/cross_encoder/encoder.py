@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_flag, check_one_of, check_positive
 from bertcore.checkpoint import CheckpointError, read_config, resolve
 from bertcore.checkpoint.config import CONFIG_NAME
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.arguments import check_flag, check_one_of, check_positive
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.cross_encoder.activations import Activation, chosen_activation, published_activation
 from bertcore.tasks.folder import (

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_positive
 from bertcore.checkpoint import resolve
 from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.arguments import check_positive
 from bertcore.tasks.batching import BATCH_TOKENS, batches, by_halves, grouped, windows
 from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of
 from bertcore.tasks.progress import progress_bar

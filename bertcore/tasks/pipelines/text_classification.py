@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bertcore.tasks.arguments import check_one_of, check_positive
+from bertcore.arguments import check_one_of, check_positive
 from bertcore.tasks.calibration import Calibration
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.tasks.arguments import check_flag, check_positive
+from bertcore.arguments import check_flag, check_positive
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host

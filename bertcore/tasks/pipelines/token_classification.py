@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.tasks.arguments import check_one_of
+from bertcore.arguments import check_one_of
 from bertcore.tasks.long_texts import Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host, softmax

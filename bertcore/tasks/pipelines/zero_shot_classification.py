@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.tasks.arguments import check_flag, check_one_of
+from bertcore.arguments import check_flag, check_one_of
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline

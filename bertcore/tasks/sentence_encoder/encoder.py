@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_one_of
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
@@ -82,8 +83,7 @@ class SentenceEncoder:
         self.task = task
         self.settings = settings = read_settings(resolve(folder, "sentence_encoder", **hub))
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
-        if self.similarity_fn_name not in SIMILARITIES:
-            raise ValueError(f"similarity_fn_name is {similarity_fn_name!r}, expected one of {', '.join(SIMILARITIES)}")
+        check_one_of("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = self._load_model(dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
         self.has_warned = False

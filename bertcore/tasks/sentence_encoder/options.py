@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.tasks.arguments import check_one_of, check_positive
+from bertcore.arguments import check_one_of, check_positive
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.merged_windows import MERGES
-from bertcore.tasks.quantization import check_precision
+from bertcore.tasks.quantization import PRECISIONS
 from bertcore.tasks.texts import checked_batch_tokens
 
 
@@ -65,7 +65,7 @@ def checked_options(
     batch_tokens = checked_batch_tokens(batch_tokens)
     if normalize is not None and not isinstance(normalize, bool | np.bool_):
         raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
-    check_precision(precision)
+    check_one_of("precision", precision, PRECISIONS)
     check_one_of("merge", merge, MERGES)
     before = encoder.prompt(prompt, prompt_name)
     return Options(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_one_of, check_positive
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.extras import required
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.tasks.arguments import check_one_of, check_positive
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.long_texts import Cutting, Text, Window

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.training.checks import check_count, check_flag
+from bertcore.arguments import check_count, check_flag
 
 SHUFFLED = 4096  # examples of a stream that are mixed at once
 HASHED = 64  # examples of a fingerprint

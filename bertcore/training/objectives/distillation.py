@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_number
 from bertcore.models.with_heads import kept_scores
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
-from bertcore.training.checks import check_number
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective

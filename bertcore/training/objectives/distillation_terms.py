@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_count, check_flag, check_number
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
-from bertcore.training.checks import check_count, check_flag, check_number
 from bertcore.training.objectives.divergences import (
     cosine_distance,
     divergence_of_scores,

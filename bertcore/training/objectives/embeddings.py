@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_number, check_one_of, check_positive
 from bertcore.gradients import Gradients, vjp, with_loss
-from bertcore.training.checks import check_number
 from bertcore.training.objectives.columns import ColumnCollator
 from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.pooling import POOLING, pooled
@@ -44,10 +44,9 @@ class EmbeddingObjective(Objective):
     has_labels = False
 
     def __init__(self, *, pooling: str = "mean", chunk: int | None = None, max_length: int | None = None):
-        if pooling not in POOLING:
-            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLING)}")
-        if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-            raise ValueError(f"chunk is {chunk!r}, expected a positive integer or None")
+        check_one_of("pooling", pooling, POOLING)
+        if chunk is not None:
+            check_positive("chunk", chunk, "a positive integer or None")
         self.pooling, self.chunk, self.max_length = pooling, chunk, max_length
 
     def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
@@ -214,8 +213,7 @@ class Triplet(EmbeddingObjective):
 
     def __init__(self, margin: float = 5.0, distance: str = "euclidean", **more: Any):
         super().__init__(**more)
-        if distance not in DISTANCES:
-            raise ValueError(f"distance is {distance!r}, expected one of {', '.join(DISTANCES)}")
+        check_one_of("distance", distance, DISTANCES)
         self.margin, self.distance = margin, distance
 
     def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:

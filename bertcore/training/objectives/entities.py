@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.training.checks import check_share
+from bertcore.arguments import check_share
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM

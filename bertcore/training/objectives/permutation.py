@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.training.checks import check_count
+from bertcore.arguments import check_count
 from bertcore.training.collators import DataCollatorWithPadding, ids_of
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.objectives.objective import Collator

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.training.checks import check_count
+from bertcore.arguments import check_count
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.objectives.language_modeling import MaskedLM

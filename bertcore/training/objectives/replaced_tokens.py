@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_number
 from bertcore.models.outputs import Later
-from bertcore.training.checks import check_number
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import Masking
 from bertcore.training.objectives.language_modeling import MaskedLM

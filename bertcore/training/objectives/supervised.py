@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_share
 from bertcore.models.losses import ClassOptions, use_class_options
-from bertcore.training.checks import check_share
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives.objective import Batch, Objective
 

@@ -164,5 +164,5 @@ def test_similarity_by_name(folder, encoder):
     far = SentenceEncoder(folder, similarity_fn_name="manhattan")
     np.testing.assert_allclose(far.similarity(rows, rows[:1])[:, 0], -np.abs(rows - rows[0]).sum(axis=1), rtol=1e-5)
     np.testing.assert_allclose(far.similarity_pairwise(rows, rows), np.zeros(len(rows)), atol=1e-6)
-    with pytest.raises(ValueError, match="similarity_fn_name is 'near', expected one of cosine"):
+    with pytest.raises(ValueError, match="similarity_fn_name is 'near', expected one of 'cosine'"):
         SentenceEncoder(folder, similarity_fn_name="near")

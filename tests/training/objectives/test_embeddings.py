@@ -281,10 +281,10 @@ def test_batches_that_do_not_fit(objective, batch, message):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: CoSENT(pooling="max"), "pooling is 'max', expected one of mean, cls"),
+        (lambda: CoSENT(pooling="max"), "pooling is 'max', expected one of 'mean', 'cls'"),
         (lambda: CoSENT(chunk=0), "chunk is 0, expected a positive integer"),
         (lambda: CoSENT(scale=float("nan")), "scale is nan, expected a finite number above 0"),
-        (lambda: Triplet(distance="far"), "distance is 'far', expected one of euclidean"),
+        (lambda: Triplet(distance="far"), "distance is 'far', expected one of 'euclidean'"),
         (lambda: Matryoshka(CoSENT(), []), "dims has 0 and weights 0"),
         (lambda: Matryoshka(CoSENT(), [1, 2], [1.0]), "dims has 2 and weights 1"),
     ],

@@ -266,7 +266,7 @@ def test_models_that_do_not_go_together_are_refused():
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             ReplacedTokenModel(first, second)
-    with pytest.raises(ValueError, match="embeddings is 'shared', expected one of tied"):
+    with pytest.raises(ValueError, match="embeddings is 'shared', expected one of 'tied'"):
         ReplacedTokenModel(generator(), discriminator, embeddings="shared")
     ReplacedTokenModel(generator(), discriminator)
     with pytest.raises(ValueError, match="belongs to another"):

@@ -1,9 +1,8 @@
-"""Checks of numbers that callers give."""
-
-from __future__ import annotations
+"""Checks of arguments: each error names the argument, what came and what was expected."""
 
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,12 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if count < least:
         raise ValueError(f"{name} is {count}, expected an integer of at least {least}")
     return count
+
+
+def check_positive(name: str, value: Any, expected: str = "a positive integer") -> None:
+    """ValueError, which says what is `expected`, for what is no integer above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} is {value!r}, expected {expected}")
 
 
 def check_share(name: str, value: Any) -> float:
@@ -50,7 +55,14 @@ def _is_number(value: Any) -> bool:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """`value`, if it is True or False; else TypeError."""
-    if not isinstance(value, bool):
+    """`value` as a bool of Python's; TypeError for what is neither True nor False."""
+    if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} is {value!r}, expected True or False")
-    return value
+    return bool(value)
+
+
+def check_one_of(name: str, value: Any, choices: Iterable[str | None]) -> None:
+    """ValueError for what is none of the choices."""
+    known = tuple(choices)
+    if not isinstance(value, str | None) or value not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}")
