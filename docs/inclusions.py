@@ -21,7 +21,12 @@ REPOSITORY = Path(__file__).parent.parent
 INCLUDE = re.compile(r"^<!-- include: (?P<kind>\w+)(?:: (?P<name>.+?))? -->$", re.MULTILINE)
 LINK = re.compile(r"\[(?P<text>[^\]\n]+)\]\((?P<target>[^)\s]+)\)")
 # The page that has a section of the README.
-PAGES = {"limits": "troubleshooting.md#limits", "models": "models.md"}
+PAGES = {
+    "limits": "troubleshooting.md#limits",
+    "models": "models.md",
+    "one-kernel-in-your-own-project": "kernels.md",
+    "training": "training.md",
+}
 
 
 def included(page: str) -> str:
