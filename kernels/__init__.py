@@ -31,7 +31,14 @@ from .embedding import embedding, embedding_backward
 from .errors import BackendUnavailable
 from .gated_activation import gated_activation, gated_activation_backward
 from .layer_norm import layer_norm, layer_norm_backward
-from .linear import PreparedWeight, linear, linear_backward, prepare_weight, quantize_weight
+from .linear import (
+    PreparedWeight,
+    linear,
+    linear_backward,
+    linear_weight_gradient,
+    prepare_weight,
+    quantize_weight,
+)
 from .pooling import pooling, pooling_backward
 from .rms_norm import rms_norm, rms_norm_backward
 from .rotary import rotary, rotary_backward
@@ -74,6 +81,7 @@ __all__ = [
     "layer_norm_backward",
     "linear",
     "linear_backward",
+    "linear_weight_gradient",
     "on_device_of",
     "pooling",
     "pooling_backward",

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import checks, dispatch
 from ..activation_names import ACTIVATIONS
-from ..precision import is_bfloat16
+from ..precision import is_bfloat16, working_dtype
 from .prepared import LOW_PRECISION, PreparedWeight
 
 OPTIONAL = ("bias", "residual")
@@ -152,7 +152,8 @@ def linear(
             the one a prepared weight belongs to.
 
     Returns:
-        (..., out_features), of the kind and dtype of `input`.
+        (..., out_features), of the kind and dtype of `input`. On CUDA rows of 4,096 numbers or more begin on 16-byte
+        boundaries, so that they may lie apart.
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype or shape, and for a weight prepared for another backend.
@@ -203,6 +204,43 @@ def linear_backward(
     gradients = call.compute("linear_backward", _rows(grad_output), _rows(input), weight, bias, needs_weight)
     grad_input, grad_weight, grad_bias = gradients
     return call.hand_back((grad_input.reshape(input.shape), grad_weight, grad_bias))
+
+
+def linear_weight_gradient(
+    grad_output: Any, input: Any, *, dtype: Any = None, add_to: Any = None, backend: str | None = None
+) -> Any:
+    """grad_output.T @ input, the gradient of a weight of `linear`, summed in float32 (float64 for float64) and rounded
+    once: to that of parameters in float32 beside arrays of 16 bits not at all.
+
+    Args:
+        grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
+        input, backend: as for `linear`.
+        dtype: of the result: that of `input`, by default, or float32 for an input of lower precision.
+        add_to: an array that the gradient is added to, in place; it is then the result. C-contiguous, (out_features,
+            in_features), of one of those dtypes.
+
+    Returns:
+        (out_features, in_features), of the kind of `input`.
+
+    Raises:
+        As `linear`.
+    """
+    arrays = {"grad_output": grad_output, "input": input, "add_to": add_to}
+    call = dispatch.open_call(__package__, backend, optional=("add_to",), **arrays)
+    grad_output, input, add_to = call.arrays
+    checks.floating(call.backend, input=input, grad_output=grad_output)
+    checks.at_least_ndim(1, input=input, grad_output=grad_output)
+    checks.shape((*input.shape[:-1], None), grad_output=grad_output)
+    dtype = input.dtype if dtype is None else checks.floating_dtype("dtype", dtype)
+    if add_to is not None:
+        checks.shape((grad_output.shape[-1], input.shape[-1]), add_to=add_to)
+        checks.updatable("add_to", add_to)
+        dtype = add_to.dtype
+    allowed = dict.fromkeys((input.dtype, working_dtype(input.dtype)))
+    if dtype not in allowed:
+        found = "dtype is" if add_to is None else "add_to has dtype"
+        raise TypeError(f"{found} {dtype}, expected {' or '.join(map(str, allowed))} beside an input of {input.dtype}")
+    return call.run("linear_weight_gradient", _rows(grad_output), _rows(input), dtype, add_to)
 
 
 def _open_call(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Call, Any]:

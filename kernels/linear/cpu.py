@@ -116,6 +116,15 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
     return grad_input, None, None if bias is None else _sum_rows(grad_output)
 
 
+def linear_weight_gradient(grad_output, input, dtype, add_to):
+    """grad_output.T @ input, or the array `add_to` with it added; `dtype` is the input's."""
+    product, _ = product_of_columns(grad_output, input, False)
+    if add_to is None:
+        return product
+    add_to += product
+    return add_to
+
+
 def _product_of_rounded_columns(a, b, needs_sums):
     """(a.T @ b, the sums of the columns of a or None) for float32 a (rows, m) and b (rows, n), both rounded to bfloat16
     in the product; float32.

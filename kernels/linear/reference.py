@@ -92,6 +92,16 @@ def linear_backward(grad_output, input, weight, bias, needs_weight):
     return np.asarray(grad @ w, input.dtype), grad_weight, grad_bias
 
 
+@ieee_arithmetic
+def linear_weight_gradient(grad_output, input, dtype, add_to):
+    """grad_output.T @ input in `dtype`, or added to the array `add_to`, which has it, if that is not None."""
+    product = widen(grad_output).T @ widen(input)
+    if add_to is None:
+        return product.astype(dtype, copy=False)
+    add_to[...] = (widen(add_to) + product).astype(dtype)
+    return add_to
+
+
 def _product(input, weight):
     if weight.dtype == np.int8:
         return _product_of_levels(input, weight)

@@ -59,6 +59,41 @@ def test_the_gradient_of_a_frozen_weight_is_not_computed(backend):
     np.testing.assert_array_equal(grad_bias, whole[2])
 
 
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("backend, dtype", [("numpy", np.float64), ("numba", np.float32)])
+def test_the_gradient_of_a_weight_is_added_to_an_array(backend, dtype, size):
+    x, weight, _, _, grad = arguments(7, *size, dtype)
+    expected = weight + grad.T.astype(np.float64) @ x
+    found = kernels.linear_weight_gradient(grad, x, add_to=weight, backend=backend)
+    assert found is weight
+    assert_close(found, expected, at_least=1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+def test_the_gradient_of_a_weight_need_not_be_rounded(dtype):
+    x, _, _, _, grad = arguments(8, 9, 5, 3, np.dtype(dtype))
+    exact = grad.T.astype(np.float64) @ x.astype(np.float64)
+    found = kernels.linear_weight_gradient(grad, x, dtype="float32", backend="numpy")
+    assert_close(found, exact)  # to the digits of float32
+    assert_close(kernels.linear_weight_gradient(grad, x, add_to=found.copy(), backend="numpy"), 2 * exact)
+    rounded = kernels.linear_weight_gradient(grad, x, backend="numpy")
+    np.testing.assert_array_equal(rounded, found.astype(dtype))
+
+
+def test_what_the_gradient_of_a_weight_cannot_be():
+    x, total = normal(0, (4, 3), np.float32), np.zeros((2, 3))
+    with pytest.raises(TypeError, match="dtype is float16, expected float32 beside"):
+        kernels.linear_weight_gradient(x, x, dtype="float16")
+    with pytest.raises(TypeError, match="add_to has dtype float64, expected float32 beside"):
+        kernels.linear_weight_gradient(x[:, :2], x, add_to=total)
+    with pytest.raises(ValueError, match=r"add_to has shape \(2, 3\), expected \(3, 3\)"):
+        kernels.linear_weight_gradient(x, x, add_to=total.astype(np.float32))
+    with pytest.raises(ValueError, match="add_to is not C-contiguous"):
+        kernels.linear_weight_gradient(x, x, add_to=np.zeros((3, 3), np.float32).T)
+    with pytest.raises(ValueError, match=r"grad_output has shape \(3, 3\), expected \(4, any\)"):
+        kernels.linear_weight_gradient(x[1:], x)
+
+
 def test_nan_spoils_its_row_alone():
     x, weight, bias, _, _ = arguments(5, 3, 7, 4)
     x[1, 2] = np.nan

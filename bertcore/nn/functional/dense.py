@@ -1,13 +1,14 @@
 """Linear maps, normalisation and activations, each with its gradient rule."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bertcore import kernels
 from bertcore.nn.dropout import is_dropping, next_seed
 from bertcore.nn.functional.rows import add
 from bertcore.nn.operation import operation
-from bertcore.tape import Variable
+from bertcore.tape import Addend, Variable
 
 
 class LowRankWeight(NamedTuple):
@@ -92,10 +93,26 @@ def _with_pullback(input, weight, bias, residual, activation, *, needs_weight):
 
     def pullback(grad):
         grad_before = grad if activation is None else kernels.activation_backward(grad, before, activation)
-        grads = kernels.linear_backward(grad_before, input, weight, bias, needs_weight=needs_weight)
-        return *grads, None if residual is None else grad
+        is_low = input.dtype.itemsize < 4
+        options = {"needs_weight": needs_weight and not is_low}
+        of_input, of_weight, of_bias = kernels.linear_backward(grad_before, input, weight, bias, **options)
+        if needs_weight and is_low:
+            of_weight = WeightGradient(grad_before, input)
+        return of_input, of_weight, of_bias, None if residual is None else grad
 
     return output if residual is None else output + residual, pullback
+
+
+@dataclass(frozen=True)
+class WeightGradient(Addend):
+    """The gradient of a weight beside arrays of 16 bits, which is summed, and added to what a parameter in float32 has,
+    without having been rounded."""
+
+    grad: Any
+    input: Any
+
+    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+        return kernels.linear_weight_gradient(self.grad, self.input, dtype=dtype, add_to=array)
 
 
 @operation(has_step=True)

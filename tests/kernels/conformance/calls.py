@@ -23,10 +23,13 @@ def plain(operation, arguments, grad, backend):
 def more_of_linear(arguments, grad, backend):
     """What is fused, and what a prepared weight gives."""
     prepared = arguments | {"weight": kernels.prepare_weight(arguments["weight"], backend=backend)}
-    yield "fused output", operations.forward("linear", arguments, backend)
+    fused = operations.forward("linear", arguments, backend)
+    yield "fused output", fused
     yield "fused output of a prepared weight", operations.forward("linear", prepared, backend)
     for name, array in plain("linear", prepared, grad, backend):
         yield f"{name} of a prepared weight", array
+    if grad is not None:
+        yield "grad_weight alone", kernels.linear_weight_gradient(grad(fused), arguments["input"], backend=backend)
 
 
 def more_of_attention(arguments, grad, backend):
