@@ -32,7 +32,7 @@ not see included files. The headers here:
 
 Matrix products are cuBLASLt's: cublaslt.py.
 
-`vector_rows` brings arrays into the form that tile.cuh wants.
+`vector_rows` brings arrays into the form that tile.cuh wants; `vectors.py` has more of rows in memory.
 
 Launches go to the current device and stream of CuPy: the caller makes the arrays' device the current one.
 This module imports neither CuPy nor a compiler before the first launch.

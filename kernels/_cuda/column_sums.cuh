@@ -1,4 +1,4 @@
-// Sums down the columns of contiguous rows, without atomics: a block sums a chunk of rows in a fixed order into one row
+// Sums down the columns of rows, without atomics: a block sums a chunk of rows in a fixed order into one row
 // of partial sums, and a second launch of one chunk sums those. The order depends on the number of rows alone.
 #include "common.cuh"
 
@@ -18,14 +18,15 @@ __device__ __forceinline__ float sum_lanes(float value, float *room) {
 // output (chunks, width): the sums of `chunk` rows each.
 template <class From, class To>
 __global__ void __launch_bounds__(SUM_COLUMNS * SUM_LANES)
-    sum_columns(const From *__restrict__ input, To *__restrict__ output, long long rows, int width, long long chunk) {
+    sum_columns(const From *__restrict__ input, To *__restrict__ output, long long stride, long long rows, int width,
+                long long chunk) {
   SHARED_ARRAY(float, room, SUM_LANES * SUM_COLUMNS);
   const int column = blockIdx.y * SUM_COLUMNS + threadIdx.x;
   const long long first = blockIdx.x * chunk, last = first + chunk < rows ? first + chunk : rows;
   float total = 0.f;
   if (column < width)
     for (long long row = first + threadIdx.y; row < last; row += SUM_LANES)
-      total += to_float(input[row * width + column]);
+      total += to_float(input[row * stride + column]);
   total = sum_lanes(total, room);
   if (threadIdx.y == 0 && column < width) output[blockIdx.x * (long long)width + column] = from_float<To>(total);
 }

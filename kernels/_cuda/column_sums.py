@@ -3,6 +3,7 @@
 import numpy as np
 
 from . import C_TYPES, array_module, c_type
+from .vectors import row_stride, unit_columns
 
 COLUMNS, LANES, CHUNK = 32, 8, 128  # as in column_sums.cuh
 BLOCK = (COLUMNS, LANES)
@@ -23,7 +24,8 @@ def launch(module, rows):
     if not width or not count:
         return xp.zeros(width, rows.dtype)
     partials = xp.empty((chunks, width), np.float32)
-    args = (xp.ascontiguousarray(rows), partials, np.int64(count), np.int32(width), np.int64(CHUNK))
+    rows = unit_columns(xp, rows)
+    args = (rows, partials, np.int64(row_stride(rows)), np.int64(count), np.int32(width), np.int64(CHUNK))
     module.launch(f"sum_columns<{c_type(rows.dtype)}, float>", (chunks, across), BLOCK, args)
     return finish(module, partials, rows.dtype)
 
@@ -33,6 +35,6 @@ def finish(module, partials, dtype):
     xp = array_module(partials)
     chunks, width = partials.shape
     output = xp.empty(width, dtype)
-    args = (partials, output, np.int64(chunks), np.int32(width), np.int64(chunks))
+    args = (partials, output, np.int64(width), np.int64(chunks), np.int32(width), np.int64(chunks))
     module.launch(f"sum_columns<float, {c_type(dtype)}>", grid(1, width), BLOCK, args)
     return output

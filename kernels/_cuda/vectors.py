@@ -1,6 +1,7 @@
 """Rows as whole 16-byte vectors on 16-byte boundaries, as kernels that copy tiles want them; threads for vectors."""
 
 VECTOR_BYTES = 16
+WIDE = 4096  # columns from which the loss of unaligned rows is worth memory between them: a vocabulary's
 COLUMNS, ROWS = 32, 8  # threads of a block with a vector each: across, VECTOR_COLUMNS in common.cuh, and down
 
 
@@ -16,6 +17,27 @@ def pad_rows(xp, array):
     padded = xp.zeros((*array.shape[:-1], padded_width(width, array.dtype)), dtype=array.dtype)
     padded[..., :width] = array
     return padded
+
+
+def empty_rows(xp, rows, width, dtype):
+    """(rows, width), uninitialised. Where rows are WIDE each begins on a vector boundary, so that they may lie apart:
+    cuBLASLt's fast products and copies of 16 bytes want that."""
+    if width < WIDE:
+        return xp.empty((rows, width), dtype)
+    return xp.empty((rows, padded_width(width, dtype)), dtype)[:, :width]
+
+
+def unit_columns(xp, array):
+    """The array itself where neighbours in a row are neighbours in memory, else a contiguous copy."""
+    itemsize = array.dtype.itemsize
+    if (array.shape[1] <= 1 or array.strides[1] == itemsize) and array.strides[0] % itemsize == 0:
+        return array
+    return xp.ascontiguousarray(array)
+
+
+def row_stride(array):
+    """Elements from row to row."""
+    return array.strides[0] // array.dtype.itemsize
 
 
 def has_vector_rows(array, address):

@@ -34,9 +34,9 @@ def cross_entropy(
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of no axes, or for "none" the losses, (rows,); of the kind and dtype of `input`. With `return_lse` a
-        tuple of it and lse, (rows, 2): of each row its peak and log(sum(exp(input - peak))), in float32 (float64 for
-        float64).
+        An array of no axes, or for "none" the losses, (rows,); of the kind of `input`, in float32 (float64 for
+        float64). With `return_lse` a tuple of it and lse, (rows, 2), of the same dtype: of each row its peak and
+        log(sum(exp(input - peak))).
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype, shape or reduction, and for a target that is no class
@@ -49,10 +49,7 @@ def cross_entropy(
     checks.boolean("return_lse", return_lse)
     with call.on_device():
         losses, lse = call.compute("cross_entropy", input, target, ignore_index)
-        if reduction == "none":
-            loss = losses.astype(input.dtype, copy=False)
-        else:
-            loss = _reduced(losses, target, ignore_index, reduction, input.dtype)
+        loss = losses if reduction == "none" else _reduced(losses, target, ignore_index, reduction)
     return call.hand_back((loss, lse) if return_lse else loss)
 
 
@@ -64,38 +61,43 @@ def cross_entropy_backward(
     lse: Any = None,
     ignore_index: int = -100,
     reduction: str = "mean",
+    out: Any = None,
     backend: str | None = None,
 ) -> Any:
     """The gradient of `cross_entropy` with respect to the logits: (softmax(input) - onehot(target)) * grad_output,
     for "mean" divided by the number of rows that count; zeros for those that do not.
 
     Args:
-        grad_output: the gradient with respect to the output: an array of no axes, or (rows,) for "none".
+        grad_output: the gradient with respect to the output, of its dtype: an array of no axes, or (rows,) for "none".
         input, target, ignore_index, reduction, backend: as for `cross_entropy`.
         lse: what `cross_entropy` returned with return_lse=True; without it, it is computed again.
+        out: an array for the gradient, of the shape and dtype of `input`, with contiguous rows (on Numba C-contiguous);
+            it may be `input` itself, but overlap it in no other way.
 
     Returns:
-        (rows, classes), of the kind and dtype of `input`.
+        (rows, classes), of the kind and dtype of `input`; or `out`.
 
     Raises:
         As `cross_entropy`.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=("lse",), grad_output=grad_output, input=input, target=target, lse=lse
-    )
-    grad_output, input, target, lse = call.arrays
-    ignore_index = _check(call, input, target, ignore_index, reduction, grad_output=grad_output)
+    arrays = {"grad_output": grad_output, "input": input, "target": target, "lse": lse, "out": out}
+    call = dispatch.open_call(__package__, backend, optional=("lse", "out"), **arrays)
+    grad_output, input, target, lse, out = call.arrays
+    ignore_index = _check(call, input, target, ignore_index, reduction, out=out)
+    _check_wide("grad_output", grad_output, input)
+    _check_out(call, out, input)
     checks.shape(target.shape if reduction == "none" else (), grad_output=grad_output)
     with call.on_device():
         if lse is None:
             _, lse = call.compute("cross_entropy", input, target, ignore_index)
         else:
-            _check_lse(lse, input)
-        grad_losses = grad_output.astype(lse.dtype)
+            checks.shape((input.shape[0], 2), lse=lse)
+            _check_wide("lse", lse, input)
+        grad_losses = grad_output
         if reduction == "mean":
             grad_losses = _divided(grad_losses, target, ignore_index).astype(lse.dtype)
         grad_losses = np.broadcast_to(grad_losses, target.shape).copy()  # CuPy takes the call over for its own arrays
-    return call.run("cross_entropy_backward", grad_losses, input, target, lse, ignore_index)
+    return call.run("cross_entropy_backward", grad_losses, input, target, lse, ignore_index, out)
 
 
 def _check(call: dispatch.Call, input: Any, target: Any, ignore_index: Any, reduction: str, **others: Any) -> int:
@@ -111,19 +113,29 @@ def _check(call: dispatch.Call, input: Any, target: Any, ignore_index: Any, redu
     return ignore_index
 
 
-def _check_lse(lse: Any, input: Any) -> None:
-    checks.shape((input.shape[0], 2), lse=lse)
-    if lse.dtype != working_dtype(input.dtype):
-        raise TypeError(f"lse has dtype {lse.dtype}, expected {working_dtype(input.dtype)} for input of {input.dtype}")
+def _check_wide(name: str, array: Any, input: Any) -> None:
+    expected = working_dtype(input.dtype)
+    if array.dtype != expected:
+        raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} for input of {input.dtype}")
+
+
+def _check_out(call: dispatch.Call, out: Any, input: Any) -> None:
+    if out is None:
+        return
+    checks.shape(input.shape, out=out)
+    if call.backend == "numba":
+        checks.updatable("out", out)
+    else:
+        checks.writable_rows("out", out)
 
 
 @ieee_arithmetic
-def _reduced(losses: Any, target: Any, ignore_index: int, reduction: str, dtype: Any) -> Any:
-    """The sum or the mean, of no axes and of `dtype`."""
+def _reduced(losses: Any, target: Any, ignore_index: int, reduction: str) -> Any:
+    """The sum or the mean, of no axes."""
     total = losses.sum(dtype=np.float64, keepdims=True)
     if reduction == "mean":
         total = _divided(total, target, ignore_index)
-    return total.reshape(()).astype(dtype)
+    return total.reshape(()).astype(losses.dtype)
 
 
 @ieee_arithmetic

@@ -37,9 +37,10 @@ def cross_entropy(input, target, ignore_index):
     return losses, lse
 
 
-def cross_entropy_backward(grad_losses, input, target, lse, ignore_index):
-    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward pass."""
-    grad_input = empty(input.shape, input.dtype)
+def cross_entropy_backward(grad_losses, input, target, lse, ignore_index, out):
+    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward, in `out` if
+    that is not None, which may be the input."""
+    grad_input = empty(input.shape, input.dtype) if out is None else out
     if grad_input.size:
         arrays = flat(grad_losses), flat(input), _ids(target), as_kernel_array(lse)
         _backward(*arrays, ignore_index, input.shape[1], grad_input.reshape(-1), task_count(input.size, GRAIN))

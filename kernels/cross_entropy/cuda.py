@@ -6,6 +6,7 @@ The targets stay on the GPU, so that they cannot be checked here: a target that 
 import numpy as np
 
 from .. import _cuda
+from .._cuda.vectors import empty_rows, row_stride, unit_columns
 
 GROUPS = (32, 512)  # threads to a row
 WARP_CLASSES = 1024  # up to which a warp takes a row
@@ -31,22 +32,25 @@ def cross_entropy(input, target, ignore_index):
     return losses, lse
 
 
-def cross_entropy_backward(grad_losses, input, target, lse, ignore_index):
-    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward."""
+def cross_entropy_backward(grad_losses, input, target, lse, ignore_index, out):
+    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward, in `out` if
+    that is not None, which may be the input."""
     xp = _cuda.array_module(input)
-    grad_input = xp.empty(input.shape, input.dtype)
-    arrays = xp.ascontiguousarray(grad_losses), xp.ascontiguousarray(lse), grad_input
+    grad_input = empty_rows(xp, *input.shape, input.dtype) if out is None else out
+    stride = np.int64(row_stride(grad_input))
+    arrays = xp.ascontiguousarray(grad_losses), xp.ascontiguousarray(lse), grad_input, stride
     _launch("cross_entropy_backward_rows", input, target, arrays, ignore_index)
     return grad_input
 
 
-def _launch(kernel, input, target, arrays, ignore_index):
+def _launch(kernel, input, target, others, ignore_index):
     xp, (rows, classes) = _cuda.array_module(input), input.shape
     if rows == 0:
         return
+    input = unit_columns(xp, input)
     target = xp.ascontiguousarray(target if target.dtype.name in TARGETS else target.astype(np.int64))
     group, rows_per_block = (32, 4) if classes <= WARP_CLASSES else (512, 1)
     name = f"{kernel}<{_cuda.c_type(input.dtype)}, {group}, {TARGETS[target.dtype.name]}>"
-    numbers = np.int64(rows), np.int32(classes), np.int64(ignore_index)
-    args = (xp.ascontiguousarray(input), target, *arrays, *numbers)
+    numbers = np.int64(row_stride(input)), np.int64(rows), np.int32(classes), np.int64(ignore_index)
+    args = (input, target, *others, *numbers)
     KERNELS.launch(name, (-(-rows // rows_per_block),), (group * rows_per_block,), args)

@@ -29,12 +29,14 @@ def cross_entropy(input, target, ignore_index):
 
 
 @ieee_arithmetic
-def cross_entropy_backward(grad_losses, input, target, lse, ignore_index):
-    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward."""
+def cross_entropy_backward(grad_losses, input, target, lse, ignore_index, out):
+    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward, in `out` if
+    that is not None, which may be the input."""
     counted = np.flatnonzero(target != ignore_index)
     shift, log_total = widen(lse)[counted].T[:, :, None]
     difference = np.exp(widen(input)[counted] - shift - log_total)
     difference[np.arange(counted.size), target[counted]] -= 1
-    grad_input = np.zeros(input.shape, dtype=input.dtype)
+    grad_input = np.empty(input.shape, input.dtype) if out is None else out
+    grad_input[...] = 0
     grad_input[counted] = (difference * widen(grad_losses)[counted, None]).astype(input.dtype)
     return grad_input

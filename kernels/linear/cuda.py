@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _cuda
 from .._cuda import column_sums, cublaslt
+from .._cuda.vectors import empty_rows, row_stride, unit_columns
 from ..activation import cuda as _activation
 from ..activation_names import activation_code
 from ..batch_invariance import is_batch_invariant
@@ -54,7 +55,7 @@ def linear(input, weight, bias, activation, residual):
     xp = _cuda.array_module(input)
     weight = weight.array if isinstance(weight, CudaWeight) else _cuda.vector_rows(weight)
     input = _cuda.vector_rows(input)
-    output = xp.empty((len(input), len(weight)), dtype=input.dtype)
+    output = empty_rows(xp, len(input), len(weight), input.dtype)
     if output.size == 0:
         return output
     bias = None if bias is None else xp.ascontiguousarray(bias)
@@ -97,8 +98,8 @@ def _multiply(output, left, right, transpose_left=False, addend=None):
 
 def _by_one_kernel(output, input, weight, bias, activation, residual):
     rows, out_features = output.shape
-    residual = None if residual is None else _unit_columns(residual)
-    strides = [np.int64(0 if array is None else _row_stride(array)) for array in (input, weight, residual)]
+    residual = None if residual is None else unit_columns(_cuda.array_module(output), residual)
+    strides = [np.int64(0 if array is None else row_stride(array)) for array in (output, input, weight, residual)]
     sizes = [np.int32(size) for size in (rows, out_features, input.shape[1])]
     args = (output, input, weight, bias, residual, *strides, *sizes, np.int32(activation_code(activation)))
     if input.dtype == np.float32:
@@ -126,15 +127,3 @@ def _large_or_small(rows, out_features):
 
 def _blocks(tile, rows, out_features):
     return -(-rows // tile[0]) * -(-out_features // tile[1])
-
-
-def _unit_columns(array):
-    """The array itself where neighbours in a row are neighbours in memory, else a contiguous copy."""
-    itemsize = array.dtype.itemsize
-    if (array.shape[1] <= 1 or array.strides[1] == itemsize) and array.strides[0] % itemsize == 0:
-        return array
-    return _cuda.array_module(array).ascontiguousarray(array)
-
-
-def _row_stride(array):
-    return array.strides[0] // array.dtype.itemsize

@@ -12,10 +12,10 @@ __device__ __forceinline__ void add(float (&values)[VECTOR<T>], const T *array, 
 }
 
 template <class T> struct Epilogue {
-  T *output;          // (rows, columns), contiguous
+  T *output;          // (rows, columns)
   const T *bias;      // (columns,) or null
   const T *residual;  // (rows, columns) or null
-  long long residual_stride;
+  long long output_stride, residual_stride;
   int rows, columns, activation;
 
   // Finishes one 16-byte vector of outputs, from column `column` of row `row`, and writes what lies inside the matrix.
@@ -24,6 +24,6 @@ template <class T> struct Epilogue {
     if (bias) add(values, bias, column, columns);
     activate<T>(values, activation);
     if (residual) add(values, residual + row * residual_stride, column, columns);
-    store_vector(output + (long long)row * columns, column, columns, values);
+    store_vector(output + row * output_stride, column, columns, values);
   }
 };

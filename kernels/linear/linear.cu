@@ -81,9 +81,9 @@ __device__ __forceinline__ void store_tile(float (&d)[S::WM / 16][S::WN / 8][4],
 
 template <class T, int BM, int BN>
 __global__ void __launch_bounds__(Tiling<BM, BN>::THREADS, Tiling<BM, BN>::BLOCKS)
-linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *residual, long long input_stride,
-           long long weight_stride, long long residual_stride, int rows, int out_features, int in_features,
-           int activation) {
+linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *residual, long long output_stride,
+           long long input_stride, long long weight_stride, long long residual_stride, int rows, int out_features,
+           int in_features, int activation) {
   using S = Tiling<BM, BN>;
   DYNAMIC_SHARED(shared);
   T *stages = reinterpret_cast<T *>(shared);
@@ -119,7 +119,8 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
   }
   __syncthreads();  // the stages become the epilogue's strips
 
-  const Epilogue<T> epilogue = {output, bias, residual, residual_stride, rows, out_features, activation};
+  const Epilogue<T> epilogue = {output, bias, residual, output_stride, residual_stride, rows, out_features,
+                                activation};
   float *strip = reinterpret_cast<float *>(shared) + warp * 16 * (S::WN + 8);
   store_tile<T, S>(d, strip, epilogue, row0 + warp_row, column0 + warp_column);
 }
@@ -184,8 +185,8 @@ __device__ __forceinline__ void multiply_fp32(float (&d)[8][2][4], const float *
 template <int B>
 __global__ void __launch_bounds__(B *B / 64, 2)
 linear_fp32(float *output, const float *input, const float *weight, const float *bias, const float *residual,
-            long long input_stride, long long weight_stride, long long residual_stride, int rows, int out_features,
-            int in_features, int activation) {
+            long long output_stride, long long input_stride, long long weight_stride, long long residual_stride,
+            int rows, int out_features, int in_features, int activation) {
   constexpr int THREADS = B * B / 64, TILE = DEPTH * (B + 4), SHARE = B * DEPTH / THREADS / 4;
   SHARED_ARRAY(float4, shared, TILE);  // 4 TILE floats: [buffer][input, weight]
   float *tiles = reinterpret_cast<float *>(shared);
@@ -213,7 +214,8 @@ linear_fp32(float *output, const float *input, const float *weight, const float 
     multiply_fp32<B>(d, tile, tile + TILE, y, x);
   }
 
-  const Epilogue<float> epilogue = {output, bias, residual, residual_stride, rows, out_features, activation};
+  const Epilogue<float> epilogue = {output, bias, residual, output_stride, residual_stride, rows, out_features,
+                                activation};
 #pragma unroll 1
   for (int i = 0; i < 8; ++i, rotate(d)) {
     const int row = row0 + i / 4 * (B / 2) + y * 4 + i % 4;

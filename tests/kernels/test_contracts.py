@@ -112,11 +112,6 @@ def test_the_mean_over_no_row_is_nan_and_its_gradient_zero():
     assert not kernels.cross_entropy_backward(np.ones((), np.float32), x, target).any()
 
 
-def test_a_mean_of_half_precision_losses_does_not_overflow():
-    x = np.tile(np.array([0, 8], np.float16), (70_000, 1))
-    assert kernels.cross_entropy(x, np.zeros(70_000, np.int64)) == 8
-
-
 def test_attention_hands_over_rows_of_unit_stride(monkeypatch):
     seen, compute = [], kernels.dispatch.Call.compute
 

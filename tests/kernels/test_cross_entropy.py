@@ -15,7 +15,7 @@ def test_an_ignored_row_counts_for_nothing_whatever_it_holds():
     target = np.array([IGNORE, 1])
     losses, lse = reference.cross_entropy(x, target, IGNORE)
     np.testing.assert_allclose(losses, [0, np.log(2)])
-    gradient = reference.cross_entropy_backward(np.array([np.inf, 1]), x, target, lse, IGNORE)
+    gradient = reference.cross_entropy_backward(np.array([np.inf, 1]), x, target, lse, IGNORE, None)
     np.testing.assert_allclose(gradient, [[0, 0], [0.5, -0.5]])
 
 
@@ -67,6 +67,40 @@ def test_a_backward_with_lse_computes_no_forward(cpu_backend, reduction, dtype):
     np.testing.assert_array_equal(found, kernels.cross_entropy_backward(grad, x, target, **options))
     other = kernels.cross_entropy_backward(grad, x, target, lse=lse + dtype(1), **options)
     assert (other[0] != found[0]).all()
+
+
+def test_a_gradient_may_stand_in_the_place_of_the_logits(cpu_backend):
+    x, target = normal(1, (5, 39), np.float32), np.array([3, IGNORE, 0, 38, 7])
+    options = {"grad_output": np.ones((), np.float32), "target": target, "backend": cpu_backend}
+    expected = kernels.cross_entropy_backward(input=x, **options)
+    assert kernels.cross_entropy_backward(input=x, **options, out=x) is x
+    np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize(
+    "out, kind, message",
+    [
+        (np.zeros((4, 3), np.float32), ValueError, r"out has shape \(4, 3\), expected \(3, 4\)"),
+        (np.zeros((3, 4)), TypeError, "out has dtype float64, expected float32"),
+        (np.broadcast_to(np.float32(0), (3, 4)), ValueError, "out is read-only"),
+    ],
+)
+def test_where_a_gradient_cannot_stand(cpu_backend, out, kind, message):
+    x, target = np.zeros((3, 4), np.float32), np.zeros(3, int)
+    with pytest.raises(kind, match=message):
+        kernels.cross_entropy_backward(np.ones((), np.float32), x, target, out=out, backend=cpu_backend)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_of_half_precision_are_float32(reduction):
+    x = np.array([[0, 8]], np.float16)
+    loss = kernels.cross_entropy(x, np.zeros(1, int), reduction=reduction, backend="numpy")
+    assert loss.dtype == np.float32
+    np.testing.assert_allclose(loss, 8 + np.log1p(np.exp(-8)), rtol=1e-6)
+    with pytest.raises(TypeError, match="grad_output has dtype float16, expected float32 for input of float16"):
+        kernels.cross_entropy_backward(
+            loss.astype(np.float16), x, np.zeros(1, int), reduction=reduction, backend="numpy"
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import is_batch_invariant
+from bertcore.kernels._cuda import cublaslt, vectors
 from bertcore.kernels.activation_names import ACTIVATIONS
 from bertcore.kernels.linear import cuda as linear_cuda
 from bertcore.kernels.linear import reference
@@ -138,6 +139,44 @@ def test_a_weight_of_whole_vectors_is_prepared_without_a_copy(cuda, in_features,
         return linear_cuda.linear(input, prepared, None, None, None)
 
     assert_close(cuda.run(run, input, weight), expected(input, weight, None, None, None))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_of_weights_are_added_to_float32(cuda, dtype, shape):
+    """By the product itself, without having been rounded."""
+    input, weight, _, grad = problem(*shape, dtype)
+    total = strategies.normal(5, weight.shape, np.float32)
+    product = grad.astype(np.float64).T @ input.astype(np.float64)
+
+    def run(grad, input, total):
+        alone = linear_cuda.linear_weight_gradient(grad, input, np.dtype(np.float32), None)
+        return alone, linear_cuda.linear_weight_gradient(grad, input, total.dtype, total.copy())
+
+    alone, summed = cuda.run(run, grad, input, total)
+    assert_close(alone, product)
+    assert_close(summed, total + product)
+
+
+def test_rows_of_a_vocabulary_begin_on_vectors(cuda, dtype, monkeypatch):
+    """Those of the scores, and so do the products of their gradient, which lies as they do."""
+    monkeypatch.setattr(vectors, "WIDE", 65)
+    input, weight, bias, residual = problem(20, 40, 65, dtype)
+    asked, plan = [], cublaslt.plan
+    monkeypatch.setattr(cublaslt, "plan", lambda path, product: asked.append(product) or plan(path, product))
+
+    def run(input, weight, bias, residual):
+        output = linear_cuda.linear(input, weight, bias, None, residual)
+        assert output.shape == (20, 65) and output.strides[0] == vectors.padded_width(65, dtype) * dtype.itemsize
+        return output, *linear_cuda.linear_backward(output, input, weight, bias, True)
+
+    output, *grads = cuda.run(run, input, weight, bias, residual)
+    assert_close(output, expected(input, weight, bias, None, residual))
+    exact = reference.linear_backward(*(it.astype(np.float64) for it in (output, input, weight, bias)), True)
+    for found, truth in zip(grads, exact, strict=True):
+        assert_close(found, truth)
+    for product in asked:
+        strides = product.left_stride, product.right_stride, product.output_stride
+        assert all(stride * dtype.itemsize % 16 == 0 for stride in strides)
 
 
 @pytest.mark.parametrize("rows", [3, 40])

@@ -6,6 +6,7 @@ import pytest
 
 from bertcore.kernels import _cuda
 from bertcore.kernels._cuda import rows as rows_planner
+from bertcore.kernels._cuda import vectors
 from bertcore.kernels.activation import cuda as activation_cuda
 from bertcore.kernels.activation import reference as activation_reference
 from bertcore.kernels.cross_entropy import cuda as cross_entropy_cuda
@@ -168,8 +169,38 @@ def test_cross_entropy_of_unknown_targets_is_nan(cuda, dtype):
     losses, lse = cuda.run(cross_entropy_cuda.cross_entropy, input, target, -100)
     assert np.isnan(losses[[0, 1, 3]]).all()
     assert np.isfinite(losses[2]) and np.isfinite(lse).all() and lse.shape == (4, 2)
-    grads = cuda.run(cross_entropy_cuda.cross_entropy_backward, np.ones(4, np.float32), input, target, lse, -100)
+    grads = cuda.run(cross_entropy_cuda.cross_entropy_backward, np.ones(4, np.float32), input, target, lse, -100, None)
     assert np.isnan(grads[[0, 1, 3]].astype(np.float32)).all() and np.isfinite(grads[2].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("classes", [39, 1500])
+def test_cross_entropy_of_rows_that_lie_apart(cuda, dtype, classes, monkeypatch):
+    """As linear makes them of a vocabulary: aligned, with anything between them, which stays; the gradient stands apart
+    as well, or in the place of the logits."""
+    monkeypatch.setattr(vectors, "WIDE", 1)
+    stride = vectors.padded_width(classes, dtype)
+    storage = np.full((5, stride), np.nan, dtype)
+    storage[:, :classes] = normal(1, (5, classes), dtype)
+    target, grad_losses = np.arange(5), np.ones(5, np.float32)
+
+    def run(storage, in_place):
+        storage = storage.copy()
+        logits = storage[:, :classes]
+        losses, lse = cross_entropy_cuda.cross_entropy(logits, target, -100)
+        others = target, lse, -100, logits if in_place else None
+        grads = cross_entropy_cuda.cross_entropy_backward(grad_losses, logits, *others)
+        assert grads.strides[0] == stride * dtype.itemsize and (grads is logits) == in_place
+        return losses, grads, storage
+
+    losses, apart, _ = cuda.run(run, storage, False)
+    _, _, in_place = cuda.run(run, storage, True)
+    expected, lse = cross_entropy_reference.cross_entropy(wide(storage[:, :classes]), target, -100)
+    assert_close(losses, expected, factor=3)
+    given = np.ones(5), wide(storage[:, :classes]), target, lse, -100, None
+    gradient = cross_entropy_reference.cross_entropy_backward(*given)
+    assert_close(apart, gradient, factor=3)
+    np.testing.assert_array_equal(in_place[:, :classes], apart)
+    assert np.isnan(in_place[:, classes:].astype(np.float32)).all()
 
 
 # ---- what holds for all ---------------------------------------------------------------------------------------------

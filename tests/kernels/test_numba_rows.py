@@ -157,7 +157,7 @@ def test_cross_entropy_of_special_rows(dtype):
     ):
         assert_as_reference_elementwise(*(part.reshape(12, -1).sum(1) for part in (mine, truth)))
     lse = cross_entropy_reference.cross_entropy(x, target, IGNORED)[1]
-    arguments = np.ones(12, dtype), x, target, lse, IGNORED
+    arguments = np.ones(12, dtype), x, target, lse, IGNORED, None
     assert_as_reference_elementwise(
         *(m.cross_entropy_backward(*arguments) for m in (cross_entropy, cross_entropy_reference))
     )
@@ -167,7 +167,7 @@ def test_ignored_rows_give_zeros_whatever_they_hold():
     x, target = np.full((3, 50), np.nan, np.float32), np.full(3, IGNORED)
     losses, lse = cross_entropy.cross_entropy(x, target, IGNORED)
     assert not losses.any() and np.isnan(lse[:, 1]).all()
-    assert not cross_entropy.cross_entropy_backward(np.ones(3, np.float32), x, target, lse, IGNORED).any()
+    assert not cross_entropy.cross_entropy_backward(np.ones(3, np.float32), x, target, lse, IGNORED, None).any()
 
 
 # --- the same row, the same bits ------------------------------------------------------------------

@@ -15,6 +15,7 @@ from bertcore import (
     use_backend,
     value_and_grad,
 )
+from bertcore.kernels._cuda import vectors
 from bertcore.nn.dropout import dropout_seeds
 from bertcore.nn.functional import losses
 from bertcore.training import AdamW, clip_grad_norm
@@ -118,10 +119,10 @@ def test_both_parts_of_a_replaced_token_model_follow_the_ids(emulated_gpu):
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def tiny_masked_lm(preset="bert-base-uncased"):
+def tiny_masked_lm(preset="bert-base-uncased", **config):
     """Two narrow layers whose every parameter tells, and a ragged batch with labels."""
     with use_backend("numpy"):
-        model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config(preset)))
+        model = drawn_anew(AutoModelForMaskedLM.from_config({**tiny_config(preset), **config}))
     rng, real = np.random.default_rng(0), np.arange(7) < np.array([[7], [4]])
     ids = np.where(real, rng.integers(5, 40, real.shape), 0)
     labels = np.where(real & (rng.random(real.shape) < 0.5), ids, -100)
@@ -151,7 +152,9 @@ def test_gradients(emulated_gpu, is_dropping, preset):
 
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
 def test_scores_of_labels_exist_in_chunks(emulated_gpu, precision, monkeypatch):
-    """The gradients of those at once; no array has more rows of a vocabulary than a chunk."""
+    """The gradients of those at once, in their place; no array has more rows of a vocabulary than a chunk. Each row of
+    it begins on 16 bytes."""
+    monkeypatch.setattr(vectors, "WIDE", 1)
     model, batch = tiny_masked_lm()
     batch["labels"], found = np.where(batch["attention_mask"] == 1, batch["input_ids"], -100), {}
     for chunk in (1024, 4):
@@ -162,6 +165,10 @@ def test_scores_of_labels_exist_in_chunks(emulated_gpu, precision, monkeypatch):
     (expected, grads), (out, in_chunks) = found.values()
     scored = [launch.args[0].shape for launch in emulated_gpu.launches if launch.kernel.startswith("cross_entropy")]
     assert scored == [(rows, model.spec.vocab_size) for rows in (4, 4, 4, 4, 3, 3)]
+    for launch in emulated_gpu.launches:
+        if launch.kernel.startswith("cross_entropy_backward"):
+            scores, gradient = launch.args[0], launch.args[4]
+            assert scores.strides[0] % 16 == 0 and scores.data.ptr == gradient.data.ptr
     assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-6)
     scale, tolerance = max(float(abs(grad).max()) for grad in grads.values()), 1e-5 if precision is None else 0.02
     for name, grad in grads.items():  # that of a bias of keys is nothing but rounding
@@ -170,6 +177,21 @@ def test_scores_of_labels_exist_in_chunks(emulated_gpu, precision, monkeypatch):
     with autocast(precision) if precision else nullcontext():
         loss = float(model(**batch).loss)  # where fewer operations round to 16 bits
     assert loss == pytest.approx(float(out.loss), rel=1e-6 if precision is None else 5e-3)
+
+
+@pytest.mark.parametrize("chunk", [1024, 4])
+def test_gradients_of_weights_are_not_rounded_under_autocast(emulated_gpu, chunk, monkeypatch):
+    """Sums of products of 16 bits have more bits than those."""
+    model, batch = tiny_masked_lm(tie_word_embeddings=False)
+    batch["labels"] = np.where(batch["attention_mask"] == 1, batch["input_ids"], -100)
+    monkeypatch.setattr(losses, "CHUNK", chunk)
+    with autocast("bfloat16"):
+        _, grads = value_and_grad(model)(**batch)
+    for parameter in model.parameters():
+        if "weight" in parameter.uses:
+            for name in parameter.names:
+                bits = grads[name].get().view(np.uint32)
+                assert grads[name].dtype == np.float32 and (bits & 0xFFFF).any(), name
 
 
 @pytest.mark.slow

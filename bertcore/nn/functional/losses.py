@@ -1,5 +1,6 @@
 """Losses, each a mean and a scalar array, with its gradient rule; in float32 where scores are of lower precision."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.operation import operation
+from bertcore.tape import Addend
 
 IGNORED = -100
 CHUNK = 1024  # rows whose scores exist at once: 63 MB of 30,000 words in 16 bits
@@ -23,12 +25,8 @@ def cross_entropy(logits: Any, *, labels: Any, label_smoothing: float = 0.0, cla
     if label_smoothing or class_weights is not None:
         loss, pullback = _weighted_cross_entropy(widened(logits), labels, label_smoothing, class_weights)
         return loss, lambda grad: (_narrowed(pullback(grad)[0], logits),)
-    loss, lse = kernels.cross_entropy(widened(logits), labels, return_lse=True)
-
-    def pullback(grad):
-        return (_narrowed(kernels.cross_entropy_backward(grad, widened(logits), labels, lse=lse), logits),)
-
-    return loss, pullback
+    loss, lse = kernels.cross_entropy(logits, labels, return_lse=True)
+    return loss, lambda grad: (kernels.cross_entropy_backward(grad, logits, labels, lse=lse),)
 
 
 @operation()
@@ -39,48 +37,61 @@ def decoded_cross_entropy(
     at a time.
 
     All rows have a label, and `weight` may be one that has no gradient. The gradients are made with the scores, which
-    would be made twice otherwise; they are those of the sum, which float16 holds better than those of the mean.
+    would be made twice otherwise, and in their place; they are those of the sum, which float16 holds better than those
+    of the mean. That of the weight is summed in float32.
     """
-    total, of_input, of_parameters = 0.0, [], None
-    for rows, scores in _scores_in_chunks(input, weight, bias, chunk):
-        loss, lse = kernels.cross_entropy(widened(scores), labels[rows], reduction="sum", return_lse=True)
-        one = kernels.array_module(loss).ones((), loss.dtype)
-        options = {"lse": lse, "reduction": "sum"}
-        grad = _narrowed(kernels.cross_entropy_backward(one, widened(scores), labels[rows], **options), scores)
-        grads = kernels.linear_backward(grad, input[rows], weight, bias, needs_weight=needs_weight)
+    xp, total, of_weight, of_bias = kernels.array_module(input), 0.0, None, None
+    of_input = xp.empty(input.shape, input.dtype)
+    for rows in _chunks(input, chunk):
+        grad = kernels.linear(input[rows], weight, bias)  # the scores, until their gradient stands there
+        loss, lse = kernels.cross_entropy(grad, labels[rows], reduction="sum", return_lse=True)
+        one, options = xp.ones((), loss.dtype), {"lse": lse, "reduction": "sum"}
+        kernels.cross_entropy_backward(one, grad, labels[rows], **options, out=grad)
+        of_input[rows], _, part = kernels.linear_backward(grad, input[rows], weight, bias, needs_weight=False)
+        if needs_weight:
+            of_weight = kernels.linear_weight_gradient(grad, input[rows], dtype=loss.dtype, add_to=of_weight)
+        if part is not None:
+            of_bias = widened(part) if of_bias is None else of_bias + part
         total = total + loss
-        of_input.append(grads[0])
-        some = [None if part is None else widened(part) for part in grads[1:]]
-        of_parameters = some if of_parameters is None else list(map(_added, of_parameters, some))
+        del grad  # before the next chunk's
 
     def pullback(grad):
         factor = widened(grad) / len(input)
-        whole = kernels.array_module(input).concatenate(of_input)
-        parts = (whole, input), *zip(of_parameters, (weight, input), strict=True)
-        return tuple(None if part is None else _narrowed(widened(part) * factor, like) for part, like in parts)
+        of_parameters = (None if part is None else _Scaled(part, factor, input.dtype) for part in (of_weight, of_bias))
+        return _narrowed(widened(of_input) * factor, input), *of_parameters
 
     return total / len(input), pullback
+
+
+@dataclass(frozen=True)
+class _Scaled(Addend):
+    """A gradient of a parameter, in float32, times a factor; of `dtype` where no other is asked for."""
+
+    gradient: Any
+    factor: Any
+    dtype: Any
+
+    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+        scaled = self.gradient * self.factor
+        if array is None:
+            return scaled.astype(dtype or self.dtype, copy=False)
+        array += scaled
+        return array
 
 
 @decoded_cross_entropy.inference
 def _decoded_cross_entropy_forward(input, weight, bias, *, labels, needs_weight=True, chunk=None):
     total = 0.0
-    for rows, scores in _scores_in_chunks(input, weight, bias, chunk):
-        total = total + kernels.cross_entropy(widened(scores), labels[rows], reduction="sum")
+    for rows in _chunks(input, chunk):
+        scores = kernels.linear(input[rows], weight, bias)
+        total = total + kernels.cross_entropy(scores, labels[rows], reduction="sum")
+        del scores  # before the next chunk's
     return total / len(input)
 
 
-def _scores_in_chunks(input, weight, bias, chunk):
+def _chunks(input, chunk):
     chunk = CHUNK if chunk is None else chunk
-    for first in range(0, len(input), chunk):
-        rows = slice(first, first + chunk)
-        yield rows, kernels.linear(input[rows], weight, bias)
-
-
-def _added(known, part):
-    if known is not None:
-        known += part
-    return known
+    return [slice(first, first + chunk) for first in range(0, len(input), chunk)]
 
 
 def _narrowed(grad, array):

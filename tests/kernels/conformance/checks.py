@@ -34,7 +34,13 @@ def assert_conforms(case, operation, backend, dtype, layouts=LAYOUTS):
         assert set(computed_by) == {backend}
         assert found and (found.keys() == exact.keys() or backend == "cupy"), "some results are missing"
         for key, array in found.items():
-            check(f"{case.name}: {key} of {layout} arrays", array, exact[key], dtype)
+            check(f"{case.name}: {key} of {layout} arrays", array, exact[key], dtype_of(operation, key, dtype))
+
+
+def dtype_of(operation, name, dtype):
+    """That of a result, of arrays of `dtype`."""
+    is_wide = name == "lse" or (operation, name) == ("cross_entropy", "output")
+    return np.promote_types(dtype, np.float32) if is_wide else np.dtype(dtype)
 
 
 @contextmanager
@@ -66,7 +72,7 @@ def results(case, operation, backend, rounding, dtype, layout):
 
     def grad(output):
         name = f"gradient {len(given)}"
-        given[name] = prepare(normal(99, output.shape))
+        given[name] = prepare(normal(99, output.shape)).astype(dtype_of(operation, "output", dtype), copy=False)
         before[name] = contents(given[name])
         return given[name]
 
@@ -98,8 +104,7 @@ def check(name, found, expected, dtype):
         assert found is None, name
         return
     assert type(found) is np.ndarray and found.flags.c_contiguous and found.flags.writeable, name
-    wide = ": lse" in name
-    assert found.dtype == (np.promote_types(dtype, np.float32) if wide else dtype), name
+    assert found.dtype == dtype, name
     # Gradients may cancel to nothing, and start from outputs that were rounded already.
     is_gradient = ": grad" in name
     assert_close(found, expected, name=name, at_least=1 if is_gradient else 0, factor=3 if is_gradient else 1)
