@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from . import _cuda
+from ._cuda import plans
+from .batch_invariance import is_batch_invariant
 from .deferred import Deferred, Recorder
 from .errors import BackendUnavailable
 from .own_name import PACKAGE, PROJECT, setting, variable
@@ -182,11 +184,18 @@ def _on_device(index: int) -> AbstractContextManager:
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
-    __slots__ = ("_recorder", "_tensor_module", "arrays", "backend", "package")
+    __slots__ = ("_key", "_recorder", "_tensor_module", "_trace", "arrays", "backend", "package", "plan")
 
-    def __init__(self, package: str, backend: str | None, arrays: dict[str, Any], optional: Collection[str]):
+    def __init__(
+        self,
+        package: str,
+        backend: str | None,
+        arrays: dict[str, Any],
+        optional: Collection[str],
+        options: tuple[Any, ...] | None,
+    ):
         self.package = package
-        self._tensor_module = self._recorder = None
+        self._tensor_module = self._recorder = self._key = self._trace = self.plan = None
         are_plain, recorder = _plain(arrays, optional)
         if are_plain:  # by far the most calls: nothing to convert, one home
             self.arrays = tuple(arrays.values())
@@ -199,6 +208,8 @@ class Call:
             self.arrays = tuple(arrays.values())
             self.backend = resolve_backend(backend, on_gpu=True)
             if self.backend == "cupy" and not _cuda.is_emulated():
+                if options is not None:
+                    self._find_plan(options)
                 return
         natives, homes = {}, {}
         for name, array in arrays.items():
@@ -207,6 +218,20 @@ class Call:
         self.arrays = tuple(natives.values())
         self.backend = resolve_backend(backend, on_gpu=self._one_home(homes) == "GPU")
         self._check_reach(homes)
+
+    def _find_plan(self, options: tuple[Any, ...]) -> None:
+        # True, 1 and 1.0 are equal, but not all of them are what an operation takes.
+        key = self.package, options, tuple(map(type, options)), is_batch_invariant(), plans.layout(self.arrays)
+        try:
+            self.plan = _cuda.runtime().plan(key)
+        except TypeError:  # an option without a hash
+            return
+        self._key = key
+
+    def replay(self) -> Any:
+        """The result by the `plan`, which has to be there."""
+        with _on_device(self.plan.device):
+            return self.plan.run(self.arrays)
 
     def run(self, function: str, *args: Any) -> Any:
         """Call `function` of the implementation and hand its arrays back as the kind that came in."""
@@ -221,7 +246,9 @@ class Call:
             return self._recorder.call(module, function, args)
         if self.backend != "cupy":
             return getattr(module, function)(*args)
-        with self.on_device():
+        if self._key is not None:
+            self._trace = plans.Trace(self.arrays)
+        with self.on_device(), plans.tracing(self._trace):
             return getattr(module, function)(*args)
 
     def on_device(self) -> AbstractContextManager:
@@ -238,6 +265,10 @@ class Call:
 
     def hand_back(self, result: Any) -> Any:
         """One array, or a tuple of arrays and Nones, as the kind that came in."""
+        if self._trace is not None:
+            plan = self._trace.plan(result)
+            if plan is not None:
+                _cuda.runtime().keep_plan(self._key, plan)
         if self._tensor_module is None:
             return result
         if isinstance(result, tuple):
@@ -328,6 +359,18 @@ def _are_cupy(arrays: dict[str, Any], optional: Collection[str]) -> bool:
     return True
 
 
-def open_call(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:
-    """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None."""
-    return Call(package, backend, arrays, optional)
+def open_call(
+    package: str,
+    backend: str | None,
+    *,
+    optional: Collection[str] = (),
+    options: tuple[Any, ...] | None = None,
+    **arrays: Any,
+) -> Call:
+    """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None.
+
+    `options`: the function's name and all that its checks and its result depend on beside the arrays. Where they are
+    given, and a call on a GPU has the layout and the options of one before it, that one's checks hold for it, too, and
+    its launches are kept as `plan`: the function returns `replay()`. Otherwise the call ends with `hand_back`.
+    """
+    return Call(package, backend, arrays, optional, options)

@@ -30,7 +30,7 @@ not see included files. The headers here:
     pointwise.cuh    elementwise kernels (launcher: pointwise.py)
     many.cuh         kernels over many arrays at once, by a table of their addresses (launcher: many.py)
 
-Matrix products are cuBLASLt's: cublaslt.py.
+Matrix products are cuBLASLt's: cublaslt.py. What a call launched is kept for calls of the same layout: plans.py.
 
 `vector_rows` brings arrays into the form that tile.cuh wants; `vectors.py` has more of rows in memory.
 
@@ -48,6 +48,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import BackendUnavailable
+from . import plans
+from .plans import empty as empty
 from .vectors import has_vector_rows, pad_rows
 
 HEADERS = Path(__file__).parent
@@ -138,6 +140,7 @@ class CuPyRuntime:
     def __init__(self):
         self._kernels = {}
         self._devices = {}
+        self._plans = {}
         self._cublaslt_path = self._cupy = None
 
     @property
@@ -183,6 +186,16 @@ class CuPyRuntime:
             )
         return self._devices[index]
 
+    def plan(self, key):
+        """The Plan that is kept under `key`, or None."""
+        return self._plans.get(key)
+
+    def keep_plan(self, key, plan):
+        """Keep a Plan; where there are too many, all others go."""
+        if len(self._plans) >= plans.MOST_KEPT:
+            self._plans.clear()
+        self._plans[key] = plan
+
     def launch(self, module, kernel, grid, block, args, shared_bytes):
         key = module, kernel, self.device_index()
         loaded = self._kernels.get(key)
@@ -194,10 +207,24 @@ class CuPyRuntime:
         # a quarter of a launch's time.)
         given = [NULL if arg is None else np.atleast_1d(arg) if type(arg) is np.void else arg for arg in args]
         loaded.kernel(grid, block, tuple(given), shared_mem=shared_bytes)
+        trace = plans.current()
+        if trace is not None:
+            places = [place for place, arg in enumerate(given) if isinstance(arg, self.cupy.ndarray)]
+            arrays = [given[place] for place in places]
+            others = [None if place in places else arg for place, arg in enumerate(given)]
+            trace.did(_start, arrays, loaded.kernel, grid, block, others, tuple(places), shared_bytes)
 
     def _compile(self, module, kernel):
         compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
         return compiled.get_function(kernel)
+
+
+def _start(arrays, kernel, grid, block, others, places, shared_bytes):
+    """Launch a kernel with these arrays at these places among its other arguments."""
+    args = others.copy()
+    for place, array in zip(places, arrays, strict=True):
+        args[place] = array
+    kernel(grid, block, tuple(args), shared_mem=shared_bytes)
 
 
 class _Loaded:

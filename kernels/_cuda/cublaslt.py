@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import runtime
+from . import plans, runtime
 
 TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
 COMPUTE_32F = 68  # sums in float32, and products of float32 as such: TF32 is a compute type of its own
@@ -119,8 +119,12 @@ class Plan:
         self._operation = _operation(library, product)
         self._layouts = _layouts(library, product)
         self._lock = threading.Lock()  # the bias is set in the descriptor, then the product starts
-        choice = self._choose(product)
-        self._algorithm, self.workspace_bytes = choice.algorithm, choice.workspace_bytes
+        self._choice = choice = self._choose(product)
+        self.workspace_bytes = choice.workspace_bytes
+        self._bias = c_void_p()
+        self._set_bias = self._operation.handle, BIAS_POINTER, byref(self._bias), ctypes.sizeof(self._bias)
+        layouts = (layout.handle for layout in self._layouts)
+        self._fixed = self._handle, self._operation.handle, *layouts, byref(choice.algorithm)
 
     def _choose(self, product):
         preference = _preference(self._library, product)
@@ -135,20 +139,15 @@ class Plan:
     def run(self, addresses, bias, beta, workspace, stream):
         """Start the product; `addresses` are those of right, left, addend and output."""
         right, left, addend, output = addresses
-        right_layout, left_layout, addend_layout, output_layout = (layout.handle for layout in self._layouts)
+        handle, operation, right_layout, left_layout, addend_layout, output_layout, algorithm = self._fixed
         with self._lock:
             if bias is not None:
-                self._operation.set(BIAS_POINTER, c_void_p(bias))
+                self._bias.value = bias
+                self._library.call("cublasLtMatmulDescSetAttribute", *self._set_bias)
             self._library.call(
-                "cublasLtMatmul",
-                self._handle,
-                self._operation.handle,
-                byref(ONE),
-                *(right, right_layout, left, left_layout),
-                byref(beta),
-                *(addend, addend_layout, output, output_layout),
-                *(byref(self._algorithm), workspace, self.workspace_bytes, stream),
-            )
+                "cublasLtMatmul", handle, operation, byref(ONE), right, right_layout, left, left_layout, byref(beta),
+                addend, addend_layout, output, output_layout, algorithm, workspace, self.workspace_bytes, stream,
+            )  # fmt: skip
 
 
 def _operation(library, product):
@@ -219,11 +218,22 @@ def multiply(
         (EPILOGUES[activation] | (0 if bias is None else ADD_BIAS)) or NO_EPILOGUE,
         (*map(_alignment, addresses), MOST_ALIGNMENT if bias is None else _alignment(bias_address)),
     )
+    arrays = right, left, addend, output, bias
     chosen = plan(here.cublaslt_path(), product)
-    size = chosen.workspace_bytes
-    workspace = here.array_module(output).empty(size, np.uint8) if size else None  # of the stream's pool: no wait
-    address = None if workspace is None else here.address(workspace)
-    chosen.run(addresses, bias_address, beta, address, here.stream())
+    _start(arrays, chosen, beta)
+    trace = plans.current()
+    if trace is not None:
+        trace.did(_start, arrays, chosen, beta)
+
+
+def _start(arrays, chosen, beta):
+    """Start the product `chosen` of right and left, plus addend, to output; with the bias, if that is not None."""
+    here, (*matrices, bias) = runtime(), arrays
+    workspace = None
+    if chosen.workspace_bytes:  # of the stream's pool: no wait
+        workspace = here.array_module(arrays[0]).empty(chosen.workspace_bytes, np.uint8)
+    bias, room = (None if array is None else here.address(array) for array in (bias, workspace))
+    chosen.run([*map(here.address, matrices)], bias, beta, room, here.stream())
 
 
 @functools.cache

@@ -118,7 +118,14 @@ def attention(
         TypeError, ValueError: which argument is wrong, and what was expected.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = _open(backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+    options = None
+    if not dropout_p:  # whose seed is another in each call
+        sides = window if isinstance(window, tuple) else (window,)
+        asked = bool(return_lse), bool(return_probs), bool(return_components)
+        options = "attention", dropout_p, is_causal, scale, compute_dtype, *asked, type(window), *sides
+    call = _open(backend, relative, options, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+    if call.plan is not None:
+        return call.replay()
     with call.on_device():
         inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
         check_compute_dtype(compute_dtype, call.backend, inputs[0])
@@ -176,7 +183,7 @@ def attention_backward(
         As `attention`.
     """
     call = _open(
-        backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias,
+        backend, relative, None, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias,
         grad_output=grad_output, output=output, lse=lse, **_named_targets(out),
     )  # fmt: skip
     count = len(call.arrays) - (0 if out is None else 3)
@@ -207,8 +214,8 @@ def attention_backward(
 
 
 def _open(
-    backend: str | None, relative: RelativePositions | None, query: Any, key: Any, value: Any, cu_seqlens: Any,
-    cu_seqlens_k: Any, attn_mask: Any, bias: Any, **of_backward: Any,
+    backend: str | None, relative: RelativePositions | None, options: tuple[Any, ...] | None, query: Any, key: Any,
+    value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any, **of_backward: Any,
 ) -> dispatch.Call:  # fmt: skip
     """The call; its arrays are query to bias, those of `relative` in the order of its fields, those of the backward."""
     if relative is None:
@@ -218,7 +225,7 @@ def _open(
     else:
         raise TypeError(f"relative must be RelativePositions, got {type(relative).__qualname__}")
     return dispatch.open_call(
-        __package__, backend, optional=_OPTIONAL, query=query, key=key, value=value,
+        __package__, backend, optional=_OPTIONAL, options=options, query=query, key=key, value=value,
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias, **terms, **of_backward,
     )  # fmt: skip
 

@@ -27,7 +27,9 @@ def gated_activation(input: Any, activation: str, *, gate: str = "first", backen
         TypeError, ValueError: for a wrong kind of array, dtype, shape or name.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, input=input)
+    call = dispatch.open_call(__package__, backend, options=("gated_activation", activation, gate), input=input)
+    if call.plan is not None:
+        return call.replay()
     (input,) = call.arrays
     _check(call, input, activation, gate)
     return call.run("gated_activation", input, activation, gate)
@@ -48,7 +50,10 @@ def gated_activation_backward(
     Raises:
         As `gated_activation`.
     """
-    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input)
+    options = "gated_activation_backward", activation, gate
+    call = dispatch.open_call(__package__, backend, options=options, grad_output=grad_output, input=input)
+    if call.plan is not None:
+        return call.replay()
     grad_output, input = call.arrays
     _check(call, input, activation, gate, grad_output=grad_output)
     checks.shape((*input.shape[:-1], input.shape[-1] // 2), grad_output=grad_output)

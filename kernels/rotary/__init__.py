@@ -49,8 +49,7 @@ def rotary(
         BackendUnavailable: if the backend cannot run here.
     """
     angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
-    call, checked = _open({"input": input} | angles, inplace, backend)
-    return call.run("rotary", *checked, bool(interleaved), bool(inplace))
+    return _turned("rotary", {"input": input} | angles, interleaved, inplace, backend)
 
 
 def rotary_backward(
@@ -78,14 +77,17 @@ def rotary_backward(
         As `rotary`.
     """
     angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
-    call, checked = _open({"grad_output": grad_output} | angles, inplace, backend)
-    return call.run("rotary_backward", *checked, bool(interleaved), bool(inplace))
+    return _turned("rotary_backward", {"grad_output": grad_output} | angles, interleaved, inplace, backend)
 
 
-def _open(arrays: dict[str, Any], inplace: bool, backend: str | None) -> tuple[dispatch.Call, tuple[Any, ...]]:
-    """The call, and its arrays checked; the first of them is what it turns."""
-    call = dispatch.open_call(__package__, backend, optional=OPTIONAL, **arrays)
-    return call, _check(call, next(iter(arrays)), *call.arrays, inplace)
+def _turned(function: str, arrays: dict[str, Any], interleaved: bool, inplace: bool, backend: str | None) -> Any:
+    """What `function` makes of the arrays; the first of them is what it turns."""
+    options = function, interleaved, inplace
+    call = dispatch.open_call(__package__, backend, optional=OPTIONAL, options=options, **arrays)
+    if call.plan is not None:
+        return call.replay()
+    checked = _check(call, next(iter(arrays)), *call.arrays, inplace)
+    return call.run(function, *checked, bool(interleaved), bool(inplace))
 
 
 def _check(

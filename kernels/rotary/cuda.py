@@ -29,11 +29,11 @@ def _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, sign):
     xp = _cuda.array_module(input)
     unit_columns = input.strides[-1] == input.itemsize or input.shape[-1] <= 1
     source = input if unit_columns else xp.ascontiguousarray(input)
-    target = source if inplace else xp.empty(input.shape, input.dtype)
+    target = source if inplace else _cuda.empty(xp, input.shape, input.dtype)
     if input.size:
         cos, sin = xp.ascontiguousarray(cos), xp.ascontiguousarray(sin)
         offsets = None if cu_seqlens is None else xp.ascontiguousarray(cu_seqlens)
-        positions = None if positions is None else xp.ascontiguousarray(positions.astype(np.int64))
+        positions = None if positions is None else xp.ascontiguousarray(positions.astype(np.int64, copy=False))
         tokens, *between, head_dim = input.shape
         parts, heads = between if len(between) == 2 else (1, *between)
         sequences = 0 if offsets is None else len(offsets) - 1

@@ -1,0 +1,268 @@
+"""kernels/_cuda/plans.py: a call that comes again launches what it launched before, on its own arrays."""
+
+import cupy
+import numpy as np
+import pytest
+
+from bench.ops import calls
+from bench.ops.cases import OPS, cases
+from bertcore import kernels
+from bertcore.kernels._cuda import cublaslt, plans
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.kernels.arrays import DTYPES
+from tests.kernels.cuda_support import batch_invariance
+
+pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Kernels compute nothing, and no memory comes again; `given` are cuBLASLt's products, `replays` plans that ran."""
+    replays, run = [], plans.Plan.run
+    monkeypatch.setattr(plans.Plan, "run", lambda self, arrays: (replays.append(self), run(self, arrays))[1])
+    with driverless(emulated=False) as gpu:
+        given, multiply = [], cublaslt.Plan.run
+        monkeypatch.setattr(
+            cublaslt.Plan, "run", lambda self, *args: (given.append((self, *args)), multiply(self, *args))[1]
+        )
+        gpu.replays, gpu.given = replays, given
+        alive = []
+        cupy.cuda.set_allocator(lambda size: alive.append(gpu.allocate(size)) or alive[-1])
+        yield gpu
+
+
+def arrays(*shapes, dtype=np.float32):
+    return [cupy.zeros(shape, dtype) for shape in shapes]
+
+
+def done(gpu, call):
+    """All that `call` gives to the GPU and returns, with addresses as such."""
+    gpu.launches.clear()
+    gpu.given.clear()
+    result = call()
+    parts = result if isinstance(result, tuple | list) else (result,)
+    launched = [(it.kernel, it.grid, it.block, it.shared_bytes, *map(_argument, it.args)) for it in gpu.launches]
+    products = [
+        (id(plan), *addresses, bias, beta.value, stream) for plan, addresses, bias, beta, _, stream in gpu.given
+    ]
+    returned = [None if it is None else (_argument(it), it.shape, it.strides, it.dtype) for it in parts]
+    return launched + products + returned
+
+
+def _argument(arg):
+    return ("at", arg.data.ptr) if isinstance(arg, cupy.ndarray) else np.asarray(arg).tobytes()
+
+
+def same(one, other):
+    """Whether two runs of a call did the same: memory that only one of them has is the same by its order."""
+
+    def addresses(run):
+        return [it for it in _leaves(run) if isinstance(it, int)]
+
+    shared = set(addresses(one)) & set(addresses(other))
+    return _numbered(one, shared) == _numbered(other, shared)
+
+
+def _leaves(run):
+    for item in run:
+        yield from _leaves(item) if isinstance(item, tuple | list) else [item]
+
+
+def _numbered(run, shared):
+    known = {}
+    return [it if not isinstance(it, int) or it in shared else known.setdefault(it, len(known)) for it in _leaves(run)]
+
+
+TOKENS = (24, 4, 8)
+OFFSETS = {"cu_seqlens": ((3,), np.int32)}
+TABLES = {"cos": ((24, 4), np.float32), "sin": ((24, 4), np.float32)}
+# Each: the operation, its arrays as (shape, dtype or None for that of the others), and its options.
+CALLS = {
+    "softmax": ("softmax", {"input": ((3, 8),)}, {}),
+    "softmax_backward": ("softmax_backward", {"grad_output": ((3, 8),), "output": ((3, 8),)}, {}),
+    "layer_norm": ("layer_norm", {"input": ((3, 8),), "weight": ((8,),), "bias": ((8,),), "residual": ((3, 8),)}, {}),
+    "layer_norm, three axes": ("layer_norm", {"input": ((2, 3, 8),), "weight": ((8,),)}, {"eps": 1e-3}),
+    "layer_norm_backward": (
+        "layer_norm_backward", {"grad_output": ((3, 8),), "input": ((3, 8),), "weight": ((8,),), "bias": ((8,),)}, {},
+    ),
+    "rms_norm": ("rms_norm", {"input": ((3, 8),), "weight": ((8,),)}, {}),
+    "rms_norm_backward": ("rms_norm_backward", {"grad_output": ((3, 8),), "input": ((3, 8),), "weight": ((8,),)}, {}),
+    "gelu": ("gelu", {"input": ((3, 8),), "bias": ((8,),)}, {"approximate": "tanh"}),
+    "gelu_backward": ("gelu_backward", {"grad_output": ((3, 8),), "input": ((3, 8),), "bias": ((8,),)}, {}),
+    "activation": ("activation", {"input": ((3, 8),)}, {"activation": "tanh"}),
+    "activation_backward": (
+        "activation_backward", {"grad_output": ((3, 8),), "input": ((3, 8),)}, {"activation": "silu"},
+    ),
+    "gated_activation": ("gated_activation", {"input": ((3, 16),)}, {"activation": "gelu"}),
+    "gated_activation_backward": (
+        "gated_activation_backward", {"grad_output": ((3, 8),), "input": ((3, 16),)}, {"activation": "gelu"},
+    ),
+    "embedding": ("embedding", {"input": ((5,), np.int64), "weight": ((7, 8),)}, {}),
+    "linear": ("linear", {"input": ((3, 8),), "weight": ((16, 8),)}, {}),
+    "linear, three axes": ("linear", {"input": ((2, 3, 8),), "weight": ((16, 8),), "bias": ((16,),)}, {}),
+    "linear, all": (
+        "linear", {"input": ((3, 8),), "weight": ((16, 8),), "bias": ((16,),), "residual": ((3, 16),)},
+        {"activation": "gelu"},
+    ),
+    "linear, activation": ("linear", {"input": ((3, 8),), "weight": ((16, 8),)}, {"activation": "gelu"}),
+    "linear_backward": (
+        "linear_backward", {"grad_output": ((3, 16),), "input": ((3, 8),), "weight": ((16, 8),), "bias": ((16,),)}, {},
+    ),
+    "attention": ("attention", dict.fromkeys(("query", "key", "value"), ((2, 4, 5, 8),)), {"return_lse": True}),
+    "attention, masked": (
+        "attention",
+        {"query": ((2, 4, 5, 8),), "key": ((2, 2, 6, 8),), "value": ((2, 2, 6, 8),), "attn_mask": ((2, 1, 1, 6), bool),
+         "bias": ((4, 5, 6),)},
+        {"scale": 0.5},
+    ),
+    "attention, packed": (
+        "attention", {**dict.fromkeys(("query", "key", "value"), (TOKENS,)), **OFFSETS},
+        {"is_causal": True, "window": (3, None)},
+    ),
+    "rotary": ("rotary", {"input": (TOKENS,), **TABLES, **OFFSETS}, {}),
+    "rotary, in place": ("rotary", {"input": (TOKENS,), **TABLES, "positions": ((24,), np.int64)}, {"inplace": True}),
+    "rotary_backward": ("rotary_backward", {"grad_output": (TOKENS,), **TABLES}, {"interleaved": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_that_come_again(gpu, name, dtype):
+    operation, arrays_of, options = CALLS[name]
+    function = getattr(kernels, operation)
+    for count in (0, 1):
+        given = {name: cupy.zeros(shape, *(other or [dtype])) for name, (shape, *other) in arrays_of.items()}
+        by_plan = done(gpu, lambda given=given: function(**given, **options))
+        assert len(gpu.replays) == count
+    gpu.runtime._plans.clear()
+    assert by_plan and same(by_plan, done(gpu, lambda: function(**given, **options)))
+
+
+def test_relative_terms(gpu):
+    for count in (0, 1, 2):
+        query, table = arrays(TOKENS, (9, 4, 8))
+        offsets, rows = cupy.zeros(3, np.int32), cupy.zeros(17, np.int32)
+        relative = kernels.RelativePositions(rows, position_key=table)
+        gpu.launches.clear()
+        output = kernels.attention(query, query, query, cu_seqlens=offsets, relative=relative)
+        given = {arg.data.ptr for arg in gpu.launches[0].args if isinstance(arg, cupy.ndarray)}
+        assert {array.data.ptr for array in (output, query, table, offsets, rows)} <= given
+        assert len(gpu.replays) == count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("operation", OPS)
+def test_a_plan_does_what_the_call_does(gpu, operation, dtype):
+    for case in cases("tiny"):
+        if case.op != operation:
+            continue
+        bound = [calls.bind(case, calls.make_inputs(case, DTYPES[dtype]), "cupy") for _ in range(2)]
+        bound[0]()
+        by_plan = done(gpu, lambda call=bound[1]: [*call().values()])
+        gpu.runtime._plans.clear()
+        anew = done(gpu, lambda call=bound[1]: [*call().values()])
+        assert by_plan and same(by_plan, anew), case.id
+
+
+def test_what_is_left_out_is_noticed(gpu):
+    """`same` sees a wrong argument, array or result."""
+    x, y = arrays((2, 3), (2, 3))
+    one = done(gpu, lambda: kernels.layer_norm(x, residual=y))
+    for other in (
+        lambda: kernels.layer_norm(y, residual=x),
+        lambda: kernels.layer_norm(x, residual=y, eps=0.5),
+        lambda: kernels.layer_norm(x),
+    ):
+        assert not same(one, done(gpu, other))
+
+
+def test_arrays_that_are_one_and_the_same(gpu):
+    x, y = arrays((4, 8), (4, 8))
+    for residual in (x, y, x, y):
+        launched = done(gpu, lambda residual=residual: kernels.layer_norm(x, residual=residual))
+        assert launched[0][4:6] == (("at", x.data.ptr), ("at", residual.data.ptr))
+    for key, value in ((x, x), (x, y), (y, x), (y, y)) * 2:
+        heads = [array.reshape(1, 1, 4, 8) for array in (x, key, value)]
+        launched = done(gpu, lambda heads=heads: kernels.attention(*heads))
+        assert launched[0][6:9] == tuple(("at", array.data.ptr) for array in (x, key, value))
+    assert len(gpu.replays) == 6
+
+
+def test_bad_input_is_refused_after_good_input(gpu):
+    x, other, offsets = *arrays((6, 2, 8), (6, 2, 9)), cupy.zeros(3, np.int32)
+    good = {"cu_seqlens": offsets, "is_causal": True, "window": (1, 0), "scale": 1.0}
+    for _ in range(2):
+        kernels.attention(x, x, x, **good)
+        kernels.softmax(x, 2)
+        kernels.layer_norm(x, eps=0.0)
+    assert len(gpu.replays) == 3
+    for wrong in (
+        {"is_causal": 1}, {"window": (True, 0)}, {"window": (1, False)}, {"scale": True}, {"compute_dtype": "bfloat16"},
+        {"window": (1, 0, None)}, {"dropout_p": None}, {"cu_seqlens": offsets.astype(np.float32)},
+        {"return_components": True},
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)):
+            kernels.attention(x, x, x, **good | wrong)
+    for call in (
+        lambda: kernels.attention(x, x, other, **good),
+        lambda: kernels.softmax(x, 2.0),
+        lambda: kernels.layer_norm(x, eps=False),
+        lambda: kernels.layer_norm(x, x, eps=0.0),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+    kernels.attention(x, x, x, **good | {"window": [1, 0]})  # a list has no hash
+
+
+def test_a_weight_that_was_padded_is_no_wider_one(gpu):
+    input, weight, wider = arrays((4, 7), (5, 7), (5, 8))
+    prepared = kernels.prepare_weight(weight, backend="cupy")
+    for _ in range(2):
+        kernels.linear(input, prepared)
+    assert prepared.array.shape == wider.shape and not gpu.replays  # the input is padded, by kernels of CuPy's
+    with pytest.raises(ValueError, match=r"weight has shape \(5, 8\), expected \(out_features, 7\)"):
+        kernels.linear(input, wider)
+
+
+def test_batch_invariance_has_plans_of_its_own(gpu):
+    input, weight = arrays((4, 8), (8, 8))
+    for wanted, products in ((False, 1), (True, 0)) * 2:
+        with batch_invariance(wanted):
+            done(gpu, lambda: kernels.linear(input, weight))
+        assert (len(gpu.given), len(gpu.launches)) == (products, 1 - products)
+    assert len(gpu.replays) == 2
+
+
+def test_each_gpu_has_plans_of_its_own(gpu):
+    for index in (0, 1, 0, 1):
+        with cupy.cuda.Device(index):
+            (x,) = arrays((4, 8))
+        gpu.launches.clear()
+        assert kernels.softmax(x).device.id == index
+        assert [launch.device for launch in gpu.launches] == [index]
+    assert len(gpu.replays) == 2
+
+
+def test_dropout_is_not_kept(gpu):
+    """Each of its calls has another seed."""
+    (x,) = arrays((1, 2, 4, 8))
+    for _ in range(2):
+        kernels.attention(x, x, x, dropout_p=0.5, dropout_seed=3)
+    assert not gpu.replays
+
+
+def test_only_so_many_are_kept(gpu, monkeypatch):
+    monkeypatch.setattr(plans, "MOST_KEPT", 2)
+    kept = arrays((1, 8), (2, 8), (3, 8))
+    for x in kept:
+        kernels.softmax(x)
+    kernels.softmax(kept[2])
+    kernels.softmax(kept[0])
+    assert len(gpu.replays) == 1
+
+
+def test_a_plan_keeps_no_memory(gpu):
+    (x,) = arrays((4, 8))
+    kernels.layer_norm(x)
+    (plan,) = gpu.runtime._plans.values()
+    assert not any(isinstance(it, cupy.ndarray) for it in _leaves([plan._steps]))
