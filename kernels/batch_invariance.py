@@ -2,8 +2,6 @@
 
 from .own_name import setting, variable
 
-_wanted: bool | None = None
-
 
 def set_batch_invariant(wanted: bool) -> None:
     """Compute matrix products on the GPU batch-invariantly from now on, or as fast as can be, which is the default.
@@ -17,7 +15,7 @@ def set_batch_invariant(wanted: bool) -> None:
                 over the batch in any case, are still cuBLASLt's.
 
     On the CPU both promises hold always. The environment variable BERTCORE_BATCH_INVARIANT (see own_name.py), 1 or 0,
-    decides where this function was not called.
+    decides where this function was not called; any other value is an error of the import, with a GPU or without.
 
     Raises TypeError for what is not a bool.
     """
@@ -29,9 +27,6 @@ def set_batch_invariant(wanted: bool) -> None:
 
 def is_batch_invariant() -> bool:
     """Whether products on the GPU are batch-invariant; see `set_batch_invariant`."""
-    global _wanted
-    if _wanted is None:
-        _wanted = _from_environment()
     return _wanted
 
 
@@ -40,3 +35,6 @@ def _from_environment() -> bool:
     if found not in ("0", "1"):
         raise ValueError(f"the environment variable {variable('BATCH_INVARIANT')} is {found!r}, expected 1 or 0")
     return found == "1"
+
+
+_wanted = _from_environment()

@@ -3,6 +3,10 @@
 Products: test_cuda_linear.py; a whole model: tests/models/test_cuda_emulated.py.
 """
 
+import os
+import subprocess
+import sys
+
 import cupy
 import numpy as np
 import pytest
@@ -13,20 +17,24 @@ from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
 from .cuda_support import batch_invariance
 
 
-def test_the_mode_is_set_for_the_process(monkeypatch):
-    with batch_invariance(None):
-        assert not kernels.is_batch_invariant()
-    with batch_invariance(None):
-        monkeypatch.setenv("BERTCORE_BATCH_INVARIANT", "1")
+def test_the_mode_is_set_for_the_process():
+    with batch_invariance(False):
+        kernels.set_batch_invariant(True)
         assert kernels.is_batch_invariant()
         kernels.set_batch_invariant(False)
         assert not kernels.is_batch_invariant()
         with pytest.raises(TypeError, match="wanted is 'batch', expected True or False"):
             kernels.set_batch_invariant("batch")
-    with batch_invariance(None):
-        monkeypatch.setenv("BERTCORE_BATCH_INVARIANT", "yes")
-        with pytest.raises(ValueError, match="BERTCORE_BATCH_INVARIANT is 'yes', expected 1 or 0"):
-            kernels.is_batch_invariant()
+
+
+@pytest.mark.parametrize("value, said", [("1", "True"), ("0", "False"), ("", "False"), ("yes", "expected 1 or 0")])
+def test_the_environment_is_checked_with_or_without_a_gpu(value, said):
+    program = "from bertcore import kernels; print(kernels.is_batch_invariant())"
+    environment = os.environ | {"BERTCORE_BATCH_INVARIANT": value}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert said in (run.stderr if value == "yes" else run.stdout), run
+    if value == "yes":
+        assert "BERTCORE_BATCH_INVARIANT is 'yes'" in run.stderr
 
 
 @pytest.mark.slow  # attention's tiles compiled for the emulator

@@ -46,13 +46,13 @@ def dtype_of(operation, name, dtype):
 @contextmanager
 def recorded_backends():
     """The backend of every call within the block."""
-    seen, compute = [], dispatch.Call.compute
+    seen = []
 
-    def spy(call, *args):
-        seen.append(call.backend)
-        return compute(call, *args)
+    def spy(function):
+        return lambda call, *args: (seen.append(call.backend), function(call, *args))[1]
 
-    with mock.patch.object(dispatch.Call, "compute", spy):
+    spies = {name: spy(getattr(dispatch.Call, name)) for name in ("compute", "replay")}
+    with mock.patch.multiple(dispatch.Call, **spies):
         yield seen
 
 
