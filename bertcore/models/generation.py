@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_flag, check_positive
+from bertcore.kernels import checks
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
 from bertcore.models.sampling import restricted_scores, sample_words
@@ -67,8 +69,10 @@ def generate(
             than the tokens need.
     """
     _check_family(model)
+    check_positive("max_new_tokens", max_new_tokens)
     _check_choice(do_sample, temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences)
-    _check_seed(seed)
+    if seed is not None:
+        checks.seed("seed", seed)
     ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
     ids = integer_batch("input_ids", input_ids)
     if attention_mask is None and padding is not None and padding not in ends:
@@ -81,7 +85,7 @@ def generate(
         None if attention_mask is None else np.repeat(integer_batch("attention_mask", attention_mask), copies, axis=0)
     )
     with kernels.use_backend(kernels.resolve_backend(None, on_gpu=kernels.array_module(input_ids) is not np)):
-        steps = Steps(model, given, mask, _count(max_new_tokens))
+        steps = Steps(model, given, mask, int(max_new_tokens))
         if num_beams > 1:
             new = search_beams(steps, ends, padding, num_beams, num_return_sequences, length_penalty)
         else:
@@ -102,20 +106,13 @@ def _drawing(temperature: float, top_k: int | None, top_p: float, seed: int | No
     return draw
 
 
-def _check_seed(seed: Any) -> None:
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
-        raise ValueError(f"seed is {seed!r}, expected an integer from 0 on, or None")
-
-
 def _check_choice(
     do_sample: Any, temperature: Any, top_k: Any, top_p: Any, num_beams: Any, length_penalty: Any, returned: Any
 ) -> None:
-    if not isinstance(do_sample, bool):
-        raise TypeError(f"do_sample is {do_sample!r}, expected True or False")
-    for name, value in (("top_k", 1 if top_k is None else top_k), ("num_beams", num_beams),
-                        ("num_return_sequences", returned)):  # fmt: skip
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} is {value!r}, expected a positive integer")
+    check_flag("do_sample", do_sample)
+    counts = {"top_k": 1 if top_k is None else top_k, "num_beams": num_beams, "num_return_sequences": returned}
+    for name, value in counts.items():
+        check_positive(name, value)
     for name, value, most in (("temperature", temperature, np.inf), ("top_p", top_p, 1.0)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or value == np.inf:
             raise ValueError(f"{name} is {value!r}, expected a number above 0" + (", at most 1" if most == 1 else ""))
@@ -161,12 +158,6 @@ def _padding(model: ModelWithHeads, pad_token_id: Any) -> int | None:
     if not isinstance(pad_token_id, int | np.integer) or isinstance(pad_token_id, bool):
         raise TypeError(f"pad_token_id is {pad_token_id!r}, expected an integer")
     return int(pad_token_id)
-
-
-def _count(max_new_tokens: Any) -> int:
-    if not isinstance(max_new_tokens, int | np.integer) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a positive integer")
-    return int(max_new_tokens)
 
 
 class Steps:

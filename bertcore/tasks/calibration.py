@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from bertcore.arguments import check_positive
 from bertcore.extras import required
 from bertcore.tasks.probabilities import softmax
 
@@ -171,8 +172,7 @@ def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliabili
 
     Raises ValueError for other shapes, rows that are no probabilities, and `bins` below 1.
     """
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins is {bins!r}, expected a positive integer")
+    check_positive("bins", bins)
     probabilities = _probabilities(probabilities)
     labels = _classes(labels, *probabilities.shape)
     sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels

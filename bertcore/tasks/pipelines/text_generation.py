@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_flag, check_positive
+from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host
@@ -49,8 +50,8 @@ class GenerationOptions(CallOptions):
             raise ValueError("truncation is 'chunk', expected 'error', 'warn' or True: a text goes on from one place")
         if self.max_new_tokens is not None:
             check_positive("max_new_tokens", self.max_new_tokens)
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0):
-            raise ValueError(f"seed is {self.seed!r}, expected an integer from 0 on, or None")
+        if self.seed is not None:
+            checks.seed("seed", self.seed)
         check_flag("return_full_text", self.return_full_text)
 
 
