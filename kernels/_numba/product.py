@@ -18,9 +18,9 @@ from . import isa
 from .amx import TILES_SCRATCH
 from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
-from .low_precision import corrected_sums, widen_words
+from .low_precision import corrected_sums, store_bfloat16, widen_words
 from .pointwise import activation_function
-from .rounded_rows import prefetch_rounded, store_rounded
+from .rounded_rows import place_of_sums
 from .rows import share
 from .simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
 from .tasks import take_task
@@ -238,7 +238,9 @@ def _multiply_into_output(a, row, column, panel, depth, sums, accumulate, output
         bias, has_bias, residual, has_residual, activation, handed = finish
         ahead, step = meanwhile
         width, columns = WEIGHT_PANEL_VECTORS * lanes(sums), output.shape[1]
-        if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION or _are_handed(handed):
+        if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION:
+            return False
+        if _are_handed(handed, start):
             return False
         at = first * columns + start
         _output_tile(
@@ -258,66 +260,76 @@ def prefetch_tile(output, first, count, column, width):
             prefetch_write(output, i * output.shape[1] + j)
 
 
-def _are_handed(handed):
-    """Whether rounded rows are written, too."""
+def _are_handed(handed, column):
+    """Whether the output from a column on is written in bfloat16, too."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(_are_handed, jit_options=_INLINE)
-def _are_handed_if_asked_for(handed):
-    return (lambda handed: False) if isinstance(handed, types.NoneType) else (lambda handed: handed[2])
+def _are_handed_if_asked_for(handed, column):
+    if isinstance(handed, types.NoneType):
+        return lambda handed, column: False
+    return lambda handed, column: handed[5] and column >= handed[4]
 
 
-def _are_alone(handed):
-    """Whether only rounded rows are written."""
+def _are_alone(handed, column):
+    """Whether it is written in bfloat16 only."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(_are_alone, jit_options=_INLINE)
-def _are_alone_if_asked_for(handed):
-    return (lambda handed: False) if isinstance(handed, types.NoneType) else (lambda handed: handed[3])
+def _are_alone_if_asked_for(handed, column):
+    if isinstance(handed, types.NoneType):
+        return lambda handed, column: False
+    return lambda handed, column: handed[6] and column >= handed[4]
 
 
 @inline_helper
 def prefetch_output(output, first, count, column, width, finish):
-    """A hint that `count` rows of `width` columns will soon be written, to the output or as rounded rows."""
+    """A hint that `count` rows of `width` columns will soon be written, as float32 or in bfloat16."""
     handed = finish[5]
-    if not _are_alone(handed):
+    if not _are_alone(handed, column):
         prefetch_tile(output, first, count, column, width)
-    _prefetch_handed(handed, first, count, column, width, lanes(output))
+    if _are_handed(handed, column):
+        for i in range(first, first + count):
+            place = _place(handed, i, column)
+            for j in range(0, width, lanes(output)):
+                _prefetch_place(handed, place + j)
 
 
-def _prefetch_handed(handed, first, count, column, width, step):
+def _place(handed, row, column):
+    """`place_of_sums`, if it is asked for."""
     raise NotImplementedError("for compiled code")
 
 
-@overload(_prefetch_handed, jit_options=_INLINE)
-def _prefetch_handed_if_asked_for(handed, first, count, column, width, step):
-    def prefetch_rows(handed, first, count, column, width, step):
-        rounded, depth, is_there, _ = handed
-        for i in range(first, first + count if is_there else 0):
-            for j in range(column, column + width, step):
-                prefetch_rounded(rounded, depth, i, j)
-
-    def nothing(handed, first, count, column, width, step):
-        pass
-
-    return nothing if isinstance(handed, types.NoneType) else prefetch_rows
+@overload(_place, jit_options=_INLINE)
+def _place_if_asked_for(handed, row, column):
+    if isinstance(handed, types.NoneType):
+        return lambda handed, row, column: 0
+    return lambda handed, row, column: place_of_sums(handed, row, column)
 
 
-def _hand(handed, row, column, value, inside):
-    """Write a vector to the rounded rows that are asked for."""
+def _prefetch_place(handed, place):
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_prefetch_place, jit_options=_INLINE)
+def _prefetch_place_if_asked_for(handed, place):
+    if isinstance(handed, types.NoneType):
+        return lambda handed, place: None
+    return lambda handed, place: prefetch_write(handed[0], place)
+
+
+def _hand(handed, place, value, inside):
+    """Write a vector in bfloat16."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(_hand, jit_options=_INLINE)
-def _hand_if_asked_for(handed, row, column, value, inside):
-    def hand(handed, row, column, value, inside):
-        rounded, depth, is_there, _ = handed
-        if is_there:
-            store_rounded(rounded, depth, row, column, value, inside)
-
-    return (lambda handed, row, column, value, inside: None) if isinstance(handed, types.NoneType) else hand
+def _hand_if_asked_for(handed, place, value, inside):
+    if isinstance(handed, types.NoneType):
+        return lambda handed, place, value, inside: None
+    return lambda handed, place, value, inside: store_bfloat16(handed[0], place, value, inside)
 
 
 def _value(sums, at, row, column, levels):
@@ -339,8 +351,9 @@ def _value_of(sums, at, row, column, levels):
 
 
 @inline_helper
-def _finish_vector(sums, at, row, column, output, finish, levels, inside):
-    """One vector of sums through bias, activation and residual to the output."""
+def _finish_vector(sums, at, row, column, output, finish, levels, place, inside):
+    """One vector of sums through bias, activation and residual to the output; `place` is (whether it is written in
+    bfloat16, whether it alone is, where)."""
     bias, has_bias, residual, has_residual, activation, handed = finish
     target = row * output.shape[1] + column
     value = _value(sums, at, row, column, levels)
@@ -350,9 +363,10 @@ def _finish_vector(sums, at, row, column, output, finish, levels, inside):
         value = activation_function(activation, value)
     if has_residual:
         value += load_masked(residual, target, inside, 0.0)
-    if not _are_alone(handed):
+    if not place[1]:
         store_masked(output, target, value, inside)
-    _hand(handed, row, column, value, inside)
+    if place[0]:
+        _hand(handed, place[2], value, inside)
 
 
 @helper
@@ -361,9 +375,14 @@ def finish_tile(sums, width, output, first, count, column, finish, levels):
     end = min(column + width, output.shape[1])
     full = end - (end - column) % lanes(sums)
     everywhere = first_lanes(output, lanes(output))  # a constant: the compiler makes plain loads and stores of it
+    handed = finish[5]
+    is_handed, is_alone = _are_handed(handed, column), _are_alone(handed, column)
     for i in range(count):
-        at = i * width - column
+        at, row = i * width - column, first + i
+        start = _place(handed, row, column) - column if is_handed else 0
         for j in range(column, full, lanes(sums)):
-            _finish_vector(sums, at + j, first + i, j, output, finish, levels, everywhere)
+            place = is_handed, is_alone, start + j
+            _finish_vector(sums, at + j, row, j, output, finish, levels, place, everywhere)
         if full < end:
-            _finish_vector(sums, at + full, first + i, full, output, finish, levels, first_lanes(output, end - full))
+            place, inside = (is_handed, is_alone, start + full), first_lanes(output, end - full)
+            _finish_vector(sums, at + full, row, full, output, finish, levels, place, inside)

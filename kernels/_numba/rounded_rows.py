@@ -17,7 +17,7 @@ from . import isa
 from .amx import TILE_ROWS, TILE_WORDS
 from .jit import helper, inline_helper
 from .low_precision import LEVELS, ROUNDED, round_row, row_scale, store_bfloat16, store_levels
-from .simd import first_lanes, itemsize, lanes, load, pointer, pointer_at, prefetch_write, wide_pointer
+from .simd import first_lanes, itemsize, lanes, load, pointer, pointer_at, wide_pointer
 from .steps import ADDRESS, FLOAT, INT32, OPTIONS, array_at, record
 
 HANDED = record(
@@ -29,6 +29,15 @@ HANDED = record(
     ("is_alone", np.intp),  # whether nobody reads the float32
 )
 NOT_HANDED = (0,) * len(HANDED.names)
+# The same of the heads that attention by tiles reads, in bfloat16: (heads, tokens, head_dim).
+HEADS = record(
+    ("address", ADDRESS),  # of ROUNDED; 0 if nobody asks for them
+    ("first", np.intp),  # column from which on they are written; those before it are float32
+    ("tokens", np.intp),
+    ("head_dim", np.intp),
+    ("is_alone", np.intp),  # whether nobody reads the float32 of these columns
+)
+NO_HEADS = (0,) * len(HEADS.names)
 ROWS, DEPTH_WORDS = (TILE_ROWS, TILE_WORDS) if isa.LEVEL.tiles else (1, 1)  # both are filled up to multiples of these
 _TILED = isa.LEVEL.tiles is not None
 _ROUNDED, _LEVELS = ROUNDED(0), LEVELS(0)
@@ -61,6 +70,8 @@ def rows_of_bytes(empty, rows: int, width: int) -> RoundedRows:
 
 # What makes room for the rows that weights multiply, by the type of their storage; not there where rows stay float32.
 ROOM_BESIDE = {np.int8: rows_of_bytes} | ({np.uint16: rows_of_bfloat16} if _ARE_ROUNDED else {})
+
+HEADS_BESIDE = frozenset(ROOM_BESIDE if _TILED else ())  # the types beside which attention reads heads, by tiles
 
 
 def come_in_parts(width: int, part: int) -> bool:
@@ -119,12 +130,6 @@ def store_rounded(rounded, depth, i, k, value, inside):
     store_bfloat16(rounded, _place_of_bfloat16(i, k, depth), value, inside)
 
 
-@inline_helper
-def prefetch_rounded(rounded, depth, i, k):
-    """A hint that element k of row i of bfloat16 will soon be written."""
-    prefetch_write(rounded, _place_of_bfloat16(i, k, depth))
-
-
 def hand_row(handed, storage, source, width, i):
     """Write a whole row of float32 at a pointer as row i, if somebody asks for it; `storage` is that of the weights."""
     raise NotImplementedError("for compiled code")
@@ -176,6 +181,35 @@ def _hand_part(handed, source, factor, count, i, k):
 
 
 @inline_helper
-def handed_sums(handed):
-    """What `run_product` takes to write its output in bfloat16, too."""
-    return pointer_at(handed.address, _ROUNDED), handed.depth, handed.address != 0, handed.is_alone != 0
+def hand_head(heads, source, token, head):
+    """Write a head of float32 at a pointer, if somebody asks for it."""
+    if heads.address != 0:
+        size = heads.head_dim
+        round_row(source, size, pointer_at(heads.address + (head * heads.tokens + token) * size * 2, _ROUNDED), size)
+
+
+# --- what products write --------------------------------------------------------------------------
+
+
+@inline_helper
+def handed_sums(handed, heads):
+    """What products take to write their output in bfloat16, too, as rows or as heads: a pointer; elements of a part of
+    a row, whose rows follow one another; elements from a part to the next, and what 16 rows have between them beside;
+    the first column; whether it is written, and whether it alone is.
+    """
+    if _TILED and heads.address != 0:
+        across = heads.tokens * heads.head_dim
+        place = pointer_at(heads.address, _ROUNDED), heads.head_dim, across, 0, heads.first
+        return *place, True, heads.is_alone != 0
+    part, tile = 2 * TILE_WORDS, 2 * TILE_WORDS * TILE_ROWS
+    lengths = (part, tile, TILE_ROWS * handed.depth - tile) if _TILED else (handed.depth, 0, 0)
+    return pointer_at(handed.address, _ROUNDED), *lengths, 0, handed.address != 0, handed.is_alone != 0
+
+
+@inline_helper
+def place_of_sums(handed, row, column):
+    """Where a row's elements from a column on are written, those of one part."""
+    _, part, across, down, _, _, _ = handed
+    if _TILED:
+        return column // part * across + column % part + row * part + row // TILE_ROWS * down
+    return row * part + column

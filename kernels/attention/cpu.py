@@ -36,6 +36,7 @@ from .records import (
 from .reference import empty_like, score_components, unbroadcast
 
 TABLES = "position_key", "position_query", "position_bias"
+OPERANDS = "query", "key", "value", "query_for_position"  # which steps of a program may have rounded
 ALWAYS = "query", "key", "value", "output", "lse"
 GRAIN = 300_000  # multiply-adds: see task_count
 LEAST_TASKS = 32  # of a backward with tables, if there are as many sequences and heads
@@ -51,6 +52,7 @@ FORWARD = record(
     *OPTIONAL,
     ("probs", VIEW),
     ("handed", HANDED),  # rows of all heads side by side, of packed arrays
+    *((f"{name}_is_rounded", np.bool_) for name in OPERANDS),  # and then words of two bfloat16
 )
 _WITH_GRADIENT = (
     "query", "key", "value", "bias", "query_for_position", "position_key", "position_query", "position_bias",

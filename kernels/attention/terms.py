@@ -25,13 +25,14 @@ def terms_size(terms, queries, keys, head_dim, like):
     raise NotImplementedError("for compiled code")
 
 
-def prepare_terms(terms, place, block, k_rows, head_dim, storage, scratch):
-    """What all panels of a block share; `k_rows` are its keys as `lay_keys` lays them, whole vectors apart."""
+def prepare_terms(terms, place, block, head_dim, storage, scratch):
+    """What all panels of a block share."""
     raise NotImplementedError("for compiled code")
 
 
 def add_terms(terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
     """Add to the products (keys, width) of a panel: (first query, queries, width, first key in the block, keys).
+    `k_rows` are the block's keys as `lay_keys` gives them.
 
     `room` is what tiles need, `spare` a scratch of the size of the scores.
     """
@@ -91,7 +92,7 @@ def _overload(function, without):
 
 _overload(terms_of, lambda step, relative: None)
 _overload(terms_size, lambda terms, queries, keys, head_dim, like: 0)
-_overload(prepare_terms, lambda terms, place, block, k_rows, head_dim, storage, scratch: None)
+_overload(prepare_terms, lambda terms, place, block, head_dim, storage, scratch: None)
 _overload(add_terms, lambda terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare: None)
 _overload(backward_terms_of, lambda step, relative: None)
 _overload(backward_terms_size, lambda terms, queries, keys, head_dim, like: 0)

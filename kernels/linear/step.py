@@ -4,15 +4,26 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .._numba import inline_helper, num_threads
+from .._numba import LEVEL, inline_helper, num_threads
 from .._numba.low_precision import LEVELS, ROUNDED
 from .._numba.product import WEIGHT_PANEL_VECTORS
-from .._numba.rounded_rows import HANDED, NOT_HANDED, ROOM_BESIDE, come_in_parts, handed_sums, rows_of_bfloat16
+from .._numba.rounded_rows import (
+    HANDED,
+    HEADS,
+    HEADS_BESIDE,
+    NO_HEADS,
+    NOT_HANDED,
+    ROOM_BESIDE,
+    come_in_parts,
+    handed_sums,
+    rows_of_bfloat16,
+)
 from .._numba.rows import share
 from .._numba.simd import lanes
 from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, array_at, record
 from ..activation_names import activation_code
 from ..deferred import is_plain
+from ..handed_heads import HEAD_GRAIN, offer_heads
 from ..handed_rows import offer_rows, rounded_input
 from .by_vectors import GROUP_ROWS
 from .cpu import PackedWeight, run_floats
@@ -37,6 +48,7 @@ STEP = record(
     ("zero", ADDRESS),  # of each row in int8, as its step
     ("step_size", ADDRESS),
     ("handed", HANDED),
+    ("heads", HEADS),
 )
 IS_ROUNDED = ROUNDED is not np.float32  # the input, beside weights in bfloat16
 _ROUNDED, _LEVELS = ROUNDED(0), LEVELS(0)
@@ -70,12 +82,15 @@ def deferred_linear(program, input, weight, bias, activation, residual):
         out_features=weight.out_features,
         activation=activation_code(activation),
         handed=NOT_HANDED,
+        heads=NO_HEADS,
         **{name: 0 if array is None else program.address(array) for name, array in arrays.items()},
     )
-    # Bytes want the least and the greatest number of a row; what has no activation goes to no product.
+    # Bytes want the least and the greatest number of a row; what has no activation goes to attention.
     width = weight.out_features
     if make_rounded is rows_of_bfloat16 and activation is not None and come_in_parts(width, PANEL_WORDS):
         offer_rows(program, output, width, make_rounded)
+    if type(storage) in HEADS_BESIDE and activation is None and residual is None and width % HEAD_GRAIN == 0:
+        offer_heads(program, output)
     return output
 
 
@@ -131,6 +146,7 @@ def run_step(step, counter, scratch, storage):
 @overload(run_step, jit_options=OPTIONS)
 def _run_step(step, counter, scratch, storage):
     elements = 2 if storage == types.uint16 else 1  # per word
+    has_heads = LEVEL.tiles is not None
 
     def floats(step, counter, scratch, storage):
         rows, width = step.rows, step.in_features
@@ -141,14 +157,14 @@ def _run_step(step, counter, scratch, storage):
         run_floats(x, strides, panels, output, finish, counter, scratch)
 
     def bfloat16(step, counter, scratch, storage):
-        output, finish = _output_and_finish(step, handed_sums(step.handed))
+        output, finish = _output_and_finish(step, handed_sums(step.handed, step.heads))
         panels = array_at(step.panels, (step.panel_count, step.depth, 2 * PANEL_WORDS), BFLOAT16)
         rounded = array_at(step.rounded, (step.rows, 2 * step.depth), _ROUNDED)
         run_bfloat16(rounded, panels, output, finish, counter, scratch)
 
     def int8(step, counter, scratch, storage):
         rows, count, depth, width = step.rows, step.panel_count, step.depth, PANEL_WORDS
-        output, finish = _output_and_finish(step, None)
+        output, finish = _output_and_finish(step, handed_sums(step.handed, step.heads) if has_heads else None)
         panels = array_at(step.panels, (count, depth, 4 * width), INT8)
         scales = array_at(step.scale, (count * width,), FLOAT)
         column_sums = array_at(step.column_sums, (count * width,), INT32)

@@ -42,7 +42,8 @@ class Program:
         self.nbytes = 0  # of all memory it took for its results
         self.has_run = False  # or was asked to
         self.storage: Any = None  # what the weights are stored as (see linear/step.py), once a step has weights
-        self._idle: list[np.ndarray] = []
+        self._ran = 0  # steps
+        self._idle: list[tuple[np.ndarray, int]] = []  # memory, and how many steps were noted when it was given back
 
     def enter(self, array: np.ndarray) -> Deferred:
         """A computed array as a Deferred of this program."""
@@ -59,16 +60,18 @@ class Program:
             return noted
         return getattr(module, function)(*(arg.result() if type(arg) is Deferred else arg for arg in args))
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Deferred:
-        """Memory for the result of a step."""
+    def empty(self, shape: tuple[int, ...], dtype: Any, before: tuple[list[Step], int] | None = None) -> Deferred:
+        """Memory for the result of the next step, or of one that was noted (`last_step`), which the steps since then
+        do not use."""
         dtype = np.dtype(dtype)
-        block = self._take(math.prod(shape) * dtype.itemsize)
+        noted = self._ran + (len(self.steps) if before is None else before[1])
+        block = self._take(math.prod(shape) * dtype.itemsize, noted)
         return Deferred(self, np.ndarray(shape, dtype, block), Memory(self, block))
 
-    def _take(self, size: int) -> np.ndarray:
-        for index, block in enumerate(self._idle):
-            if size <= block.size <= 2 * size:
-                return self._idle.pop(index)
+    def _take(self, size: int, noted: int) -> np.ndarray:
+        for index, (block, given_back) in enumerate(self._idle):
+            if given_back <= noted and size <= block.size <= 2 * size:
+                return self._idle.pop(index)[0]
         memory = _compiled().empty((size + ALIGNMENT,), np.uint8)
         start = -memory.__array_interface__["data"][0] % ALIGNMENT
         block = memory[start : start + size]
@@ -78,7 +81,7 @@ class Program:
 
     def give_back(self, block: np.ndarray) -> None:
         """Take memory back that no Deferred stands for any more."""
-        self._idle.append(block)
+        self._idle.append((block, self._ran + len(self.steps)))
 
     def address(self, array: Any) -> int:
         """Where a Deferred or a contiguous array lies, for a step; 0 for None."""
@@ -125,5 +128,6 @@ class Program:
         self.has_run = True
         if self.steps:
             self.table().run()
+            self._ran += len(self.steps)
             self.steps = []  # not before: what is interrupted runs again, from the first step on
             self.used.clear()

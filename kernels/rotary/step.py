@@ -3,12 +3,21 @@
 import numpy as np
 
 from .._numba import as_addressed_array, as_kernel_array, helper
+from .._numba.rounded_rows import HEADS, HEADS_BESIDE, NO_HEADS
 from .._numba.rows import share, task_count
 from .._numba.steps import ADDRESS, FLOAT, INT32, array_at, record
 from ..deferred import Deferred, is_plain
+from ..handed_heads import can_be_turned, offer_turned_heads
 from .cpu import GRAIN, PLAN, plan_of, rotate_tokens
 
-STEP = record(("plan", PLAN), ("cos", ADDRESS), ("sin", ADDRESS), ("cu_seqlens", ADDRESS), ("sequences", np.intp))
+STEP = record(
+    ("plan", PLAN),
+    ("cos", ADDRESS),
+    ("sin", ADDRESS),
+    ("cu_seqlens", ADDRESS),
+    ("sequences", np.intp),
+    ("heads", HEADS),
+)
 
 
 def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved, inplace):
@@ -22,7 +31,8 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
         return None
     if as_addressed_array(input.array) is not input.array or (inplace and input.is_shared):
         return None
-    target = input if inplace else program.empty(input.shape, input.dtype)
+    target, memory = input if inplace else program.empty(input.shape, input.dtype), input.memory
+    before = memory.heads if inplace and can_be_turned(memory) else None
     if cu_seqlens is None:
         cu_seqlens = np.array([0, len(input)], np.int32)
     program.note(
@@ -33,10 +43,13 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
         sin=program.address(sin),
         cu_seqlens=program.address(as_kernel_array(cu_seqlens)),
         sequences=len(cu_seqlens) - 1,
+        heads=NO_HEADS,
     )
     for array in (input, target):
         program.address(array)  # the program keeps it
     target.memory.rounded = None  # of what it was before
+    if type(program.storage) in HEADS_BESIDE:
+        offer_turned_heads(program, target, before)
     return target
 
 
@@ -49,4 +62,4 @@ def run_step(step, task, tasks):
     offsets = array_at(step.cu_seqlens, (step.sequences + 1,), INT32)
     positions = array_at(step.cu_seqlens, (0,), np.int64(0))  # none
     first, last = share(plan.tokens, task, tasks), share(plan.tokens, task + 1, tasks)
-    rotate_tokens(cos, sin, offsets, positions, plan, first, last)
+    rotate_tokens(cos, sin, offsets, positions, plan, step.heads, first, last)
