@@ -4,8 +4,9 @@ A wrong instruction ends a process (SIGILL, or LLVM's "Cannot select"), which no
 virtual machine may promise what it does not do. So the tiles are tried in a process of its own, which computes
 kernels/tile_proof.py on them; whatever else it does than to end with 0 in time, they are not taken. What came of it is
 kept beside the compiled kernels, under the CPU, Linux and all versions that it depends on, so that it costs once;
-processes that start together wait for one of them. Where it cannot be kept (a folder that can only be read, and does
-not hold it), nothing is tried and the tiles are not taken: every process would pay for it.
+processes that start together wait for one of them. That it took too long is kept for an hour: the machine may have been
+busy, but not everybody who starts meanwhile shall wait that long. Where nothing can be kept (a folder that can only be
+read, and does not hold it), nothing is tried and the tiles are not taken: every process would pay for it.
 
 The child is no fork: forks of a process whose threads hold locks hang. It compiles for the same target as the process
 that waits for it, which finds its kernels in the cache.
@@ -21,6 +22,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from .sources import package_digests
 
 PROOF = "tile_proof"  # the module that the child runs
 MOST_SECONDS = 300.0  # it compiles three kernels: half a minute on one busy core
+NEVER, AN_HOUR, FOREVER = 0.0, 3600.0, None  # for how long a verdict is kept, in seconds
 _PROVED = f"{PROOF}.py", "linear/cpu.py", "attention/cpu.py"
 _OF_CPU = "vendor_id", "cpu family", "model", "model name", "stepping", "microcode"
 _SENT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP  # by somebody else than the processor
@@ -78,7 +81,11 @@ def _kept(file: Path) -> dict[str, Any] | None:
         found = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return {**found, "is_kept": True} if isinstance(found, dict) and "reason" in found else None
+    if not isinstance(found, dict) or "reason" not in found:
+        return None
+    until = found.get("until")
+    is_over = until is not None and not 0 <= until - time.time() <= AN_HOUR  # or the clock was set back
+    return None if is_over else {**found, "is_kept": True}
 
 
 def _keep(file: Path, verdict: dict[str, Any]) -> None:
@@ -104,18 +111,20 @@ def _alone(file: Path) -> Iterator[None]:
 
 def _tried(level: str, file: Path) -> dict[str, Any]:
     """Try a level, and keep what came of it unless that was an accident."""
-    reason, is_final = try_level(level)
-    verdict = {"level": level, "reason": reason, "cpu": _cpu()}
-    if is_final:
+    reason, seconds = try_level(level)
+    until = None if seconds is FOREVER else time.time() + seconds
+    verdict = {"level": level, "reason": reason, "until": until, "cpu": _cpu()}
+    is_kept = seconds != NEVER
+    if is_kept:
         _keep(file, verdict)
-    return {**verdict, "is_kept": is_final}
+    return {**verdict, "is_kept": is_kept}
 
 
-def try_level(level: str) -> tuple[str | None, bool]:
-    """(why a level is not to be trusted or None, whether that will be the same another time)."""
+def try_level(level: str) -> tuple[str | None, float | None]:
+    """(why a level is not to be trusted or None, for how many seconds that is kept)."""
     python = sys.executable or ""
     if getattr(sys, "frozen", False) or not Path(python).name.startswith("python"):
-        return f"there is no Python to try them in: sys.executable is {python!r}", False
+        return f"there is no Python to try them in: sys.executable is {python!r}", NEVER
     print(f"{PACKAGE}: trying this CPU's tiles (AMX) in a process of its own, once ...", file=sys.stderr, flush=True)
     program = _PROGRAM.format(path=sys.path, module=f"{PACKAGE}.{PROOF}", level=level)
     try:
@@ -124,13 +133,16 @@ def try_level(level: str) -> tuple[str | None, bool]:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"the process that tried them took longer than {MOST_SECONDS:.0f} s", True
+        said = f"the process that tried them took longer than {MOST_SECONDS:.0f} s"
+        return f"{said}, so they are tried again in an hour", AN_HOUR
     except OSError as error:
-        return f"no process could be started to try them: {error}", False
+        return f"no process could be started to try them: {error}", NEVER
     said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
     if done.returncode < 0:
-        return f"the process that tried them ended by {_signal_name(-done.returncode)}", -done.returncode not in _SENT
-    return None if done.returncode == 0 else f"the process that tried them said: {said}", True
+        return f"the process that tried them ended by {_signal_name(-done.returncode)}", (
+            NEVER if -done.returncode in _SENT else FOREVER
+        )
+    return None if done.returncode == 0 else f"the process that tried them said: {said}", FOREVER
 
 
 def _signal_name(number: int) -> str:

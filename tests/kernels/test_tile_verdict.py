@@ -67,9 +67,25 @@ def test_whatever_else_a_child_does_is_a_reason_which_is_kept(child, monkeypatch
 def test_a_child_that_hangs_is_ended(child, monkeypatch):
     child("import time; time.sleep(600)")
     monkeypatch.setattr(tile_verdict, "MOST_SECONDS", 0.3)
-    assert "took longer than" in tile_verdict.why_not_trusted("amx")
-    forbid_another(monkeypatch)
-    assert "took longer than" in tile_verdict.why_not_trusted("amx")
+    found = tile_verdict.why_not_trusted("amx")
+    assert "took longer than 0 s, so they are tried again in an hour" in found
+    with monkeypatch.context() as meanwhile:
+        forbid_another(meanwhile)
+        assert tile_verdict.why_not_trusted("amx") == found
+
+
+@pytest.mark.parametrize("minutes", [61, -1])
+def test_a_machine_that_was_busy_is_tried_again_after_an_hour(child, monkeypatch, minutes):
+    """Also where its clock was set back."""
+    child("import time; time.sleep(600)")
+    with monkeypatch.context() as busy:
+        busy.setattr(tile_verdict, "MOST_SECONDS", 0.3)
+        tile_verdict.why_not_trusted("amx")
+    child("pass")
+    now = tile_verdict.time.time()
+    monkeypatch.setattr(tile_verdict.time, "time", lambda: now + 60 * minutes)
+    assert tile_verdict.why_not_trusted("amx") is None
+    assert json.loads(tile_verdict.verdict_file("amx").read_text())["until"] is None
 
 
 def test_a_child_that_somebody_ended_says_nothing_of_the_tiles(child):
@@ -179,13 +195,13 @@ def test_the_proof_finds_one_wrong_bit(monkeypatch, name):
 
 @pytest.mark.slow
 def test_every_bit_is_right_on_the_twin():
-    assert tile_verdict.try_level("amx_emulated") == (None, True)
+    assert tile_verdict.try_level("amx_emulated") == (None, tile_verdict.FOREVER)
 
 
 @pytest.mark.slow
 def test_the_answers_do_not_come_from_tiles():
     """On any level's vectors the same numbers are exact: they are the definition's, not the twin's."""
-    assert tile_verdict.try_level(_numba.LEVEL.name) == (None, True)
+    assert tile_verdict.try_level(_numba.LEVEL.name) == (None, tile_verdict.FOREVER)
 
 
 def test_importing_starts_no_process():
