@@ -59,15 +59,21 @@ def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_truncation_argument(parser: argparse.ArgumentParser, *, default: str = "warn") -> None:
-    """Declare --truncation; `reading_options` reads it."""
+def add_reading_arguments(parser: argparse.ArgumentParser, *, length: str, truncation: str = "warn") -> None:
+    """Declare what commands take that bring texts to a model: --dtype, `length` (the name of that option), and
+    --truncation and --batch-tokens, which `reading_options` reads."""
+    add_dtype_argument(parser)
+    parser.add_argument(
+        length, type=positive, metavar="N", help="tokens of a text, or of a window (default: as published)"
+    )
     parser.add_argument(
         "--truncation",
         choices=TRUNCATIONS,
-        default=default,
+        default=truncation,
         help="texts longer than the model takes: cut and told, refused, read whole in overlapping windows, or cut in "
-        f"silence (default: {default})",
+        f"silence (default: {truncation})",
     )
+    parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
 
 
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -17,8 +17,7 @@ import sys
 from bertcore.cli.common import (
     MODEL_HELP,
     CommandError,
-    add_dtype_argument,
-    add_truncation_argument,
+    add_reading_arguments,
     chosen_backend,
     model_folder,
     positive,
@@ -47,12 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", nargs="?", default="-", help="file of texts (default: -, stdin)")
     parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to write (default: -, stdout)")
     parser.add_argument("--format", choices=["npy", "jsonl"], help="default: npy for a FILE named *.npy, else jsonl")
-    add_dtype_argument(parser)
-    parser.add_argument(
-        "--max-seq-length", type=positive, metavar="N", help="cut texts to N tokens (default: as published)"
-    )
-    add_truncation_argument(parser)
-    parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
+    add_reading_arguments(parser, length="--max-seq-length")
     parser.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,

@@ -9,11 +9,9 @@ from typing import Any
 
 from bertcore.cli.common import (
     CommandError,
-    add_dtype_argument,
-    add_truncation_argument,
+    add_reading_arguments,
     chosen_backend,
     model_folder,
-    positive,
     reading_options,
 )
 from bertcore.cli.lines import input_stream, read_lines
@@ -25,11 +23,8 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, truncation: str =
     """Declare what all commands with pipelines take, beside their texts."""
     parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to write (default: -, stdout)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each answer")
-    add_dtype_argument(parser)
-    add_truncation_argument(parser, default=truncation)
-    parser.add_argument("--max-length", type=positive, metavar="N", help="tokens of a window (default: the model's)")
+    add_reading_arguments(parser, length="--max-length", truncation=truncation)
     parser.add_argument("--stride", type=whole, metavar="N", help="tokens that neighbouring windows share")
-    parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
 
 
 def whole(text: str) -> int:

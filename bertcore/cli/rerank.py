@@ -11,8 +11,7 @@ from collections import deque
 
 from bertcore.cli.common import (
     CommandError,
-    add_dtype_argument,
-    add_truncation_argument,
+    add_reading_arguments,
     chosen_backend,
     model_folder,
     positive,
@@ -37,10 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", metavar="QUERY", help="what the texts are to answer")
     parser.add_argument("input", metavar="INPUT", nargs="?", default="-", help="file of texts (default: -, stdin)")
     parser.add_argument("--top-k", type=positive, metavar="N", help="how many to show (default: all)")
-    add_dtype_argument(parser)
-    parser.add_argument("--max-seq-length", type=positive, metavar="N", help="cut pairs to N tokens")
-    add_truncation_argument(parser)
-    parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
+    add_reading_arguments(parser, length="--max-seq-length")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
 
 

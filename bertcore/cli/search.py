@@ -14,8 +14,7 @@ from typing import Any
 from bertcore.cli.common import (
     MODEL_HELP,
     CommandError,
-    add_dtype_argument,
-    add_truncation_argument,
+    add_reading_arguments,
     chosen_backend,
     model_folder,
     positive,
@@ -42,10 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", metavar="QUERY", nargs="?", help="a text to look for")
     parser.add_argument("--queries", metavar="FILE", help="file of texts to look for (-: stdin)")
     parser.add_argument("--top-k", type=positive, default=10, metavar="N", help="lines for each query (default: 10)")
-    add_dtype_argument(parser)
-    parser.add_argument("--max-seq-length", type=positive, metavar="N", help="cut texts to N tokens")
-    add_truncation_argument(parser)
-    parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens computed at once; bounds the memory")
+    add_reading_arguments(parser, length="--max-seq-length")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
 
 
