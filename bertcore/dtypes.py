@@ -1,3 +1,4 @@
 """The dtypes that a model can be loaded in. Imports nothing: `bertcore --help` reads it."""
 
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")
+INT8 = ("int8", "int8_weight_only")
+DTYPES = ("float32", "float64", "float16", "bfloat16", *INT8)

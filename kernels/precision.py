@@ -1,6 +1,7 @@
 """The precision in which an operation computes: float16 and bfloat16 in float32, float32 and float64 as they are."""
 
 import functools
+import importlib
 
 import numpy as np
 
@@ -12,6 +13,11 @@ ieee_arithmetic = np.errstate(all="ignore")
 def is_bfloat16(dtype):
     """Whether a dtype is ml_dtypes.bfloat16, which is asked without importing that."""
     return dtype.name == "bfloat16"
+
+
+def bfloat16():
+    """ml_dtypes.bfloat16, imported when it is first asked for."""
+    return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
 
 
 def working_dtype(dtype):

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
     "training": {"arguments", "checkpoint", "extras", "gradients", "kernels", "models", "nn", "tape"},
-    "lora": {"arguments", "checkpoint", "models", "nn"},
+    "lora": {"arguments", "checkpoint", "dtypes", "models", "nn"},
     "tokenization": {"arguments", "checkpoint", "warn"},
     "demo_model": {"kernels"},
     "plots": {"tasks", "training"},

@@ -10,7 +10,9 @@ weight X of a linear map is an int8 tensor X and a float32 tensor X_scale, (out_
 for; tables are bfloat16, everything else float32. The "quantization_config" says so, and that activations are quantised
 for each token when it is computed. A calibrated checkpoint also has tensors X_input_scale, float32 (in_features,): the
 columns of the input are multiplied by them before they are rounded, and X stands for X * X_scale * X_input_scale. Its
-format is "int-quantized-smoothed", which other readers refuse. Where X is stored otherwise than (out_features,
+format is "int-quantized-smoothed", which other readers refuse. int8_weight_only has the strategy "group" in place of
+"channel", and activations that are not quantised: X_scale is then bfloat16 (out_features, groups of 32), for every
+layout of X, and the last group may be shorter. Of channels, where X is stored otherwise than (out_features,
 in_features), X_scale has the size 1 along the axes of the input: (1, out_features) beside GPT-2's (in_features,
 out_features).
 """
@@ -28,7 +30,9 @@ QUANTIZATION = "quantization_config"
 LOADED_AS = "bertcore_dtype"
 
 _WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+_GROUPS = {**_WEIGHTS, "strategy": "group", "group_size": 32}
 _ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "token", "dynamic": True}
+_SCHEMES = {"int8": (_WEIGHTS, _ACTIVATIONS), "int8_weight_only": (_GROUPS, None)}
 
 
 def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -38,8 +42,7 @@ def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any],
     """
     rest = {key: value for key, value in config.items() if key not in (QUANTIZATION, LOADED_AS)}
     if config.get(QUANTIZATION) is not None:
-        _check_quantization(f"{folder}/{CONFIG_NAME}: {QUANTIZATION}", config[QUANTIZATION])
-        return rest, "int8"
+        return rest, _quantized_dtype(f"{folder}/{CONFIG_NAME}: {QUANTIZATION}", config[QUANTIZATION])
     dtype = config.get(LOADED_AS)
     if dtype not in (None, "bfloat16"):
         raise CheckpointError(f"{folder}/{CONFIG_NAME}: {LOADED_AS} is {dtype!r}, expected 'bfloat16'")
@@ -59,9 +62,10 @@ def with_dtype(
     if dtype == "bfloat16":
         rest = {key: value for key, value in config.items() if key != "torch_dtype"}  # the older name of "dtype"
         return {**rest, "dtype": "bfloat16", LOADED_AS: "bfloat16"}
-    if dtype != "int8":
+    if dtype not in _SCHEMES:
         return {key: dtype if key in ("dtype", "torch_dtype") else value for key, value in config.items()}
-    group = {"targets": ["Linear"], "weights": _WEIGHTS, "input_activations": _ACTIVATIONS}
+    weights, activations = _SCHEMES[dtype]
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     quantization = {
         "quant_method": "compressed-tensors",
         "format": FORMATS[smoothed],
@@ -72,15 +76,26 @@ def with_dtype(
     return {**config, QUANTIZATION: quantization}
 
 
-def _check_quantization(where: str, found: Any) -> None:
-    expected = "supported is int8 with a scale for each output channel: quant_method 'compressed-tensors', format"
+def _quantized_dtype(where: str, found: Any) -> str:
+    """ "int8" or "int8_weight_only"; CheckpointError for anything else."""
+    expected = "supported is int8 with a scale for each output channel or 32 weights: quant_method "
+    expected += "'compressed-tensors', format"
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{where} is {found!r}, expected an object")
     method, form, groups = (found.get(key) for key in ("quant_method", "format", "config_groups"))
     if method != "compressed-tensors" or form not in FORMATS or not isinstance(groups, Mapping):
         raise CheckpointError(f"{where} has quant_method {method!r}, format {form!r}; {expected} 'int-quantized'")
+    kinds = set()
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None
-        for key, value in _WEIGHTS.items():
+        is_grouped = isinstance(weights, Mapping) and weights.get("strategy") == "group"
+        wanted = _GROUPS if is_grouped else _WEIGHTS
+        for key, value in wanted.items():
             if not isinstance(weights, Mapping) or weights.get(key) != value:
-                raise CheckpointError(f"{where}: the weights of {name} are {weights!r}, expected {_WEIGHTS!r}")
+                raise CheckpointError(f"{where}: the weights of {name} are {weights!r}, expected {wanted!r}")
+        if is_grouped and group.get("input_activations") is not None:
+            raise CheckpointError(f"{where}: {name} has weights in groups and quantised activations, not supported")
+        kinds.add("int8_weight_only" if is_grouped else "int8")
+    if len(kinds) > 1:
+        raise CheckpointError(f"{where} has scales of channels and of groups, expected one kind")
+    return kinds.pop() if kinds else "int8"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ def load_parameters(
     *,
     optional: Iterable[str] = (),
     scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    scale_dtype: Any = np.float32,
 ) -> dict[str, np.ndarray]:
     """The arrays of a model's parameters, read from `checkpoint`.
 
@@ -34,9 +36,10 @@ def load_parameters(
         as a whole; the result then lacks it too, for the caller to initialise. A part of which only some is there is
         an error like any other.
     scales: name -> the shape of the scales of an int8 tensor; (rows, 1) for a matrix that is not there.
+    scale_dtype: what those scales are converted to.
 
     Returns name -> array in the order of `expected`, in the stored dtype. A matrix may be stored in int8 with its
-    scales; name + SCALE -> float32 scales then follow it, and name + INPUT_SCALE where the file has them. Arrays may be
+    scales; name + SCALE -> scales then follow it, and name + INPUT_SCALE where the file has them. Arrays may be
     read-only views of the mapped file.
 
     Raises one CheckpointError that names every problem: missing tensors, tensors the model does not know, wrong shapes
@@ -48,9 +51,9 @@ def load_parameters(
     for name in filter(sources.__contains__, expected):
         arrays[name] = checkpoint[sources[name]]
         if arrays[name].dtype == np.int8:
-            for end in (SCALE, INPUT_SCALE):
+            for end, dtype in ((SCALE, scale_dtype), (INPUT_SCALE, np.float32)):
                 if sources[name] + end in checkpoint:
-                    arrays[name + end] = checkpoint[sources[name] + end].astype(np.float32, copy=False)
+                    arrays[name + end] = checkpoint[sources[name] + end].astype(dtype, copy=False)
     return arrays
 
 

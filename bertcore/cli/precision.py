@@ -16,6 +16,7 @@ from typing import Any
 
 from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder
 from bertcore.cli.lines import input_stream, read_lines
+from bertcore.dtypes import INT8
 
 HELP = "compare low precision with float32 on your texts"
 EXAMPLES = """\
@@ -24,6 +25,7 @@ examples:
   bertcore precision bert-base-uncased/ --texts texts.txt --dtype int8 --json"""
 
 GROUP = 32  # texts that are embedded at once, and timed
+LOW = ["bfloat16", *INT8]
 SHOWN = 60  # characters of the worst text in the table
 
 
@@ -70,9 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--texts", metavar="FILE", default="-", help="file of texts (default: -, stdin)")
-    parser.add_argument(
-        "--dtype", nargs="+", choices=["bfloat16", "int8"], default=["bfloat16", "int8"], help="default: both"
-    )
+    parser.add_argument("--dtype", nargs="+", choices=LOW, default=LOW[:2], help=f"default: {LOW[0]} and {LOW[1]}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
+from bertcore.dtypes import INT8
 from bertcore.lora.config import LoraConfig
 from bertcore.models.model import Model
 from bertcore.nn.low_rank_adapter import LowRankAdapter
@@ -75,9 +76,10 @@ class PeftModel(Block):
         return adapted._attached(is_trainable=is_trainable)
 
     def _attached(self, *, is_trainable: bool = True) -> Self:
-        if is_trainable and self._model.dtype == "int8":
+        if is_trainable and self._model.dtype in INT8:
             raise ValueError(
-                "model is in int8, whose maps have no gradients: train adapters beside bfloat16 or float32"
+                f"model is in {self._model.dtype}, whose maps have no gradients: train adapters beside bfloat16 or "
+                "float32"
             )
         for parameter in self.parameters():
             parameter.is_frozen = not is_trainable or parameter not in self._trained()

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertcore.dtypes import DTYPES
+from bertcore.kernels.linear.prepared import group_count
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import LayerSpec
 
@@ -106,7 +108,7 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
         length=length,
         weights_passed=weights_passed(model),
         flops_per_token=flops_per_token(model, length),
-        megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in ("float32", "float16", "bfloat16", "int8")},
+        megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in DTYPES if dtype != "float64"},
         classes=tuple(models),
     )
 
@@ -155,7 +157,9 @@ def _low_bytes(parameter: Parameter, dtype: str) -> int:
     """In low precision on a CPU: weights in it, tables in bfloat16, vectors in float32."""
     size, found = _size(parameter), 0
     if "weight" in parameter.uses:
-        found += 2 * size if dtype == "bfloat16" else size + 4 * parameter.shape[0]  # a scale for each row
+        rows, columns = parameter.shape
+        scales = {"int8": 4 * rows, "int8_weight_only": 2 * rows * group_count(columns)}
+        found += 2 * size if dtype == "bfloat16" else size + scales[dtype]
     if parameter.uses != {"weight"}:
         found += 4 * size if parameter.uses == {"vector"} else 2 * size
     return found

@@ -13,7 +13,7 @@ import numpy as np
 
 from bertcore import checkpoint, kernels
 from bertcore.arguments import check_one_of
-from bertcore.dtypes import DTYPES
+from bertcore.dtypes import DTYPES, INT8
 from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded, Trace
@@ -23,7 +23,7 @@ from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.dropout import dropout_seeds, mixed_seed
-from bertcore.nn.forms import bfloat16
+from bertcore.nn.forms import bfloat16, storage_dtype
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import value_of
 from bertcore.warn import warn_caller
@@ -101,10 +101,11 @@ class Model(NamedParameters):
         Args:
             folder: where the files are, one file of weights with config.json beside it, or the model's id on the
                 Hugging Face hub ("ORGANISATION/NAME"). What exists here wins.
-            dtype: "float32", "float64", "bfloat16" or "int8" for the CPU; "float32", "float16" or "bfloat16" for CUDA.
-                On the CPU, bfloat16 and int8 are for inference: the weights of linear maps are kept in that form,
-                prepared here for the backend in force, and the tables of embeddings in bfloat16; activations and
-                results are float32. The default is the checkpoint's for one written in low precision (`bertcore
+            dtype: "float32", "float64", "bfloat16", "int8" or "int8_weight_only" for the CPU; "float32", "float16" or
+                "bfloat16" for CUDA. On the CPU, low precision is for inference: the weights of linear maps are kept in
+                that form, prepared here for the backend in force, and the tables of embeddings in bfloat16; activations
+                and results are float32. int8_weight_only takes the memory of int8 and computes in float32. The
+                default is the checkpoint's for one written in low precision (`bertcore
                 quantize`, `save_pretrained`), and float32 for any other, whatever its file holds. Another dtype than
                 the checkpoint's converts; int8 values are then multiplied by their scales.
             task: the task whose adapter is added to the weights, in a checkpoint that has one for each of several
@@ -115,7 +116,7 @@ class Model(NamedParameters):
         Raises:
             CheckpointError (a ValueError): what is wrong with which file or tensor.
             ValueError: what is wrong with which key of the config; an unknown task; int8 on CUDA; float16 on Numba.
-            BackendUnavailable: for bfloat16 and int8, if the backend in force cannot run here.
+            BackendUnavailable: for low precision on the CPU, if the backend in force cannot run here.
 
         A head, or the pooler, that the checkpoint lacks altogether is newly initialised, with a warning that names it.
         """
@@ -124,8 +125,13 @@ class Model(NamedParameters):
         config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
         model = cls.class_for_config(config)(config, **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
-        opened, scales = model._with_adapter(checkpoint.open_checkpoint(folder), task), model.expected_scales()
-        arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, scales=scales)
+        opened = model._with_adapter(checkpoint.open_checkpoint(folder), task)
+        grouped = stored_dtype == "int8_weight_only"
+        scales = {
+            "scales": model.expected_scales(grouped=grouped),
+            "scale_dtype": bfloat16() if grouped else np.float32,
+        }
+        arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, **scales)
         absent = [name for name in expected if name not in arrays]
         if absent:
             warn_caller(
@@ -175,7 +181,7 @@ class Model(NamedParameters):
         self.dtype = dtype
         with self._backend_to_fill_for():
             for parameter in self.parameters():
-                fill(parameter, bfloat16() if dtype == "bfloat16" else np.dtype(dtype))
+                fill(parameter, storage_dtype(dtype))
 
     def _backend_to_fill_for(self) -> AbstractContextManager[None]:
         """A context with the backend decided that low precision is prepared for; other dtypes need none yet."""
@@ -184,8 +190,10 @@ class Model(NamedParameters):
         if self.dtype not in LOW_PRECISION:
             return nullcontext()
         backend = kernels.resolve_backend(None, on_gpu=False)
-        if self.dtype == "int8" and backend == "cupy":
-            raise ValueError("dtype is 'int8', which runs on the CPU alone (backends numpy and numba), not on 'cupy'")
+        if self.dtype in INT8 and backend == "cupy":
+            raise ValueError(
+                f"dtype is {self.dtype!r}, which runs on the CPU alone (backends numpy and numba), not on 'cupy'"
+            )
         return kernels.use_backend(backend)
 
     def train(self, seed: int | None = None) -> Self:
@@ -237,7 +245,7 @@ class Model(NamedParameters):
         if self.is_part:
             raise ValueError("this model is a part of another one: call save_pretrained of that")
         tensors = self.state_dict()
-        if self.dtype == "int8":
+        if self.dtype in INT8:
             tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
         checkpoint.save_checkpoint(folder, self.config_to_save(), tensors)
 

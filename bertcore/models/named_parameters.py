@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 
 from bertcore import checkpoint
+from bertcore.dtypes import INT8
 from bertcore.nn.parameter import Block
 
 
@@ -26,9 +27,10 @@ class NamedParameters(Block):
         """The shape of every tensor of a checkpoint of this model, by name."""
         return {name: shape for parameter in self.parameters() for name, shape in parameter.expected.items()}
 
-    def expected_scales(self) -> dict[str, tuple[int, ...]]:
+    def expected_scales(self, *, grouped: bool = False) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor's scales where a checkpoint stores it in int8, by the tensor's name."""
-        return {name: shape for parameter in self.parameters() for name, shape in parameter.expected_scales.items()}
+        found = (parameter.expected_scales(grouped=grouped) for parameter in self.parameters())
+        return {name: shape for scales in found for name, shape in scales.items()}
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The parameters in host memory, by their names in a checkpoint; read-only, and where they can be, views.
@@ -39,7 +41,7 @@ class NamedParameters(Block):
         arrays = {}
         for parameter in self.parameters():
             view = parameter.array().view()
-            if self.dtype == "int8":
+            if self.dtype in INT8:
                 view = view.astype(np.float32, copy=False)
             view.flags.writeable = False
             arrays.update(parameter.parts(view))
@@ -67,7 +69,7 @@ class NamedParameters(Block):
                 raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
             if arrays[name].dtype.kind not in "biufV":
                 raise TypeError(f"arrays[{name!r}] holds {arrays[name].dtype}, expected real numbers")
-            if self.dtype == "int8" and not np.isfinite(arrays[name].astype(np.float32, copy=False)).all():
+            if self.dtype in INT8 and not np.isfinite(arrays[name].astype(np.float32, copy=False)).all():
                 raise ValueError(f"arrays[{name!r}] holds inf or NaN, which int8 cannot stand for")
         with self._backend_to_fill_for():
             for parameter in self.parameters():

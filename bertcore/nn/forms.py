@@ -1,13 +1,13 @@
 """The forms that a parameter's values take: arrays of a dtype, arrays on a device, weights prepared for a backend.
 
-Low precision on the CPU (bfloat16, int8) is a form of the weights of linear maps. They are prepared as they are loaded,
-one after another, so that the whole model is never in memory in float32; tables are bfloat16 arrays, vectors float32.
+Low precision on the CPU (bfloat16, int8, int8_weight_only) is a form of the weights of linear maps. They are prepared
+as they are loaded, one after another, so that the whole model is never in memory in float32; tables are bfloat16
+arrays, vectors float32.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import os
 import threading
 from collections.abc import Set
@@ -17,7 +17,8 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.linear import LOW_PRECISION
-from bertcore.kernels.linear.prepared import dequantized
+from bertcore.kernels.linear.prepared import dequantized, is_grouped
+from bertcore.kernels.precision import bfloat16
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.layout import Scales
 from bertcore.nn.mapped_memory import release_pages
@@ -36,9 +37,16 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_lock)  # the thread that held it does not live in the child
 
 
-def bfloat16() -> np.dtype:
-    """NumPy's dtype for bfloat16."""
-    return np.dtype(importlib.import_module("ml_dtypes").bfloat16)  # 12 ms: only for those who need it
+def storage_dtype(name: str) -> np.dtype:
+    """NumPy's dtype for the parameters of a model of `name`, one of DTYPES; int8_weight_only is int8 with its name."""
+    if name == "int8_weight_only":
+        return np.dtype(np.int8, metadata={"name": name})
+    return bfloat16() if name == "bfloat16" else np.dtype(name)
+
+
+def storage_name(dtype: np.dtype) -> str:
+    """The reverse of `storage_dtype`."""
+    return (dtype.metadata or {}).get("name", dtype.name)
 
 
 class Forms:
@@ -60,6 +68,7 @@ class Forms:
         scales: of an int8 `array`.
 
     Attributes:
+        is_grouped: whether weights are in int8_weight_only, beside which activations are not rounded.
         is_own: whether the array belongs to the parameter alone and may be written to; it is then kept beside the
             weights prepared from it.
     """
@@ -68,6 +77,7 @@ class Forms:
         self.label, self.uses, self.dtype = label, uses, dtype
         self.is_own = False
         self.is_low = dtype.name in LOW_PRECISION
+        self.is_grouped = storage_name(dtype) == "int8_weight_only"
         self.array: np.ndarray | None = None
         self.device_array: Any = None
         self.weights: dict[str, kernels.PreparedWeight] = {}  # by backend
@@ -200,8 +210,8 @@ class Forms:
     def _on_device(self) -> Any:
         if self.dtype == np.int8:
             raise ValueError(
-                "this model was loaded with dtype='int8', which runs on the CPU alone (backends numpy and numba): "
-                'load it with dtype="float16" or "bfloat16" for the GPU'
+                f"this model was loaded with dtype={storage_name(self.dtype)!r}, which runs on the CPU alone (backends "
+                'numpy and numba): load it with dtype="float16" or "bfloat16" for the GPU'
             )
         with _preparing:
             if self.device_array is None:
@@ -238,21 +248,23 @@ class Forms:
         """The weight for the backend in force."""
         if not self.is_low_on_cpu:
             return kernels.prepare_weight(kernels.to_backend(self._as_array(array, scales)))
-        if scales is not None and self.dtype != np.int8:
+        if scales is not None and (self.dtype != np.int8 or is_grouped(scales.rows) != self.is_grouped):
             array, scales = dequantized(array, *scales), None
         if scales is None and self.dtype == np.int8:
             array, scales = self._quantized(array)
         elif scales is None and array.dtype != bfloat16():
             array = np.asarray(array, np.float32)
-        return kernels.prepare_weight(array, *(scales or ()), dtype=self.dtype.name)
+        return kernels.prepare_weight(array, *(scales or ()), dtype=storage_name(self.dtype))
 
     def _quantized(self, array: np.ndarray) -> tuple[np.ndarray, Scales]:
         """The int8 values and scales; in blocks of rows, for a vocabulary's weight is large in float32."""
-        values, scale = np.empty(array.shape, np.int8), np.empty(len(array), np.float32)
-        for first in range(0, len(array), QUANTIZED_ROWS):
+        values, scales = np.empty(array.shape, np.int8), []
+        for first in range(0, max(len(array), 1), QUANTIZED_ROWS):
             rows = slice(first, first + QUANTIZED_ROWS)
+            some = np.asarray(array[rows], np.float32)
             try:
-                values[rows], scale[rows] = kernels.quantize_weight(np.asarray(array[rows], np.float32))
+                values[rows], scale = kernels.quantize_weight(some, per_group=self.is_grouped)
             except ValueError as error:
                 raise ValueError(f"{self.label}: {error}") from error
-        return values, Scales(scale, None)
+            scales.append(scale)
+        return values, Scales(np.concatenate(scales), None)

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bertcore.checkpoint.dtypes import INPUT_SCALE, SCALE
+from bertcore.kernels.linear.prepared import dequantized, group_count
+from bertcore.kernels.precision import is_bfloat16
 
 
 class Scales(NamedTuple):
-    """What int8 values are multiplied by: float32 (rows,), and of their input (columns,), or None."""
+    """What int8 values are multiplied by: float32 (rows,), or of groups bfloat16 (rows, groups), and of their input
+    float32 (columns,), or None."""
 
     rows: np.ndarray
     input: np.ndarray | None
@@ -96,10 +99,13 @@ class JoinedTensors:
         """The shape of each tensor, by name."""
         return dict.fromkeys(self.names, self.part_shape if self.layout is None else self.layout.shape)
 
-    @property
-    def expected_scales(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor's scales where it is stored in int8, by the tensor's name."""
-        return dict.fromkeys(self.names, (self.part_shape[0], 1) if self.layout is None else self.layout.scale_shape)
+    def expected_scales(self, *, grouped: bool) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor's scales where it is stored in int8, by the tensor's name; of groups as computing
+        has them, whatever the tensor's layout."""
+        rows, *columns = self.part_shape
+        if grouped:
+            return dict.fromkeys(self.names, (rows, *map(group_count, columns)))
+        return dict.fromkeys(self.names, (rows, 1) if self.layout is None else self.layout.scale_shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,20 +128,27 @@ class JoinedTensors:
         """The whole array of the tensors in `arrays`, and its scales if all of them are int8 of one input's scales.
 
         An int8 tensor stands for itself times its scales, which have its name and "_scale" (their shapes are
-        `expected_scales`) or "_input_scale".
+        `expected_scales`; those of groups are bfloat16) or "_input_scale".
         """
         parts, scales, of_inputs = ([arrays.get(name + end) for name in self.names] for end in ("", SCALE, INPUT_SCALE))
         is_one_input = all(np.array_equal(one, of_inputs[0]) for one in of_inputs)
-        if all(scale is not None for scale in scales) and is_one_input:
-            return self._concatenated(parts), Scales(self._concatenated(scales)[:, 0], of_inputs[0])
-        parts = [part if scale is None else part * scale for part, scale in zip(parts, scales, strict=True)]
-        if not any(scale is not None for scale in of_inputs):
-            return self._concatenated(parts), None
-        wide = [part if self.layout is None else self.layout.to_computing(part) for part in parts]
-        wide = [part if scale is None else part * scale for part, scale in zip(wide, of_inputs, strict=True)]
-        return np.concatenate(wide), None
+        kinds = {None if scale is None else scale.dtype for scale in scales}
+        parts, scales = [self._in_computing(part) for part in parts], [self._of_rows(scale) for scale in scales]
+        if None not in kinds and len(kinds) == 1 and is_one_input:
+            return _concatenated(parts), Scales(_concatenated(scales), of_inputs[0])
+        wide = [
+            part if scale is None else dequantized(part, scale, of_input)
+            for part, scale, of_input in zip(parts, scales, of_inputs, strict=True)
+        ]
+        return _concatenated(wide), None
 
-    def _concatenated(self, parts: list[np.ndarray]) -> np.ndarray:
-        if self.layout is not None:
-            parts = [self.layout.to_computing(part) for part in parts]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def _in_computing(self, stored: np.ndarray) -> np.ndarray:
+        return stored if self.layout is None else self.layout.to_computing(stored)
+
+    def _of_rows(self, scale: np.ndarray | None) -> np.ndarray | None:
+        """A tensor's scales as `Scales` has them."""
+        return scale if scale is None or is_bfloat16(scale.dtype) else self._in_computing(scale)[:, 0]
+
+
+def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -11,7 +11,7 @@ from bertcore import kernels
 from bertcore.checkpoint.dtypes import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.autocast import autocast_dtype
-from bertcore.nn.forms import Forms
+from bertcore.nn.forms import Forms, storage_name
 from bertcore.nn.layout import JoinedTensors, Layout, Scales
 from bertcore.nn.mapped_memory import release_pages
 from bertcore.tape import current_tape
@@ -168,7 +168,8 @@ class Parameter(JoinedTensors):
             return
         weight = self.forms.any_weight()
         values, scale = weight.integers(), weight.scale
-        for (name, part), (_, part_scale) in zip(self.parts(values), self.parts(scale[:, None]), strict=True):
+        scales = self.pieces(scale) if weight.is_grouped else dict(self.parts(scale[:, None])).values()
+        for (name, part), part_scale in zip(self.parts(values), scales, strict=True):
             yield name, part
             yield name + SCALE, part_scale
             if weight.input_scale is not None:
@@ -210,8 +211,8 @@ class Parameter(JoinedTensors):
         forms = self.forms
         if forms.is_low_on_cpu:
             raise ValueError(
-                f"this model was loaded with dtype={self.dtype.name!r}, which on the CPU is for inference alone: "
-                'load it with dtype="float32" to compute gradients'
+                f"this model was loaded with dtype={storage_name(self.dtype)!r}, which on the CPU is for inference "
+                'alone: load it with dtype="float32" to compute gradients'
             )
         return forms
 

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from . import isa
 from .arrays import CACHE_LINE
 from .codegen import INT32, Vec, call_llvm, element_pointer, shuffle
-from .dot import Bfloat16, WidenedDot
+from .dot import Bfloat16
 from .jit import helper, inline_helper
 from .simd import (
     broadcast,
@@ -119,24 +119,6 @@ def corrected_sums(typingctx, sums, zero, column_sums):
         return builder.sitofp(builder.sub(sums, builder.mul(zero, column_sums)), result.llvm)
 
     return result(sums, sums, sums), codegen
-
-
-@intrinsic
-def widen_words(typingctx, source, index, target, target_index, row):
-    """A vector of words of two bfloat16, from element `index` of a pointer on, as two of float32: that of the first
-    halves, and, `row` elements after it, that of the second."""
-    dot = WidenedDot(types.float32)
-
-    def codegen(context, builder, sig, args):
-        source, index, target, at, row = args
-        words = builder.bitcast(builder.gep(source, [index]), dot.words.as_pointer())
-        words = builder.load(words, align=2)
-        for part, first in enumerate((at, builder.add(at, row))):
-            place = builder.bitcast(builder.gep(target, [first]), dot.sums.llvm.as_pointer())
-            builder.store(dot.right(builder, words, part), place, align=4)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, target, types.intp, types.intp), codegen
 
 
 @helper

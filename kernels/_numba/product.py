@@ -5,8 +5,8 @@ the first cache levels; each tile of them is written to the output once, on the 
 residual. The order of each element's sum depends on the depth alone. While a thread works on a task it fetches the
 panel of its next one, so that weights stream from memory behind the arithmetic.
 
-Panels of bfloat16 beside rows of float32 (see dot.py) are widened as a tile loads them, or, where a task has many rows,
-once for all of them: the same sums in the same order.
+Panels of low precision beside rows of float32 are widened once for all rows of a task (widening.py), those of bfloat16
+for few rows as a tile loads them (dot.py): the same sums in the same order.
 """
 
 import numpy as np
@@ -18,13 +18,14 @@ from . import isa
 from .amx import TILES_SCRATCH
 from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
-from .low_precision import corrected_sums, store_bfloat16, widen_words
+from .low_precision import corrected_sums, store_bfloat16
 from .pointwise import activation_function
 from .rounded_rows import place_of_sums
 from .rows import share
 from .simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
 from .tasks import take_task
 from .tile import make_fetching_tile, make_output_tile
+from .widening import are_widened, depth_of, whole_words, widen_panel
 
 # The sums of the largest tile, a row of the panel and a broadcast fit the vector registers.
 WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
@@ -48,15 +49,16 @@ _INLINE = {**_OPTIONS, "forceinline": True}
 
 
 def sums_dtype(storage):
-    """The NumPy dtype of the sums of products with panels of a dtype; those of bfloat16 are uint16."""
-    return np.dtype({"uint16": np.float32, "int8": np.int32}.get(storage.name, storage))
+    """The NumPy dtype of the sums of products with panels of a dtype (of bfloat16 uint16, of int8 in groups uint8)."""
+    return np.dtype({"uint16": np.float32, "uint8": np.float32, "int8": np.int32}.get(storage.name, storage))
 
 
 def make_scratch(storage, threads):
     """Scratch for the tasks of each thread, of products with panels of a NumPy dtype: sums that begin on a cache line,
     and a widened chunk of a panel."""
     sums = sums_dtype(storage)
-    rows = WIDENING_ROWS + CHUNK_DEPTH if storage == np.uint16 and not isa.LEVEL.bfloat16_dot else TASK_ROWS
+    is_widened = storage == np.uint8 or (storage == np.uint16 and not isa.LEVEL.bfloat16_dot)
+    rows = WIDENING_ROWS + CHUNK_DEPTH if is_widened else TASK_ROWS
     size = (rows * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
 
@@ -120,7 +122,7 @@ def _block_count_of(rows, count, a, panels):
         fewest = max((rows + WIDENING_ROWS - 1) // WIDENING_ROWS, (WIDENING_TASKS + count - 1) // count)
         return min((rows + TASK_ROWS - 1) // TASK_ROWS, fewest)
 
-    return of_widened if _are_widened(a, panels) else usual
+    return of_widened if are_widened(a, panels) else usual
 
 
 @helper
@@ -143,12 +145,9 @@ def _chunk_depth(a, panels):
 
 @overload(_chunk_depth, jit_options=_OPTIONS)
 def _chunk_depth_of(a, panels):
-    words = CHUNK_DEPTH // 2 if _are_widened(a, panels) else CHUNK_DEPTH
-    return lambda a, panels: words
-
-
-def _are_widened(a, panels):
-    return a.dtype == types.float32 and panels.dtype == types.uint16
+    if are_widened(a, panels):
+        return lambda a, panels: whole_words(panels, CHUNK_DEPTH)
+    return lambda a, panels: CHUNK_DEPTH
 
 
 def _multiply_chunk(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
@@ -163,21 +162,21 @@ def _multiply_chunk_of(a, strides, panel, chunk, output, place, finish, levels, 
         _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile)
 
     def widen_and_multiply(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
-        (row, column, group), (k, depth, is_last) = strides, chunk
-        if place[1] - place[0] < WIDENED_ROWS and row % 2 == 0:
-            words = row // 2, column, group // 2
-            _multiply_rows(a, words, panel, chunk, output, place, finish, levels, sums, meanwhile)
+        (row, column, group), (k, words, is_last) = strides, chunk
+        if is_bfloat16 and place[1] - place[0] < WIDENED_ROWS and row % 2 == 0:
+            in_words = row // 2, column, group // 2
+            _multiply_rows(a, in_words, panel, chunk, output, place, finish, levels, sums, meanwhile)
             return
         width = WEIGHT_PANEL_VECTORS * lanes(sums)
         wide = pointer(sums, WIDENING_ROWS * width)
-        for i in range(depth):
-            for j in range(0, width, lanes(sums)):
-                widen_words(panel, 2 * (i * width + j), wide, 2 * i * width + j, width)
-        ahead, step = meanwhile
-        floats, twice = (2 * k, min(2 * depth, row - 2 * k), is_last), (ahead, step // 2)
-        _multiply_rows(a, strides, wide, floats, output, place, finish, levels, sums, twice)
+        widen_panel(panel, words, wide, width)
+        first, (ahead, step) = depth_of(panel, k), meanwhile
+        depth = min(depth_of(panel, words), row - first)
+        then = ahead, step * words // depth
+        _multiply_rows(a, strides, wide, (first, depth, is_last), output, place, finish, levels, sums, then)
 
-    return widen_and_multiply if _are_widened(a, panel) else multiply
+    is_bfloat16 = panel.dtype == types.uint16
+    return widen_and_multiply if are_widened(a, panel) else multiply
 
 
 @inline_helper

@@ -15,7 +15,8 @@ from .forward import run
 from .records import absent_fields, integer_arrays, term_arrays, view
 
 STEP = FORWARD
-STORAGE_BESIDE = {np.float32: np.float32, np.uint16: ROUNDED, np.int8: ROUNDED}  # by that of the weights
+# By that of the weights, of which those of uint8 are beside float32 (_numba/group_panels.py).
+STORAGE_BESIDE = {np.float32: np.float32, np.uint16: ROUNDED, np.int8: ROUNDED, np.uint8: np.float32}
 
 
 def deferred_attention(program, query, key, value, scoring, return_probs, return_components, compute_dtype):

@@ -1,6 +1,5 @@
 """Affine map with a weight prepared once and optional bias, activation and residual, forward and backward."""
 
-import importlib
 import math
 from typing import Any
 
@@ -8,23 +7,25 @@ import numpy as np
 
 from .. import checks, dispatch
 from ..activation_names import ACTIVATIONS
-from ..precision import is_bfloat16, working_dtype
-from .prepared import LOW_PRECISION, PreparedWeight
+from ..precision import bfloat16, is_bfloat16, working_dtype
+from .prepared import LOW_PRECISION, PreparedWeight, group_count, is_grouped
 
 OPTIONAL = ("bias", "residual")
 ACTIVATIONS_OR_NONE = (None, *ACTIVATIONS)
 MOST_INT8_FEATURES = 2**16  # 255 * 127 * 2^16 is the longest sum that fits an int32
 
 
-def quantize_weight(weight: Any) -> tuple[np.ndarray, np.ndarray]:
+def quantize_weight(weight: Any, *, per_group: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Round a weight to int8 with one scale for each output channel: weight is about values * scale[:, None].
 
     Args:
         weight: (out_features, in_features), a floating array in host memory, finite.
+        per_group: whether there is a scale for each 32 neighbours of a channel, as "int8_weight_only" has them.
 
     Returns:
         values, int8 (out_features, in_features) from -127 to 127, and scale, float32 (out_features,): the channel's
-        greatest magnitude over 127, so that a channel's scale depends on nothing but itself.
+        greatest magnitude over 127, so that a channel's scale depends on nothing but itself; or, of groups, bfloat16
+        (out_features, ceil(in_features / 32)).
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype or shape, and for inf or NaN (which row).
@@ -36,7 +37,8 @@ def quantize_weight(weight: Any) -> tuple[np.ndarray, np.ndarray]:
     wrong = ~np.isfinite(weight.astype(np.float32)).all(axis=1)
     if wrong.any():
         raise ValueError(f"weight[{wrong.argmax()}] holds inf or NaN (in float32), which int8 cannot stand for")
-    return dispatch.implementation(__package__, "numpy").quantize_weight(weight)
+    reference = dispatch.implementation(__package__, "numpy")
+    return (reference.quantize_groups if per_group else reference.quantize_weight)(weight)
 
 
 def prepare_weight(
@@ -50,12 +52,13 @@ def prepare_weight(
     Args:
         weight: (out_features, in_features), as checkpoints store it; dtypes as for `linear`, and on the CPU bfloat16,
             or int8 together with `scale`.
-        scale: float32 (out_features,), what `quantize_weight` returns beside the int8 values.
+        scale: what `quantize_weight` returns beside the int8 values: float32 (out_features,), or of groups bfloat16
+            (out_features, groups), whose weight only takes memory as int8: inputs are not rounded.
         input_scale: float32 (in_features,), of an int8 weight: what each column of the input is multiplied by before it
             is rounded, in order that columns of large numbers do not cost the others their digits. The weight is then
             values * scale[:, None] * input_scale (Xiao et al. 2023, arXiv:2211.10438).
-        dtype: "bfloat16" or "int8" converts a floating weight to that form (on the CPU), which halves or quarters its
-            memory and takes float32 inputs; by default the weight's own.
+        dtype: "bfloat16", "int8" or "int8_weight_only" converts a floating weight to that form (on the CPU), which
+            halves or quarters its memory and takes float32 inputs; by default the weight's own.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Raises:
@@ -70,16 +73,18 @@ def prepare_weight(
     checks.shape((None, None), weight=weight)
     if weight.dtype == np.int8:
         _check_int8(call, weight, scale, dtype)
-        _check_input_scale(weight, input_scale)
+        _check_input_scale(weight, scale, input_scale)
     else:
         _check_floating_weight(call, weight, scale, input_scale, dtype)
         weight, scale = _converted(weight, dtype)
     return call.compute("prepare_weight", weight, scale, input_scale)
 
 
-def _check_input_scale(weight: Any, input_scale: Any) -> None:
+def _check_input_scale(weight: Any, scale: Any, input_scale: Any) -> None:
     if input_scale is None:
         return
+    if is_grouped(scale):
+        raise ValueError("input_scale belongs to rounded inputs, but scale is of groups, beside which they are not")
     if input_scale.dtype != np.float32:
         raise TypeError(f"input_scale has dtype {input_scale.dtype}, expected float32")
     checks.shape((weight.shape[1],), input_scale=input_scale)
@@ -92,17 +97,21 @@ def _check_input_scale(weight: Any, input_scale: Any) -> None:
 def _check_int8(call: dispatch.Call, weight: Any, scale: Any, dtype: str | None) -> None:
     if call.backend == "cupy":
         raise TypeError("weight has dtype int8, backend 'cupy' expects float32 or float16 or bfloat16")
-    if dtype not in (None, "int8"):
+    grouped = scale is not None and is_bfloat16(scale.dtype)
+    if dtype not in (None, "int8_weight_only" if grouped else "int8"):
         raise ValueError(f"dtype is {dtype!r}, but weight is int8 already")
-    if scale is None or scale.dtype != np.float32:
+    if scale is None or not (grouped or scale.dtype == np.float32):
         found = "None" if scale is None else str(scale.dtype)
-        raise TypeError(f"scale is {found}, expected a float32 array (out_features,) beside an int8 weight")
-    checks.shape((weight.shape[0],), scale=scale)
-    wrong = ~(np.isfinite(scale) & (scale >= 0))
+        raise TypeError(
+            f"scale is {found}, expected a float32 array (out_features,) beside an int8 weight, or of groups bfloat16"
+        )
+    checks.shape((weight.shape[0], group_count(weight.shape[1])) if grouped else (weight.shape[0],), scale=scale)
+    found = scale.astype(np.float32)
+    wrong = ~(np.isfinite(found) & (found >= 0))
     if wrong.any():
-        at = int(wrong.argmax())
-        raise ValueError(f"scale[{at}] is {scale[at]}, expected finite numbers of at least 0")
-    if weight.shape[1] > MOST_INT8_FEATURES:
+        at = tuple(map(int, np.argwhere(wrong)[0]))
+        raise ValueError(f"scale[{', '.join(map(str, at))}] is {scale[at]}, expected finite numbers of at least 0")
+    if weight.shape[1] > MOST_INT8_FEATURES and not grouped:
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
 
 
@@ -121,10 +130,10 @@ def _check_floating_weight(call: dispatch.Call, weight: Any, scale: Any, input_s
 
 def _converted(weight: Any, dtype: str | None) -> tuple[Any, Any]:
     """The weight in the wanted dtype, and its scale if that is int8."""
-    if dtype == "int8":
-        return quantize_weight(weight)
+    if dtype in ("int8", "int8_weight_only"):
+        return quantize_weight(weight, per_group=dtype == "int8_weight_only")
     if dtype == "bfloat16" and not is_bfloat16(weight.dtype):
-        return weight.astype(importlib.import_module("ml_dtypes").bfloat16), None
+        return weight.astype(bfloat16()), None
     return weight, None
 
 
@@ -143,7 +152,7 @@ def linear(
         input: (..., in_features); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype
             on NumPy. All arrays share one dtype, but for a weight prepared in low precision, which takes float32: it
             rounds each row of the input to its own form, whatever the other rows are (reference.py has the formulas;
-            to bfloat16 Numba does so on CPUs that multiply it faster than float32).
+            to bfloat16 Numba does so on CPUs that multiply it faster than float32; int8_weight_only rounds none).
         weight: (out_features, in_features), an array or what `prepare_weight` made of it.
         bias: (out_features,) or None.
         activation: a name that `activation` knows, or None.

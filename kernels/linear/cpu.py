@@ -23,6 +23,7 @@ from .._numba import (
     parallel_kernel,
     region,
 )
+from .._numba.group_panels import pack_groups, unpack_groups
 from .._numba.low_precision import ROUNDED, round_row
 from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.product import (
@@ -36,9 +37,10 @@ from .._numba.rounded_rows import DEPTH_WORDS, rows_of_bfloat16, rows_of_bytes, 
 from .._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
 from .._numba.simd import pointer, pointer_at, wide_pointer
 from ..activation_names import activation_code
+from ..precision import bfloat16
 from .by_vectors import GROUP_ROWS
 from .low_precision import PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
-from .prepared import PreparedWeight
+from .prepared import PreparedWeight, is_grouped
 from .weight_gradient import product_of_columns
 
 
@@ -85,15 +87,40 @@ class PackedWeight(PreparedWeight):
         return np.array(rows.view(self.dtype)[: self.out_features, : self.in_features], order="C")
 
 
+class GroupedWeight(PackedWeight):
+    """A weight in int8_weight_only as panels (group_panels.py), which alone hold its values and scales."""
+
+    column_scales = column_sums = None
+
+    def __init__(self, weight, scale):
+        PreparedWeight.__init__(self, weight)
+        self.panels = pack_groups(weight, scale, _panel_width(np.dtype(np.float32)))
+
+    @property
+    def scale(self):
+        scale = unpack_groups(self.panels, *self.shape)[1].view(bfloat16())
+        scale.flags.writeable = False
+        return scale
+
+    @property
+    def is_grouped(self):
+        return True
+
+    def _stored(self):
+        return unpack_groups(self.panels, *self.shape)[0]
+
+
 def prepare_weight(weight, scale, input_scale):
     """Pack an (out_features, in_features) weight of any strides; with int8 `scale` is (out_features,) float32, and
-    `input_scale` (in_features,) or None."""
-    return PackedWeight(weight, scale, input_scale)
+    `input_scale` (in_features,) or None; in groups it is (out_features, groups) bfloat16."""
+    return GroupedWeight(weight, scale) if is_grouped(scale) else PackedWeight(weight, scale, input_scale)
 
 
 def linear(input, weight, bias, activation, residual):
     """activation(input @ weight.T + bias) + residual, (rows, out_features)."""
     packed = weight if isinstance(weight, PackedWeight) else PackedWeight(weight)
+    if packed.is_grouped:
+        return _multiply_rows(input, packed.panels, packed.out_features, bias, activation, residual)
     if packed.dtype == np.int8:
         return _multiply_quantized(as_kernel_array(input), packed, bias, activation, residual)
     if packed.dtype.itemsize < 4:

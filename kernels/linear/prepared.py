@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-LOW_PRECISION = ("bfloat16", "int8")
+LOW_PRECISION = ("bfloat16", "int8", "int8_weight_only")
+GROUP = 32  # values along in_features that share a scale in int8_weight_only
 
 
 class PreparedWeight:
@@ -17,7 +18,8 @@ class PreparedWeight:
         backend: the backend it belongs to.
         out_features, in_features: its shape.
         dtype: its dtype; bfloat16 and int8 on the CPU are for float32 inputs.
-        scale: of an int8 weight, float32 (out_features,), read-only; None of others.
+        scale: of an int8 weight, float32 (out_features,), or in int8_weight_only bfloat16 (out_features, groups of
+            GROUP in_features); read-only; None of others.
         input_scale: what the columns of the input are multiplied by before they are rounded to int8, float32
             (in_features,), read-only; None where they are not.
     """
@@ -27,7 +29,16 @@ class PreparedWeight:
     def __init__(self, weight: Any, scale: Any = None, input_scale: Any = None):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.scale, self.input_scale = _read_only(scale), _read_only(input_scale)
+        self._scale, self.input_scale = _read_only(scale), _read_only(input_scale)
+
+    @property
+    def scale(self) -> Any:
+        return self._scale
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it is in int8_weight_only: inputs stay float32."""
+        return is_grouped(self.scale)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,7 +78,19 @@ def _read_only(array: Any) -> Any:
     return copy
 
 
-def dequantized(values: np.ndarray, scale: np.ndarray, input_scale: np.ndarray | None) -> np.ndarray:
-    """The float32 weight that int8 values stand for, of both scales of a PreparedWeight."""
+def is_grouped(scale: Any) -> bool:
+    """Whether these are the scales of int8_weight_only."""
+    return scale is not None and scale.ndim == 2
+
+
+def group_count(in_features: int) -> int:
+    """How many groups there are of so many values."""
+    return -(-in_features // GROUP)
+
+
+def dequantized(values: np.ndarray, scale: np.ndarray, input_scale: np.ndarray | None = None) -> np.ndarray:
+    """The float32 weight that int8 values stand for, of the scales of a PreparedWeight."""
+    if is_grouped(scale):
+        return values * np.repeat(scale.astype(np.float32), GROUP, axis=1)[:, : values.shape[1]]
     weight = values * scale[:, None]
     return weight if input_scale is None else weight * input_scale

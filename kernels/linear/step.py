@@ -20,7 +20,7 @@ from .._numba.rounded_rows import (
 )
 from .._numba.rows import share
 from .._numba.simd import lanes
-from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, array_at, record
+from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, UINT8, array_at, record
 from ..activation_names import activation_code
 from ..deferred import is_plain
 from ..handed_heads import HEAD_GRAIN, offer_heads
@@ -52,14 +52,14 @@ STEP = record(
 )
 IS_ROUNDED = ROUNDED is not np.float32  # the input, beside weights in bfloat16
 _ROUNDED, _LEVELS = ROUNDED(0), LEVELS(0)
-STORAGE = {"float32": FLOAT, "bfloat16": BFLOAT16, "int8": INT8}  # a weight's dtype -> a scalar of its panels' dtype
+STORAGE = {"float32": FLOAT, "uint16": BFLOAT16, "int8": INT8, "uint8": UINT8}  # by the dtype of a weight's panels
 
 
 def deferred_linear(program, input, weight, bias, activation, residual):
     """Note the step of `linear` with a packed weight of float32 or less; None for what has no deferred form."""
     if not isinstance(weight, PackedWeight) or not input.size or not all(map(is_plain, (input, bias, residual))):
         return None
-    storage = STORAGE.get(weight.dtype.name)
+    storage = STORAGE.get(weight.panels.dtype.name)
     if storage is None or not program.takes(storage):
         return None
     rows, depth = input.shape[0], weight.panels.shape[1]
@@ -145,7 +145,7 @@ def run_step(step, counter, scratch, storage):
 
 @overload(run_step, jit_options=OPTIONS)
 def _run_step(step, counter, scratch, storage):
-    elements = 2 if storage == types.uint16 else 1  # per word
+    elements = max(32 // storage.bitwidth, 1)  # per word
     has_heads = LEVEL.tiles is not None
 
     def floats(step, counter, scratch, storage):
@@ -172,4 +172,5 @@ def _run_step(step, counter, scratch, storage):
         steps = array_at(step.step_size, (rows,), FLOAT)
         run_int8((levels, zeros, steps), (panels, scales, column_sums), output, finish, counter, scratch)
 
-    return {types.float32: floats, types.uint16: bfloat16 if IS_ROUNDED else floats, types.int8: int8}[storage]
+    bfloat16 = bfloat16 if IS_ROUNDED else floats
+    return {types.float32: floats, types.uint16: bfloat16, types.int8: int8, types.uint8: floats}[storage]

@@ -96,7 +96,7 @@ def test_an_id_on_the_hub_is_looked_for(monkeypatch, encoder_folder, capsys):
     assert asked == [("some/model", "tokenizer")]  # which leaves the weights where they are
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8_weight_only"])
 def test_memory_is_that_of_the_arrays_kept(dtype):
     config = CONFIG | {"hidden_size": 48, "intermediate_size": 64}
     model = AutoModel.from_config(config, dtype=dtype)

@@ -109,6 +109,17 @@ def test_a_real_model_in_int8(demo_folder):  # noqa: F811
     assert cosines.mean() > 0.998 and cosines.min() > 0.99
 
 
+@pytest.mark.slow
+def test_a_real_model_in_int8_weight_only(demo_folder):  # noqa: F811
+    texts = varied_texts(1000)[::10]
+    with use_backend("numba"):
+        exact, low = (
+            SentenceEncoder(demo_folder, dtype=dtype, max_seq_length=512) for dtype in ("float32", "int8_weight_only")
+        )
+        cosines = cosines_of(exact, low, texts)
+    assert cosines.mean() > 0.9997 and cosines.min() > 0.999
+
+
 def cosines_of(exact, low, texts):
     expected, found = (encoder.encode(texts).astype(np.float64) for encoder in (exact, low))
     return (expected * found).sum(axis=1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(found, axis=1)

@@ -1,4 +1,4 @@
-"""linear: prepared weights, int8 and bfloat16; conformance/ has the rest."""
+"""linear: prepared weights in low precision; conformance/ has the rest."""
 
 import ml_dtypes
 import numpy as np
@@ -145,6 +145,57 @@ def test_a_quantized_weight():
     weight[4, 3] = np.nan
     with pytest.raises(ValueError, match=r"weight\[4\] holds inf or NaN"):
         kernels.quantize_weight(weight)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 31, 32, 33, 97])
+def test_a_weight_quantized_in_groups(columns):
+    weight = normal(8, (6, columns), np.float32)
+    weight[1], weight[2], weight[3, :1] = 0, 1e-44, 1e5
+    with np.errstate(all="raise"):
+        values, scale = kernels.quantize_weight(weight, per_group=True)
+    assert values.dtype == np.int8 and scale.dtype == ml_dtypes.bfloat16
+    assert values.shape == weight.shape and scale.shape == (6, -(-columns // 32)) and not values[1].any()
+    for group in range(scale.shape[1]):
+        own, step = (slice(None), slice(32 * group, 32 * group + 32)), scale[:, group, None].astype(np.float32)
+        peaks = np.abs(weight[own]).max(axis=1)
+        np.testing.assert_allclose(step[peaks > 1, 0] * 127, peaks[peaks > 1], rtol=2**-8)  # half a digit of bfloat16
+        assert (np.abs(values[own] * step - weight[own]) <= 0.5001 * step + 1e-44).all()
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_int8_weight_only_is_the_product_of_the_weight_it_stands_for(backend):
+    x, weight, bias, residual, grad = arguments(9, 7, 97, 53, dtype=np.float32)
+    values, scale = kernels.quantize_weight(weight, per_group=True)
+    stands_for = values * np.repeat(scale.astype(np.float32), 32, axis=1)[:, :97]
+    for prepared in (
+        kernels.prepare_weight(values, scale, backend=backend),
+        kernels.prepare_weight(weight, dtype="int8_weight_only", backend=backend),
+    ):
+        assert prepared.is_grouped and prepared.dtype == np.int8 and not prepared.scale.flags.writeable
+        for found, expected in zip(
+            (prepared.integers(), prepared.scale, prepared.to_array()), (values, scale, stands_for), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected)
+        found = kernels.linear(x, prepared, bias, activation="gelu", residual=residual)
+        assert found.dtype == np.float32
+        assert_close(found, oracles.linear(x, stands_for, bias, "gelu", residual))
+        with pytest.raises(TypeError, match="which has no gradients"):
+            kernels.linear_backward(grad, x, prepared)
+        with pytest.raises(TypeError, match="input has dtype float64, expected float32"):
+            kernels.linear(x.astype(np.float64), prepared)
+
+
+def test_scales_of_groups_are_checked():
+    values, scale = kernels.quantize_weight(normal(8, (6, 39), np.float32), per_group=True)
+    with pytest.raises(ValueError, match=r"scale has shape \(6, 1\), expected \(6, 2\)"):
+        kernels.prepare_weight(values, scale[:, :1])
+    with pytest.raises(ValueError, match="dtype is 'int8', but weight is int8 already"):
+        kernels.prepare_weight(values, scale, dtype="int8")
+    with pytest.raises(ValueError, match="input_scale belongs to rounded inputs, but scale is of groups"):
+        kernels.prepare_weight(values, scale, np.ones(39, np.float32))
+    scale[3, 1] = np.nan
+    with pytest.raises(ValueError, match=r"scale\[3, 1\] is nan"):
+        kernels.prepare_weight(values, scale)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])

@@ -25,7 +25,7 @@ from tests.kernels.forced_isa import AMX, FORCED, not_when_forced, run_tests_und
 from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close
 
-LOW_PRECISION = ["bfloat16", "int8"]
+LOW_PRECISION = ["bfloat16", "int8", "int8_weight_only"]
 every_dtype = pytest.mark.parametrize("dtype", NUMBA_DTYPES)
 ACTIVATIONS = [None, *activation_names.ACTIVATIONS]
 
@@ -200,8 +200,8 @@ def test_nan_and_infinity_spoil_their_own_row_alone(dtype):
 
 def low_precision(weight, dtype):
     """The weight prepared by the reference and by Numba; for the reference it is widened where Numba does that."""
-    if dtype == "int8":
-        values = reference.quantize_weight(weight)
+    if dtype != "bfloat16":
+        values = kernels.quantize_weight(weight, per_group=dtype == "int8_weight_only")
         return reference.prepare_weight(*values, None), prepare_weight(*values, None)
     weight = weight.astype(ml_dtypes.bfloat16)
     of_reference = weight if LEVEL.bfloat16_dot else weight.astype(np.float32)
@@ -222,20 +222,20 @@ def test_low_precision_of_any_size_and_layout(rows, in_features, out_features, l
     assert found.dtype == np.float32 and found.flags.c_contiguous and found.flags.writeable
     assert_close(found, reference.linear(x, expected, *options), at_least=1)
     np.testing.assert_array_equal(prepared.to_array(), expected.to_array())
-    assert (prepared.out_features, prepared.in_features, prepared.dtype.name) == (out_features, in_features, dtype)
+    assert (*prepared.shape, prepared.dtype.name) == (out_features, in_features, dtype.removesuffix("_weight_only"))
+    assert prepared.is_grouped == (dtype == "int8_weight_only")
 
 
-@pytest.mark.skipif(LEVEL.bfloat16_dot, reason="bfloat16 is multiplied as such")
+@pytest.mark.parametrize("dtype", ["int8_weight_only"] if LEVEL.bfloat16_dot else ["int8_weight_only", "bfloat16"])
 @pytest.mark.parametrize("in_features", [1, 2, 39, BLOCK, BLOCK + 1, 2 * BLOCK + 38])
 @pytest.mark.parametrize("rows", [1, 5, WIDENED_ROWS - 1, WIDENED_ROWS, BLOCK_ROWS + WIDENED_ROWS, WIDENING_ROWS + 7])
-def test_widened_bfloat16_has_the_bits_of_float32(rows, in_features):
+def test_widened_low_precision_has_the_bits_of_float32(rows, in_features, dtype):
     width = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // 4
     columns = 97 if rows < WIDENING_ROWS else WIDENING_TASKS * width  # enough tasks for blocks of so many rows
     x, weight, bias, residual = arguments(12, rows, in_features, columns)
-    weight = weight.astype(ml_dtypes.bfloat16)
-    found, expected = (
-        linear(x, prepare_weight(it, None, None), bias, "gelu", residual) for it in (weight, weight.astype(np.float32))
-    )
+    low = kernels.prepare_weight(weight, dtype=dtype, backend="numba")
+    wide = prepare_weight(low.to_array().astype(np.float32), None, None)
+    found, expected = (linear(x, it, bias, "gelu", residual) for it in (low, wide))
     np.testing.assert_array_equal(found, expected)
 
 

@@ -19,8 +19,10 @@ from tests.tiny_bert import CONFIG
 GOLDENS = Path(__file__).parents[1] / "goldens"
 TIED, UNTIED = GOLDENS / "three_heads_of_13", GOLDENS / "untied_decoder"
 LOW = ("bfloat16", "int8")
+# What is compiled for one more form costs some seconds: test_int8_weight_only.py has what needs no compiling.
+EVERY = (*LOW, pytest.param("int8_weight_only", marks=pytest.mark.slow))
 # Of hidden states, relative to their scale: rounding these models' weights and inputs costs up to 1.1e-2 and 3.4e-2.
-TOLERANCE = {"bfloat16": 2.5e-2, "int8": 8e-2}
+TOLERANCE = {"bfloat16": 2.5e-2, "int8": 8e-2, "int8_weight_only": 4e-2}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -46,7 +48,7 @@ def weights_of(model):
 
 
 @pytest.mark.parametrize("folder", [TIED, UNTIED], ids=lambda folder: folder.name)
-@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("dtype", EVERY)
 def test_outputs_are_close_and_float32(cpu_backend, dtype, folder):
     truth = golden(folder)
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype)
@@ -100,7 +102,7 @@ def test_state_dict(cpu_backend, dtype):
         np.testing.assert_array_equal(found, rounded)
 
 
-@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("dtype", EVERY)
 def test_load_state_dict(cpu_backend, dtype):
     model = AutoModelForMaskedLM.from_config(CONFIG, dtype=dtype, seed=1)
     other = AutoModelForMaskedLM.from_config(CONFIG, dtype=dtype, seed=2)
@@ -112,7 +114,7 @@ def test_load_state_dict(cpu_backend, dtype):
     assert all(weight.forms.weights for weight in weights_of(other))
 
 
-@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("dtype", EVERY)
 def test_weights_prepared_for_one_backend_serve_the_other(dtype):
     with use_backend("numba"):
         model = AutoModelForMaskedLM.from_pretrained(TIED, dtype=dtype)
@@ -207,6 +209,7 @@ def test_weights_that_int8_cannot_stand_for_are_named(cpu_backend):
 
 
 QUANTIZATION = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+GROUPS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +219,19 @@ QUANTIZATION = {"quant_method": "compressed-tensors", "format": "int-quantized"}
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quant_method 'gptq', format None; supported"),
         ({"quantization_config": {**QUANTIZATION, "format": "pack-quantized"}}, "format 'pack-quantized'; supported"),
         ({"quantization_config": {**QUANTIZATION, "config_groups": {"g": {"weights": {"num_bits": 4}}}}}, "of g are"),
+        (
+            {"quantization_config": {**QUANTIZATION, "config_groups": {"g": {"weights": {"strategy": "group"}}}}},
+            "g are",
+        ),
+        (
+            {
+                "quantization_config": {
+                    **QUANTIZATION,
+                    "config_groups": {"g": {"weights": GROUPS, "input_activations": {}}},
+                }
+            },
+            "g has weights in groups and quantised activations, not supported",
+        ),
         ({"bertcore_dtype": "float8"}, r"bertcore_dtype is 'float8', expected 'bfloat16'"),
     ],
 )
@@ -270,11 +286,11 @@ def test_resident_memory(tmp_path):
     AutoModel.from_config(config).save_pretrained(tmp_path / "model")
     AutoModel.from_config({**config, "num_hidden_layers": 1, "vocab_size": 100}).save_pretrained(tmp_path / "small")
     found = {}
-    for dtype in ("float32", *LOW):
+    for dtype in ("float32", *LOW, "int8_weight_only"):
         command = [sys.executable, "-c", MEMORY, str(tmp_path / "small"), str(tmp_path / "model"), dtype]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         found[dtype] = json.loads(result.stdout.splitlines()[-1])
-    size = {"float32": 54, "bfloat16": 27, "int8": 17}
+    size = {"float32": 54, "bfloat16": 27, "int8": 17, "int8_weight_only": 18}
     for dtype, (loaded, called) in found.items():
         assert loaded < size[dtype] + 6 and called < size[dtype] + 8, (dtype, found)
     assert found["float32"][1] > 30  # what is measured is there
