@@ -49,7 +49,10 @@ def rotary(
         BackendUnavailable: if the backend cannot run here.
     """
     angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
-    return _turned("rotary", {"input": input} | angles, interleaved, inplace, backend)
+    call, checked = _open("rotary", {"input": input} | angles, interleaved, inplace, backend)
+    if call.plan is not None:
+        return call.replay()
+    return call.run("rotary", *checked, bool(interleaved), bool(inplace))
 
 
 def rotary_backward(
@@ -77,17 +80,19 @@ def rotary_backward(
         As `rotary`.
     """
     angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
-    return _turned("rotary_backward", {"grad_output": grad_output} | angles, interleaved, inplace, backend)
-
-
-def _turned(function: str, arrays: dict[str, Any], interleaved: bool, inplace: bool, backend: str | None) -> Any:
-    """What `function` makes of the arrays; the first of them is what it turns."""
-    options = function, interleaved, inplace
-    call = dispatch.open_call(__package__, backend, optional=OPTIONAL, options=options, **arrays)
+    call, checked = _open("rotary_backward", {"grad_output": grad_output} | angles, interleaved, inplace, backend)
     if call.plan is not None:
         return call.replay()
-    checked = _check(call, next(iter(arrays)), *call.arrays, inplace)
-    return call.run(function, *checked, bool(interleaved), bool(inplace))
+    return call.run("rotary_backward", *checked, bool(interleaved), bool(inplace))
+
+
+def _open(
+    function: str, arrays: dict[str, Any], interleaved: bool, inplace: bool, backend: str | None
+) -> tuple[dispatch.Call, tuple[Any, ...]]:
+    """The call, and where it has no plan its arrays checked; the first of them is what it turns."""
+    options = function, interleaved, inplace
+    call = dispatch.open_call(__package__, backend, optional=OPTIONAL, options=options, **arrays)
+    return call, () if call.plan is not None else _check(call, next(iter(arrays)), *call.arrays, inplace)
 
 
 def _check(
