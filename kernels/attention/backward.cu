@@ -45,14 +45,18 @@ attention_backward(T *first, T *second, float *grad_scores, int longest_q, int l
                                                              longest_q, longest_k);
 }
 
-// distances (heads, 2 span + 1): the gradients of the scores of each distance of query and key, summed over sequences,
-// -span first; span = longest_q + longest_k. A block for each.
+// distances (heads, longest_q + longest_k + 1): the gradients of the scores of each distance of query and key, summed
+// over sequences, -longest_q first. A block for DISTANCES of them: what neighbouring threads read lies side by side.
+constexpr int DISTANCES = 8;
+
 __global__ void __launch_bounds__(256)
 sum_distances(const float *grad_scores, float *distances, const int *cu_seqlens, const int *cu_seqlens_k, int sequences,
               int heads, int longest_q, int longest_k) {
-  const int span = longest_q + longest_k, distance = (int)blockIdx.x - span, head = blockIdx.y;
+  SHARED_ARRAY(float, room, 256);
+  const int count = longest_q + longest_k + 1, index = blockIdx.x * DISTANCES + threadIdx.x % DISTANCES;
+  const int distance = index - longest_q, head = blockIdx.y;
   float total = 0.f;
-  for (long long place = threadIdx.x; place < (long long)sequences * longest_q; place += 256) {
+  for (long long place = threadIdx.x / DISTANCES; place < (long long)sequences * longest_q; place += 256 / DISTANCES) {
     const int sequence = place / longest_q, i = place % longest_q;
     const int queries = cu_seqlens ? cu_seqlens[sequence + 1] - cu_seqlens[sequence] : longest_q;
     const int keys = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - cu_seqlens_k[sequence] : longest_k;
@@ -60,47 +64,115 @@ sum_distances(const float *grad_scores, float *distances, const int *cu_seqlens,
     if (i < queries && j >= 0 && j < keys)
       total += grad_scores[(((long long)sequence * heads + head) * longest_q + i) * longest_k + j];
   }
-  total = block_reduce<Sum, 256>(total);
-  if (threadIdx.x == 0) distances[head * (2ll * span + 1) + blockIdx.x] = total;
+  room[threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.x >= DISTANCES || index >= count) return;
+  for (int other = threadIdx.x + DISTANCES; other < 256; other += DISTANCES) total += room[other];
+  distances[head * (long long)count + index] = total;
 }
 
 // table (rows, heads) = the sums of the distances that read each row; a block for a row, a thread for a head.
 __global__ void __launch_bounds__(256)
-sum_rows(const float *distances, const int *distance_rows, int known, float *table, int heads, int span) {
+sum_rows(const float *distances, const int *distance_rows, int known, float *table, int heads, int longest_q,
+         int longest_k) {
   for (int head = threadIdx.x; head < heads; head += 256) {
     float total = 0.f;
-    for (int distance = -span; distance <= span; ++distance)
+    for (int distance = -longest_q; distance <= longest_k; ++distance)
       if (row_of_distance(distance_rows, known, distance) == (int)blockIdx.x)
-        total += distances[head * (2ll * span + 1) + distance + span];
+        total += distances[head * (longest_q + longest_k + 1ll) + distance + longest_q];
     table[blockIdx.x * (long long)heads + head] = total;
   }
 }
 
-// The gradients of scores added up by what a query, or a key, added to them: table (heads, tokens, columns), zeros
-// before. A thread owns a token and a head, and goes through the keys, or queries, of its sequence in order. Columns
-// are rows of the tables; without distance_rows there are two, for keys of the same segment and of another.
-__global__ void __launch_bounds__(128)
-sum_scores(const float *grad_scores, float *table, const int *cu_seqlens, const int *cu_seqlens_k,
-           const int *distance_rows, int known, const int *segment_ids, const int *segment_ids_k, int sequences,
-           int heads, int longest_q, int longest_k, int tokens, int columns, float scale, bool of_keys) {
-  const int token = blockIdx.x * 128 + threadIdx.x, head = blockIdx.y;
-  if (token >= tokens) return;
-  const int *offsets = of_keys ? cu_seqlens_k : cu_seqlens;
-  int sequence = token / max(of_keys ? longest_k : longest_q, 1);
-  if (offsets)
-    for (sequence = 0; sequence + 1 < sequences && offsets[sequence + 1] <= token;) ++sequence;
-  const int begin = cu_seqlens ? cu_seqlens[sequence] : sequence * longest_q;
-  const int begin_k = cu_seqlens_k ? cu_seqlens_k[sequence] : sequence * longest_k;
-  const int queries = cu_seqlens ? cu_seqlens[sequence + 1] - begin : longest_q;
-  const int keys = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - begin_k : longest_k;
-  const int own = token - (of_keys ? begin_k : begin), others = of_keys ? queries : keys;
-  if (own >= (of_keys ? keys : queries)) return;  // beyond the last sequence
-  const float *scores = grad_scores + ((long long)sequence * heads + head) * longest_q * longest_k;
-  float *sums = table + ((long long)head * tokens + token) * columns;
-  for (int other = 0; other < others; ++other) {
-    const int i = of_keys ? other : own, j = of_keys ? own : other;
-    const int column = distance_rows ? row_of_distance(distance_rows, known, i + keys - queries - j)
-                                     : segment_ids[begin + i] != segment_ids_k[begin_k + j];
-    if ((unsigned)column < (unsigned)columns) sums[column] += scores[(long long)i * longest_k + j] * scale;
+// The distances from -longest_q to longest_k in the order of their rows, those of a row ascending: row r has
+// listed[starts[r]] to listed[starts[r + 1] - 1]. A warp for a row, the last block for the end.
+__global__ void __launch_bounds__(WARP)
+list_distances(const int *distance_rows, int known, int *starts, int *listed, int longest_q, int longest_k) {
+  const int row = blockIdx.x;
+  int at = 0;
+  for (int first = -longest_q; first <= longest_k; first += WARP) {
+    const int distance = first + threadIdx.x;
+    const bool is_before = distance <= longest_k && row_of_distance(distance_rows, known, distance) < row;
+    at += __popc(__ballot_sync(FULL_MASK, is_before));
   }
+  if (threadIdx.x == 0) starts[row] = at;
+  if (row + 1 == (int)gridDim.x) return;
+  for (int first = -longest_q; first <= longest_k; first += WARP) {
+    const int distance = first + threadIdx.x;
+    const bool is_here = distance <= longest_k && row_of_distance(distance_rows, known, distance) == row;
+    const unsigned votes = __ballot_sync(FULL_MASK, is_here);
+    if (is_here) listed[at + __popc(votes & ((1u << threadIdx.x) - 1))] = distance;
+    at += __popc(votes);
+  }
+}
+
+// A query, or key, of one head: where it stands in its sequence, whom it meets there, and the gradients of its scores.
+struct Token {
+  const float *scores;
+  int own, others, position;  // own: -1 beyond the last sequence; position: of query 0 among the keys
+  int begin_k;                // of the sequence's keys
+
+  __device__ __forceinline__ Token(const float *grad_scores, const int *cu_seqlens, const int *cu_seqlens_k,
+                                   int sequences, int heads, int longest_q, int longest_k, int token, bool of_keys) {
+    const int *offsets = of_keys ? cu_seqlens_k : cu_seqlens;
+    int sequence = token / max(of_keys ? longest_k : longest_q, 1);
+    if (offsets) {
+      sequence = 0;
+      for (int end = sequences; end - sequence > 1;) {
+        const int middle = (sequence + end) / 2;
+        if (offsets[middle] <= token) sequence = middle;
+        else end = middle;
+      }
+    }
+    const int begin = cu_seqlens ? cu_seqlens[sequence] : sequence * longest_q;
+    begin_k = cu_seqlens_k ? cu_seqlens_k[sequence] : sequence * longest_k;
+    const int queries = cu_seqlens ? cu_seqlens[sequence + 1] - begin : longest_q;
+    const int keys = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - begin_k : longest_k;
+    scores = grad_scores + ((long long)sequence * heads + blockIdx.y) * longest_q * longest_k;
+    own = token - (of_keys ? begin_k : begin);
+    if (own >= (of_keys ? keys : queries)) own = -1;
+    others = of_keys ? queries : keys;
+    position = keys - queries;
+  }
+};
+
+// The gradients of scores added up by the row that their distance has: table (heads, tokens, columns). A warp owns a
+// token and a head, a thread every 32nd column, whose distances it takes in order.
+constexpr int TOKENS = 8;  // of a block
+
+__global__ void __launch_bounds__(WARP * TOKENS)
+sum_scores(const float *grad_scores, float *table, const int *cu_seqlens, const int *cu_seqlens_k, const int *starts,
+           const int *listed, int sequences, int heads, int longest_q, int longest_k, int tokens, int columns,
+           float scale, bool of_keys) {
+  const int token = blockIdx.x * TOKENS + threadIdx.y;
+  if (token >= tokens) return;
+  const Token at(grad_scores, cu_seqlens, cu_seqlens_k, sequences, heads, longest_q, longest_k, token, of_keys);
+  table += ((long long)blockIdx.y * tokens + token) * columns;
+  for (int column = threadIdx.x; column < columns; column += WARP) {
+    float total = 0.f;
+    for (int entry = starts[column]; at.own >= 0 && entry < starts[column + 1]; ++entry) {
+      const int across = listed[entry] - at.position, other = of_keys ? at.own + across : at.own - across;
+      if ((unsigned)other >= (unsigned)at.others) continue;
+      total += at.scores[of_keys ? other * (long long)longest_k + at.own : at.own * (long long)longest_k + other];
+    }
+    table[column] = total * scale;
+  }
+}
+
+// The gradients of the scores of each query for keys of its segment, and of another: table (heads, tokens, 2).
+__global__ void __launch_bounds__(128)
+sum_segments(const float *grad_scores, float *table, const int *cu_seqlens, const int *cu_seqlens_k,
+             const int *segment_ids, const int *segment_ids_k, int sequences, int heads, int longest_q, int longest_k,
+             int tokens, float scale) {
+  const int token = blockIdx.x * 128 + threadIdx.x;
+  if (token >= tokens) return;
+  const Token at(grad_scores, cu_seqlens, cu_seqlens_k, sequences, heads, longest_q, longest_k, token, false);
+  float same = 0.f, another = 0.f;
+  for (int j = 0; at.own >= 0 && j < at.others; ++j) {
+    const float grad = at.scores[at.own * (long long)longest_k + j];
+    if (segment_ids[token] == segment_ids_k[at.begin_k + j]) same += grad;
+    else another += grad;
+  }
+  table += 2 * ((long long)blockIdx.y * tokens + token);
+  table[0] = same * scale, table[1] = another * scale;
 }

@@ -15,7 +15,8 @@ from .relative_products import differentiate_key_terms, differentiate_query_term
 # these)}, OnTensorCores in backward_tensor_cores.cuh and ByFma in backward_fp32.cuh.
 MMA = {64: (64, 32, 2), 128: (64, 16, 2), 256: (32, 16, 1)}
 FP32 = {64: (32, 64, 1), 128: (16, 32, 1), 256: (8, 16, 1)}
-THREADS, MAX_HEAD_DIM = 128, 256
+THREADS, MAX_HEAD_DIM, WARP = 128, 256, 32
+DISTANCES, TOKENS = 8, 8  # of a block of sum_distances and sum_scores, as in backward.cu
 
 
 def _is_general(c_name, padded, has_added):
@@ -42,9 +43,7 @@ INSTANTIATIONS = (
         for is_general in sorted({_is_general(c_name, padded, has_added) for has_added in (False, True)})
         for goal in _goals(c_name, padded, is_general)
     ),
-    "sum_distances",
-    "sum_rows",
-    "sum_scores",
+    *("sum_distances", "sum_rows", "list_distances", "sum_scores", "sum_segments"),
 )
 KERNELS = _cuda.Module(__file__, "backward.cu", INSTANTIATIONS)
 DROPOUT = np.dtype([("seed", np.uint64), ("threshold", np.uint32), ("factor", np.float32)])
@@ -156,41 +155,52 @@ class _Sums:
     def __init__(self, grad_scores, longest, scoring, problem):
         self.grad_scores, self.longest, self.relative, self.problem = grad_scores, longest, scoring.relative, problem
         self.offsets = contiguous(scoring.cu_seqlens, scoring.cu_seqlens_k)
-        self.distance_rows = contiguous(self.relative.distance_rows)[0]
+        self.distance_rows, self._listed = contiguous(self.relative.distance_rows)[0], None
 
     def by_distance(self):
         """The gradient of the (rows, heads) biases by distance."""
-        table, span = self.relative.position_bias, sum(self.longest)
+        table, count = self.relative.position_bias, sum(self.longest) + 1
         xp, (rows, heads) = _cuda.array_module(table), table.shape
-        grad = xp.zeros((rows, heads), np.float32)
+        grad, longest = xp.zeros((rows, heads), np.float32), tuple(map(np.int32, self.longest))
         if self.grad_scores.size and grad.size:
-            distances = xp.empty((heads, 2 * span + 1), np.float32)
-            sizes = self.problem["sequences"], np.int32(heads), *map(np.int32, self.longest)
-            args = self.grad_scores, distances, *self.offsets, *sizes
-            KERNELS.launch("sum_distances", (2 * span + 1, heads), (256,), args)
-            args = distances, self.distance_rows, self.problem["distances"], grad, np.int32(heads), np.int32(span)
+            distances = xp.empty((heads, count), np.float32)
+            args = self.grad_scores, distances, *self.offsets, self.problem["sequences"], np.int32(heads), *longest
+            KERNELS.launch("sum_distances", (-(-count // DISTANCES), heads), (256,), args)
+            args = distances, self.distance_rows, self.problem["distances"], grad, np.int32(heads), *longest
             KERNELS.launch("sum_rows", (rows,), (256,), args)
         return grad.astype(table.dtype, copy=False)
 
     def by_row(self, tokens, of_keys):
         """(heads, tokens, rows): of each query, or key, by row of the tables, times the scale."""
-        return self._by(tokens, int(self.problem["rows"]), of_keys, self.distance_rows, None, None)
+        columns = int(self.problem["rows"])
+        numbers = np.int32(columns), self.problem["scale"], np.bool_(of_keys)
+        shape = (tokens, columns), TOKENS, (WARP, TOKENS)
+        return self._sum("sum_scores", *shape, self._listed_distances, numbers)
 
     def by_segment(self, tokens):
         """(heads, tokens, 2): of each query for keys of its segment and of another, times the scale."""
-        segments = contiguous(self.relative.segment_ids, self.relative.segment_ids_k)
-        return self._by(tokens, 2, False, None, *segments)
+        shape, segments = ((tokens, 2), THREADS, (THREADS,)), (self.relative.segment_ids, self.relative.segment_ids_k)
+        return self._sum("sum_segments", *shape, lambda: contiguous(*segments), (self.problem["scale"],))
 
-    def _by(self, tokens, columns, of_keys, distance_rows, *segments):
+    def _sum(self, kernel, shape, tokens_of_block, block, integers, numbers):
         xp, heads = _cuda.array_module(self.grad_scores), int(self.problem["heads"])
-        table = xp.zeros((heads, tokens, columns), np.float32)
-        if table.size and self.grad_scores.size:
-            sizes = self.problem["sequences"], np.int32(heads), *map(np.int32, (*self.longest, tokens, columns))
-            distances = distance_rows, self.problem["distances"]
-            numbers = *sizes, self.problem["scale"], np.bool_(of_keys)
-            args = self.grad_scores, table, *self.offsets, *distances, *segments, *numbers
-            KERNELS.launch("sum_scores", (-(-tokens // 128), heads), (128,), args)
+        if not self.grad_scores.size:
+            return xp.zeros((heads, *shape), np.float32)
+        table = xp.empty((heads, *shape), np.float32)
+        if table.size:
+            sizes = self.problem["sequences"], np.int32(heads), *map(np.int32, (*self.longest, shape[0]))
+            args = self.grad_scores, table, *self.offsets, *integers(), *sizes, *numbers
+            KERNELS.launch(kernel, (-(-shape[0] // tokens_of_block), heads), block, args)
         return table
+
+    def _listed_distances(self):
+        """(starts, distances) of list_distances, made once."""
+        if self._listed is None:
+            xp, rows = _cuda.array_module(self.grad_scores), int(self.problem["rows"])
+            self._listed = xp.empty(rows + 1, np.int32), xp.empty(sum(self.longest) + 1, np.int32)
+            args = self.distance_rows, self.problem["distances"], *self._listed, *map(np.int32, self.longest)
+            KERNELS.launch("list_distances", (rows + 1,), (WARP,), args)
+        return self._listed
 
 
 def _relative_gradients(sums, query, key, grad_query, grad_key):

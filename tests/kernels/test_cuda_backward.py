@@ -187,3 +187,6 @@ def test_with_tables_and_segments(cuda, dtype):
     offsets = np.array([0, 33, 33, 38, 40], np.int32)
     check(cuda, dtype, scoring_of(offsets, offsets, relative=relative, p=0.2), lengths=(40, 40))
     check(cuda, dtype, scoring_of(relative=RelativePositions(rows, **tables)), lengths=(20, 70))
+    tables = {name: normal(seed, (39, 2, 13), dtype) for seed, name in ((7, "position_key"), (8, "position_query"))}
+    relative = RelativePositions(np.arange(39, dtype=np.int32), **tables)  # more rows than a warp has threads
+    check(cuda, dtype, scoring_of(relative=relative), lengths=(20, 70))
