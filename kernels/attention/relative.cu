@@ -17,7 +17,7 @@ relative_attention_forward(T *output, float2 *lse, const T *query, const T *key,
   attend<T, S, ADDED>(output, lse, inputs, problem, RelativeTerms<T, S>(terms, relative, problem));
 }
 
-template <int D, int ADDED>
+template <int D, int ROWS, int KEYS, int ADDED>
 __global__ void __launch_bounds__(128, 1)
 relative_attention_forward_fp32(float *output, float2 *lse, const float *query, const float *key, const float *value,
                                 const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
@@ -25,7 +25,7 @@ relative_attention_forward_fp32(float *output, float2 *lse, const float *query, 
                                 const Problem problem, const float *query_for_position, const float *position_key,
                                 const float *position_query, const float *segment_scores, const int *segment_ids,
                                 const int *segment_ids_k, const Relative relative) {
-  using S = RelativeFp32Tiling<D>;
+  using S = Fp32Tiling<D, ROWS, KEYS>;
   const Inputs<float> inputs{query, key, value, cu_seqlens, cu_seqlens_k,
                              attn_mask, bias, position_bias, distance_rows};
   const RelativeInputs<float> terms{query_for_position, position_key, position_query, segment_scores,

@@ -3,9 +3,6 @@
 #include "fp32.cuh"
 #include "relative_terms.cuh"
 
-// All tiles and both bands fit into 64 KB, the largest block of sm_75.
-template <int D> using RelativeFp32Tiling = Fp32Tiling<D, (D <= 32 ? 64 : D <= 64 ? 32 : 16), (D <= 64 ? 32 : 16)>;
-
 template <class S> struct RelativeFp32Terms : RelativeTiles<float, S> {
   using RelativeTiles<float, S>::RelativeTiles;
 

@@ -1,8 +1,8 @@
 // The parts of the scores that depend on relative position and on segments, as terms of the attention kernels (NoTerms
 // in problem.cuh says when each function is called).
 //
-// In a tile of queries and keys the distances are a range: ROWS + KEYS - 1 of them. Their rows of the tables come to
-// shared memory as a band, row by row through distance_rows: the score of row i and column j takes band row
+// In a tile of queries and keys the distances are a range: ROWS + KEYS - 1 of them. Their rows of the tables, and as many
+// more as make them a multiple of KEYS, come to shared memory as a band, row by row through distance_rows: the score of row i and column j takes band row
 // i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing is gathered element by element.
 // The next KEYS keys need the same rows but KEYS, which take the place of as many that are done with: a band is a ring.
 #include "problem.cuh"
@@ -47,8 +47,8 @@ template <class T> struct SegmentRow {
 
 // Tiles of shared memory behind those of `attend`: query_for_position if it is not the query, and the tables' bands.
 template <class T, class S> struct RelativeTiles {
-  static constexpr int BAND = S::ROWS + S::KEYS, ROW = S::PITCH * VECTOR<T>;  // the last row of a band pads it
-  static_assert(BAND % S::KEYS == 0, "what is fetched at once does not wrap around");
+  // What is fetched at once, KEYS rows, does not wrap around.
+  static constexpr int BAND = (S::ROWS + 2 * S::KEYS - 2) / S::KEYS * S::KEYS, ROW = S::PITCH * VECTOR<T>;
   RelativeInputs<T> inputs;
   const Relative &relative;
   const Problem &problem;

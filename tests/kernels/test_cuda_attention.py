@@ -1,6 +1,7 @@
 """CUDA attention in the emulator (and on a GPU where there is one) against the float64 definition."""
 
 import functools
+import itertools
 
 import cupy
 import ml_dtypes
@@ -15,6 +16,7 @@ from bertcore.kernels.attention import relative_cuda
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host
 from tests.cuda_emulator.driverless import unavailable_reason as no_driverless
+from tests.cuda_emulator.resources import SHARED_LIMIT
 from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments
 from tests.tolerances import assert_close
 
@@ -113,7 +115,9 @@ def test_head_dims_with_tables(cuda, dtype, head_dim):
     check(cuda, packed(dtype, (19,), (35,), 1, head_dim, "all"))
     if isinstance(cuda, EmulatorTarget):
         padded, c_type = next(size for size in (32, 64, 128) if size >= head_dim), _cuda.c_type(dtype)
-        name = f"_fp32<{padded}, EVERYTHING>" if dtype is FLOAT32 else f"<{c_type}, {padded}, EVERYTHING>"
+        rows, keys = relative_cuda.FP32[padded][0]
+        sizes = f"_fp32<{padded}, {rows}, {keys}" if dtype is FLOAT32 else f"<{c_type}, {padded}"
+        name = f"{sizes}, EVERYTHING>"
         kernels_launched = [f"relative_attention_forward{name}", f"relative_attention_probs<{c_type}>"]
         assert [launch.kernel for launch in cuda.launches] == kernels_launched
 
@@ -366,11 +370,28 @@ def test_turing(dtype, head_dim):
 
 
 def test_shared_memory_fits_the_smallest_gpu():
-    limit, static = 64 << 10, 256  # sm_75; AddedScores and Place
+    limit, static = SHARED_LIMIT[75], 256  # AddedScores and Place
     assert max(attention_cuda.MMA.values()) + static <= limit
     assert max(shared_bytes for _, shared_bytes in attention_cuda.FP32.values()) <= limit
-    of_relative = {
-        dtype: max(relative_cuda.shared_memory(size, np.dtype(dtype), 1, 1, 1) for size in sizes)
-        for dtype, sizes in ((FLOAT32, relative_cuda.FP32), (FLOAT16, relative_cuda.MMA))
-    }
-    assert of_relative[FLOAT32] <= limit and of_relative[FLOAT16] + static <= limit
+    assert max(relative_cuda.shared_memory(size, 1, 1, 1) for size in relative_cuda.MMA) + static <= limit
+
+
+@pytest.mark.parametrize("capability", SHARED_LIMIT)
+@pytest.mark.parametrize("head_dim", relative_cuda.FP32)
+def test_all_relative_terms_fit_beside_a_mask(head_dim, capability):
+    """In float32; a mask's kernel declares a place for each distance of a tile. Where they fit the large tile stays."""
+    largest, limit = relative_cuda.FP32[head_dim][0], SHARED_LIMIT[capability]
+    for added, present in itertools.product(relative_cuda.ADDED, itertools.product((False, True), repeat=3)):
+        rows, keys, shared_bytes = relative_cuda.fp32_tile(head_dim, added, limit, *present)
+        assert shared_bytes + (added == "EVERYTHING") * 4 * (rows + keys) <= limit
+        is_too_much = (capability, added, all(present)) == (75, "EVERYTHING", True) and head_dim > 32
+        assert ((rows, keys) != largest) == is_too_much
+
+
+@pytest.mark.parametrize("head_dim", [64, pytest.param(100, marks=pytest.mark.slow)])
+def test_smaller_tiles_of_relative_attention(head_dim, monkeypatch):
+    """As on sm_75 beside a mask with all terms."""
+    monkeypatch.setattr(relative_cuda, "fp32_tile", lambda padded, *_: (*relative_cuda.FP32[padded][1], 64 << 10))
+    target = EmulatorTarget()
+    check(target, packed(FLOAT32, (37, 5), (41, 40), 1, head_dim, form="relative terms"))
+    assert ", 16, EVERYTHING>" in target.launches[0].kernel

@@ -80,10 +80,10 @@ def test_relative_attention_beside_a_mask(head_dim, dtype, capability):
         mask, rows = cupy.ones((1, 1, 20, 20), bool), cupy.arange(41, dtype=np.int32)
         arrays = {name: cupy.zeros((41, 2, head_dim), dtype) for name in ("position_key", "position_query")}
         arrays["query_for_position"] = query
-        for beside in ([], ["position_query"], ["query_for_position"]):  # what families ask for
+        for beside in ([], ["position_query"], ["query_for_position"], list(arrays)[1:]):
             relative = RelativePositions(rows, **{name: arrays[name] for name in ("position_key", *beside)})
             attention(query, key, value, attn_mask=mask, relative=relative, backend="cupy")
-        assert len(gpu.launches) == 3
+        assert len(gpu.launches) == 4
 
 
 # ---- what would be refused -------------------------------------------------------------------------------------------

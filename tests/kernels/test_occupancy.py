@@ -16,7 +16,7 @@ HALF = np.dtype(np.float16)
 
 FORWARD, BACKWARD, RELATIVE = (module.KERNELS for module in (cuda, backward_cuda, relative_cuda))
 BACKWARD_BYTES = backward_cuda.shared_memory(64, HALF)
-RELATIVE_BYTES = relative_cuda.shared_memory(64, HALF, False, True, True)
+RELATIVE_BYTES = relative_cuda.shared_memory(64, False, True, True)
 
 # {kernel, of 128 threads: (module, bytes of dynamic shared memory, blocks on each of MULTIPROCESSORS)}
 KERNELS = {
