@@ -28,7 +28,9 @@ EPILOGUES = {None: 0, "gelu_tanh": 32}  # cublasLtEpilogue_t; its GELU is the ta
 NO_EPILOGUE, ADD_BIAS = 1, 4
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
 WORKSPACE, REDUCTIONS, ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; alignments of A to D
-REDUCED_IN_FLOAT32 = 2  # cublasLtReductionScheme_t: a product that is split along its sums rounds once, at the end
+# cublasLtReductionScheme_t: where few rows leave a GPU idle the library may split a product along its sums. The parts
+# stand in the workspace in float32, are added in a separate step and rounded once; elsewhere each would be rounded.
+REDUCED_IN_FLOAT32 = 2
 MOST_WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper
 MOST_ALIGNMENT = 256  # bytes that algorithms tell apart
 KEPT_PLANS = 4096  # each takes about 1 KB

@@ -19,8 +19,8 @@ from .prepared import PreparedWeight
 # Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others
 # make more blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors idle, 16 x 16 for few
 # rows, where reading the weight is all that counts: of 768 x 768 numbers all are under way at once, in 48 blocks. Few
-# rows are not split along in_features: for the bits to stay every tile would have to cut its sums at the same places,
-# and the large one has no registers for a second sum.
+# rows are not split along in_features (cuBLASLt may do so): for the bits to stay every tile would have to cut its sums
+# at the same places, and the large one has no registers for a second sum.
 LARGE, SMALL, FEW_ROWS = (128, 128), (64, 64), (16, 16)
 LAUNCH = {LARGE: (128, 64 << 10), SMALL: (128, 48 << 10), FEW_ROWS: (32, 64 << 10)}  # threads, bytes of shared memory
 

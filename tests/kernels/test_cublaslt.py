@@ -5,8 +5,10 @@ asked about our descriptors where it is installed.
 """
 
 import ctypes
+import re
 import threading
 import time
+from pathlib import Path
 
 import cupy
 import ml_dtypes
@@ -182,6 +184,53 @@ def test_a_missing_library_says_what_to_install(monkeypatch):
 
 
 # ---- the real library ------------------------------------------------------------------------------------------------
+
+NUMBERS = {  # by their names in the library's headers
+    "CUBLAS_COMPUTE_32F": cublaslt.COMPUTE_32F,
+    "CUBLASLT_EPILOGUE_DEFAULT": cublaslt.NO_EPILOGUE,
+    "CUBLASLT_EPILOGUE_BIAS": cublaslt.ADD_BIAS,
+    "CUBLASLT_EPILOGUE_GELU": cublaslt.EPILOGUES["gelu_tanh"],
+    "CUBLASLT_MATMUL_DESC_TRANSA": cublaslt.TRANSPOSE_A,
+    "CUBLASLT_MATMUL_DESC_TRANSB": cublaslt.TRANSPOSE_B,
+    "CUBLASLT_MATMUL_DESC_EPILOGUE": cublaslt.EPILOGUE,
+    "CUBLASLT_MATMUL_DESC_BIAS_POINTER": cublaslt.BIAS_POINTER,
+    "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES": cublaslt.WORKSPACE,
+    "CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK": cublaslt.REDUCTIONS,
+    "CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE": cublaslt.REDUCED_IN_FLOAT32,
+    **{
+        f"CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_{matrix}_BYTES": number
+        for matrix, number in zip("ABCD", cublaslt.ALIGNMENTS, strict=True)
+    },
+}
+POINTERS = ("Handle_t", "Desc_t", "Layout_t", "Preference_t", "Stream_t")
+INTEGERS = {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t, "int": ctypes.c_int}
+
+
+@pytest.fixture(scope="module")
+def headers():
+    """cublasLt.h and cublas_api.h without comments."""
+    folder = pathfinder.find_nvidia_header_directory("cublas")
+    if folder is None or not (Path(folder) / "cublasLt.h").is_file():
+        pytest.skip("the headers of cuBLASLt are not installed")
+    text = "".join((Path(folder) / name).read_text() for name in ("cublasLt.h", "cublas_api.h"))
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
+
+
+def test_our_numbers_are_the_headers(headers):
+    for name, number in NUMBERS.items():
+        assert int(re.search(rf"\b{name} = (\d+)", headers)[1]) == number, name
+    algorithm = re.search(r"uint64_t data\[(\d+)\];\s*} cublasLtMatmulAlgo_t", headers)
+    assert ctypes.sizeof(cublaslt._Choice().algorithm) == 8 * int(algorithm[1])
+
+
+def test_our_signatures_are_the_headers(headers):
+    """An argument is an integer, a pointer (descriptors and streams are), or one of an enumeration."""
+    for name, types in cublaslt._SIGNATURES.items():
+        declared = re.search(rf"\b{name}\(([^)]*)\)", headers)[1].split(",")
+        for argument, ours in zip(declared, types, strict=True):
+            kind = argument.split()[0]
+            is_pointer = re.search(r"[*\[]", argument) or kind.endswith(POINTERS)
+            assert ours is (ctypes.c_void_p if is_pointer else INTEGERS.get(kind, ctypes.c_int)), (name, argument)
 
 
 @pytest.fixture
