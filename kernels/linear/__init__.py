@@ -241,7 +241,10 @@ def linear_weight_gradient(
         As `linear`.
     """
     arrays = {"grad_output": grad_output, "input": input, "add_to": add_to}
-    call = dispatch.open_call(__package__, backend, optional=("add_to",), **arrays)
+    options = "linear_weight_gradient", dtype
+    call = dispatch.open_call(__package__, backend, optional=("add_to",), options=options, **arrays)
+    if call.plan is not None:
+        return call.replay()
     grad_output, input, add_to = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output)
     checks.at_least_ndim(1, input=input, grad_output=grad_output)

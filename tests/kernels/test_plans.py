@@ -108,6 +108,13 @@ CALLS = {
     "linear_backward": (
         "linear_backward", {"grad_output": ((3, 16),), "input": ((3, 8),), "weight": ((16, 8),), "bias": ((16,),)}, {},
     ),
+    "linear, rows that lie apart": ("linear", {"input": ((3, 8),), "weight": ((4099, 8),)}, {}),
+    "linear_weight_gradient": (
+        "linear_weight_gradient", {"grad_output": ((3, 16),), "input": ((3, 8),)}, {"dtype": "float32"},
+    ),
+    "linear_weight_gradient, added": (
+        "linear_weight_gradient", {"grad_output": ((3, 16),), "input": ((3, 8),), "add_to": ((16, 8), np.float32)}, {},
+    ),
     "attention": ("attention", dict.fromkeys(("query", "key", "value"), ((2, 4, 5, 8),)), {"return_lse": True}),
     "attention, masked": (
         "attention",
