@@ -3,6 +3,7 @@
 `python -m tests.kernels.instruction_figures` prints what is read now: write it down here where it fell.
 """
 
+import functools
 from typing import NamedTuple
 
 from tests.cuda_emulator.modules import modules
@@ -19,8 +20,7 @@ class Figure(NamedTuple):
 
     def read(self, architecture):
         """The number as the compiler has it now."""
-        module = next(module for module in modules(self.operation) if self.kernel in module.instantiations)
-        code = machine_code(module, (self.kernel,), architecture)[self.kernel]
+        code = read_kernel(self.operation, self.kernel, architecture)
         return (code.loop(self.loop) if self.loop else code).count()
 
 
@@ -59,6 +59,29 @@ FIGURES = (
     Figure("linear", "linear_mma<__half, 128, 128>", "HMMA", (238, 157, 206, 230, 223)),
     Figure("linear", "linear_mma<__half, 64, 64>", "HMMA", (178, 135, 135, 142, 136)),
 )
+
+# The instructions that a kernel must have, by the parts of their names.
+TENSOR_CORES = (("HMMA",), ("LDSM",), ("LDGSTS", "128"), ("STG", "128"))  # with cp.async, hence from sm_80 on
+MUST_HAVE = {
+    ("attention", "attention_forward<__half, 64, 1, EVERYTHING>"): TENSOR_CORES,
+    ("attention", "relative_attention_forward<__half, 64, NOTHING>"): TENSOR_CORES,
+    ("attention", "attention_backward<__half, 64, KEYS_AND_VALUES, false>"): TENSOR_CORES,
+    ("linear", "linear_mma<__half, 128, 128>"): TENSOR_CORES,
+    ("linear", "linear_mma<__nv_bfloat16, 64, 64>"): TENSOR_CORES,
+}
+
+
+def read_kernel(operation, kernel, architecture):
+    """The machine code of a kernel that is named above."""
+    module = next(module for module in modules(operation) if kernel in module.instantiations)
+    return _read_module(module, architecture)[kernel]
+
+
+@functools.cache
+def _read_module(module, architecture):
+    """All of a module's kernels that are named above, of one compilation: each would parse CUDA's headers anew."""
+    named = [figure.kernel for figure in FIGURES] + [kernel for _, kernel in MUST_HAVE]
+    return machine_code(module, dict.fromkeys(name for name in named if name in module.instantiations), architecture)
 
 
 def main():

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from tests.cuda_emulator.modules import modules
-from tests.kernels.instruction_figures import FIGURES
+from tests.kernels.instruction_figures import FIGURES, MUST_HAVE, read_kernel
 from tests.kernels.machine_code import ARCHITECTURES, compiled, disassembler, machine_code, read
 
 if disassembler() is None:
@@ -30,24 +30,12 @@ def test_no_more_instructions_than_written_down(figure, architecture):
     assert figure.read(architecture) <= ROOM * written, "more instructions: is it worth them?"
 
 
-# The instructions that a kernel must have, by the parts of their names.
-TENSOR_CORES = (("HMMA",), ("LDSM",), ("LDGSTS", "128"), ("STG", "128"))  # with cp.async, hence from sm_80 on
-MUST_HAVE = {
-    ("attention", "attention_forward<__half, 64, 1, EVERYTHING>"): TENSOR_CORES,
-    ("attention", "relative_attention_forward<__half, 64, NOTHING>"): TENSOR_CORES,
-    ("attention", "attention_backward<__half, 64, KEYS_AND_VALUES, false>"): TENSOR_CORES,
-    ("linear", "linear_mma<__half, 128, 128>"): TENSOR_CORES,
-    ("linear", "linear_mma<__nv_bfloat16, 64, 64>"): TENSOR_CORES,
-}
-
-
 @pytest.mark.parametrize(
     "architecture", [pytest.param(a, marks=() if a == "sm_90" else pytest.mark.slow) for a in ARCHITECTURES[1:]]
 )
 @pytest.mark.parametrize("operation, kernel", MUST_HAVE)
 def test_what_must_be_there(operation, kernel, architecture):
-    module = next(module for module in modules(operation) if kernel in module.instantiations)
-    code = machine_code(module, (kernel,), architecture)[kernel]
+    code = read_kernel(operation, kernel, architecture)
     for parts in MUST_HAVE[operation, kernel]:
         assert code.count(*parts), f"no {'.'.join(parts)}"
     assert not code.count("LD"), "loads from addresses of an unknown kind"
