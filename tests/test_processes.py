@@ -151,6 +151,7 @@ def test_multiprocessing_by_forks(layer):  # noqa: F811
     assert run_python(MULTIPROCESSING, "fork", **layer)[0] == str([threads] * 2)
 
 
+@pytest.mark.slow
 def test_spawned_processes(layer):  # noqa: F811
     assert run_python(MULTIPROCESSING, "spawn", **layer)[0] == "[2, 2]"
 

@@ -85,7 +85,8 @@ def test_a_plot_of_another_kind(tmp_path, capsys):
     assert "expected a file named *.png" in capsys.readouterr().err
 
 
-def test_training_costs(capsys, tmp_path):
+def test_training_costs(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("BERTCORE_BACKEND", "numpy")  # in the processes that are measured, which load no compiler
     config = {**CONFIG, "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     row = json.loads(shown(capsys, str(tmp_path), "--training", "--batch", "2", "--length", "5", "--json"))[0]

@@ -21,7 +21,7 @@ def short(monkeypatch):
     monkeypatch.setattr(demo, "BENCHMARK_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("backend", [pytest.param("numpy", marks=pytest.mark.slow), "numba"])
 def test_demo(demo_folder, backend, capsys):  # noqa: F811
     assert main(["demo", "--backend", backend]) == 0
     shown = capsys.readouterr().out

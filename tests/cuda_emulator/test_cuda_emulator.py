@@ -155,7 +155,7 @@ def test_three_dimensional_indices(emulator, dtype):
     np.testing.assert_array_equal(output, expected.astype(dtype))
 
 
-@pytest.mark.parametrize("arch", [75, 80])
+@pytest.mark.parametrize("arch", [pytest.param(75, marks=pytest.mark.slow), 80])  # test_cuda_linear.py: test_turing
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 def test_matrix_product(dtype, arch):
     """Both ways of mma.cuh: m16n8k16, and what stands in for it on sm_75."""

@@ -139,7 +139,10 @@ def test_lengths_with_tables(cuda, dtype, length, length_k):
     check(cuda, packed(dtype, (length,), (length_k,), 1, form="deberta"))
 
 
-@pytest.mark.parametrize("head_dim, strips, shared", [(64, 2, 99), (64, 1, 64), (128, 2, 163), (128, 1, 99)])
+@pytest.mark.parametrize(
+    "head_dim, strips, shared",
+    [(64, 2, 99), (64, 1, 64), *(pytest.param(128, *other, marks=pytest.mark.slow) for other in ((2, 163), (1, 99)))],
+)
 def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
     """Enough long sequences for the larger tiles, if two blocks of them fit into the KB of shared memory.
 

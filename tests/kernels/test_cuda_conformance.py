@@ -17,8 +17,9 @@ pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(una
 
 
 def marks_of(operation, dtype):
-    """Attention takes long, and float16 is what test_cuda_attention.py has by default."""
-    return [pytest.mark.slow] if (operation, dtype) == ("attention", "float16") else []
+    """Both half precisions share their code; attention has them in test_cuda_attention.py and test_cuda_backward.py."""
+    is_slow = dtype == "float16" or (operation, dtype) == ("attention", "bfloat16")
+    return [pytest.mark.slow] if is_slow else []
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_without_a_driver(operation, dtype):
             assert_conforms(case, operation, "cupy", DTYPES[dtype], [layout])
 
 
-@pytest.mark.parametrize("dtype", DTYPES_OF["cupy"])
+@pytest.mark.parametrize("dtype", [pytest.param(it, marks=marks_of("linear", it)) for it in DTYPES_OF["cupy"]])
 def test_batch_invariant_products(dtype):
     """Those of our kernel; above they are cuBLASLt's."""
     with driverless() as gpu, batch_invariance(True):

@@ -95,6 +95,7 @@ def test_two_processes_with_products_in_bfloat16_equal_one_that_accumulates(tmp_
 
 
 @has_mpi
+@pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
     epsilon = 0.001  # with Adam's own, rounding decides where the gradient of a key's bias, zero, goes
     settings = "--set", "per_device_train_batch_size=3", f"adam_epsilon={epsilon}"
@@ -124,7 +125,8 @@ def test_three_processes_of_which_two_have_no_last_batch(tmp_path):
 
 
 @has_mpi
-@pytest.mark.parametrize("action", ["kill", pytest.param("fail", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["kill", "fail"])
 def test_a_process_that_dies_ends_the_run_and_the_checkpoint_resumes(run_of_two, tmp_path, action):
     broken = tmp_path / "broken"
     ended = start(2, broken, "--action", action)

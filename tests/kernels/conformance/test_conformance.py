@@ -21,8 +21,8 @@ def has_tables(case):
 
 
 def marks_of(backend, dtype):
-    """Numba takes a minute and a half to compile all operations in float64."""
-    return [pytest.mark.slow] if (backend, dtype) == ("numba", "float64") else []
+    """Numba takes a minute and a half to compile all operations in float64; the definition in 16 bits has bfloat16."""
+    return [pytest.mark.slow] if (backend, dtype) in (("numba", "float64"), ("numpy", "float16")) else []
 
 
 def check(subtests, operation, backend, dtype, cases):
