@@ -10,11 +10,15 @@ import numpy as np
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
     """`value` as an integer; TypeError for what is none, ValueError below `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {value!r}, expected an integer of at least {least}")
-    count = operator.index(value)
+    expected = f"expected an integer of at least {least}"
+    try:
+        count = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}, {expected}") from error
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, {expected}")
     if count < least:
-        raise ValueError(f"{name} is {count}, expected an integer of at least {least}")
+        raise ValueError(f"{name} is {count}, {expected}")
     return count
 
 
@@ -52,6 +56,17 @@ def _plain(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_numbers(name: str, values: Any) -> np.ndarray:
+    """`values` as an array of numbers; TypeError or ValueError names what is none."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name} is no table of numbers: {error}") from error
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name} has dtype {array.dtype}, expected numbers")
+    return array
 
 
 def check_flag(name: str, value: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from bertcore.arguments import check_one_of
+from bertcore.arguments import check_one_of, check_positive
 
 CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
@@ -34,6 +34,7 @@ class LoraConfig:
         modules_to_save: endings of the names of modules that are trained in full and saved beside the adapters, such as
             a new head.
         use_rslora: the product is multiplied by lora_alpha / sqrt(r) instead (Kalajdzievski 2023, arXiv:2312.03732).
+        bias: "none", PEFT's word for biases that are not trained; nothing else.
         task_type: "SEQ_CLS", "TOKEN_CLS" and "QUESTION_ANS" add their head to modules_to_save; others add nothing.
 
     Raises:
@@ -47,10 +48,10 @@ class LoraConfig:
     modules_to_save: Sequence[str] | None = None
     use_rslora: bool = False
     task_type: str | None = None
+    bias: str = "none"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.r, int) or isinstance(self.r, bool) or self.r < 1:
-            raise ValueError(f"r is {self.r!r}, expected an integer of at least 1")
+        check_positive("r", self.r)
         for name in ("lora_alpha", "lora_dropout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool):
@@ -60,6 +61,7 @@ class LoraConfig:
         if not 0 <= self.lora_dropout < 1:
             raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate of at least 0 and below 1")
         check_one_of("task_type", self.task_type, TASKS)
+        check_one_of("bias", self.bias, ("none",))
         if isinstance(self.target_modules, str):
             _check_pattern("target_modules", self.target_modules)
         else:
@@ -84,7 +86,7 @@ class LoraConfig:
 
     def to_file(self) -> dict[str, Any]:
         """The contents of adapter_config.json."""
-        fixed = {"peft_type": "LORA", "bias": "none", "inference_mode": True, "base_model_name_or_path": None}
+        fixed = {"peft_type": "LORA", "inference_mode": True, "base_model_name_or_path": None}
         return asdict(self) | {"modules_to_save": [*self.modules_to_save, *self.heads] or None} | fixed
 
     @classmethod
@@ -93,11 +95,10 @@ class LoraConfig:
 
         Raises ValueError for other kinds of adapters, and for keys that ask for what is not supported.
         """
-        if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-            kind, bias = config.get("peft_type"), config.get("bias", "none")
-            raise ValueError(f"{source}: peft_type is {kind!r} and bias {bias!r}, expected 'LORA' and 'none'")
+        if config.get("peft_type") != "LORA":
+            raise ValueError(f"{source}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
         known = {field.name for field in fields(cls)}
-        asked = [key for key, value in config.items() if value and key not in known | {*UNREAD, "bias"}]
+        asked = [key for key, value in config.items() if value and key not in known | {*UNREAD}]
         if asked:
             raise ValueError(f"{source} asks for what is not here: {', '.join(asked)}")
         if not config.get("target_modules"):

@@ -51,6 +51,8 @@ class PeftModel(Block):
     def __init__(self, model: Model, peft_config: LoraConfig):
         if isinstance(model, PeftModel) or any(parameter.adapter is not None for parameter in model.parameters()):
             raise ValueError("model has adapters already: merge_and_unload them first")
+        if not isinstance(peft_config, LoraConfig):
+            raise TypeError(f"peft_config is {type(peft_config).__name__}, expected a LoraConfig")
         self._model, self.peft_config = model, peft_config
         self._saved = _saved_parameters(model, peft_config)
         self.adapters = list(_adapters(model, peft_config, self._saved))

@@ -91,6 +91,8 @@ def _chosen(layers: Sequence[int] | None, own: EncoderSpec, other: EncoderSpec) 
     """The teacher's layer for each of the student's."""
     if layers is None:
         return np.linspace(0, other.num_layers - 1, own.num_layers).round().astype(int).tolist()
+    if not isinstance(layers, Sequence | np.ndarray):
+        raise TypeError(f"layers is {layers!r}, expected a list of the teacher's layers")
     wrong = [layer for layer in layers if layer not in range(other.num_layers)]
     if wrong:
         raise ValueError(f"layers has {wrong[0]!r}, the teacher's are 0 to {other.num_layers - 1}")

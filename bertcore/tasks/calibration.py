@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertcore.arguments import check_positive
+from bertcore.arguments import check_numbers, check_positive
 from bertcore.extras import required
 from bertcore.tasks.probabilities import softmax
 
@@ -18,7 +18,7 @@ MOST = 10.0  # the logarithm of the greatest temperature, and of the inverse of 
 
 
 def _classes(labels: Any, texts: int, count: int) -> np.ndarray:
-    labels = np.asarray(labels)
+    labels = check_numbers("labels", labels)
     if labels.shape != (texts,) or labels.dtype.kind not in "iu":
         raise ValueError(f"labels has shape {labels.shape} and dtype {labels.dtype}, expected {texts} integers")
     if texts == 0:
@@ -29,7 +29,7 @@ def _classes(labels: Any, texts: int, count: int) -> np.ndarray:
 
 
 def _table(name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values, np.float64)
+    array = check_numbers(name, values).astype(np.float64)
     if array.ndim != 2 or array.shape[1] < 2:
         raise ValueError(f"{name} has shape {array.shape}, expected (texts, classes) with two classes at least")
     if not np.isfinite(array).all():

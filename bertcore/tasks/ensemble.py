@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from bertcore.arguments import check_numbers
 from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
 
@@ -124,7 +125,7 @@ class Ensemble:
 def _weights(weights: Any, count: int) -> np.ndarray:
     if weights is None:
         return np.full(count, 1 / count)
-    array = np.asarray(weights, np.float64)
+    array = check_numbers("weights", weights).astype(np.float64)
     if array.shape != (count,) or not (np.isfinite(array) & (array > 0)).all():
         raise ValueError(f"weights is {weights!r}, expected {count} positive numbers")
     return array / array.sum()

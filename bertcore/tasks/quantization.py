@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_one_of
+from bertcore.arguments import check_numbers, check_one_of
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
@@ -34,7 +34,7 @@ def quantize_embeddings(
         ValueError: an unknown precision; shapes that do not fit; inf or NaN; ranges to be taken from one embedding.
     """
     check_one_of("precision", precision, PRECISIONS)
-    embeddings = np.asarray(embeddings)
+    embeddings = check_numbers("embeddings", embeddings)
     if embeddings.dtype.kind != "f":
         raise TypeError(f"embeddings has dtype {embeddings.dtype}, expected floating point: it is quantized already")
     if embeddings.ndim not in (1, 2):
@@ -57,7 +57,7 @@ def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.nd
     if ranges is None:
         name, source = "embeddings", embeddings
         if calibration is not None:
-            name, source = "calibration_embeddings", np.asarray(calibration)
+            name, source = "calibration_embeddings", check_numbers("calibration_embeddings", calibration)
         if source.size == 0 and embeddings.size == 0:  # nothing to quantize, and nothing to do it by
             return np.zeros(width, np.float32), np.ones(width, np.float32)
         if source.ndim != 2 or source.shape[1] != width or len(source) < (2 if calibration is None else 1):
@@ -66,7 +66,7 @@ def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.nd
                 "(or give ranges, or calibration_embeddings)"
             )
         ranges = np.stack([source.min(axis=0), source.max(axis=0)])
-    ranges = np.asarray(ranges, np.float32)
+    ranges = check_numbers("ranges", ranges).astype(np.float32)
     if ranges.shape != (2, width):
         raise ValueError(f"ranges has shape {ranges.shape}, expected (2, {width})")
     if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_positive
-from bertcore.tasks.similarity import cosine_similarity, floating, normalized, numbers
+from bertcore.arguments import check_numbers, check_positive
+from bertcore.tasks.similarity import cosine_similarity, floating, normalized
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -192,7 +192,7 @@ def community_detection(
     Raises ValueError for another shape, and sizes that are not positive.
     """
     rows = normalized(floating(_table("embeddings", embeddings)))
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float | np.number) or np.isnan(threshold):
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float | np.number) or threshold != threshold:
         raise ValueError(f"threshold is {threshold!r}, expected a number")
     _check_counts(min_community_size=min_community_size, batch_size=batch_size)
     found = []
@@ -218,7 +218,7 @@ def _without_overlap(groups: list[tuple[int, np.ndarray]], texts: int, least: in
 
 
 def _table(name: str, rows: Any) -> np.ndarray:
-    table = np.atleast_2d(numbers(name, rows))
+    table = np.atleast_2d(check_numbers(name, rows))
     if table.ndim != 2:
         raise ValueError(f"{name} has shape {table.shape}, expected (texts, dim)")
     if not np.isfinite(table).all():

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_numbers
+
 BLOCK = 1 << 22  # differences computed at once
 
 
@@ -83,22 +85,11 @@ def pairwise_similarity(name: str, left: np.ndarray, right: np.ndarray) -> np.nd
 
 def _tables(left: Any, right: Any) -> tuple[np.ndarray, np.ndarray]:
     """Both as floating-point tables of the same width."""
-    left, right = numbers("left", left), numbers("right", right)
+    left, right = check_numbers("left", left), check_numbers("right", right)
     if not {left.ndim, right.ndim} <= {1, 2} or left.shape[-1] != right.shape[-1]:
         raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected (n, dim) and (m, dim)")
     left, right = np.atleast_2d(left), np.atleast_2d(right)
     return floating(left), floating(right)
-
-
-def numbers(name: str, values: Any) -> np.ndarray:
-    """`values` as an array of numbers; TypeError or ValueError names what is none."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{name} is no table of numbers: {error}") from error
-    if array.dtype.kind not in "fiu":
-        raise TypeError(f"{name} has dtype {array.dtype}, expected numbers")
-    return array
 
 
 def floating(rows: np.ndarray) -> np.ndarray:

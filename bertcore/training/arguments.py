@@ -145,6 +145,8 @@ class TrainingArguments:
         choices |= {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES}
         for name, known in choices.items():
             check_one_of(name, getattr(self, name), known)
+        if not isinstance(self.report_to, str | list | tuple):
+            raise TypeError(f"report_to is {self.report_to!r}, expected a string or a list of strings")
         for report in [] if self.report_to in ("all", "none") else self.reports:
             if report not in REPORTS:
                 raise ValueError(f"report_to has {report!r}, expected all, none, or some of {', '.join(REPORTS)}")

@@ -74,6 +74,8 @@ class Optimizer:
             raise ValueError(f"betas is {betas!r}, expected two numbers of at least 0 and below 1")
         self.betas, self.eps = tuple(betas), eps
         self._steps, self._skipped = 0, 0
+        if not hasattr(model, "parameters"):
+            raise TypeError(f"model is {type(model).__name__}, expected a model of bertcore, not its parameters")
         self.groups = _make_groups(model.parameters(), lr, weight_decay, groups)
         self._moments: dict[Parameter, tuple[Any, ...]] = {}
 
@@ -98,6 +100,7 @@ class Optimizer:
         Raises:
             TypeError, ValueError: which name is missing, or which shape or dtype is wrong; nothing is changed then.
         """
+        _check_gradients(grads)
         found = []
         for group in self.groups:
             parameters = [parameter for parameter in group.parameters if not parameter.is_frozen]
@@ -211,13 +214,23 @@ def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
     Raises:
         TypeError, ValueError: if `max_norm` is not a positive number.
     """
-    return kernels.clip_norm(list(grads.values()), max_norm)
+    return kernels.clip_norm(_arrays(grads), max_norm)
 
 
 def grad_norm(grads: Mapping[str, Any]) -> Any:
     """The joint norm of all gradients, an array without axes in float64 where they are: nothing waits for it. Its bits
     do not depend on the number of threads."""
-    return kernels.joint_norm(list(grads.values()))
+    return kernels.joint_norm(_arrays(grads))
+
+
+def _check_gradients(grads: Any) -> None:
+    if not isinstance(grads, Mapping):
+        raise TypeError(f"grads is {type(grads).__name__}, expected what value_and_grad gives: arrays by name")
+
+
+def _arrays(grads: Mapping[str, Any]) -> list[Any]:
+    _check_gradients(grads)
+    return list(grads.values())
 
 
 def clip_factor(norm: Any, max_norm: float, dtype: Any) -> Any:

@@ -70,7 +70,7 @@ class Trainer:
         eval_dataset: Any = None,
         processing_class: Any = None,
         compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
-        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] = (),
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
         optimizers: tuple[Optimizer | None, Schedule | None] = (None, None),
         preprocess_logits_for_metrics: Reduce | None = None,
         *,
@@ -96,7 +96,7 @@ class Trainer:
         self.data_collator = data_collator or self._default_collator()
         self.optimizer, self.schedule = optimizers
         self.processes = started_together()
-        self.callbacks = Callbacks([*(reports_of(args) if self.processes.is_first else ()), *callbacks])
+        self.callbacks = Callbacks([*(reports_of(args) if self.processes.is_first else ()), *(callbacks or ())])
         self.state = TrainerState()
 
     def train(self, resume_from_checkpoint: bool | str | os.PathLike | None = None) -> TrainOutput:

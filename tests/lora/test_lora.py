@@ -220,6 +220,7 @@ def test_counts(capsys):
         ({"lora_alpha": 0}, "lora_alpha is 0"),
         ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
         ({"task_type": "CHESS"}, "task_type is 'CHESS'"),
+        ({"bias": "lora_only"}, "bias is 'lora_only', expected one of 'none'"),
     ],
 )
 def test_settings_that_are_none(options, error):
@@ -236,6 +237,8 @@ def test_an_adapted_model_is_adapted_once_and_trained_as_one():
     for given in (model, adapted):
         with pytest.raises(ValueError, match="adapters already"):
             get_peft_model(given, query_and_value())
+    with pytest.raises(TypeError, match="peft_config is dict, expected a LoraConfig"):
+        get_peft_model(new_model(), {"r": 8})
     with pytest.raises(ValueError, match="differentiated as the PeftModel"):
         value_and_grad(model)(**BATCH)
 
@@ -261,7 +264,7 @@ def test_files_that_do_not_fit(tmp_path, damage):
     [
         ({"use_dora": True}, "asks for what is not here: use_dora"),
         ({"rank_pattern": {"query": 4}}, "rank_pattern"),
-        ({"bias": "all"}, "bias 'all'"),
+        ({"bias": "all"}, "bias is 'all', expected one of 'none'"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
         ({"target_modules": None}, "no target_modules"),
         ({"r": "8"}, "r is '8'"),

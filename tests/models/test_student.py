@@ -157,3 +157,5 @@ def test_what_does_not_fit(config, layers, message):
 def test_a_teacher_is_a_model():
     with pytest.raises(TypeError, match="teacher is dict, expected a model"):
         student_from_teacher(CONFIG, {})
+    with pytest.raises(TypeError, match="layers is 3, expected a list of the teacher's layers"):
+        student_from_teacher(CONFIG, AutoModel.from_config(CONFIG), 3)

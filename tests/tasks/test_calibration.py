@@ -85,8 +85,10 @@ def test_the_error_by_hand():
         ([[0.5, 0.5]], [0, 1], 5, "labels has shape"),
         (np.zeros((0, 2)), np.zeros(0, int), 5, "labels is empty"),
         ([[0.5, 0.5]], [0], 0, "bins is 0"),
+        ([[0.5, 0.5], [1]], [0], 5, "probabilities is no table of numbers"),
+        ([[0.5, 0.5]], ["a"], 5, "labels has dtype <U1, expected numbers"),
     ],
 )
 def test_bad_input(probabilities, labels, bins, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         reliability(probabilities, labels, bins=bins)

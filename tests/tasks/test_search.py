@@ -105,6 +105,7 @@ def test_bits():
     [
         ((ROWS, "int4"), ValueError, "precision is 'int4', expected one of 'float32', 'int8'"),
         ((ROWS.astype(np.int8), "int8"), TypeError, "embeddings has dtype int8, expected floating point"),
+        (([[1.0], [1.0, 2.0]], "int8"), ValueError, "embeddings is no table of numbers"),
         ((ROWS[:1], "int8"), ValueError, r"embeddings has shape \(1, 5\), from which no ranges can be taken"),
         ((ROWS[0], "uint8"), ValueError, r"embeddings has shape \(5,\), from which no ranges can be taken"),
     ],

@@ -134,6 +134,15 @@ def test_settings_that_are_none(options, error):
         AdamW(new_model(), **options)
 
 
+def test_what_is_no_model_and_no_gradients():
+    model = new_model()
+    with pytest.raises(TypeError, match=r"model is .*, expected a model of bertcore, not its parameters"):
+        AdamW(model.parameters())
+    for use in (AdamW(model).step, lambda grads: clip_grad_norm(grads, 1.0)):
+        with pytest.raises(TypeError, match="grads is list, expected what value_and_grad gives"):
+            use([np.zeros(3)])
+
+
 @pytest.mark.parametrize("damage", ["missing", "shape", "dtype"])
 def test_gradients_that_do_not_fit_change_nothing(damage):
     model = new_model()

@@ -161,6 +161,8 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"max_seconds": 9, "warmup_steps": 10}, "warmup_steps is 10"),
         ({"load_best_model_at_end": True}, "load_best_model_at_end needs an eval_strategy"),
         ({"report_to": "wandb"}, "report_to has 'wandb'"),
+        ({"report_to": None}, "report_to is None, expected a string"),
+        ({"seed": np.array([1])}, "seed is .*, expected an integer"),
         ({"group_by_length": 1}, "group_by_length must be True or False"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": None}, "seed is None"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_share
+from bertcore.arguments import check_numbers, check_share
 from bertcore.models.losses import ClassOptions, use_class_options
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives.objective import Batch, Objective
@@ -31,7 +31,7 @@ class Supervised(Objective):
     """
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
-        weights = None if class_weights is None else np.asarray(class_weights, np.float64)
+        weights = None if class_weights is None else check_numbers("class_weights", class_weights).astype(np.float64)
         if weights is not None and (weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any()):
             raise ValueError(f"class_weights is {class_weights!r}, expected a finite number from 0 on for each class")
         self.label_smoothing, self.class_weights = check_share("label_smoothing", label_smoothing), weights
