@@ -153,7 +153,10 @@ def _usable(name: str, argument: str = "backend") -> str:
 
 
 def resolve_backend(backend: str | None, on_gpu: bool) -> str:
-    """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice."""
+    """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice.
+
+    Raises TypeError or ValueError for what names none, BackendUnavailable for one that cannot run here.
+    """
     if backend is None:
         backend = _block_backend.get()
         if backend is not None and backend != AUTO:
