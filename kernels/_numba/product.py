@@ -5,8 +5,9 @@ the first cache levels; each tile of them is written to the output once, on the 
 residual. The order of each element's sum depends on the depth alone. While a thread works on a task it fetches the
 panel of its next one, so that weights stream from memory behind the arithmetic.
 
-Panels of low precision beside rows of float32 are widened once for all rows of a task (widening.py), those of bfloat16
-for few rows as a tile loads them (dot.py): the same sums in the same order.
+Panels of low precision beside rows of float32 are widened once for all rows of a task: those of bfloat16 by the first
+tile, as it multiplies them (dot.py; for few rows by each tile), others beforehand (widening.py). The sums and their
+order are those of float32.
 """
 
 import numpy as np
@@ -24,25 +25,23 @@ from .rounded_rows import place_of_sums
 from .rows import share
 from .simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
 from .tasks import take_task
-from .tile import make_fetching_tile, make_output_tile
+from .tile import make_fetching_tile, make_output_tile, make_widening_tile
 from .widening import are_widened, depth_of, whole_words, widen_panel
 
 # The sums of the largest tile, a row of the panel and a broadcast fit the vector registers.
 WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
 TASK_ROWS = 128
 CHUNK_DEPTH = 768  # words of a panel at once, or floats that they widen to: 150 KB of the second-level cache
-# Rows of a task from which on its panel of bfloat16 is widened beforehand. Within tiles that costs an eighth of the FMA
-# units' time, beforehand as much as a row of tiles (Emerald Rapids, AVX-512, widths of 768 to 3072): with 128 rows 1 to
-# 4 % less time, with 64 rows up to 8 % more, with 16 a quarter more.
-WIDENED_ROWS = 96
-# And rows of a task that may widen one, as long as there are this many tasks for the threads: with 512 instead of 128
-# rows BERT-base takes 3 % less time (2 threads).
-WIDENING_ROWS, WIDENING_TASKS = 512, 32
+# Rows of a task from which on the first tile keeps its panel of bfloat16 widened for the others. Storing it costs some
+# time: 7 % more with 16 rows than if both tiles widen it, 6 % less with 32 (Emerald Rapids, AVX-512, 2 threads, widths
+# of 768 to 3072). A loop of its own, which cannot hide behind products, takes as long as a row of tiles.
+WIDENED_ROWS = 3 * WEIGHT_TILE_ROWS
 
 _HALF_ROWS = WEIGHT_TILE_ROWS // 2
 _full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
+_widening_tile = make_widening_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _OPTIONS = {"error_model": "numpy", "nogil": True}  # of overloads: those of helpers
 _INLINE = {**_OPTIONS, "forceinline": True}
@@ -58,7 +57,7 @@ def make_scratch(storage, threads):
     and a widened chunk of a panel."""
     sums = sums_dtype(storage)
     is_widened = storage == np.uint8 or (storage == np.uint16 and not isa.LEVEL.bfloat16_dot)
-    rows = WIDENING_ROWS + CHUNK_DEPTH if is_widened else TASK_ROWS
+    rows = TASK_ROWS + CHUNK_DEPTH if is_widened else TASK_ROWS
     size = (rows * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
 
@@ -95,7 +94,7 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
         scratch: a thread's of `make_scratch`.
     """
     count, rows = panels.shape[0], output.shape[0]
-    blocks = _block_count(rows, count, a, panels)
+    blocks = (rows + TASK_ROWS - 1) // TASK_ROWS
     tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
     sums = aligned(scratch)
     task = take_task(counter)
@@ -106,23 +105,6 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
         first, end = share(tiles, block, blocks) * WEIGHT_TILE_ROWS, share(tiles, block + 1, blocks) * WEIGHT_TILE_ROWS
         _multiply_block(a, strides, first, min(rows, end), panels, p, ahead, output, finish, levels, sums)
         task = following
-
-
-def _block_count(rows, count, a, panels):
-    """Into how many blocks the rows are divided for `count` panels."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_block_count, jit_options=_OPTIONS)
-def _block_count_of(rows, count, a, panels):
-    def usual(rows, count, a, panels):
-        return (rows + TASK_ROWS - 1) // TASK_ROWS
-
-    def of_widened(rows, count, a, panels):
-        fewest = max((rows + WIDENING_ROWS - 1) // WIDENING_ROWS, (WIDENING_TASKS + count - 1) // count)
-        return min((rows + TASK_ROWS - 1) // TASK_ROWS, fewest)
-
-    return of_widened if are_widened(a, panels) else usual
 
 
 @helper
@@ -163,17 +145,25 @@ def _multiply_chunk_of(a, strides, panel, chunk, output, place, finish, levels, 
 
     def widen_and_multiply(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
         (row, column, group), (k, words, is_last) = strides, chunk
-        if is_bfloat16 and place[1] - place[0] < WIDENED_ROWS and row % 2 == 0:
-            in_words = row // 2, column, group // 2
-            _multiply_rows(a, in_words, panel, chunk, output, place, finish, levels, sums, meanwhile)
-            return
+        (i, last, start), (ahead, step) = place, meanwhile
         width = WEIGHT_PANEL_VECTORS * lanes(sums)
-        wide = pointer(sums, WIDENING_ROWS * width)
-        widen_panel(panel, words, wide, width)
-        first, (ahead, step) = depth_of(panel, k), meanwhile
-        depth = min(depth_of(panel, words), row - first)
-        then = ahead, step * words // depth
-        _multiply_rows(a, strides, wide, (first, depth, is_last), output, place, finish, levels, sums, then)
+        wide = pointer(sums, TASK_ROWS * width)
+        if is_bfloat16 and row % 2 == 0:
+            in_words = row // 2, column, group // 2
+            if last - i < WIDENED_ROWS:
+                _multiply_rows(a, in_words, panel, chunk, output, place, finish, levels, sums, meanwhile)
+                return
+            x, below = _row_of(a, in_words, i, k, panel, output), WEIGHT_TILE_ROWS - 1
+            _widening_tile(x, row // 2, 1, below, panel, width, words, sums, width, k > 0, ahead, step, wide)
+            if is_last:
+                prefetch_output(output, i, WEIGHT_TILE_ROWS, start, width, finish)
+                finish_tile(sums, width, output, i, WEIGHT_TILE_ROWS, start, finish, levels)
+            i, ahead, sums = i + WEIGHT_TILE_ROWS, ahead + words * step, pointer(sums, WEIGHT_TILE_ROWS * width)
+        else:
+            widen_panel(panel, words, wide, width)
+        first, depth = depth_of(panel, k), depth_of(panel, words)
+        floats, then = (first, min(depth, row - first), is_last), (ahead, step * words // depth)
+        _multiply_rows(a, strides, wide, floats, output, (i, last, start), finish, levels, sums, then)
 
     is_bfloat16 = panel.dtype == types.uint16
     return widen_and_multiply if are_widened(a, panel) else multiply

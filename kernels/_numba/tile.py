@@ -59,6 +59,19 @@ def make_fetching_tile(rows, vectors):
     return tile
 
 
+def make_widening_tile(rows, vectors):
+    """A fetching tile that also writes b as it multiplies it, widened: tile(..., ahead, ahead_step, wide).
+
+    Row after row of b goes to `wide`, each word as its parts, one row of them after the other (see dot.py).
+    """
+
+    @intrinsic
+    def tile(typingctx, a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate, ahead, ahead_step, wide):
+        return _tile(rows, vectors, a, b, c, types.intp, types.intp, wide)
+
+    return tile
+
+
 def make_output_tile(rows, vectors):
     """A fetching tile that writes results instead of sums: c = a @ b + before + bias + residual.
 
@@ -99,18 +112,18 @@ def _dot_of(*matrices):
     return dot_of(*matrices)
 
 
-def _tile(rows, vectors, a, b, c, *prefetch):
-    """The signature and code generator of a tile."""
+def _tile(rows, vectors, a, b, c, *others):
+    """The signature and code generator of a tile; `others` are the types of `ahead`, `ahead_step` and `wide`."""
     dot, intp = _dot_of(a, b, c), types.intp
 
     def codegen(context, builder, sig, args):
-        a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate, *prefetch = args
-        emitter = _TileEmitter(builder, dot, rows, vectors)
-        sums = emitter.of(a, a_row, a_column, last_row, b, b_row, depth, prefetch)
+        a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate, *others = args
+        emitter = _TileEmitter(builder, dot, rows, vectors, *others[2:])
+        sums = emitter.of(a, a_row, a_column, last_row, b, b_row, depth, others[:2])
         emitter.write(emitter.plus(sums, c, c_row, accumulate), c, c_row)
         return context.get_dummy_value()
 
-    return types.void(a, intp, intp, intp, b, intp, intp, c, intp, types.boolean, *prefetch), codegen
+    return types.void(a, intp, intp, intp, b, intp, intp, c, intp, types.boolean, *others), codegen
 
 
 def _smaller(builder, a, b):
@@ -120,8 +133,8 @@ def _smaller(builder, a, b):
 class _TileEmitter:
     """Writes the LLVM code of one tile."""
 
-    def __init__(self, builder, dot, rows, vectors):
-        self.builder, self.dot, self.rows, self.vectors = builder, dot, rows, vectors
+    def __init__(self, builder, dot, rows, vectors, wide=None):
+        self.builder, self.dot, self.rows, self.vectors, self.wide = builder, dot, rows, vectors, wide
         self.vec = dot.sums
 
     def _at(self, base, offset, j):
@@ -150,7 +163,7 @@ class _TileEmitter:
             for line in range(FETCHED_LINES):
                 at = builder.add(address, INT(line * CACHE_LINE))
                 emit_prefetch(builder, builder.inttoptr(at, ir.IntType(8).as_pointer()), level=2)
-        new = self._multiply_add(old, a_rows, a_at, b, b_at)
+        new = self._multiply_add(old, a_rows, a_at, b, b_at, k)
         zero = ir.Constant(self.vec.llvm, [self.dot.zero] * self.vec.count)
         for phi, (first, step) in zip((k, a_at, b_at, *ahead), counters, strict=True):
             phi.add_incoming(first, before)
@@ -168,7 +181,7 @@ class _TileEmitter:
             phi.add_incoming(value, loop)
         return sums
 
-    def _multiply_add(self, old, a_rows, a_at, b, b_at):
+    def _multiply_add(self, old, a_rows, a_at, b, b_at, k):
         builder, dot, sums = self.builder, self.dot, list(old)
         for part in range(dot.parts):
             # A word is loaded for each part: kept, and the parts of one after the other, they push sums out of the
@@ -176,12 +189,19 @@ class _TileEmitter:
             places = (self._at(b, b_at, j) for j in range(self.vectors))
             words = [emit_load(builder, at, element_bytes(self.vec), is_again=part > 0) for at in places]
             b_row = [dot.right(builder, word, part) for word in words]
+            if self.wide is not None:
+                self._store_row(b_row, builder.add(builder.mul(k, INT(dot.parts)), INT(part)))
             for i, row in enumerate(a_rows):
                 factor = dot.left(builder, builder.gep(row, [a_at]), part)
                 for j in range(self.vectors):
                     at = i * self.vectors + j
                     sums[at] = dot.add(builder, factor, b_row[j], sums[at])
         return sums
+
+    def _store_row(self, values, row):
+        start = self.builder.mul(row, INT(self.vectors * self.vec.count))
+        for j, value in enumerate(values):
+            self.builder.store(value, self._at(self.wide, start, j), align=element_bytes(self.vec))
 
     def plus(self, sums, addend, row, is_there):
         """The sums, to which the rows of `addend` are added if they are there."""

@@ -16,7 +16,7 @@ from bertcore.kernels import activation_names, threads
 from bertcore.kernels._numba import LEVEL, THREADING_LAYER
 from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
 from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
-from bertcore.kernels._numba.product import WEIGHT_PANEL_VECTORS, WIDENED_ROWS, WIDENING_ROWS, WIDENING_TASKS
+from bertcore.kernels._numba.product import WIDENED_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
@@ -228,11 +228,9 @@ def test_low_precision_of_any_size_and_layout(rows, in_features, out_features, l
 
 @pytest.mark.parametrize("dtype", ["int8_weight_only"] if LEVEL.bfloat16_dot else ["int8_weight_only", "bfloat16"])
 @pytest.mark.parametrize("in_features", [1, 2, 39, BLOCK, BLOCK + 1, 2 * BLOCK + 38])
-@pytest.mark.parametrize("rows", [1, 5, WIDENED_ROWS - 1, WIDENED_ROWS, BLOCK_ROWS + WIDENED_ROWS, WIDENING_ROWS + 7])
+@pytest.mark.parametrize("rows", [1, 5, WIDENED_ROWS - 1, WIDENED_ROWS, WIDENED_ROWS + 5, 2 * BLOCK_ROWS + 7])
 def test_widened_low_precision_has_the_bits_of_float32(rows, in_features, dtype):
-    width = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // 4
-    columns = 97 if rows < WIDENING_ROWS else WIDENING_TASKS * width  # enough tasks for blocks of so many rows
-    x, weight, bias, residual = arguments(12, rows, in_features, columns)
+    x, weight, bias, residual = arguments(12, rows, in_features, 97)
     low = kernels.prepare_weight(weight, dtype=dtype, backend="numba")
     wide = prepare_weight(low.to_array().astype(np.float32), None, None)
     found, expected = (linear(x, it, bias, "gelu", residual) for it in (low, wide))
