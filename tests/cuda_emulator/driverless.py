@@ -112,10 +112,10 @@ class Driverless:
         return build.load(build.build_cublaslt()).standin_products()
 
     def allocate(self, size):
-        """CuPy's allocator: memory of the host that says it is on the current device."""
+        """CuPy's allocator: memory of the host that says it is on the current device, of NaNs until somebody writes."""
         if self.is_capturing and size:
             raise CaptureError(f"{size} bytes are allocated while a stream is captured")
-        room = np.empty(size + 256, np.uint8)
+        room = np.full(size + 256, 0xFF, np.uint8)
         address = -(-room.ctypes.data // 256) * 256
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, room, self.current), 0)
 
