@@ -86,8 +86,15 @@ def test_answers_to_questions(model, tmp_path, capsys):
     assert "held out  exact_match 100.0000" in shown and "held out  f1 100.0000" in shown
 
 
-@pytest.mark.parametrize("task, figure", [("similarity", "spearmanr"), ("pair", "first_of_all")])
-@pytest.mark.parametrize("pooling", [None, "cls"])
+@pytest.mark.parametrize(
+    "pooling, task, figure",
+    [
+        (None, "similarity", "spearmanr"),
+        ("cls", "pair", "first_of_all"),
+        pytest.param("cls", "similarity", "spearmanr", marks=pytest.mark.slow),
+        pytest.param(None, "pair", "first_of_all", marks=pytest.mark.slow),
+    ],
+)
 def test_sentence_encoders(model, tmp_path, capsys, task, figure, pooling):
     source = model
     if pooling:

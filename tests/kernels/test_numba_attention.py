@@ -95,7 +95,10 @@ def test_block_borders(queries, keys, form):
 
 
 @pytest.mark.parametrize("form", ["plain", "causal"])
-@pytest.mark.parametrize("lengths", [[700, 3, 300, 129, 226], [QUERIES, QUERIES + 1, QUERIES - 1], [2100]])
+@pytest.mark.parametrize(
+    "lengths",
+    [[700, 3, 300, 129, 226], [QUERIES, QUERIES + 1, QUERIES - 1], pytest.param([2100], marks=pytest.mark.slow)],
+)
 def test_more_than_one_block(lengths, form):
     """Sequences shorter than the longest take more rows at once: the scratch must hold those, too."""
     check(arguments(form, lengths, dtype=DTYPE, heads=1, head_dim=24))

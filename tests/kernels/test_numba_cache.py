@@ -203,16 +203,17 @@ def test_two_processes_start_with_one_empty_cache(file, tmp_path):
 
 
 @pytest.fixture
-def read_only():
+def read_only(tmp_path):
     """read_only(folder): take away the right to write in it, until the test ends."""
+    (tmp_path / "locked").mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
+    if os.access(tmp_path / "locked", os.W_OK):
+        pytest.skip("nothing is read-only for this user")
     locked = []
 
     def lock(folder):
         for path in [folder, *folder.rglob("*")]:
             locked.append((path, path.stat().st_mode))
             path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
-        if run_python("import os, sys; print(os.access(sys.argv[1], os.W_OK))", str(folder))[0] == "True":
-            pytest.skip("nothing is read-only for this user")
 
     yield lock
     for path, mode in reversed(locked):
