@@ -16,7 +16,9 @@ from .clip_norm import clip_norm, joint_norm
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
     array_module,
+    current_gpu,
     get_backend,
+    get_place,
     on_device_of,
     resolve_backend,
     set_backend,
@@ -63,6 +65,7 @@ __all__ = [
     "clip_norm",
     "cross_entropy",
     "cross_entropy_backward",
+    "current_gpu",
     "dropout",
     "dropout_backward",
     "dropout_layer_norm",
@@ -75,6 +78,7 @@ __all__ = [
     "gelu_backward",
     "get_backend",
     "get_num_threads",
+    "get_place",
     "is_batch_invariant",
     "joint_norm",
     "layer_norm",

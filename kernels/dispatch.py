@@ -66,6 +66,20 @@ def get_backend() -> str:
     return _block_backend.get() or _process_backend
 
 
+def get_place() -> tuple[str, int]:
+    """The backend in force and the number of the GPU that is current where it computes on one, else 0.
+
+    What is prepared at one place serves that place alone.
+    """
+    backend = _block_backend.get() or _process_backend
+    return backend, current_gpu() if backend == "cupy" else 0
+
+
+def current_gpu() -> int:
+    """The number of the GPU that is current."""
+    return _cuda.runtime().device_index()
+
+
 def unavailable_reason(name: str) -> str | None:
     """Why the backend `name` cannot run here and what to do about it, or None if it can."""
     if name == "cupy" and _cuda.is_emulated():

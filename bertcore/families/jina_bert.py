@@ -37,7 +37,7 @@ class AlibiAdapter(Adapter):
     def _positions(self, tokens: int, dtype: Any) -> kernels.RelativePositions:
         """Biases for at least this many tokens: a recorded program then serves sequences of other lengths, too."""
         longest = 1 << max(tokens - 1, 0).bit_length()
-        key = longest, dtype, kernels.get_backend()
+        key = longest, dtype, kernels.get_place()
         if key not in self._kept:
             made = kernels.alibi_positions(self.spec.num_heads, longest, dtype)
             rows, bias = kernels.to_backend(made.distance_rows), kernels.to_backend(made.position_bias)

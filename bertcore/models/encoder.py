@@ -55,7 +55,7 @@ class Encoder(Block):
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
         self.recomputes_layers = False
         self._recordings: PerVersion[Recordings] = PerVersion()
-        self._graphs: PerVersion[Graphs] = PerVersion()
+        self._graphs = Graphs()
 
     def __call__(self, inputs: EncoderInput, trace: Trace) -> Any:
         """Run a batch: the last hidden state, (tokens, hidden), or the state that the family's own layers pass on.
@@ -83,15 +83,15 @@ class Encoder(Block):
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
         if cache is None and self._can_be_replayed(inputs, trace):
-            graphs = self._graphs.get(self.version, Graphs)
+            version = self.version
             key = inputs.on_gpu.rooms, autocast_dtype(), trace.layers, kernels.is_batch_invariant()
-            if graphs.has_seen(key):
+            if self._graphs.has_seen(version, key):
 
                 def build(joined: Any) -> tuple[Any, LayerContext]:
                     state, context = self.adapter.begin(inputs.with_room(joined), self.embeddings, trace)
                     return self._run_layers(state, context, trace), context
 
-                return graphs.run(key, build, inputs.on_gpu.array, len(inputs.input_ids))
+                return self._graphs.run(version, key, build, inputs.on_gpu.array, len(inputs.input_ids))
         state, context = self.adapter.begin(inputs, self.embeddings, trace)
         context.projections = trace.projections
         if cache is not None:

@@ -53,9 +53,9 @@ class Forms:
     """One version of a parameter's values, and what they have become so far.
 
         array           NumPy: what the CPU backends look tables up in and read vectors from
-        device array    the same in the memory of the GPU
-        weights         one PreparedWeight for each backend that multiplies by it
-        rounded         for `autocast`: weights in its dtype, by backend and dtype; and on the GPU the array
+        on_gpus         the same in the memory of each GPU, by its number
+        weights         one PreparedWeight for each place (`kernels.get_place`) that multiplies by it
+        rounded         for `autocast`: weights in its dtype, by place and dtype; and on a GPU the array
 
     Each is made when first needed, low-precision weights at once. A weight-only array is freed once it is prepared;
     `on_host` makes it again from the prepared weight.
@@ -79,18 +79,18 @@ class Forms:
         self.is_low = dtype.name in LOW_PRECISION
         self.is_grouped = storage_name(dtype) == "int8_weight_only"
         self.array: np.ndarray | None = None
-        self.device_array: Any = None
-        self.weights: dict[str, kernels.PreparedWeight] = {}  # by backend
-        self.rounded: dict[tuple[str, ...], Any] = {}
+        self.on_gpus: dict[int, Any] = {}
+        self.weights: dict[tuple[str, int], kernels.PreparedWeight] = {}
+        self.rounded: dict[tuple[Any, ...], Any] = {}
         is_low_on_cpu = self.is_low_on_cpu
         if kernels.array_module(array) is not np:
-            self.device_array = array.astype(dtype, copy=False)
+            self.on_gpus[array.data.device_id] = array.astype(dtype, copy=False)
             return
         if not is_low_on_cpu or self.uses != {"weight"}:
             array, scales = self._as_array(array, scales), None
             self.array = array
         if is_low_on_cpu and "weight" in self.uses:
-            self.weights[self._backend] = self._prepared(array, scales)
+            self.weights[self._backend, 0] = self._prepared(array, scales)
 
     @property
     def is_low_on_cpu(self) -> bool:
@@ -103,7 +103,7 @@ class Forms:
             if self.array is not None:
                 return self.array
             if not self.weights:
-                return self.device_array.get()
+                return next(iter(self.on_gpus.values())).get()
             array = self.any_weight().to_array()  # the array was freed for it; it comes back as it was
             return array if isinstance(array, np.ndarray) else array.get()
 
@@ -115,8 +115,14 @@ class Forms:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether the values live on the GPU alone."""
-        return self.array is None and self.device_array is not None
+        """Whether the values live on GPUs alone."""
+        return self.array is None and bool(self.on_gpus)
+
+    def _where_it_is(self) -> Any:
+        """The array on the GPU that is current if it is there, else where it is on another one, else taken here."""
+        if not self.on_gpus:
+            return self._on_device()
+        return self.on_gpus.get(kernels.current_gpu(), next(iter(self.on_gpus.values())))
 
     def own_array(self) -> Any:
         """The values in an array that may be written to: on the GPU if they are there or used there, else on the host.
@@ -125,7 +131,7 @@ class Forms:
         """
         if self.is_on_device or kernels.get_backend() == "cupy":
             was_on_device = self.is_on_device
-            array = self._on_device()
+            array = self._where_it_is()
             return array if self.is_own or not was_on_device else array.astype(self.dtype, order="C")
         array = self.on_host()
         if self.is_own:
@@ -140,7 +146,7 @@ class Forms:
         forms = copy.copy(self)
         forms.weights, forms.rounded, forms.is_own = {}, {}, True
         is_on_host = kernels.array_module(own_array) is np
-        forms.array, forms.device_array = (own_array, None) if is_on_host else (None, own_array)
+        forms.array, forms.on_gpus = (own_array, {}) if is_on_host else (None, {own_array.data.device_id: own_array})
         return forms
 
     def any_weight(self) -> kernels.PreparedWeight:
@@ -161,15 +167,18 @@ class Forms:
     def weight_in_force(self) -> Any:
         """The weight of a linear map for the backend in force: prepared, or the array where nothing has to be."""
         backend = self._backend
+        if backend == "cupy" and self.dtype == np.int8:
+            return self._on_device()  # which refuses
+        place = backend, kernels.current_gpu() if backend == "cupy" else 0
         if autocast_dtype() is not None and self.dtype == np.float32:
-            return self._rounded_weight(backend)
+            return self._rounded_weight(place)
         if backend == "numpy" and not self.is_low:
             array = self.array  # read once: another thread may free it
             return self.array_in_force() if array is None else array
-        weight = self.weights.get(backend)
+        weight = self.weights.get(place)
         if weight is None:
             with _preparing:
-                weight = self.weights.get(backend) or self._prepare(backend)
+                weight = self.weights.get(place) or self._prepare(place)
         return weight
 
     def weight_to_train(self) -> Any:
@@ -185,27 +194,28 @@ class Forms:
             self.weights.clear()
         return array
 
-    def _rounded_weight(self, backend: str) -> kernels.PreparedWeight:
-        dtype = autocast_dtype()
+    def _rounded_weight(self, place: tuple[str, int]) -> kernels.PreparedWeight:
+        dtype, (backend, _) = autocast_dtype(), place
         if backend != "cupy" and dtype != "bfloat16":
             raise ValueError(f"autocast({dtype!r}) is for GPUs: on the CPU use 'bfloat16'")
         with _preparing:
-            if (backend, dtype) not in self.rounded:
+            if (place, dtype) not in self.rounded:
                 made = (
                     kernels.prepare_weight(self._rounded_on_device())
                     if backend == "cupy"
                     else kernels.prepare_weight(self.on_host(), dtype=dtype)
                 )
-                self.rounded[backend, dtype] = made
-        return self.rounded[backend, dtype]
+                self.rounded[place, dtype] = made
+        return self.rounded[place, dtype]
 
     def _rounded_on_device(self) -> Any:
         """The device array in the dtype of `autocast`."""
         dtype = autocast_dtype()
+        key = kernels.current_gpu(), dtype
         with _preparing:
-            if (dtype,) not in self.rounded:
-                self.rounded[dtype,] = self._on_device().astype(bfloat16() if dtype == "bfloat16" else dtype)
-        return self.rounded[dtype,]
+            if key not in self.rounded:
+                self.rounded[key] = self._on_device().astype(bfloat16() if dtype == "bfloat16" else dtype)
+        return self.rounded[key]
 
     def _on_device(self) -> Any:
         if self.dtype == np.int8:
@@ -213,22 +223,24 @@ class Forms:
                 f"this model was loaded with dtype={storage_name(self.dtype)!r}, which runs on the CPU alone (backends "
                 'numpy and numba): load it with dtype="float16" or "bfloat16" for the GPU'
             )
-        with _preparing:
-            if self.device_array is None:
-                self.device_array = kernels.to_backend(np.asarray(self.on_host(), self.dtype))
-        return self.device_array
+        gpu = kernels.current_gpu()
+        array = self.on_gpus.get(gpu)
+        if array is None:
+            with _preparing:
+                if gpu not in self.on_gpus:
+                    self.on_gpus[gpu] = kernels.to_backend(np.asarray(self.on_host(), self.dtype))
+                array = self.on_gpus[gpu]
+        return array
 
-    def _prepare(self, backend: str) -> kernels.PreparedWeight:
-        if self.dtype == np.int8 and backend == "cupy":
-            return self._on_device()  # which refuses
+    def _prepare(self, place: tuple[str, int]) -> kernels.PreparedWeight:
         if self.array is None and self.dtype == np.int8:
             known = self.any_weight()
             weight = self._prepared(known.integers(), Scales(known.scale, known.input_scale))
-        elif backend == "cupy" and (self.device_array is not None or "table" in self.uses):
+        elif place[0] == "cupy" and (self.on_gpus or "table" in self.uses):
             weight = kernels.prepare_weight(self._on_device())  # which it shares: a tied decoder is there once
         else:
             weight = self._prepared(self.on_host())
-        self.weights[backend] = weight
+        self.weights[place] = weight
         if self.array is not None and not self.is_own:
             release_pages(self.array)
             if self.uses == {"weight"}:

@@ -285,21 +285,22 @@ Made = TypeVar("Made")
 
 
 class PerVersion(Generic[Made]):
-    """What is made of parameters: one for each backend, made when it is first needed and again for another version."""
+    """What is made of parameters: one for each place (`kernels.get_place`), made when it is first needed and again for
+    another version."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Any, dict[str, Made]] = None, {}
+        self._kept: tuple[Any, dict[tuple[str, int], Made]] = None, {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerVersion, ()  # a copy of a block makes its own
 
     def get(self, version: Any, make: Callable[[], Made]) -> Made:
-        """What is kept for this version and the backend in force; `make` makes it where there is none yet."""
+        """What is kept for this version at the place in force; `make` makes it where there is none yet."""
         known, made = self._kept
         if known != version:
             made = {}
             self._kept = version, made
-        backend = kernels.get_backend()
-        if backend not in made:
-            made[backend] = make()
-        return made[backend]
+        place = kernels.get_place()
+        if place not in made:
+            made[place] = make()
+        return made[place]

@@ -79,7 +79,7 @@ class RotaryTables:
         )
 
     def _at_least(self, rows: int, spec: RotarySpec, kind: str) -> tuple[Any, Any]:
-        key = spec, kind, kernels.get_backend()
+        key = spec, kind, kernels.get_place()
         tables = self._kept.get(key)
         if tables is None or len(tables[0]) < rows:
             rows = max(FEWEST_ROWS, 1 << max(rows - 1, 0).bit_length())

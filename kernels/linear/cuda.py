@@ -14,6 +14,7 @@ from .._cuda.vectors import empty_rows, row_stride, unit_columns
 from ..activation import cuda as _activation
 from ..activation_names import activation_code
 from ..batch_invariance import is_batch_invariant
+from ..dispatch import on_device_of
 from .prepared import PreparedWeight
 
 # Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others
@@ -42,7 +43,8 @@ class CudaWeight(PreparedWeight):
         self.array = _cuda.vector_rows(weight)
 
     def _stored(self):
-        return self.array[:, : self.in_features].copy()
+        with on_device_of(self.array):
+            return self.array[:, : self.in_features].copy()
 
 
 def prepare_weight(weight, scale, input_scale):

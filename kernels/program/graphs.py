@@ -32,9 +32,13 @@ Build = Callable[[Any], tuple[Any, Any]]
 
 
 class Graphs:
-    """The graphs of one version of a model's parameters, for any number of threads and streams."""
+    """The graphs of a model, for any number of threads and streams: those of one version of its parameters.
+
+    Those of another version are dropped, once no stream runs them, when a pass of this one comes.
+    """
 
     def __init__(self) -> None:
+        self._version: Any = None
         self._kept: OrderedDict[Any, _Graph] = OrderedDict()  # the last used are the last
         self._seen: OrderedDict[Any, None] = OrderedDict()
         self._on_devices: dict[int, _OnDevice] = {}
@@ -43,9 +47,10 @@ class Graphs:
     def __reduce__(self) -> tuple[Any, ...]:
         return Graphs, ()  # a copy has arrays at other addresses
 
-    def has_seen(self, key: Any) -> bool:
-        """Whether this layout came before; from now on it did."""
+    def has_seen(self, version: Any, key: Any) -> bool:
+        """Whether this layout came before, with this version; from now on it did."""
         with self._lock:
+            self._take(version)
             key = _device(), key
             if key in self._seen:
                 return True
@@ -54,10 +59,20 @@ class Graphs:
                 self._seen.popitem(last=False)
             return False
 
-    def run(self, key: Any, build: Build, batch: Any, rows: int) -> Any:
+    def _take(self, version: Any) -> None:
+        if version == self._version:
+            return
+        for shared in self._on_devices.values():
+            shared.done.synchronize()  # another stream may still run one of them
+        self._kept.clear()
+        self._seen.clear()
+        self._version = version
+
+    def run(self, version: Any, key: Any, build: Build, batch: Any, rows: int) -> Any:
         """The first `rows` rows of build(batch)[0].
 
         Args:
+            version: that of the parameters.
             key: the layout, and what else the pass depends on.
             build: computes a pass of an array like `batch`: (its output, what has to live as long as its graph).
             batch: integers, in an array whose shape the key decides.
@@ -67,6 +82,7 @@ class Graphs:
             RuntimeError: where the pass cannot be captured; it says why.
         """
         with self._lock:
+            self._take(version)
             device = _device()
             if device not in self._on_devices:
                 self._on_devices[device] = _OnDevice()

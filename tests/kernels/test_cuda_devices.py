@@ -1,5 +1,7 @@
 """Two GPUs: what is on the second is computed there, whichever is the current one."""
 
+from collections import deque
+
 import cupy
 import numpy as np
 import pytest
@@ -64,6 +66,36 @@ def test_a_model_computes_where_its_ids_are(gpu, name):
     ids = on_second(lambda: cupy.asarray(some_ids()))
     assert devices([model(input_ids=ids)[0]]) == {1}
     assert {launch.device for launch in gpu.launches} == {1}
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-base-uncased", "mpnet-base", "deberta-base", "modernbert-base", "xlnet-base-cased"]
+)
+def test_a_model_computes_on_both(gpu, name):
+    """What is prepared on one GPU (weights, tables, graphs) does not serve the other."""
+    gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+    with use_backend("numpy"):
+        model = AutoModel.from_config(tiny_config(name))
+    for index in (0, 1, 0, 1, 0, 1):
+        with cupy.cuda.Device(index):
+            ids = cupy.asarray(some_ids())
+        assert devices([model(input_ids=ids)[0]]) == {index}  # each array elsewhere would be an OtherDevice
+    for parameter in model.parameters():
+        found = parameter.array()
+        assert isinstance(found, np.ndarray) and found.shape == parameter.shape
+
+
+def test_what_is_trained_stays_on_one(gpu):
+    with use_backend("numpy"):
+        model = AutoModel.from_config(tiny_config("bert-base-uncased"))
+    for index in (1, 0):
+        with cupy.cuda.Device(index):
+            model(input_ids=cupy.asarray(some_ids()))
+    parameter = next(model.parameters())
+    assert {*parameter.forms.on_gpus} == {0, 1}
+    with use_backend("cupy"), cupy.cuda.Device(1):
+        parameter.change(lambda array: array.fill(0))
+    assert {*parameter.forms.on_gpus} == {1}
 
 
 @pytest.mark.parametrize("optimizer", [AdamW, LAMB])

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 
 import cupy
 import numpy as np
@@ -48,9 +48,9 @@ def build_of(table, extra=lambda array: None):
     return build
 
 
-def run(made, build, ids, rows=None, key="layout"):
+def run(made, build, ids, rows=None, key="layout", version=1):
     ids = cupy.asarray(np.array(ids, np.int32))
-    return made.run(key, build, ids, len(ids) if rows is None else rows)
+    return made.run(version, key, build, ids, len(ids) if rows is None else rows)
 
 
 def test_a_graph_computes_other_batches_of_its_layout(gpu, table):
@@ -66,9 +66,9 @@ def test_a_graph_computes_other_batches_of_its_layout(gpu, table):
 
 def test_only_the_second_batch_of_a_layout_is_captured(gpu):
     made = Graphs()
-    assert [made.has_seen(key) for key in "abab"] == [False, False, True, True]
+    assert [made.has_seen(1, key) for key in "abab"] == [False, False, True, True]
     gpu.current = 1
-    assert not made.has_seen("a")  # on another GPU
+    assert not made.has_seen(1, "a")  # on another GPU
 
 
 def test_a_replay_launches_nothing_else_and_waits_for_nothing(gpu, table):
@@ -159,7 +159,21 @@ def test_the_graphs_used_last_are_kept(gpu, table, monkeypatch):
         run(made, build_of(table), [1], key=key)
     assert [key for _, key in made._kept] == ["a", "c"]
     monkeypatch.setattr(graphs, "MOST_SEEN", 2)
-    assert [made.has_seen(key) for key in "abca"] == [False] * 4
+    assert [made.has_seen(1, key) for key in "abca"] == [False] * 4
+
+
+def test_graphs_of_another_version_are_dropped_when_no_stream_runs_them(gpu, table):
+    made = Graphs()
+    assert [made.has_seen(1, "a"), made.has_seen(1, "a")] == [False, True]
+    with cupy.cuda.Stream():
+        run(made, build_of(table), [1], key="a")
+    gpu.waits.clear()
+    old, cleared = made._kept, []
+    made._kept = type("Kept", (OrderedDict,), {"clear": lambda kept: cleared.append([*gpu.waits])})(old)
+    assert not made.has_seen(2, "a")
+    assert cleared == [["Event.synchronize"]]  # waited first
+    gpu.waits.clear()
+    assert made.has_seen(2, "a") and not gpu.waits
 
 
 def test_a_copy_captures_its_own(gpu, table):

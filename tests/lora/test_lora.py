@@ -122,10 +122,10 @@ def test_the_base_stays_and_is_packed_once():
     base = adapted.get_base_model()
     before = {name: np.array(array) for name, array in base.state_dict().items()}
     train(adapted, 1)
-    weights = [parameter.forms.weights.get("numba") for parameter in base.parameters()]
+    weights = [parameter.forms.weights.get(("numba", 0)) for parameter in base.parameters()]
     losses = train(adapted, 4)
     assert losses[-1] < losses[0]
-    assert [parameter.forms.weights.get("numba") for parameter in base.parameters()] == weights
+    assert [parameter.forms.weights.get(("numba", 0)) for parameter in base.parameters()] == weights
     assert any(weight is not None for weight in weights)
     for name, array in base.state_dict().items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)

@@ -237,7 +237,7 @@ def test_a_child_prepares_weights_though_a_thread_of_its_parent_did(cpu_backend)
     thread.start()
     held.wait()
     parameter.forms.array = None
-    parameter.forms.device_array = np.ones((14, 5), np.float32).view(OnDevice)
+    parameter.forms.on_gpus[0] = np.ones((14, 5), np.float32).view(OnDevice)
     child = os.fork()
     if child == 0:
         signal.alarm(10)  # ends it if it hangs

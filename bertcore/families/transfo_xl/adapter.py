@@ -118,7 +118,7 @@ class RecurrentAdapter(Adapter):
         if current_tape() is None and not is_dropping():
             width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize
-            relations.position_keys = self._kept_position_keys((first, last, dtype, kernels.get_backend(), nbytes))
+            relations.position_keys = self._kept_position_keys((first, last, dtype, kernels.get_place(), nbytes))
         if before:
             keys = np.arange(sequences * (before + longest)).reshape(sequences, -1)
             order = np.empty_like(keys)
