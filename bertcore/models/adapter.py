@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.models.inputs import EncoderInput, pack, pack_sequences
+from bertcore.models.inputs import EncoderInput, KnownOnHost, pack, pack_sequences
 from bertcore.nn.layer import LayerContext
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.packing import PackedBatch
@@ -114,17 +114,20 @@ class Adapter(Block):
         """Sequences of ids of any lengths, checked and packed, and their offsets in host memory."""
         return pack_sequences(self.spec, input_ids)
 
-    def can_be_replayed(self, inputs: EncoderInput) -> bool:
-        """Whether a pass does the same for all batches that are laid out on the GPU as `inputs`, so that a graph can
-        hold it: not with masks or inputs of a family's own, nor with rotary layers where positions are given or texts
-        may be long enough to change the angles."""
+    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
+        """What decides, beside how `inputs` are laid out on the GPU, what a pass does, so that a graph can hold it.
+
+        None if more decides it: masks, inputs of a family's own, and with rotary layers positions that are given or
+        texts that may be long enough to change the angles.
+        """
         if type(inputs) is not EncoderInput or inputs.key_mask is not None:
-            return False
+            return None
         rotary = {layer.rotary for layer in self.spec.layers} - {None}
         tokens = dict(inputs.on_gpu.rooms)["input_ids"]
         if rotary and inputs.position_ids is not None:
-            return False
-        return all(each.scaling != "dynamic" or tokens <= each.trained_length for each in rotary)
+            return None
+        is_same = all(each.scaling != "dynamic" or tokens <= each.trained_length for each in rotary)
+        return KnownOnHost(tokens) if is_same else None
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
         """What the first layer is given, and what all layers share."""

@@ -11,7 +11,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.kernels.program import Graphs, Recordings
 from bertcore.models.adapter import Trace
-from bertcore.models.inputs import EncoderInput
+from bertcore.models.inputs import EncoderInput, KnownOnHost
 from bertcore.models.registry import Family
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.dropout import is_dropping, within_site
@@ -74,21 +74,22 @@ class Encoder(Block):
         is_inference = current_tape() is None and not is_dropping()
         return is_plain and trace.is_empty and is_inference and isinstance(inputs.input_ids, np.ndarray)
 
-    def _can_be_replayed(self, inputs: EncoderInput, trace: Trace) -> bool:
-        """Whether the pass is one that a CUDA graph may hold."""
+    def _known_to_graph(self, inputs: EncoderInput, trace: Trace) -> KnownOnHost | None:
+        """What the host knows of the batches of the CUDA graph that may hold this pass; None if none may."""
         if inputs.on_gpu is None:
-            return False
+            return None
         is_inference = trace.is_empty and current_tape() is None and not is_dropping()
-        return is_inference and self.adapter.can_be_replayed(inputs)
+        return self.adapter.known_to_graph(inputs) if is_inference else None
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
-        if cache is None and self._can_be_replayed(inputs, trace):
+        known = None if cache is not None else self._known_to_graph(inputs, trace)
+        if known is not None:
             version = self.version
-            key = inputs.on_gpu.rooms, autocast_dtype(), trace.layers, kernels.is_batch_invariant()
+            key = inputs.on_gpu.rooms, known, autocast_dtype(), trace.layers, kernels.is_batch_invariant()
             if self._graphs.has_seen(version, key):
 
                 def build(joined: Any) -> tuple[Any, LayerContext]:
-                    state, context = self.adapter.begin(inputs.with_room(joined), self.embeddings, trace)
+                    state, context = self.adapter.begin(inputs.with_room(joined, known), self.embeddings, trace)
                     return self._run_layers(state, context, trace), context
 
                 return self._graphs.run(version, key, build, inputs.on_gpu.array, len(inputs.input_ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,18 @@ from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
 
 INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_tokens", "last_tokens")
+
+
+class KnownOnHost(NamedTuple):
+    """What the host may know of all batches that one CUDA graph serves.
+
+    Attributes:
+        longest: no sequence has more tokens.
+        has_types: whether token types other than 0 may be there.
+    """
+
+    longest: int
+    has_types: bool = True
 
 
 @dataclass
@@ -50,17 +62,16 @@ class EncoderInput:
         """The same batch in host memory, for what is decided there: reading the GPU's would be waiting for it."""
         return self if self.before_upload is None else self.before_upload
 
-    def with_room(self, joined: Any) -> EncoderInput:
+    def with_room(self, joined: Any, known: KnownOnHost) -> EncoderInput:
         """The batch of the integers `joined`, laid out as those `on_gpu`, of as many tokens and sequences as there is
         room for.
 
         Tokens behind the last sequence belong to none. On the host, where such a batch is not known, it counts as one
-        sequence of all tokens, than which none is longer.
+        sequence of the longest that there may be, with what else is `known`.
         """
-        arrays = self.on_gpu.with_room(joined)
-        tokens = len(arrays["input_ids"])
-        longest = EncoderInput(None, None, None, np.array([0, tokens], np.int32), None, None)
-        return replace(self, **arrays, packed=None, on_gpu=None, before_upload=longest)
+        offsets, types = np.array([0, known.longest], np.int32), np.array([known.has_types])
+        on_host = EncoderInput(None, types, None, offsets, None, None)
+        return replace(self, **self.on_gpu.with_room(joined), packed=None, on_gpu=None, before_upload=on_host)
 
     def groups(self, tokens: int) -> Iterator[EncoderInput]:
         """The same sequences in groups of about `tokens` tokens (more only where one sequence has more)."""

@@ -3,6 +3,7 @@ section 3.2)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from bertcore import kernels
 from bertcore.families.transfo_xl.blocks import PositionBiases, SharedBiasesContext
 from bertcore.families.transfo_xl.relative_attention import Relations, sinusoids
 from bertcore.models.adapter import Adapter, Encoded, Trace
-from bertcore.models.inputs import EncoderInput
+from bertcore.models.inputs import EncoderInput, KnownOnHost
+from bertcore.models.joined_integers import FEWEST_TOKENS, room_for
 from bertcore.nn.dropout import is_dropping
 from bertcore.nn.layers import drop
 from bertcore.nn.packing import PackedBatch
@@ -24,6 +26,7 @@ RANGE_STEP = 32  # distances come in multiples of it
 # They are those of 1820 of its distances, 36 KB each, and of fewer for a deeper or wider model. What the last call used
 # is kept even if it is more by itself: that call had the memory, and the next one is likely to be of its lengths.
 MOST_KEPT = 64 << 20
+MOST_TABLES = 8  # encodings of distances
 
 
 @dataclass
@@ -57,6 +60,7 @@ class RecurrentAdapter(Adapter):
             raise ValueError(f"config: d_model is {spec.hidden_size}, expected an even number: of sines and cosines")
         super().__init__(names, spec)
         self._position_keys: dict[tuple, dict] = {}
+        self._tables: dict[tuple, Any] = {}
 
     def pack(
         self, *given: Any, keep_padding: bool = False, mems: Any = None, use_mems: bool | None = None
@@ -92,9 +96,16 @@ class RecurrentAdapter(Adapter):
                 raise TypeError(f"mems[{index}] holds {array.dtype}, expected floating-point numbers")
         return [kernels.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]
 
-    def can_be_replayed(self, inputs: EncoderInput) -> bool:
-        """Never: distances, and with adaptive embeddings the words of each group, are counted on the host."""
-        return False
+    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
+        """Distances are made for the longest sequence, here the next of a few lengths. None with memories, in or out,
+        and with masks."""
+        has_memory = getattr(inputs, "mems", None) is not None or getattr(inputs, "returns_memory", False)
+        is_masked = getattr(inputs, "visible", None) is not None or inputs.key_mask is not None
+        if has_memory or is_masked or self.needs_whole_batch:
+            return None
+        longest = room_for(int(np.diff(inputs.on_host.cu_seqlens).max(initial=0)), FEWEST_TOKENS)
+        types = inputs.on_host.token_type_ids
+        return KnownOnHost(longest, types is not None and bool(types.any()))
 
     # --- who stands where, and sees whom --------------------------------------------------------------
 
@@ -110,11 +121,10 @@ class RecurrentAdapter(Adapter):
         sequences = len(inputs.cu_seqlens) - 1
         longest = int(np.diff(inputs.on_host.cu_seqlens).max(initial=0))
         before = 0 if memory is None else memory.shape[0] // sequences
-        first, last, distance_rows = self._distances(longest, before)
-        dtype = str(value_of(hidden).dtype)
-        table = kernels.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
-        table = drop(table, self.spec.embedding_dropout)
-        relations = Relations(table, kernels.to_backend(distance_rows), inputs.cu_seqlens)
+        xp, dtype = kernels.array_module(inputs.cu_seqlens), str(value_of(hidden).dtype)
+        first, last, distance_rows = self._distances(xp, longest, before)
+        table = drop(self._sinusoids(first, last, dtype), self.spec.embedding_dropout)
+        relations = Relations(table, distance_rows, inputs.cu_seqlens)
         if current_tape() is None and not is_dropping():
             width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize
@@ -130,16 +140,26 @@ class RecurrentAdapter(Adapter):
             relations.cu_seqlens_k = kernels.to_backend(offsets.astype(np.int32))
         return relations, longest, before
 
-    def _distances(self, longest: int, memory: int) -> tuple[int, int, np.ndarray]:
+    def _sinusoids(self, first: int, last: int, dtype: str) -> Any:
+        """`sinusoids` in the memory of the backend in force; what was made last stays there."""
+        key = first, last, dtype, kernels.get_place()
+        table = self._tables.get(key)
+        if table is None:
+            while len(self._tables) >= MOST_TABLES:
+                self._tables.pop(next(iter(list(self._tables))), None)
+            table = self._tables[key] = kernels.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
+        return table
+
+    def _distances(self, xp: ModuleType, longest: int, memory: int) -> tuple[int, int, Any]:
         """The lowest and the highest distance that are encoded, and the row of each, from the least to the greatest
-        that there is. More are encoded, so that lengths that are nearly the same find the same ones."""
+        that there is, an array of `xp`. More are encoded: lengths that are nearly the same find the same ones."""
         details = self.spec.details
         highest = max(longest + memory - 1, 0)
         first, last = (distance // RANGE_STEP * RANGE_STEP for distance in (self._lowest(longest, highest), highest))
         last += RANGE_STEP - 1
         if details.clamp_length > 0:
             first, last = max(first, -details.clamp_length), min(last, details.clamp_length)
-        rows = np.clip(np.arange(-highest, highest + 1), first, last) - first
+        rows = xp.clip(xp.arange(-highest, highest + 1), first, last) - first
         return first, last, rows.astype(np.int32)
 
     def _kept_position_keys(self, distances: tuple) -> dict:
@@ -159,19 +179,26 @@ class RecurrentAdapter(Adapter):
 
     def _visible(self, inputs: EncoderInput, longest: int, memory: int) -> np.ndarray | None:
         """Which keys each query may see, (sequences or 1, longest, memory + longest) in host memory; None if all."""
+        visible = self._given_mask(inputs, memory)
+        if self.spec.layers[0].is_causal:
+            causal = self._causal_mask(np, longest, memory)
+            visible = causal[None] if visible is None else visible & causal
+        return visible
+
+    def _given_mask(self, inputs: EncoderInput, memory: int) -> np.ndarray | None:
+        """`_visible` by what the call says alone."""
         visible = getattr(inputs, "visible", None)
         if visible is None and inputs.key_mask is not None:
             visible = inputs.on_host.key_mask[:, 0]
-        if visible is not None:
-            columns = np.ones((*visible.shape[:2], memory), bool)
-            visible = np.concatenate([columns, visible], axis=2)
-        if self.spec.layers[0].is_causal:
-            ahead = np.arange(memory + longest) - np.arange(longest)[:, None]
-            causal = ahead <= memory
-            if self.spec.details.same_length:
-                causal &= self._within_length(ahead, memory)
-            visible = causal[None] if visible is None else visible & causal
-        return visible
+        if visible is None:
+            return None
+        return np.concatenate([np.ones((*visible.shape[:2], memory), bool), visible], axis=2)
+
+    def _causal_mask(self, xp: ModuleType, longest: int, memory: int) -> Any:
+        """Which keys each query may see by their places, (longest, memory + longest), an array of `xp`."""
+        ahead = xp.arange(memory + longest) - xp.arange(longest)[:, None]
+        causal = ahead <= memory
+        return causal & self._within_length(ahead, memory) if self.spec.details.same_length else causal
 
     def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
         """With same_length: which keys are not too far back. `ahead` is a key's place minus the query's number."""
@@ -246,7 +273,11 @@ class CausalRecurrentAdapter(RecurrentAdapter):
         hidden = embeddings(inputs)
         memories = self._memories(inputs, hidden)
         relations, longest, before = self._relations(inputs, hidden, memories[0])
-        visible = kernels.to_backend(self._visible(inputs, longest, before)[:, None])
+        visible = self._causal_mask(kernels.array_module(inputs.cu_seqlens), longest, before)[None]
+        given = self._given_mask(inputs, before)
+        if given is not None:
+            visible = visible & kernels.to_backend(given)
+        visible = visible[:, None]
         self._keep_states(inputs, trace)
         shared = {"relations": relations, "memories": memories, "biases": self.biases}
         return hidden, SharedBiasesContext(inputs.cu_seqlens, visible, trace.attentions, **shared)

@@ -1,15 +1,15 @@
 """Transformer-XL's embeddings, narrower for rarer words (Baevski and Auli 2018, arXiv:1809.10853)."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-import numpy as np
 
 from bertcore import kernels
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
+from bertcore.tape import value_of
 
 
 class AdaptiveEmbeddings(Block):
@@ -36,22 +36,21 @@ class AdaptiveEmbeddings(Block):
             ]
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The projections of rare words, which most tokens do not pass."""
+        """The projections of rare words, whose results count for few tokens."""
         return iter(self.projections[1:])
 
     def __call__(self, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
         if len(self.groups) == 1:
             return drop(functional.scale(self._embedded(0, inputs.input_ids), factor=self.factor), self.dropout)
-        ids = inputs.on_host.input_ids  # how many words a group has decides how much is computed
-        places = [np.flatnonzero((ids >= first) & (ids < end)) for first, end in self.groups]
-        parts = [
-            self._embedded(index, kernels.to_backend(ids[where] - first))
-            for index, (where, (first, _)) in enumerate(zip(places, self.groups, strict=True))
-        ]
-        order = kernels.to_backend(np.argsort(np.concatenate(places)))
-        joined = functional.take_rows(functional.concatenate(*parts), rows=order)
-        return drop(functional.scale(joined, factor=self.factor), self.dropout)
+        ids, xp = inputs.input_ids, kernels.array_module(inputs.input_ids)
+        parts = []
+        for index, (first, end) in enumerate(self.groups):  # by all, for how many words a group has is on the GPU
+            embedded = self._embedded(index, xp.clip(ids - first, 0, end - first - 1))
+            inside = ((ids >= first) & (ids < end)).astype(value_of(embedded).dtype)
+            parts.append(functional.scale(embedded, factor=inside[:, None]))
+        total = functools.reduce(functional.add, parts)
+        return drop(functional.scale(total, factor=self.factor), self.dropout)
 
     def _embedded(self, group: int, ids: Any) -> Any:
         embedded = self.tables[group](ids)
