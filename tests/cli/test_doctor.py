@@ -91,12 +91,13 @@ def test_backends_are_tried_and_not_only_imported(monkeypatch):
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 def test_a_gpu_without_cublaslt(monkeypatch):
-    with driverless() as gpu:
+    with driverless():
         assert doctor._problem("cupy") is None
 
-        def missing(name):
-            raise pathfinder.DynamicLibNotFoundError(name)
+    def missing(name):
+        raise pathfinder.DynamicLibNotFoundError(name)
 
+    with driverless() as gpu:  # anew: a product that was computed once is not planned again
         gpu.runtime._cublaslt_path = None
         monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", missing)
         assert "multiplies by cuBLASLt, which is not installed" in doctor._problem("cupy")
