@@ -2,9 +2,9 @@
 
 int8: the weights of linear maps become 8-bit integers with a scale for each output channel, embedding tables bfloat16;
 a quarter of the size. int8_weight_only: a scale for each 32 weights, beside which inputs are not rounded: a quarter of
-the size, too, much nearer to float32, and as fast as that. bfloat16: weights and tables, half the size; transformers
-reads it as any other model. Heads that bertcore has no class for stay as they are. The tokenizer and the settings of a
-sentence encoder are copied.
+the size, too, much nearer to float32, and about as fast as that. bfloat16: weights and tables, half the size;
+transformers reads it as any other model. Heads that bertcore has no class for stay as they are. The tokenizer and the
+settings of a sentence encoder are copied.
 
 With --calibrate the encoder's int8 weights are rounded with regard to its inputs on sample texts, which brings results
 nearer to float32's: some hundred texts like those to come, a line each. It runs them in float32 and takes minutes."""
