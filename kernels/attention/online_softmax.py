@@ -18,6 +18,7 @@ from .._numba.scores import copy_scaled, row_pointer
 from .._numba.simd import (
     broadcast,
     first_lanes,
+    fma,
     lanes,
     load,
     load_masked,
@@ -31,6 +32,7 @@ from .._numba.simd_math import exp2, rough_exp2
 from .._numba.steps import OPTIONS
 
 LOG2_E = 1 / math.log(2)
+_INLINE = {**OPTIONS, "forceinline": True}
 
 
 @helper
@@ -54,9 +56,9 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
         store(scores, j, broadcast(scores, -np.inf))
     highest = broadcast(x, -np.inf)
     for j in range(0, end, half):
-        value = load(x, j) * scale
+        value = load(x, j)
         highest = select(value > highest, value, highest)  # a NaN that is lost here comes back through the sum
-    store(wide, 0, highest)
+    store(wide, 0, highest * scale)
     for d in range(0, width, lanes(scores)):
         old = load(peaks, d)
         peak = old
@@ -68,13 +70,13 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
         store(factors, d, exp2((old - shift) * LOG2_E))
         for r in range(half // width):
             store(together, r * width + d, shift)
-    shift, total, second = load(wide, 0), broadcast(x, 0.0), broadcast(x, 0.0)
+    shifted, total, second = _shifted(load(wide, 0), scale, storage), broadcast(x, 0.0), broadcast(x, 0.0)
     for j in range(0, end, step):
-        value = _weights((load(x, j) * scale - shift) * LOG2_E, storage)
+        value = _weights(load(x, j), shifted, storage)
         store_depth(scores, j, value, width, storage)
         total += value
         if half < step:
-            value = _weights((load(x, j + half) * scale - shift) * LOG2_E, storage)
+            value = _weights(load(x, j + half), shifted, storage)
             store_depth(scores, j + half, value, width, storage)
             second += value
     store(wide, 0, total)
@@ -86,14 +88,29 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
         store(totals, d, summed)
 
 
-def _weights(x, storage):
-    """2^x, as near as the storage of the weights holds it."""
+def _shifted(shift, scale, storage):
+    """What `_weights` takes beside products."""
     raise NotImplementedError("for compiled code")
 
 
-@overload(_weights, jit_options={**OPTIONS, "forceinline": True})
-def _weights_of(x, storage):
-    return (lambda x, storage: rough_exp2(x)) if storage == types.uint16 else (lambda x, storage: exp2(x))
+@overload(_shifted, jit_options=_INLINE)
+def _shifted_of(shift, scale, storage):
+    if storage == types.uint16:
+        return lambda shift, scale, storage: (-shift * LOG2_E, scale * LOG2_E)
+    return lambda shift, scale, storage: (shift, scale)
+
+
+def _weights(x, shifted, storage):
+    """exp(x * scale - shift), as near as the storage of the weights holds it."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_weights, jit_options=_INLINE)
+def _weights_of(x, shifted, storage):
+    # In one step for bfloat16: rounding the shift alters all weights of a query alike. In float32 it would be seen.
+    if storage == types.uint16:
+        return lambda x, shifted, storage: rough_exp2(fma(x, shifted[1], shifted[0]))
+    return lambda x, shifted, storage: exp2((x * shifted[1] - shifted[0]) * LOG2_E)
 
 
 @inline_helper
