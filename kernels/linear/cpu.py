@@ -94,6 +94,7 @@ class GroupedWeight(PackedWeight):
 
     def __init__(self, weight, scale):
         PreparedWeight.__init__(self, weight)
+        self.is_grouped = True
         self.panels = pack_groups(weight, scale, _panel_width(np.dtype(np.float32)))
 
     @property
@@ -101,10 +102,6 @@ class GroupedWeight(PackedWeight):
         scale = unpack_groups(self.panels, *self.shape)[1].view(bfloat16())
         scale.flags.writeable = False
         return scale
-
-    @property
-    def is_grouped(self):
-        return True
 
     def _stored(self):
         return unpack_groups(self.panels, *self.shape)[0]

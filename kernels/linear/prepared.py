@@ -22,6 +22,7 @@ class PreparedWeight:
             GROUP in_features); read-only; None of others.
         input_scale: what the columns of the input are multiplied by before they are rounded to int8, float32
             (in_features,), read-only; None where they are not.
+        is_grouped: whether it is in int8_weight_only: inputs stay float32.
     """
 
     backend: str
@@ -29,16 +30,12 @@ class PreparedWeight:
     def __init__(self, weight: Any, scale: Any = None, input_scale: Any = None):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
+        self.is_grouped = is_grouped(scale)
         self._scale, self.input_scale = _read_only(scale), _read_only(input_scale)
 
     @property
     def scale(self) -> Any:
         return self._scale
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether it is in int8_weight_only: inputs stay float32."""
-        return is_grouped(self.scale)
 
     @property
     def shape(self) -> tuple[int, int]:
