@@ -32,7 +32,6 @@ class PreparedWeight:
         self.dtype = weight.dtype
         self.is_grouped = is_grouped(scale)
         self._scale, self.input_scale = _read_only(scale), _read_only(input_scale)
-        self.is_grouped = is_grouped(scale)
 
     @property
     def scale(self) -> Any:
