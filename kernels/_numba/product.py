@@ -1,9 +1,10 @@
 """The product of rows with packed panels, by tasks, and what happens to a sum on its way to the output.
 
-A task is a block of up to TASK_ROWS rows times one panel (see panels.py). Its sums stay in a scratch block that fits
-the first cache levels; each tile of them is written to the output once, on the way through bias, activation and
-residual. The order of each element's sum depends on the depth alone. While a thread works on a task it fetches the
-panel of its next one, so that weights stream from memory behind the arithmetic.
+A task is a block of up to TASK_ROWS rows times one panel (see panels.py); rows that serve many panels are packed, too
+(packed_rows.py). Its sums stay in a scratch block that fits the first cache levels; each tile of them is written to the
+output once, on the way through bias, activation and residual. The order of each element's sum depends on the depth
+alone. While a thread works on a task it fetches the panel of its next one, so that weights stream from memory behind
+the arithmetic.
 
 Panels of low precision beside rows of float32 are widened once for all rows of a task: those of bfloat16 by the first
 tile, as it multiplies them (dot.py; for few rows by each tile), others beforehand (widening.py). The sums and their
@@ -20,6 +21,7 @@ from .amx import TILES_SCRATCH
 from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
 from .low_precision import corrected_sums, store_bfloat16
+from .packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES, WEIGHT_TILE_ROWS, are_packed, most_packed, pack_rows
 from .pointwise import activation_function
 from .rounded_rows import place_of_sums
 from .rows import share
@@ -28,8 +30,8 @@ from .tasks import take_task
 from .tile import make_fetching_tile, make_output_tile, make_widening_tile
 from .widening import are_widened, depth_of, whole_words, widen_panel
 
-# The sums of the largest tile, a row of the panel and a broadcast fit the vector registers.
-WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
+# The sums of the largest tile (of WEIGHT_TILE_ROWS), a row of the panel and a broadcast fit the vector registers.
+WEIGHT_PANEL_VECTORS = 3
 TASK_ROWS = 128
 CHUNK_DEPTH = 768  # words of a panel at once, or floats that they widen to: 150 KB of the second-level cache
 # Rows of a task from which on the first tile keeps its panel of bfloat16 widened for the others. Storing it costs some
@@ -52,13 +54,14 @@ def sums_dtype(storage):
     return np.dtype({"uint16": np.float32, "uint8": np.float32, "int8": np.int32}.get(storage.name, storage))
 
 
-def make_scratch(storage, threads):
-    """Scratch for the tasks of each thread, of products with panels of a NumPy dtype: sums that begin on a cache line,
-    and a widened chunk of a panel."""
+def make_scratch(storage, threads, rows):
+    """Scratch for the tasks of each thread, of products of up to `rows` rows with panels of a NumPy dtype: sums that
+    begin on a cache line, and a widened chunk of a panel or packed rows."""
     sums = sums_dtype(storage)
     is_widened = storage == np.uint8 or (storage == np.uint16 and not isa.LEVEL.bfloat16_dot)
-    rows = TASK_ROWS + CHUNK_DEPTH if is_widened else TASK_ROWS
-    size = (rows * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + CACHE_LINE) // sums.itemsize
+    lines = TASK_ROWS + CHUNK_DEPTH if is_widened else TASK_ROWS
+    packed = PACKED_BYTES if sums == storage and rows >= LEAST_PACKED else 0
+    size = (lines * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
 
 
@@ -94,17 +97,38 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
         scratch: a thread's of `make_scratch`.
     """
     count, rows = panels.shape[0], output.shape[0]
-    blocks = (rows + TASK_ROWS - 1) // TASK_ROWS
+    blocks = _block_count(rows, a, panels)
+    left, of_left = pointer(a, 0), (strides[0], *strides)
+    own, of_own, laid = left, of_left, -1
     tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
-    sums = aligned(scratch)
-    task = take_task(counter)
+    sums, task = aligned(scratch), take_task(counter)
+    room = pointer(sums, TASK_ROWS * WEIGHT_PANEL_VECTORS * lanes(sums))
     while task < blocks * count:
         following = take_task(counter)
         block, p = divmod(task, count)
         ahead = (following if following < blocks * count else task) % count
         first, end = share(tiles, block, blocks) * WEIGHT_TILE_ROWS, share(tiles, block + 1, blocks) * WEIGHT_TILE_ROWS
-        _multiply_block(a, strides, first, min(rows, end), panels, p, ahead, output, finish, levels, sums)
+        if block != laid:
+            own, of_own, laid = left, of_left, block
+            if count - p >= LEAST_USES * (following - task):  # other threads take the tasks between
+                own, of_own = pack_rows(left, of_left, first, min(rows, end), panels, room)
+        _multiply_block(own, of_own, first, min(rows, end), panels, p, ahead, output, finish, levels, sums)
         task = following
+
+
+def _block_count(rows, a, panels):
+    """Into how many blocks the rows are divided."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_block_count, jit_options=_OPTIONS)
+def _block_count_of(rows, a, panels):
+    def of_packed(rows, a, panels):
+        most = most_packed(panels.shape[1], panels)
+        together = min(most, TASK_ROWS) if most >= LEAST_PACKED else TASK_ROWS
+        return (rows + together - 1) // together
+
+    return of_packed if are_packed(a, panels) else lambda rows, a, panels: (rows + TASK_ROWS - 1) // TASK_ROWS
 
 
 @helper
@@ -144,12 +168,12 @@ def _multiply_chunk_of(a, strides, panel, chunk, output, place, finish, levels, 
         _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile)
 
     def widen_and_multiply(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
-        (row, column, group), (k, words, is_last) = strides, chunk
+        (tile_start, row, column, group), (k, words, is_last) = strides, chunk
         (i, last, start), (ahead, step) = place, meanwhile
         width = WEIGHT_PANEL_VECTORS * lanes(sums)
         wide = pointer(sums, TASK_ROWS * width)
         if is_bfloat16 and row % 2 == 0:
-            in_words = row // 2, column, group // 2
+            in_words = tile_start // 2, row // 2, column, group // 2
             if last - i < WIDENED_ROWS:
                 _multiply_rows(a, in_words, panel, chunk, output, place, finish, levels, sums, meanwhile)
                 return
@@ -171,19 +195,17 @@ def _multiply_chunk_of(a, strides, panel, chunk, output, place, finish, levels, 
 
 @inline_helper
 def _row_of(a, strides, i, k, panel, output):
-    """Points at word k of row i of the left operand, in words of the panel."""
-    row, column, group = strides
+    """Points at word k of row i, a tile's first, of the left operand, in words of the panel."""
+    start, _, column, group = strides
     n = max(WEIGHT_TILE_ROWS, lanes(output))
-    return pointer(a, (i // n * group + i % n * row + k * column) * _word_size(panel))
+    return pointer(a, (i // n * group + i % n * start + k * column) * _word_size(panel))
 
 
 @helper
 def _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
     """As `_multiply_chunk`; strides and chunk are in words of the panel given here."""
-    row, column, _ = strides
-    k, part, is_last = chunk
-    first, last, start = place
-    ahead, step = meanwhile
+    (_, row, column, _), (k, part, is_last) = strides, chunk
+    (first, last, start), (ahead, step) = place, meanwhile
     width = WEIGHT_PANEL_VECTORS * lanes(sums)
     for i in range(first, last, WEIGHT_TILE_ROWS):
         count = min(WEIGHT_TILE_ROWS, last - i)

@@ -248,7 +248,7 @@ def _multiply(a, strides, rows, panels, columns, bias, activation, residual, dty
     output = empty((rows, columns), dtype)
     if output.size:
         finish = _finish(bias, residual, activation, output)
-        _product(a.reshape(-1), strides, panels, output, finish, *_tasks(panels))
+        _product(a.reshape(-1), strides, panels, output, finish, *_tasks(panels, len(output)))
     return output
 
 
@@ -263,7 +263,7 @@ def _multiply_rounded(x, panels, columns, bias, activation, residual):
     if output.size:
         rounded = rows_of_bfloat16(empty, *x.shape).rows
         finish = _finish(bias, residual, activation, output)
-        _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(panels))
+        _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(panels, len(output)))
     return output
 
 
@@ -274,7 +274,7 @@ def _multiply_quantized(x, packed, bias, activation, residual):
         rounded = tuple(rows_of_bytes(empty, *x.shape))
         weight = packed.panels, packed.column_scales, packed.column_sums
         finish = _finish(bias, residual, activation, output)
-        _product_int8(x, packed.input_factors, rounded, weight, output, finish, *_tasks(packed.panels))
+        _product_int8(x, packed.input_factors, rounded, weight, output, finish, *_tasks(packed.panels, len(output)))
     return output
 
 
@@ -286,10 +286,10 @@ def _finish(bias, residual, activation, output):
     return bias, residual, activation_code(activation), None
 
 
-def _tasks(panels):
+def _tasks(panels, rows):
     """A counter that hands out tasks, scratch for each thread, the number of threads."""
     threads = num_threads()
-    return np.zeros(1, np.int64), make_scratch(panels.dtype, threads), threads
+    return np.zeros(1, np.int64), make_scratch(panels.dtype, threads, rows), threads
 
 
 # --- kernels ----------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from numba.core.runtime import rtsys
 from bertcore import kernels
 from bertcore.kernels import activation_names, threads
 from bertcore.kernels._numba import LEVEL, THREADING_LAYER
+from bertcore.kernels._numba.packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES
 from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
 from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
-from bertcore.kernels._numba.product import WIDENED_ROWS
+from bertcore.kernels._numba.product import WEIGHT_PANEL_VECTORS, WIDENED_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
@@ -98,6 +99,31 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(dtype):
     for first, last in [(0, 1), (7, 8), (299, 300), (5, 7), (3, 8), (1, 12), (120, 140), (0, 128), (13, 300)]:
         part = linear(x[first:last], prepared, bias, "gelu", residual[first:last])
         np.testing.assert_array_equal(part, whole[first:last])
+
+
+@every_dtype
+@pytest.mark.parametrize("in_features", [16, 39, 2 * BLOCK + 7])
+@pytest.mark.parametrize("rows", [LEAST_PACKED, BLOCK_ROWS + 45])
+def test_packed_rows_have_the_bits_of_those_that_are_not(rows, in_features, dtype, monkeypatch):
+    kept, tasks = [], linear_cpu._tasks
+
+    def keep(*arguments):
+        kept.append(tasks(*arguments))
+        kept[-1][1].fill(0)
+        return kept[-1]
+
+    monkeypatch.setattr(linear_cpu, "_tasks", keep)
+    monkeypatch.setattr(linear_cpu, "num_threads", lambda: 1)
+    columns = 2 * LEAST_USES * WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // np.dtype(dtype).itemsize
+    x, weight, bias, residual = arguments(5, rows, in_features, columns, dtype)
+    packed = prepare_weight(weight, None, None)
+    together = linear(x, packed, bias, "gelu", residual)
+    _, scratch, _ = kept.pop()
+    assert (x[-1, -1] in scratch) == (PACKED_BYTES > 0)  # the last row
+    for i in (0, 7, rows // 2, rows - 1):
+        alone = linear(x[i : i + 1], packed, bias, "gelu", residual[i : i + 1])
+        np.testing.assert_array_equal(together[i : i + 1], alone)
+    assert (kept[0][1].nbytes < scratch.nbytes) == (PACKED_BYTES > 0)
 
 
 def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
