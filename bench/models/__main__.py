@@ -6,18 +6,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine
 from bench.measure import Variant
 from bench.models import plot
 from bench.models.cases import BERT, MEMBERS, Case, comparable, config_of
-from bench.peers.__main__ import described, workdir
 from bench.peers.cases import PRECISIONS, SHAPES
 from bench.peers.checkpoint import hidden_states_alone, random_checkpoint
 from bench.peers.clock import settled_clock
-from bench.peers.compare import FAILED, OK, WRONG, Plan, compare, open_sessions
+from bench.peers.command import compare_and_report
+from bench.peers.compare import OK, Plan, compare, open_sessions
 from bench.peers.libraries import OURS, Session, all_peers
 from bench.peers.options import add_common, parse
-from bench.report import Column, append_csv, table
+from bench.report import Column, table
 
 LIBRARIES = (OURS, "torch")
 BESIDE = "our_bert"
@@ -40,21 +39,11 @@ TABLE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print, write the CSV and the plot; 1 if a model failed or was wrong, else 0."""
-    options = _parse(arguments)
-    machine.set_threads(options.threads)
-    about = described(options.threads, ("torch", "transformers"))
-    plan = Plan(options.threads, options.rounds, options.seconds, about["fma_limit_gflop_per_s"] * 1e9)
-    print("\n".join(f"{name}: {value}" for name, value in about.items() if value != ""), flush=True)
-    rows: list[dict[str, Any]] = []
-    with workdir(options.workdir) as folder:
-        for compared in _compare(options, folder, plan):
-            if options.csv is not None:
-                append_csv(options.csv, compared, about)  # case by case: an interrupted run keeps what it has
-            rows += compared
-    print("", table(summarised(rows), TABLE), LEGEND, sep="\n\n")
-    if options.csv is not None:
-        print(f"\nadded to {options.csv}", plot.main([options.csv, options.csv.with_suffix(".png")]), sep="\n")
-    return 1 if any(row["status"] in (FAILED, WRONG) for row in rows) else 0
+    return compare_and_report(_parse(arguments), ("torch", "transformers"), _compare, _told, plot.main)
+
+
+def _told(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [table(summarised(rows), TABLE), LEGEND]
 
 
 def _compare(options: argparse.Namespace, workdir: Path, plan: Plan) -> Iterator[list[dict[str, Any]]]:

@@ -1,15 +1,14 @@
-"""The last runs in the CSV as a plot: python -m bench.models.plot [CSV] [PNG] (needs matplotlib)
+"""The command `python -m bench.models.plot` (needs matplotlib): the last runs in the CSV as a plot.
 
 One panel per batch and precision: milliseconds of each member, ours and transformers on PyTorch.
 """
 
 import importlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers.plot import COLOURS, FOLDER, last_runs, unavailable_reason
+from bench.peers.plot import COLOURS, FOLDER, last_runs, run
 
 CSV = FOLDER / "models.csv"
 LIBRARIES = ("bertcore", "torch")
@@ -46,15 +45,10 @@ def _bars(panel: Any, models: Sequence[str], rows: Sequence[dict[str, str]]) -> 
     panel.set_yticks(range(len(models)), models)
 
 
-def main(arguments: Sequence[Any]) -> str:
+def main(arguments: Sequence[Any] | None = None) -> str:
     """Draw; returns what to say at the end."""
-    reason = unavailable_reason()
-    if reason is not None:
-        return reason
-    source, target = (Path(given) for given in (*arguments, *(CSV, CSV.with_suffix(".png"))[len(arguments) :]))
-    draw(source, target)
-    return f"plotted to {target}"
+    return run(arguments, CSV, draw, "milliseconds of each member, one panel per batch and precision")
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1:3]))
+    print(main())

@@ -1,44 +1,31 @@
 """The command `python -m bench.peers`."""
 
 import argparse
-import contextlib
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench import machine
 from bench.peers import plot, summary
 from bench.peers.cases import MEASURED_MODELS, MODELS, PRECISIONS, SHAPES, Batch, Case
 from bench.peers.checkpoint import hidden_states_alone, make_checkpoint
-from bench.peers.compare import FAILED, WRONG, Plan, compare_model
+from bench.peers.command import compare_and_report
+from bench.peers.compare import Plan, compare_model
 from bench.peers.libraries import all_peers
 from bench.peers.options import add_common, parse
-from bench.report import append_csv
 
 VERSIONS = ("torch", "transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print, write the CSV and the plot; 1 if a library failed or was wrong, else 0."""
-    options = _parse(arguments)
-    machine.set_threads(options.threads)
-    about = described(options.threads, VERSIONS)
-    plan = Plan(options.threads, options.rounds, options.seconds, about["fma_limit_gflop_per_s"] * 1e9)
-    print("\n".join(f"{name}: {value}" for name, value in about.items() if value != ""), flush=True)
-    rows: list[dict[str, Any]] = []
-    with workdir(options.workdir) as folder:
-        for compared in _compare(options, folder, plan):
-            if options.csv is not None:
-                append_csv(options.csv, compared, about)  # case by case: an interrupted run keeps what it has
-            rows += compared
-    print("", *summary.tables(rows), summary.LEGEND, "\n".join(summary.notes(rows)), sep="\n\n")
-    if options.csv is not None:
-        print(f"\nadded to {options.csv}", plot.main([options.csv, options.csv.with_suffix(".png")]), sep="\n")
-    return 1 if any(row["status"] in (FAILED, WRONG) for row in rows) else 0
+    return compare_and_report(_parse(arguments), VERSIONS, _compare, _told, plot.main)
+
+
+def _told(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [*summary.tables(rows), summary.LEGEND, "\n".join(summary.notes(rows))]
 
 
 def _compare(options: argparse.Namespace, workdir: Path, plan: Plan) -> Iterator[list[dict[str, Any]]]:
@@ -65,23 +52,6 @@ def _remembered(truth: Callable[[Batch], np.ndarray]) -> Callable[[Case, Batch],
         return found[case]
 
     return remember
-
-
-def described(threads: int, libraries: Sequence[str]) -> dict[str, Any]:
-    """The machine, what its vector units do at best, and the versions of these libraries."""
-    versions = {name: machine.version(name) for name in libraries}
-    limit = machine.fma_limit(threads) / 1e9
-    return {**machine.describe(), **versions, "fma_limit_gflop_per_s": round(limit, 1)}
-
-
-@contextlib.contextmanager
-def workdir(chosen: Path | None) -> Iterator[Path]:
-    """The chosen folder, or one that is gone afterwards."""
-    if chosen is not None:
-        yield chosen
-        return
-    with tempfile.TemporaryDirectory(prefix="bertcore-peers-") as folder:
-        yield Path(folder)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,13 +1,13 @@
-"""The last runs in the CSV as a plot: python -m bench.peers.plot [CSV] [PNG] (needs matplotlib)
+"""The command `python -m bench.peers.plot` (needs matplotlib): the last runs in the CSV as a plot.
 
 One panel per model and precision, one bar per library and batch: GFLOP/s of real work, with the FMA limit as a line.
 """
 
+import argparse
 import csv
 import importlib
 import importlib.util
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +79,26 @@ def _bars(panel: Any, rows: Sequence[dict[str, str]]) -> None:
         panel.axhline(max(limits), color="black", linewidth=0.8, linestyle="--", label="float32 FMA limit")
 
 
-def main(arguments: Sequence[str]) -> str:
-    """Draw; returns what to say at the end."""
+def run(arguments: Sequence[Any] | None, source: Path, draw: Callable[[Path, Path], None], shown: str) -> str:
+    """Draw as the command's arguments say, `source` by default; returns what to say at the end."""
+    parser = argparse.ArgumentParser(description=f"Plot the last runs of a CSV: {shown}.")
+    parser.add_argument("csv", nargs="?", type=Path, default=source, help=f"default: {source.name} of bench/results")
+    parser.add_argument("png", nargs="?", type=Path, help="default: beside the CSV")
+    options = parser.parse_args(None if arguments is None else [*map(str, arguments)])
+    if not options.csv.is_file():
+        parser.error(f"there is no file {options.csv}")
     reason = unavailable_reason()
     if reason is not None:
         return reason
-    source, target = (
-        Path(given) for given in (*arguments, *(FOLDER / "peers.csv", FOLDER / "peers.png")[len(arguments) :])
-    )
-    draw(source, target)
+    target = options.png or options.csv.with_suffix(".png")
+    draw(options.csv, target)
     return f"plotted to {target}"
 
 
+def main(arguments: Sequence[Any] | None = None) -> str:
+    """Draw; returns what to say at the end."""
+    return run(arguments, FOLDER / "peers.csv", draw, "GFLOP/s of each library, one panel per model and precision")
+
+
 if __name__ == "__main__":
-    print(main(sys.argv[1:3]))
+    print(main())

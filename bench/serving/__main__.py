@@ -12,9 +12,9 @@ import numpy as np
 
 from bench import machine
 from bench.memory import resident
-from bench.peers.__main__ import workdir
 from bench.peers.cases import MODELS
 from bench.peers.checkpoint import make_checkpoint
+from bench.peers.command import workdir
 from bench.peers.options import add_common, parse
 from bench.report import Column, append_csv, table
 from bench.serving.load import Client, Load, put_load

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bench.measure import Times, Variant, measure
-from bench.peers.__main__ import described, workdir
 from bench.peers.clock import settled_clock
+from bench.peers.command import described, workdir
 from bench.peers.options import add_common, parse
 from bench.report import Column, append_csv, table
 from bench.training.cases import CASES, Batch, Case, find_case

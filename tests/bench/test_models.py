@@ -11,6 +11,7 @@ from bench.models import plot
 from bench.models.__main__ import BESIDE, _parse, main, summarised
 from bench.models.cases import BERT, MEMBERS, Case, comparable
 from bench.peers import compare
+from bench.peers import plot as peers_plot
 from bench.peers.cases import PRECISIONS, Size
 from bench.peers.libraries import OURS, Session
 from bertcore.kernels import _numba
@@ -104,7 +105,7 @@ def test_the_command_writes_a_row_for_each_library(tmp_path, capsys):
         ("mini-bert", "torch", "ok"),
     ]
     assert all(float(row[f"time_vs_{BESIDE}"]) > 0 for row in rows)
-    if plot.unavailable_reason() is None:
+    if peers_plot.unavailable_reason() is None:
         assert path.with_suffix(".png").stat().st_size > 1000
 
 
@@ -125,3 +126,13 @@ def test_a_plot_has_a_bar_for_each_model_and_library():
     plot._bars(panel, ["a", "b"], named)
     assert panel.bars == {OURS: ([-0.2], [500.0]), "torch": ([0.2, 1.2], [1000.0, 2000.0])}
     assert panel.ticks == ["a", "b"]
+
+
+@pytest.mark.parametrize("command", [plot, peers_plot], ids=["models", "peers"])
+def test_plot_explains_itself_and_names_a_file_that_is_not_there(command, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--help"])
+    assert ended.value.code == 0 and "beside the CSV" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        command.main([tmp_path / "nothing.csv"])
+    assert ended.value.code == 2 and f"there is no file {tmp_path / 'nothing.csv'}" in capsys.readouterr().err
