@@ -9,7 +9,7 @@ from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 KINDS = {
     "missing": "No such file or directory|does not exist",
     "folder": "Is a directory|holds no file to read",
-    "empty": "empty|holds no|not valid JSON|0 examples|no line with step|0 texts",
+    "empty": "empty|holds no|not valid JSON|examples in the corpus: 0|no line with step|0 texts",
     "binary": "not UTF-8|not valid JSON",
 }
 FILTERS = ("classify", "tag", "embed", "rerank", "search", "queries")  # no lines in, no lines out
