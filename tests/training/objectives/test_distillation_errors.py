@@ -4,6 +4,7 @@ import pytest
 
 import bertcore
 from bertcore import AutoModel, AutoModelForSequenceClassification
+from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.training.objectives import (
     AttentionDistributions,
     AttentionScores,
@@ -104,3 +105,10 @@ def test_heads_that_cannot_be_compared():
         Distillation(electra, SoftTargets()).losses(head, inputs())
     with pytest.raises(ValueError, match="batch has no labels for the student's own objective"):
         Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())
+
+
+@pytest.mark.parametrize("dtype", LOW_PRECISION)
+def test_students_in_low_precision(dtype):
+    student = AutoModelForSequenceClassification.from_config(CONFIG, dtype=dtype)
+    with pytest.raises(ValueError, match=f"dtype='{dtype}', which on the CPU is for inference alone"):
+        Distillation(classifier(), HiddenStates()).value_and_grad(student, BATCH)
