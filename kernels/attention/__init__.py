@@ -118,11 +118,10 @@ def attention(
         TypeError, ValueError: which argument is wrong, and what was expected.
         BackendUnavailable: if the backend cannot run here.
     """
-    options = None
-    if not dropout_p:  # whose seed is another in each call
-        sides = window if isinstance(window, tuple) else (window,)
-        asked = bool(return_lse), bool(return_probs), bool(return_components)
-        options = "attention", dropout_p, is_causal, scale, compute_dtype, *asked, type(window), *sides
+    asked = bool(return_lse), bool(return_probs), bool(return_components)
+    sides = window if isinstance(window, tuple) else (window,)
+    options = "attention", dropout_p, is_causal, scale, compute_dtype, *asked, type(window), *sides
+    options = None if dropout_p else options  # the seed of dropout is another in each call
     call = _open(backend, relative, options, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
     if call.plan is not None:
         return call.replay()
@@ -132,15 +131,13 @@ def attention(
         scoring = _with_dropout(scoring, dropout_p, dropout_seed, compute_dtype)
         if return_components and call.backend == "cupy":
             raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
-        output, lse, probs, components = call.compute(
-            "attention", *inputs, scoring, bool(return_probs), bool(return_components), compute_dtype
-        )
+        output, lse, probs, components = call.compute("attention", *inputs, scoring, *asked[1:], compute_dtype)
     if scoring.cu_seqlens is not None:
         output, lse = _packed(output), lse[0]
-    asked = output, *([lse] if return_lse else []), *([probs] if return_probs else [])
+    parts = output, *([lse] if return_lse else []), *([probs] if return_probs else [])
     if return_components:
-        return *call.hand_back(asked), call.hand_back(components)
-    return call.hand_back(asked if len(asked) > 1 else output)
+        return *call.hand_back(parts), call.hand_back(components)
+    return call.hand_back(parts if len(parts) > 1 else output)
 
 
 def attention_backward(
