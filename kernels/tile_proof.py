@@ -17,6 +17,7 @@ from .threads import set_num_threads
 
 ROWS, DEPTH, COLUMNS = 75, 168, 77
 HEADS, LENGTH, HEAD_DIM = 2, 77, 40
+SIZES = np.where(np.arange(HEAD_DIM) < 32, 1.0, 2.0)  # of a code's numbers; the sum of their squares is 64
 
 
 def prove(level: str) -> None:
@@ -51,8 +52,11 @@ def _int8(random):
 
 
 def _attention(random):
-    """(found, expected) of attention where each query finds one key, of codes of +1 and -1 that all differ."""
-    codes = np.where(np.arange(LENGTH)[:, None] >> np.arange(HEAD_DIM) % 8 & 1, 1.0, -1.0)
+    """(found, expected) of attention where each query finds one key, of codes of +1 and -1, or +2 and -2, that all differ.
+
+    The score of a query and its own key is a power of two, so that scale and shift leave nothing of it.
+    """
+    codes = np.where(np.arange(LENGTH)[:, None] >> np.arange(HEAD_DIM) % 8 & 1, SIZES, -SIZES)
     key = np.broadcast_to(codes, (1, HEADS, LENGTH, HEAD_DIM))
     wanted = np.stack([random.permutation(LENGTH) for _ in range(HEADS)])
     value = random.integers(-128, 129, key.shape)
