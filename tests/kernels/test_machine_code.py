@@ -1,7 +1,5 @@
 """The instructions that kernels are made of: tensor cores, 16-byte loads, and how many there are."""
 
-from itertools import product
-
 import pytest
 
 from tests.cuda_emulator.modules import modules
@@ -12,19 +10,12 @@ if disassembler() is None:
     pytest.skip('nvdisasm is not installed: pip install -e ".[test]"', allow_module_level=True)
 pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')
 
-MAIN = "sm_90"
 ROOM = 1.03  # a few more instructions are the compiler's
 
 
-def marked(values, is_main):
-    return [pytest.param(*value, marks=() if is_main(value) else pytest.mark.slow) for value in values]
-
-
-@pytest.mark.parametrize(
-    "figure, architecture",
-    marked(product(FIGURES, ARCHITECTURES), lambda value: value[1] == MAIN),
-    ids=lambda value: value if isinstance(value, str) else value.kernel,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.kernel)
 def test_no_more_instructions_than_written_down(figure, architecture):
     written = figure.counts[ARCHITECTURES.index(architecture)]
     assert figure.read(architecture) <= ROOM * written, "more instructions: is it worth them?"
@@ -41,9 +32,8 @@ def test_what_must_be_there(operation, kernel, architecture):
     assert not code.count("LD"), "loads from addresses of an unknown kind"
 
 
-@pytest.mark.parametrize(
-    "architecture", [pytest.param(a, marks=pytest.mark.slow) if a != "sm_90" else a for a in ARCHITECTURES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("operation, kernel", [("layer_norm", "norm_rows"), ("softmax", "softmax_backward_rows")])
 def test_aligned_rows_are_read_and_written_in_16_bytes(operation, kernel, architecture):
     (module,) = modules(operation)
