@@ -195,6 +195,16 @@ def test_arrays_that_are_one_and_the_same(gpu):
     assert len(gpu.replays) == 6
 
 
+def test_views_that_begin_elsewhere_have_plans_of_their_own(gpu):
+    """Aligned rows are read in whole vectors: on a GPU those of any other address would end the process."""
+    (memory,) = arrays((65,))
+    for first, kernel in ((0, "softmax_rows"), (1, "softmax_any_rows")) * 2:
+        x = memory[first : first + 64].reshape(8, 8)
+        launched = done(gpu, lambda x=x: kernels.softmax(x))
+        assert launched[0][0].startswith(f"{kernel}<") and launched[0][4] == ("at", x.data.ptr)
+    assert len(gpu.replays) == 2
+
+
 def test_bad_input_is_refused_after_good_input(gpu):
     x, other, offsets = *arrays((6, 2, 8), (6, 2, 9)), cupy.zeros(3, np.int32)
     good = {"cu_seqlens": offsets, "is_causal": True, "window": (1, 0), "scale": 1.0}
