@@ -104,10 +104,10 @@ class Model(NamedParameters):
             dtype: "float32", "float64", "bfloat16", "int8" or "int8_weight_only" for the CPU; "float32", "float16" or
                 "bfloat16" for CUDA. On the CPU, low precision is for inference: the weights of linear maps are kept in
                 that form, prepared here for the backend in force, and the tables of embeddings in bfloat16; activations
-                and results are float32. int8_weight_only takes the memory of int8 and computes in float32. The
-                default is the checkpoint's for one written in low precision (`bertcore
-                quantize`, `save_pretrained`), and float32 for any other, whatever its file holds. Another dtype than
-                the checkpoint's converts; int8 values are then multiplied by their scales.
+                and results are float32. int8_weight_only takes the memory of int8 and computes in float32. The default
+                is the checkpoint's for one written in low precision (`bertcore quantize`, `save_pretrained`), and
+                float32 for any other, whatever its file holds. Another dtype than the checkpoint's converts; int8
+                values are then multiplied by their scales.
             task: the task whose adapter is added to the weights, in a checkpoint that has one for each of several
                 (jina-embeddings-v3: "retrieval.query", ...); none by default, as in the published model.
             revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.

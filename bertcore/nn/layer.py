@@ -62,8 +62,8 @@ def attention_dtype(weight: Parameter) -> str | None:
     """The compute_dtype of attention beside maps of the precision of `weight`.
 
     Beside int8 maps, attention in float32 would take a third of the time; in bfloat16 its sums and softmax are still
-    float32. Beside int8_weight_only nothing is rounded. Under a tape (of adapters beside such maps)
-    it computes in float32, in which it has gradients.
+    float32. Beside int8_weight_only nothing is rounded. Under a tape (of adapters beside such maps) it computes in
+    float32, in which it has gradients.
     """
     is_rounded = weight.is_low_on_cpu and not weight.forms.is_grouped
     return "bfloat16" if is_rounded and current_tape() is None else None

@@ -2,9 +2,10 @@
 // in problem.cuh says when each function is called).
 //
 // In a tile of queries and keys the distances are a range: ROWS + KEYS - 1 of them. Their rows of the tables, and as many
-// more as make them a multiple of KEYS, come to shared memory as a band, row by row through distance_rows: the score of row i and column j takes band row
-// i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing is gathered element by element.
-// The next KEYS keys need the same rows but KEYS, which take the place of as many that are done with: a band is a ring.
+// more as make them a multiple of KEYS, come to shared memory as a band, row by row through distance_rows: the score of
+// row i and column j takes band row i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing
+// is gathered element by element. The next KEYS keys need the same rows but KEYS, which take the place of as many that
+// are done with: a band is a ring.
 #include "problem.cuh"
 
 // Passed by value; RELATIVE in relative_cuda.py is its NumPy twin. Strides: batch, head, token or row of the table.
