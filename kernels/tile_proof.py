@@ -52,7 +52,7 @@ def _int8(random):
 
 
 def _attention(random):
-    """(found, expected) of attention where each query finds one key, of codes of +1 and -1, or +2 and -2, that all differ.
+    """(found, expected) of attention where each query finds one key: codes of +1 and -1, or +2 and -2, all different.
 
     The score of a query and its own key is a power of two, so that scale and shift leave nothing of it.
     """
