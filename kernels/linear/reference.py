@@ -66,11 +66,12 @@ def quantize_groups(weight):
     """
     rows, columns = weight.shape
     groups = np.zeros((rows, group_count(columns), GROUP), np.float32)
-    groups.reshape(rows, -1)[:, :columns] = weight
+    padded = rows, group_count(columns) * GROUP
+    groups.reshape(padded)[:, :columns] = weight
     scale = (np.abs(groups).max(axis=2) / np.float32(127)).astype(bfloat16())
     wide = scale.astype(np.float32)[:, :, None]
     values = np.clip(np.rint(groups / np.where(wide == 0, 1, wide)), -127, 127).astype(np.int8)
-    return np.ascontiguousarray(values.reshape(rows, -1)[:, :columns]), scale
+    return np.ascontiguousarray(values.reshape(padded)[:, :columns]), scale
 
 
 @ieee_arithmetic

@@ -198,6 +198,16 @@ def test_scales_of_groups_are_checked():
         kernels.prepare_weight(values, scale)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("shape", [(0, 40), (5, 0), (0, 0)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int8_weight_only"])
+def test_weights_of_low_precision_without_a_number(dtype, shape, backend):
+    prepared = kernels.prepare_weight(np.zeros(shape, np.float32), dtype=dtype, backend=backend)
+    assert prepared.to_array().shape == shape
+    found = kernels.linear(normal(1, (3, shape[1]), np.float32), prepared)
+    np.testing.assert_array_equal(found, np.zeros((3, shape[0]), np.float32))
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
 def test_scales_are_checked(wrong):
     values, scale = kernels.quantize_weight(normal(8, (6, 39), np.float32))
