@@ -44,7 +44,7 @@ def load_parameters(
 
     Raises one CheckpointError that names every problem: missing tensors, tensors the model does not know, wrong shapes
     (name, expected, found), tensors that are not floating point, int8 without scales, parameters stored twice, tied
-    parameters that differ.
+    parameters that differ; and one for a scale that is below 0, inf or NaN.
     """
     sources = find_parameters(checkpoint, expected, rules, optional=optional, scales=scales)
     arrays = {}
@@ -53,8 +53,19 @@ def load_parameters(
         if arrays[name].dtype == np.int8:
             for end, dtype in ((SCALE, scale_dtype), (INPUT_SCALE, np.float32)):
                 if sources[name] + end in checkpoint:
-                    arrays[name + end] = checkpoint[sources[name] + end].astype(dtype, copy=False)
+                    arrays[name + end] = _scale(checkpoint, sources[name] + end).astype(dtype, copy=False)
     return arrays
+
+
+def _scale(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    scale = checkpoint[name]
+    wrong = ~(np.isfinite(scale) & (scale >= 0))
+    if wrong.any():
+        at = list(map(int, np.argwhere(wrong)[0]))
+        raise CheckpointError(
+            f"{checkpoint.source}: {name}{at} is {scale[tuple(at)]}, expected finite numbers of at least 0"
+        )
+    return scale
 
 
 def find_parameters(

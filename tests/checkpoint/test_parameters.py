@@ -202,6 +202,11 @@ class TestInt8:
                 r"shape \(1\): pooler\.dense\.weight: expected \(3, 3\), found",
             ),
             ({"weight": np.zeros((3, 3), np.uint8)}, r"neither floating point nor int8 matrices \(1\): .*weight: U8"),
+            (
+                {"scale": np.array([[0.5], [0.5], [-1]])},
+                r"safetensors: pooler\.dense\.weight_scale\[2, 0\] is -1\.0, exp",
+            ),
+            ({"scale": np.full((3, 1), np.nan)}, r"pooler\.dense\.weight_scale\[0, 0\] is nan, expected finite"),
             ({"weight": np.zeros((3, 3), np.float32)}, r"does not have \(1\): pooler\.dense\.weight_scale"),
         ],
     )
