@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -121,6 +121,7 @@ def _check_pattern(label: str, pattern: str) -> None:
 
 
 def _names(label: str, given: Any) -> list[str]:
-    if isinstance(given, str) or not all(isinstance(name, str) and name for name in given):
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    if not is_list or not all(isinstance(name, str) and name for name in given):
         raise TypeError(f"{label} must be a list of names, got {given!r}")
     return list(dict.fromkeys(given))
