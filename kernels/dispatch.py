@@ -132,10 +132,10 @@ def _cupy_unavailable_reason() -> str | None:
         )
     try:
         import cupy
-
-        cupy.cuda.runtime.getDeviceCount()  # raises where there is none
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: it makes a folder in the user's home
         return f"CuPy is installed but does not import: {error}"
+    try:
+        cupy.cuda.runtime.getDeviceCount()  # raises where there is none
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return _cuda_start_error(cupy.cuda.runtime, error)
     return None

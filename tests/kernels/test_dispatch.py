@@ -1,6 +1,7 @@
 """Backend selection: per call, block, process and environment; what may come in; and that nothing falls back."""
 
 import asyncio
+import builtins
 import importlib
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +113,21 @@ def test_what_is_no_backend_here(choose, wrong, error, message):
     with pytest.raises(error, match=re.escape(message)):
         choose(wrong)
     assert get_backend() == "auto"
+
+
+def test_cupy_that_does_not_import_is_a_reason(monkeypatch):
+    """It makes a folder in the user's home, which may be read-only."""
+
+    def refuse(name, *args):
+        if name == "cupy":
+            raise PermissionError(13, "Permission denied", "/home/.cupy")
+        return imported(name, *args)
+
+    imported = builtins.__import__
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    reason = dispatch._missing.__wrapped__("cupy")
+    assert reason == "CuPy is installed but does not import: [Errno 13] Permission denied: '/home/.cupy'"
 
 
 @pytest.mark.parametrize("wrong", [[1.0, 2.0], 3.0, None, "text", np.ma.masked_array([1.0])])
