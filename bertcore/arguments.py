@@ -2,6 +2,7 @@
 
 import math
 import operator
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,6 +45,8 @@ def check_number(name: str, value: Any, *, above_zero: bool = False) -> float:
     number = _plain(value)
     if not _is_number(number):
         raise TypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(number, int) and number > sys.float_info.max:
+        raise ValueError(f"{name} is an integer of {number.bit_length()} bits, expected a finite number")
     if not 0 <= number < math.inf or (above_zero and number == 0):
         raise ValueError(f"{name} is {number}, expected a finite number {'above' if above_zero else 'of at least'} 0")
     return number

@@ -58,7 +58,7 @@ def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
     """The gradient of `parameter` in the shape that it computes in.
 
     Raises:
-        ValueError: which name is missing in `grads`, or which shape or dtype is wrong.
+        TypeError, ValueError: which name is missing in `grads` or has no array, or which shape or dtype is wrong.
     """
     whole = grads.whole(parameter) if isinstance(grads, Gradients) else None
     if whole is not None:
@@ -66,6 +66,8 @@ def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
     for name, shape in parameter.expected.items():
         if name not in grads:
             raise ValueError(f"grads has no {name!r}, which is to be trained")
+        if not hasattr(grads[name], "dtype"):
+            raise TypeError(f"grads[{name!r}] is {type(grads[name]).__name__}, expected an array of shape {shape}")
         if grads[name].shape != shape:
             raise ValueError(f"grads[{name!r}] has shape {grads[name].shape}, expected {shape}")
         if grads[name].dtype != parameter.dtype:

@@ -127,6 +127,11 @@ class TrainingArguments:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        for name in ("greater_is_better", "disable_tqdm"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise TypeError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
+        if not isinstance(self.output_dir, str | os.PathLike):
+            raise TypeError(f"output_dir is {self.output_dir!r}, expected a folder's path")
         if self.bf16 and self.fp16:
             raise ValueError("bf16 and fp16 are both set, expected one of them at most")
         self._check_choices()

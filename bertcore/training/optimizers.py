@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +71,8 @@ class Optimizer:
     ):
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
             check_number(name, value)
-        if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        is_pair = isinstance(betas, tuple | list) and len(betas) == 2
+        if not is_pair or not all(isinstance(beta, numbers.Real) and 0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {betas!r}, expected two numbers of at least 0 and below 1")
         self.betas, self.eps = tuple(betas), eps
         self._steps, self._skipped = 0, 0
@@ -170,6 +172,8 @@ class Optimizer:
         Raises:
             ValueError: which array is missing, unknown, or has the wrong shape; nothing is taken then.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state is {type(state).__name__}, expected what state_dict gives")
         parameters = [parameter for group in self.groups for parameter in group.parameters]
         moments, known = {}, {"step_count"}
         for parameter in parameters:
@@ -257,6 +261,8 @@ def _make_groups(
 ) -> list[Group]:
     rest = list(parameters)
     made: list[Group] = []
+    if not isinstance(exceptions, Sequence) or isinstance(exceptions, str):
+        raise TypeError(f"groups is {exceptions!r}, expected a list of groups")
     for index, given in enumerate(exceptions):
         _check_group(f"groups[{index}]", given)
         chosen = [parameter for parameter in rest if _is_meant(parameter, given["names"])]
@@ -277,6 +283,8 @@ def _with_decay(parameters: list[Parameter], lr: float, decay: float | None, def
 
 
 def _check_group(label: str, given: Mapping[str, Any]) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f'{label} is {given!r}, expected a dict of "names", and "lr" or "weight_decay"')
     unknown = [key for key in given if key not in ("names", "lr", "weight_decay")]
     if unknown or "names" not in given:
         raise ValueError(f'{label} has {", ".join(given)}, expected "names", and "lr" or "weight_decay"')

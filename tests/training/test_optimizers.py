@@ -122,7 +122,11 @@ def test_groups():
     [
         ({"lr": -1.0}, "lr is -1.0"),
         ({"lr": "fast"}, "lr must be a number"),
+        ({"lr": 10**400}, "lr is an integer of 1329 bits, expected a finite number"),
         ({"betas": (0.9, 1.0)}, "betas is"),
+        ({"betas": ("a", None)}, "betas is"),
+        ({"groups": None}, "groups is None, expected a list"),
+        ({"groups": [3]}, r"groups\[0\] is 3, expected a dict"),
         ({"groups": [{"names": ["*.layer.9.*"], "lr": 1.0}]}, r"groups\[0\]: no other parameter"),
         ({"groups": [{"names": "*", "lr": 1.0}]}, "names must be a list"),
         ({"groups": [{"names": ["*"], "rate": 1.0}]}, "groups.0. has names, rate"),
@@ -141,9 +145,11 @@ def test_what_is_no_model_and_no_gradients():
     for use in (AdamW(model).step, lambda grads: clip_grad_norm(grads, 1.0)):
         with pytest.raises(TypeError, match="grads is list, expected what value_and_grad gives"):
             use([np.zeros(3)])
+    with pytest.raises(TypeError, match="state is NoneType, expected what state_dict gives"):
+        AdamW(model).load_state_dict(None)
 
 
-@pytest.mark.parametrize("damage", ["missing", "shape", "dtype"])
+@pytest.mark.parametrize("damage", ["missing", "shape", "dtype", "list"])
 def test_gradients_that_do_not_fit_change_nothing(damage):
     model = new_model()
     before = {name: array.copy() for name, array in model.state_dict().items()}
@@ -153,9 +159,10 @@ def test_gradients_that_do_not_fit_change_nothing(damage):
     if damage == "missing":
         del grads[last]
     else:
-        grads[last] = np.zeros((1, 2, 3)) if damage == "shape" else grads[last].astype(np.float64)
+        wrong = {"shape": np.zeros((1, 2, 3)), "dtype": grads[last].astype(np.float64), "list": grads[last].tolist()}
+        grads[last] = wrong[damage]
     optimizer = AdamW(model)
-    with pytest.raises(ValueError, match=last):
+    with pytest.raises((TypeError, ValueError), match=last):
         optimizer.step(grads)
     assert optimizer.step_count == 0
     for name, array in model.state_dict().items():

@@ -164,6 +164,9 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"report_to": None}, "report_to is None, expected a string"),
         ({"seed": np.array([1])}, "seed is .*, expected an integer"),
         ({"group_by_length": 1}, "group_by_length must be True or False"),
+        ({"disable_tqdm": "no"}, "disable_tqdm must be True, False or None, got 'no'"),
+        ({"learning_rate": 10**400}, "learning_rate is an integer of 1329 bits"),
+        ({"output_dir": None}, "output_dir is None, expected a folder's path"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": None}, "seed is None"),
         ({"data_seed": 2**32}, "data_seed is 4294967296, expected at most 4294967295"),
@@ -172,7 +175,7 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
 )
 def test_settings_that_are_none(tmp_path, settings, error):
     with pytest.raises((TypeError, ValueError), match=error):
-        TrainingArguments(tmp_path, **settings)
+        TrainingArguments(**{"output_dir": tmp_path} | settings)
 
 
 def test_integers_of_numpy_are_integers(tmp_path):
