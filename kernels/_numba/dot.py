@@ -182,7 +182,15 @@ class Int16Dot(_PackedDot):
 
     def add(self, builder, left, right, total):
         name = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}[_BITS]
-        return builder.add(total, call_llvm(builder, f"llvm.x86.{name}", self.words, [left, right]))
+        return _in_order(builder, builder.add(total, call_llvm(builder, f"llvm.x86.{name}", self.words, [left, right])))
+
+
+def _in_order(builder, total):
+    """The same vector of integers, for sums that LLVM would add in an order of its own: it keeps the products of all
+    parts until the last, more than there are registers (26 of 93 instructions of an AVX2 tile were spills)."""
+    floats = ir.VectorType(ir.FloatType(), total.type.count)
+    fenced = call_llvm(builder, f"llvm.arithmetic.fence.v{floats.count}f32", floats, [builder.bitcast(total, floats)])
+    return builder.bitcast(fenced, total.type)
 
 
 def dot_of(left, right, sums):
