@@ -14,9 +14,8 @@ from . import isa
 from .jit import inline_helper
 from .simd import itemsize, lanes, pointer, prefetch
 from .steps import OPTIONS
-from .tile import make_row_packer
+from .tile import WEIGHT_TILE_ROWS, make_row_packer
 
-WEIGHT_TILE_ROWS = 8 if isa.LEVEL.registers >= 32 else 4
 # Room for a task's rows, which is to fit the second-level cache beside a panel: deep ones are fewer. With twice as much
 # the product of depth 3,072 takes 3 % longer. None with AVX2, where BERT-base took no less time.
 PACKED_BYTES = 128 * 1536 * 4 if isa.LEVEL.vector_bytes == 64 else 0

@@ -6,9 +6,9 @@ output once, on the way through bias, activation and residual. The order of each
 alone. While a thread works on a task it fetches the panel of its next one, so that weights stream from memory behind
 the arithmetic.
 
-Panels of low precision beside rows of float32 are widened once for all rows of a task: those of bfloat16 by the first
-tile, as it multiplies them (dot.py; for few rows by each tile), others beforehand (widening.py). The sums and their
-order are those of float32.
+Panels of low precision that are multiplied as something wider are widened once for all rows of a task, by the first
+tile as it multiplies them (widening.py); for few rows those of whole words (dot.py) by each tile. The sums and their
+order are those of wide panels.
 """
 
 import numpy as np
@@ -21,19 +21,28 @@ from .amx import TILES_SCRATCH
 from .arrays import CACHE_LINE
 from .jit import helper, inline_helper
 from .low_precision import corrected_sums, store_bfloat16
-from .packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES, WEIGHT_TILE_ROWS, are_packed, most_packed, pack_rows
+from .packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES, are_packed, most_packed, pack_rows
 from .pointwise import activation_function
 from .rounded_rows import place_of_sums
 from .rows import share
-from .simd import aligned, first_lanes, itemsize, lanes, load, load_masked, pointer, prefetch_write, store_masked
+from .simd import (
+    aligned,
+    first_lanes,
+    itemsize,
+    lanes,
+    load,
+    load_masked,
+    pointer,
+    pointer_as,
+    prefetch_write,
+    store_masked,
+)
 from .tasks import take_task
-from .tile import make_fetching_tile, make_output_tile, make_widening_tile
-from .widening import are_widened, depth_of, whole_words, widen_panel
+from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_fetching_tile, make_output_tile
+from .widening import are_grouped, are_widened, depth_of, multiply_and_widen, words_of
 
-# The sums of the largest tile (of WEIGHT_TILE_ROWS), a row of the panel and a broadcast fit the vector registers.
-WEIGHT_PANEL_VECTORS = 3
 TASK_ROWS = 128
-CHUNK_DEPTH = 768  # words of a panel at once, or floats that they widen to: 150 KB of the second-level cache
+CHUNK_DEPTH = 768  # words of a panel at once, or those that they widen to: 150 KB of the second-level cache
 # Rows of a task from which on the first tile keeps its panel of bfloat16 widened for the others. Storing it costs some
 # time: 7 % more with 16 rows than if both tiles widen it, 6 % less with 32 (Emerald Rapids, AVX-512, 2 threads, widths
 # of 768 to 3072). A loop of its own, which cannot hide behind products, takes as long as a row of tiles.
@@ -43,7 +52,6 @@ _HALF_ROWS = WEIGHT_TILE_ROWS // 2
 _full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
-_widening_tile = make_widening_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _OPTIONS = {"error_model": "numpy", "nogil": True}  # of overloads: those of helpers
 _INLINE = {**_OPTIONS, "forceinline": True}
@@ -58,8 +66,8 @@ def make_scratch(storage, threads, rows):
     """Scratch for the tasks of each thread, of products of up to `rows` rows with panels of a NumPy dtype: sums that
     begin on a cache line, and a widened chunk of a panel or packed rows."""
     sums = sums_dtype(storage)
-    is_widened = storage == np.uint8 or (storage == np.uint16 and not isa.LEVEL.bfloat16_dot)
-    lines = TASK_ROWS + CHUNK_DEPTH if is_widened else TASK_ROWS
+    never = {np.uint16: isa.LEVEL.bfloat16_dot, np.int8: not isa.has_pair_dot(), np.uint8: False}
+    lines = TASK_ROWS if never.get(storage.type, True) else TASK_ROWS + CHUNK_DEPTH + WEIGHT_TILE_ROWS
     packed = PACKED_BYTES if sums == storage and rows >= LEAST_PACKED else 0
     size = (lines * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
@@ -89,7 +97,7 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
     Args:
         a: an array whose memory is read as flat; rows come in groups of n = max(WEIGHT_TILE_ROWS, lanes of the sums).
         strides: (row, column, group) in words: element (i, k) lies at i // n * group + i % n * row + k * column. Of
-            float32 they are in floats, also beside bfloat16: column is 1 then, and row the depth.
+            panels that are widened they are in wide words: column is 1 then, and row the depth.
         panels: (panels, depth, width), in words along the depth.
         finish: what `finish_with` makes.
         levels: None, or for int8 pointers to (zero, step, scale, column_sums): of each row, of each panel's column.
@@ -134,7 +142,7 @@ def _block_count_of(rows, a, panels):
 @helper
 def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, levels, sums):
     """The rows from first to last, times panel p; panel `ahead` is fetched meanwhile."""
-    width, depth, chunk = WEIGHT_PANEL_VECTORS * lanes(sums), panels.shape[1], _chunk_depth(a, panels)
+    width, depth, chunk = WEIGHT_PANEL_VECTORS * lanes(sums), panels.shape[1], words_of(a, panels, CHUNK_DEPTH)
     line = width * itemsize(panels) * _word_size(panels)  # bytes of a panel for one word of the depth
     step = line // ((last - first + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS)
     for k in range(0, depth, chunk):
@@ -142,18 +150,6 @@ def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, l
         panel = pointer(panels, (p * depth + k) * width * _word_size(panels))
         meanwhile, place = (panels.ctypes.data + (ahead * depth + k) * line, step), (first, last, p * width)
         _multiply_chunk(a, strides, panel, (k, part, k + part == depth), output, place, finish, levels, sums, meanwhile)
-
-
-def _chunk_depth(a, panels):
-    """CHUNK_DEPTH, in words."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_chunk_depth, jit_options=_OPTIONS)
-def _chunk_depth_of(a, panels):
-    if are_widened(a, panels):
-        return lambda a, panels: whole_words(panels, CHUNK_DEPTH)
-    return lambda a, panels: CHUNK_DEPTH
 
 
 def _multiply_chunk(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
@@ -170,26 +166,28 @@ def _multiply_chunk_of(a, strides, panel, chunk, output, place, finish, levels, 
     def widen_and_multiply(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
         (tile_start, row, column, group), (k, words, is_last) = strides, chunk
         (i, last, start), (ahead, step) = place, meanwhile
-        width = WEIGHT_PANEL_VECTORS * lanes(sums)
-        wide = pointer(sums, TASK_ROWS * width)
-        if is_bfloat16 and row % 2 == 0:
+        if are_words and last - i < WIDENED_ROWS and row % 2 == 0:
             in_words = tile_start // 2, row // 2, column, group // 2
-            if last - i < WIDENED_ROWS:
-                _multiply_rows(a, in_words, panel, chunk, output, place, finish, levels, sums, meanwhile)
-                return
-            x, below = _row_of(a, in_words, i, k, panel, output), WEIGHT_TILE_ROWS - 1
-            _widening_tile(x, row // 2, 1, below, panel, width, words, sums, width, k > 0, ahead, step, wide)
-            if is_last:
-                prefetch_output(output, i, WEIGHT_TILE_ROWS, start, width, finish)
-                finish_tile(sums, width, output, i, WEIGHT_TILE_ROWS, start, finish, levels)
-            i, ahead, sums = i + WEIGHT_TILE_ROWS, ahead + words * step, pointer(sums, WEIGHT_TILE_ROWS * width)
-        else:
-            widen_panel(panel, words, wide, width)
+            _multiply_rows(a, in_words, panel, chunk, output, place, finish, levels, sums, meanwhile)
+            return
+        width = WEIGHT_PANEL_VECTORS * lanes(sums)
+        wide = pointer_as(pointer(sums, TASK_ROWS * width), a)
         first, depth = depth_of(panel, k), depth_of(panel, words)
-        floats, then = (first, min(depth, row - first), is_last), (ahead, step * words // depth)
-        _multiply_rows(a, strides, wide, floats, output, (i, last, start), finish, levels, sums, then)
+        each, inside = max(step * words // depth, 1), min(depth, row - first)
+        if are_words and row % 2 != 0:  # such rows cannot be read in words: a tile whose sums nobody reads
+            unread = pointer(sums, (TASK_ROWS + CHUNK_DEPTH) * width)
+            multiply_and_widen(wide, 0, 1, panel, depth, unread, False, wide, ahead, 0)
+        else:
+            x, count = _row_of(a, strides, i, first, wide, output), min(WEIGHT_TILE_ROWS, last - i)
+            multiply_and_widen(x, row, count, panel, inside, sums, k > 0, wide, ahead, each)
+            if is_last:
+                prefetch_output(output, i, count, start, width, finish)
+                finish_tile(sums, width, output, i, count, start, finish, levels)
+            i, ahead, sums = i + count, ahead + depth * each, pointer(sums, count * width)
+        then = first, inside, is_last
+        _multiply_rows(a, strides, wide, then, output, (i, last, start), finish, levels, sums, (ahead, each))
 
-    is_bfloat16 = panel.dtype == types.uint16
+    are_words = not are_grouped(panel)
     return widen_and_multiply if are_widened(a, panel) else multiply
 
 

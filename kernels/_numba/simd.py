@@ -119,6 +119,17 @@ def pointer_at(typingctx, address, like):
 
 
 @intrinsic
+def pointer_as(typingctx, source, like):
+    """A pointer as one to elements of like's dtype."""
+    result = types.CPointer(dtype_of(like))
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[0], context.get_value_type(result))
+
+    return result(source, like), codegen
+
+
+@intrinsic
 def aligned(typingctx, array):
     """Points at the first element of a C-contiguous array that lies on a cache line: it needs one line to spare.
 

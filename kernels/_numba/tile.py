@@ -7,12 +7,14 @@ neither on the tile's shape nor on its neighbours, which is why a row gives the 
 
 from llvmlite import ir
 from numba import types
+from numba.core.cgutils import alloca_once
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from . import isa
 from .arrays import CACHE_LINE
 from .codegen import (
+    INT32,
     as_vector_pointer,
     element_bytes,
     emit_load,
@@ -21,9 +23,13 @@ from .codegen import (
     shuffle,
     vec_of,
 )
-from .dot import dot_of
+from .dot import GroupDot, dot_of
+from .group_panels import BLOCK, BLOCK_WORDS, GROUP
 
 INT = ir.IntType(64)
+
+# The sums of the largest tile of a weight, a row of its panel and a broadcast fit the vector registers.
+WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
 
 # With 16 rows a step of the depth has to bring up to two lines of the panel, with more of them fewer. Two lines asked
 # for instead of one: 5 % less time of BERT-base with 16 tokens, about 3 % more with 24, no change beyond noise with 1,
@@ -66,7 +72,8 @@ def make_fetching_tile(rows, vectors):
 def make_widening_tile(rows, vectors):
     """A fetching tile that also writes b as it multiplies it, widened: tile(..., ahead, ahead_step, wide).
 
-    Row after row of b goes to `wide`, each word as its parts, one row of them after the other (see dot.py).
+    Row after row of b goes to `wide`, each word as its parts, one row of them after the other (see dot.py). b may be a
+    panel of groups (group_panels.py).
     """
 
     @intrinsic
@@ -140,6 +147,10 @@ class _TileEmitter:
     def __init__(self, builder, dot, rows, vectors, wide=None):
         self.builder, self.dot, self.rows, self.vectors, self.wide = builder, dot, rows, vectors, wide
         self.vec = dot.sums
+        self.scales = []  # of the present group of b
+        if isinstance(dot, GroupDot):
+            self.scales = [alloca_once(builder, self.vec.llvm) for _ in range(vectors)]
+            self.offset = alloca_once(builder, INT)
 
     def _at(self, base, offset, j):
         """Pointer to vector j of the row that starts `offset` words after base."""
@@ -167,16 +178,18 @@ class _TileEmitter:
             for line in range(FETCHED_LINES):
                 at = builder.add(address, INT(line * CACHE_LINE))
                 emit_prefetch(builder, builder.inttoptr(at, ir.IntType(8).as_pointer()), level=2)
+        b_from = builder.add(b_at, self._enter_group(k, b)) if self.scales else b_at
         if prefetch and isa.LEVEL.vector_bytes == CACHE_LINE:
-            self._fetch_panel(b, b_at, b_row)
-        new = self._multiply_add(old, a_rows, a_at, b, b_at, k)
+            self._fetch_panel(b, b_from, b_row)
+        new = self._multiply_add(old, a_rows, a_at, b, b_from, k)
+        end = builder.block
         zero = ir.Constant(self.vec.llvm, [self.dot.zero] * self.vec.count)
         for phi, (first, step) in zip((k, a_at, b_at, *ahead), counters, strict=True):
             phi.add_incoming(first, before)
-            phi.add_incoming(builder.add(phi, step), loop)
+            phi.add_incoming(builder.add(phi, step), end)
         for phi, value in zip(old, new, strict=True):
             phi.add_incoming(zero, before)
-            phi.add_incoming(value, loop)
+            phi.add_incoming(value, end)
         # Unrolled, the broadcasts of two steps at once do not fit the registers: half the speed.
         more = builder.icmp_signed("<", builder.add(k, INT(1)), depth)
         keep_loop_as_written(builder, builder.cbranch(more, loop, after))
@@ -184,7 +197,7 @@ class _TileEmitter:
         sums = [builder.phi(self.vec.llvm) for _ in new]
         for phi, value in zip(sums, new, strict=True):
             phi.add_incoming(zero, before)
-            phi.add_incoming(value, loop)
+            phi.add_incoming(value, end)
         return sums
 
     def _fetch_panel(self, b, b_at, b_row):
@@ -194,6 +207,24 @@ class _TileEmitter:
         for at in range(0, self.vectors * isa.LEVEL.vector_bytes, CACHE_LINE):
             emit_prefetch(builder, builder.gep(first, [INT(at)]))
 
+    def _enter_group(self, k, b):
+        """How many bytes more than rows of values lie before row k of a panel of groups; reads the scales of a group
+        where it begins."""
+        builder, count, width = self.builder, self.vec.count, self.vec.count * self.vectors
+        with builder.if_then(builder.icmp_unsigned("==", builder.urem(k, INT(GROUP)), INT(0))):
+            ahead = builder.mul(builder.add(builder.udiv(k, INT(BLOCK)), INT(1)), INT(4 * width))  # of scales
+            builder.store(ahead, self.offset)
+            place = builder.udiv(builder.urem(k, INT(BLOCK)), INT(GROUP))
+            first = builder.mul(builder.udiv(k, INT(BLOCK)), INT(BLOCK_WORDS * 4 * width))
+            first = builder.add(first, builder.mul(place, INT(2 * width)))
+            for j, scale in enumerate(self.scales):
+                at = builder.gep(b, [builder.add(first, INT(2 * j * count))])
+                halves = builder.load(builder.bitcast(at, ir.VectorType(ir.IntType(16), count).as_pointer()), align=2)
+                bits = builder.zext(halves, ir.VectorType(INT32, count))
+                bits = builder.shl(bits, ir.Constant(bits.type, [16] * count))
+                builder.store(builder.bitcast(bits, self.vec.llvm), scale)
+        return builder.load(self.offset)
+
     def _multiply_add(self, old, a_rows, a_at, b, b_at, k):
         builder, dot, sums = self.builder, self.dot, list(old)
         for part in range(dot.parts):
@@ -202,6 +233,8 @@ class _TileEmitter:
             places = (self._at(b, b_at, j) for j in range(self.vectors))
             words = [emit_load(builder, at, element_bytes(self.vec), is_again=part > 0) for at in places]
             b_row = [dot.right(builder, word, part) for word in words]
+            if self.scales:
+                b_row = [builder.fmul(value, builder.load(at)) for value, at in zip(b_row, self.scales, strict=True)]
             if self.wide is not None:
                 self._store_row(b_row, builder.add(builder.mul(k, INT(dot.parts)), INT(part)))
             for i, row in enumerate(a_rows):
@@ -212,9 +245,12 @@ class _TileEmitter:
         return sums
 
     def _store_row(self, values, row):
-        start = self.builder.mul(row, INT(self.vectors * self.vec.count))
+        builder = self.builder
+        wide = builder.bitcast(self.wide, self.vec.llvm.element.as_pointer())
+        start = builder.mul(row, INT(self.vectors * self.vec.count))
         for j, value in enumerate(values):
-            self.builder.store(value, self._at(self.wide, start, j), align=element_bytes(self.vec))
+            value = builder.bitcast(value, self.vec.llvm)
+            builder.store(value, self._at(wide, start, j), align=element_bytes(self.vec))
 
     def plus(self, sums, addend, row, is_there):
         """The sums, to which the rows of `addend` are added if they are there."""

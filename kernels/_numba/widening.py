@@ -1,121 +1,84 @@
-"""Panels of low precision beside rows of float32: they are widened to panels of float32.
+"""Panels of low precision that are widened by the first tile of a task, as it multiplies them, for the other tiles.
 
-bfloat16 (dtype uint16) is on CPUs that do not multiply it faster, int8 in groups (uint8, see group_panels.py) on all.
+    rows      panels                                                          widened to
+    float32   bfloat16 (dtype uint16), on CPUs that do not multiply it faster  float32
+    float32   int8 in groups (uint8, see group_panels.py)                      float32
+    uint16    int8, on CPUs that multiply pairs of 16 bits (see dot.py)        int16, as uint16
+
+A word of a panel is two of the wide words, as the rows beside it have them; groups are counted in blocks.
 """
 
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
-from .codegen import INT32, Vec, as_vector_pointer, vec_of
-from .dot import WidenedDot
-from .group_panels import BLOCK, BLOCK_WORDS, GROUP, GROUPS
+from .group_panels import BLOCK, BLOCK_WORDS
 from .simd import lanes
+from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_widening_tile
 
 _OPTIONS = {"error_model": "numpy", "nogil": True}  # of overloads: those of helpers
+
+_tile = make_widening_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
+_row_tile = make_widening_tile(1, WEIGHT_PANEL_VECTORS)
 
 
 def are_widened(a, panels):
     """Whether panels of this type are widened beside rows of that one."""
-    return a.dtype == types.float32 and panels.dtype in (types.uint16, types.uint8)
+    pairs = types.uint16, types.int8
+    return (a.dtype == types.float32 and panels.dtype in (types.uint16, types.uint8)) or (
+        a.dtype,
+        panels.dtype,
+    ) == pairs
 
 
-def whole_words(panels, depth):
-    """The words of a panel that a depth of so many floats takes, a multiple of BLOCK."""
+def are_grouped(panels):
+    return panels.dtype == types.uint8
+
+
+def words_of(a, panels, depth):
+    """The words of panels that so many words, a multiple of BLOCK, take as they are multiplied beside a."""
     raise NotImplementedError("for compiled code")
 
 
-@overload(whole_words, jit_options=_OPTIONS)
-def _whole_words(panels, depth):
-    if panels.dtype == types.uint16:
-        return lambda panels, depth: depth // 2
-    return lambda panels, depth: depth // BLOCK * BLOCK_WORDS
+@overload(words_of, jit_options=_OPTIONS)
+def _words_of(a, panels, depth):
+    if not are_widened(a, panels):
+        return lambda a, panels, depth: depth
+    if are_grouped(panels):
+        return lambda a, panels, depth: depth // BLOCK * BLOCK_WORDS
+    return lambda a, panels, depth: depth // 2
 
 
 def depth_of(panels, words):
-    """The reverse of `whole_words`."""
+    """The wide words that so many words of panels make."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(depth_of, jit_options=_OPTIONS)
 def _depth_of(panels, words):
-    if panels.dtype == types.uint16:
-        return lambda panels, words: 2 * words
-    return lambda panels, words: words // BLOCK_WORDS * BLOCK
+    if are_grouped(panels):
+        return lambda panels, words: words // BLOCK_WORDS * BLOCK
+    return lambda panels, words: 2 * words
 
 
-def widen_panel(panel, words, wide, width):
-    """Write so many words of a panel, `width` columns of them, as rows of float32."""
+def multiply_and_widen(x, row, count, panel, depth, sums, is_added, wide, ahead, step):
+    """sums (+)= the product of `count` rows of x with a panel, which is written to `wide`.
+
+    `row` and `depth` are in wide words, even ones of panels whose words are two of them; so is `step`, the bytes to be
+    fetched for each from `ahead` on.
+    """
     raise NotImplementedError("for compiled code")
 
 
-@overload(widen_panel, jit_options=_OPTIONS)
-def _widen_panel(panel, words, wide, width):
-    return _widen_bfloat16 if panel.dtype == types.uint16 else _widen_groups
+@overload(multiply_and_widen, jit_options=_OPTIONS)
+def _multiply_and_widen(x, row, count, panel, depth, sums, is_added, wide, ahead, step):
+    per_word = 1 if are_grouped(panel) else 2
 
+    def widen(x, row, count, panel, depth, sums, is_added, wide, ahead, step):
+        width, words = WEIGHT_PANEL_VECTORS * lanes(sums), depth // per_word
+        row, step = row // per_word, step * per_word
+        if count > 1:
+            _tile(x, row, 1, count - 1, panel, width, words, sums, width, is_added, ahead, step, wide)
+        else:
+            _row_tile(x, row, 1, 0, panel, width, words, sums, width, is_added, ahead, step, wide)
 
-def _widen_bfloat16(panel, words, wide, width):
-    for i in range(words):
-        for j in range(0, width, lanes(wide)):
-            _widen_words(panel, 2 * (i * width + j), wide, 2 * i * width + j, width)
-
-
-def _widen_groups(panel, words, wide, width):
-    for group in range(words // BLOCK_WORDS * GROUPS):
-        block, place = divmod(group, GROUPS)
-        start = block * BLOCK_WORDS * 4 * width
-        for j in range(0, width, lanes(wide)):
-            scale = _load_scale(panel, start + 2 * (place * width + j), wide)
-            at, target = start + 4 * width + place * GROUP * width + j, group * GROUP * width + j
-            for k in range(GROUP):
-                _widen_bytes(panel, at + k * width, scale, wide, target + k * width)
-
-
-@intrinsic
-def _widen_words(typingctx, source, index, target, target_index, row):
-    """A vector of words of two bfloat16, from element `index` of a pointer on, as two of float32: that of the first
-    halves, and, `row` elements after it, that of the second."""
-    dot = WidenedDot(types.float32)
-
-    def codegen(context, builder, sig, args):
-        source, index, target, at, row = args
-        words = builder.bitcast(builder.gep(source, [index]), dot.words.as_pointer())
-        words = builder.load(words, align=2)
-        for part, first in enumerate((at, builder.add(at, row))):
-            place = builder.bitcast(builder.gep(target, [first]), dot.sums.llvm.as_pointer())
-            builder.store(dot.right(builder, words, part), place, align=4)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, target, types.intp, types.intp), codegen
-
-
-@intrinsic
-def _load_scale(typingctx, source, index, like):
-    """A vector of bfloat16, from byte `index` of a pointer on, as float32."""
-    wide = vec_of(like)
-
-    def codegen(context, builder, sig, args):
-        halves = ir.VectorType(ir.IntType(16), wide.count)
-        found = builder.load(builder.bitcast(builder.gep(args[0], [args[1]]), halves.as_pointer()), align=2)
-        bits = builder.zext(found, ir.VectorType(INT32, wide.count))
-        shift = ir.Constant(bits.type, [16] * wide.count)
-        return builder.bitcast(builder.shl(bits, shift), wide.llvm)
-
-    return wide(source, types.intp, like), codegen
-
-
-@intrinsic
-def _widen_bytes(typingctx, source, index, scale, target, target_index):
-    """A vector of int8 from byte `index` of a pointer on, times the scale, as float32."""
-    wide = Vec(types.float32, scale.count)
-
-    def codegen(context, builder, sig, args):
-        source, index, scale, target, at = args
-        narrow = ir.VectorType(ir.IntType(8), wide.count)
-        found = builder.load(builder.bitcast(builder.gep(source, [index]), narrow.as_pointer()), align=1)
-        values = builder.sitofp(builder.sext(found, ir.VectorType(INT32, wide.count)), wide.llvm)
-        place = as_vector_pointer(builder, builder.gep(target, [at]), wide)
-        builder.store(builder.fmul(values, scale), place, align=4)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, scale, target, types.intp), codegen
+    return widen
