@@ -43,9 +43,9 @@ from .widening import are_grouped, are_widened, depth_of, multiply_and_widen, wo
 
 TASK_ROWS = 128
 CHUNK_DEPTH = 768  # words of a panel at once, or those that they widen to: 150 KB of the second-level cache
-# Rows of a task from which on the first tile keeps its panel of bfloat16 widened for the others. Storing it costs some
-# time: 7 % more with 16 rows than if both tiles widen it, 6 % less with 32 (Emerald Rapids, AVX-512, 2 threads, widths
-# of 768 to 3072). A loop of its own, which cannot hide behind products, takes as long as a row of tiles.
+# Rows of a task from which on the first tile keeps its panel widened for the others. Storing it costs some time: with
+# bfloat16 7 % more with 16 rows than if both tiles widen it, 6 % less with 32 (Emerald Rapids, AVX-512, 2 threads,
+# widths of 768 to 3072). A loop of its own, which cannot hide behind products, takes as long as a row of tiles.
 WIDENED_ROWS = 3 * WEIGHT_TILE_ROWS
 
 _HALF_ROWS = WEIGHT_TILE_ROWS // 2
@@ -67,7 +67,7 @@ def make_scratch(storage, threads, rows):
     begin on a cache line, and a widened chunk of a panel or packed rows."""
     sums = sums_dtype(storage)
     never = {np.uint16: isa.LEVEL.bfloat16_dot, np.int8: not isa.has_pair_dot(), np.uint8: False}
-    lines = TASK_ROWS if never.get(storage.type, True) else TASK_ROWS + CHUNK_DEPTH + WEIGHT_TILE_ROWS
+    lines = TASK_ROWS if never.get(storage.type, True) else TASK_ROWS + CHUNK_DEPTH + 1
     packed = PACKED_BYTES if sums == storage and rows >= LEAST_PACKED else 0
     size = (lines * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)

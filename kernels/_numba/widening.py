@@ -23,11 +23,8 @@ _row_tile = make_widening_tile(1, WEIGHT_PANEL_VECTORS)
 
 def are_widened(a, panels):
     """Whether panels of this type are widened beside rows of that one."""
-    pairs = types.uint16, types.int8
-    return (a.dtype == types.float32 and panels.dtype in (types.uint16, types.uint8)) or (
-        a.dtype,
-        panels.dtype,
-    ) == pairs
+    beside = {types.float32: (types.uint16, types.uint8), types.uint16: (types.int8,)}
+    return panels.dtype in beside.get(a.dtype, ())
 
 
 def are_grouped(panels):

@@ -1,6 +1,7 @@
 """What is particular to linear on Numba: packing, blocking, and bits that depend on the row alone."""
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -8,12 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import types
 from numba.core.runtime import _nrt_python as _nrt
 from numba.core.runtime import rtsys
 
 from bertcore import kernels
 from bertcore.kernels import activation_names, threads
 from bertcore.kernels._numba import LEVEL, THREADING_LAYER
+from bertcore.kernels._numba.isa import has_pair_dot
 from bertcore.kernels._numba.packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES
 from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
 from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
@@ -21,7 +24,9 @@ from bertcore.kernels._numba.product import WEIGHT_PANEL_VECTORS, WIDENED_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, prepare_weight
+from bertcore.kernels.linear.low_precision import run_int8
 from bertcore.kernels.linear.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
+from tests.kernels.amx_code import array, product
 from tests.kernels.forced_isa import AMX, FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close
@@ -263,8 +268,18 @@ def test_widened_low_precision_has_the_bits_of_float32(rows, in_features, dtype)
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.skipif(not (has_pair_dot() and LEVEL.fma), reason="no pairs, or instructions of SSE that copy registers")
+def test_sums_of_pairs_stay_in_registers():
+    levels = types.Tuple((array(types.uint16, 2), array(types.int32, 1), array(types.float32, 1)))
+    product_of_pairs, signature = product(run_int8, types.int8, levels, types.int32, levels=True)
+    product_of_pairs.compile(signature)
+    code = product_of_pairs.inspect_asm(product_of_pairs.signatures[0])
+    added = re.findall(r"v?paddd\s.*", code)
+    assert len(added) > 48 and sum("(%rsp)" in each for each in added) <= 4, added  # of 14 where they were spilled
+
+
 @pytest.mark.parametrize("in_features", [1, 3, 39, 767, 4 * BLOCK - 1, 4 * BLOCK + 6])
-@pytest.mark.parametrize("rows", [1, 7, BLOCK_ROWS + 5])
+@pytest.mark.parametrize("rows", [1, 7, WIDENED_ROWS, BLOCK_ROWS + 5])
 def test_int8_has_the_bits_of_the_reference(rows, in_features):
     x, weight, bias, residual = arguments(8, rows, in_features, 97)
     x[0] *= np.float32(1e-41)  # too small a range for an inverse
