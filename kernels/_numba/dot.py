@@ -212,8 +212,7 @@ class Int16Dot(PairDot):
 
 def _in_order(builder, total):
     """The same vector of integers, for sums that LLVM would add in an order of its own: it keeps products of several
-    parts, more than there are registers. 26 of 93 instructions of an AVX2 tile were spills then, and with pairs of 16
-    bits products took 0.86 to 0.9 of float32's time instead of 0.73 (Emerald Rapids)."""
+    parts, more than there are registers. 26 of 93 instructions of an AVX2 tile were spills then."""
     floats = ir.VectorType(ir.FloatType(), total.type.count)
     fenced = call_llvm(builder, f"llvm.arithmetic.fence.v{floats.count}f32", floats, [builder.bitcast(total, floats)])
     return builder.bitcast(fenced, total.type)
