@@ -49,6 +49,7 @@ CHUNK_DEPTH = 768  # words of a panel at once, or those that they widen to: 150 
 WIDENED_ROWS = 3 * WEIGHT_TILE_ROWS
 
 _HALF_ROWS = WEIGHT_TILE_ROWS // 2
+_IS_WIDENED = {np.uint8: True, np.uint16: not isa.LEVEL.bfloat16_dot, np.int8: isa.has_pair_dot()}  # by dtype of panels
 _full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
@@ -66,8 +67,7 @@ def make_scratch(storage, threads, rows):
     """Scratch for the tasks of each thread, of products of up to `rows` rows with panels of a NumPy dtype: sums that
     begin on a cache line, and a widened chunk of a panel or packed rows."""
     sums = sums_dtype(storage)
-    never = {np.uint16: isa.LEVEL.bfloat16_dot, np.int8: not isa.has_pair_dot(), np.uint8: False}
-    lines = TASK_ROWS if never.get(storage.type, True) else TASK_ROWS + CHUNK_DEPTH + 1
+    lines = TASK_ROWS + CHUNK_DEPTH + 1 if _IS_WIDENED.get(storage.type, False) else TASK_ROWS
     packed = PACKED_BYTES if sums == storage and rows >= LEAST_PACKED else 0
     size = (lines * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
