@@ -110,7 +110,7 @@ def floating_dtype(name: str, value: Any) -> np.dtype:
     """`value` as a floating dtype of NumPy or ml_dtypes."""
     try:
         dtype = np.dtype(value)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError of tuples
         raise TypeError(f"{name} is {value!r}, expected a floating dtype") from error
     problem = _floating_problem("numpy", dtype)
     if problem is not None:

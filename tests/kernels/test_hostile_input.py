@@ -250,6 +250,9 @@ HOSTILE = {
         lambda: kernels.bucketed_distances(32, 128.5), TypeError, "max_distance integer 128.5",
     ),
     "alibi_positions, no dtype": (lambda: kernels.alibi_positions(4, 3, "int3"), TypeError, "dtype 'int3' floating"),
+    "alibi_positions, a tuple": (
+        lambda: kernels.alibi_positions(4, 3, ("a", 0.9)), TypeError, "dtype ('a', 0.9) floating",
+    ),
     "alibi_positions, integers": (lambda: kernels.alibi_positions(4, 3, np.int32), TypeError, "dtype int32 floating"),
     "attention, key offsets alone": (
         lambda: kernels.attention(*DENSE, cu_seqlens_k=OFFSETS), ValueError, "cu_seqlens_k cu_seqlens",
