@@ -9,24 +9,20 @@ from typing import Any
 import numpy as np
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """`value` as an integer; TypeError for what is none, ValueError below `least`."""
-    expected = f"expected an integer of at least {least}"
+def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """`value` as an integer; TypeError for what is none, ValueError below `least` or above `most`."""
+    expected = "a positive integer" if least == 1 else f"an integer of at least {least}"
     try:
         count = operator.index(value)
     except TypeError as error:
-        raise TypeError(f"{name} is {value!r}, {expected}") from error
+        raise TypeError(f"{name} is {value!r}, expected {expected}") from error
     if isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}, {expected}")
+        raise TypeError(f"{name} is {value!r}, expected {expected}")
     if count < least:
-        raise ValueError(f"{name} is {count}, {expected}")
+        raise ValueError(f"{name} is {count}, expected {expected}")
+    if most is not None and count > most:
+        raise ValueError(f"{name} is {count}, expected at most {most}")
     return count
-
-
-def check_positive(name: str, value: Any, expected: str = "a positive integer") -> None:
-    """ValueError, which says what is `expected`, for what is no integer above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} is {value!r}, expected {expected}")
 
 
 def check_share(name: str, value: Any) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from bertcore.arguments import check_one_of, check_positive
+from bertcore.arguments import check_count, check_one_of
 
 CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
@@ -51,7 +51,7 @@ class LoraConfig:
     bias: str = "none"
 
     def __post_init__(self) -> None:
-        check_positive("r", self.r)
+        check_count("r", self.r)
         for name in ("lora_alpha", "lora_dropout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_flag, check_positive
+from bertcore.arguments import check_count, check_flag
 from bertcore.kernels import checks
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
@@ -69,7 +69,7 @@ def generate(
             than the tokens need.
     """
     _check_family(model)
-    check_positive("max_new_tokens", max_new_tokens)
+    check_count("max_new_tokens", max_new_tokens)
     _check_choice(do_sample, temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences)
     if seed is not None:
         checks.seed("seed", seed)
@@ -112,7 +112,7 @@ def _check_choice(
     check_flag("do_sample", do_sample)
     counts = {"top_k": 1 if top_k is None else top_k, "num_beams": num_beams, "num_return_sequences": returned}
     for name, value in counts.items():
-        check_positive(name, value)
+        check_count(name, value)
     for name, value, most in (("temperature", temperature, np.inf), ("top_p", top_p, 1.0)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or value == np.inf:
             raise ValueError(f"{name} is {value!r}, expected a number above 0" + (", at most 1" if most == 1 else ""))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_positive
+from bertcore.arguments import check_count
 from bertcore.tape import Tape, current_tape, value_of
 from bertcore.tasks.long_texts import Cutting, Window, windows_of
 from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
@@ -84,7 +84,7 @@ def integrated_gradients(
 
     Raises TypeError, ValueError as the pipeline does; ValueError for an unknown label, wrong steps, a text in windows.
     """
-    check_positive("steps", steps)
+    check_count("steps", steps)
     if current_tape() is not None:
         raise ValueError("integrated_gradients is called while gradients are recorded, expected a call by itself")
     window, arrays = _row(classifier, inputs, options)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertcore.arguments import check_numbers, check_positive
+from bertcore.arguments import check_count, check_numbers
 from bertcore.extras import required
 from bertcore.tasks.probabilities import softmax
 
@@ -172,7 +172,7 @@ def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliabili
 
     Raises ValueError for other shapes, rows that are no probabilities, and `bins` below 1.
     """
-    check_positive("bins", bins)
+    check_count("bins", bins)
     probabilities = _probabilities(probabilities)
     labels = _classes(labels, *probabilities.shape)
     sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels

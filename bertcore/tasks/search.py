@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_numbers, check_positive
+from bertcore.arguments import check_count, check_numbers
 from bertcore.tasks.similarity import cosine_similarity, floating, normalized
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -228,4 +228,4 @@ def _table(name: str, rows: Any) -> np.ndarray:
 
 def _check_counts(**counts: int) -> None:
     for name, value in counts.items():
-        check_positive(name, value)
+        check_count(name, value)

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertcore.arguments import check_positive
+from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError
 from bertcore.warn import warn_caller
 
@@ -130,7 +130,7 @@ def checked_text(name: str, text: Any, expected: str = "str") -> str:
 
 def checked_batch_tokens(value: Any) -> int:
     """A positive number of tokens; ValueError for anything else."""
-    check_positive("batch_tokens", value)
+    check_count("batch_tokens", value)
     return int(value)
 
 

@@ -7,13 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bertcore.arguments import check_count
 from bertcore.checkpoint.config import read_json_object
 from bertcore.checkpoint.errors import CheckpointError
 from bertcore.warn import warn_caller
 
 from .batch import BatchEncoding
 from .mentions import MARKERS, TASKS, EntityRow, Mentions, Span, read_mentions
-from .options import Padding, Truncation, check_count, check_tensors
+from .options import Padding, Truncation, check_tensors
 from .settings import TokenizerSettings
 from .texts import Texts, read_texts
 from .tokenizer import Tokenizer

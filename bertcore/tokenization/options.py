@@ -3,9 +3,9 @@
 import sys
 from dataclasses import dataclass
 
+from bertcore.arguments import check_count, check_one_of
 from bertcore.warn import warn_caller
 
-from .ids import is_id
 from .settings import UNKNOWN_LENGTH
 
 PADDINGS = {False: None, "do_not_pad": None, True: "longest", "longest": "longest", "max_length": "max_length"}
@@ -47,28 +47,16 @@ class Padding:
         return -(-length // self.multiple) * self.multiple
 
 
-def check_choice(name: str, value, choices):
+def _choice(name: str, value, choices):
     """`value` looked up in `choices`; ValueError naming them when it is not there."""
     if isinstance(value, (bool, str)) and value in choices:
         return choices[value]
     raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
 
 
-def check_count(name: str, value, least: int, most: int | None = None) -> int:
-    """`value` when it is an integer from `least` to `most`, else an error that names it."""
-    if isinstance(value, bool) or not is_id(value):
-        raise TypeError(f"{name} is {type(value).__name__}; expected an integer")
-    if value.__index__() < least:
-        raise ValueError(f"{name} is {value}; expected at least {least}")
-    if most is not None and value.__index__() > most:
-        raise ValueError(f"{name} is {value}; expected at most {most}")
-    return value.__index__()
-
-
 def check_tensors(return_tensors) -> None:
-    """Raises ValueError for what is neither None (lists) nor "np"."""
-    if not isinstance(return_tensors, str | None) or return_tensors not in (None, "np"):
-        raise ValueError(f"return_tensors is {return_tensors!r}; expected None or 'np'")
+    """ValueError for what is neither None (lists) nor "np"."""
+    check_one_of("return_tensors", return_tensors, (None, "np"))
 
 
 def read_truncation(
@@ -84,7 +72,7 @@ def read_truncation(
         truncation = max_length is not None and padding is False
         if max_length is not None and padding in (True, "longest"):
             warn_caller("max_length does nothing beside padding=True; pass truncation=True to cut")
-    strategy = check_choice("truncation", truncation, TRUNCATIONS)
+    strategy = _choice("truncation", truncation, TRUNCATIONS)
     if strategy is None:
         return None
     if strategy == "only_second" and not pair:
@@ -103,7 +91,7 @@ def read_truncation(
 
 def read_padding(padding, max_length, multiple, *, side, truncation: Truncation | None, model_max_length) -> Padding:
     """The padding that the arguments of a call ask for."""
-    strategy = check_choice("padding", padding, PADDINGS)
+    strategy = _choice("padding", padding, PADDINGS)
     if side not in ("left", "right"):
         raise ValueError(f"padding_side is {side!r}; expected 'left' or 'right'")
     multiple = 1 if multiple is None else check_count("pad_to_multiple_of", multiple, 1, LONGEST_PADDING)

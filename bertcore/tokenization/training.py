@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bertcore.arguments import check_count
+
 from .families import FAMILIES, TokenizerFamily
-from .options import check_count
 from .settings import UNKNOWN_LENGTH, TokenizerSettings
 from .tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bertcore.arguments import check_positive
+from bertcore.arguments import check_count
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.state import TrainerControl, TrainerState
 
@@ -56,7 +56,7 @@ class EarlyStoppingCallback(TrainerCallback):
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float = 0.0):
-        check_positive("early_stopping_patience", early_stopping_patience)
+        check_count("early_stopping_patience", early_stopping_patience)
         if not early_stopping_threshold >= 0:
             raise ValueError(f"early_stopping_threshold is {early_stopping_threshold!r}, expected at least 0")
         self.patience, self.threshold = early_stopping_patience, early_stopping_threshold

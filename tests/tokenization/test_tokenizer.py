@@ -197,7 +197,7 @@ class TestBadInput:
         "options, message",
         [
             ({"truncation": True, "max_length": 1}, "max_length is 1, but 2 special tokens are added"),
-            ({"truncation": True, "max_length": -1}, "max_length is -1; expected at least 0"),
+            ({"truncation": True, "max_length": -1}, "max_length is -1, expected an integer of at least 0"),
             ({"truncation": True}, "truncation needs max_length: the tokenizer's files state no model_max_length"),
             (
                 {"truncation": "first", "max_length": 5},
@@ -209,11 +209,11 @@ class TestBadInput:
             ({"padding": "left"}, "padding is 'left'; expected one of False, 'do_not_pad', True"),
             ({"padding": ["longest"]}, "padding is .*; expected one of"),
             ({"padding": True, "padding_side": "top"}, "padding_side is 'top'; expected 'left' or 'right'"),
-            ({"padding": True, "pad_to_multiple_of": 0}, "pad_to_multiple_of is 0; expected at least 1"),
+            ({"padding": True, "pad_to_multiple_of": 0}, "pad_to_multiple_of is 0, expected a positive integer"),
             ({"truncation": True, "max_length": 9, "padding": True, "pad_to_multiple_of": 8}, "expected a multiple of"),
             ({"truncation": True, "max_length": 9, "stride": 7}, "stride is 7; expected less than the 7 tokens"),
-            ({"stride": -1}, "stride is -1; expected at least 0"),
-            ({"return_tensors": "pt"}, "return_tensors is 'pt'; expected None or 'np'"),
+            ({"stride": -1}, "stride is -1, expected an integer of at least 0"),
+            ({"return_tensors": "pt"}, "return_tensors is 'pt', expected one of None, 'np'"),
         ],
     )
     def test_options(self, tokenizer, options, message):
@@ -222,7 +222,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("value", [5.0, "5", True, np.array([5])])
     def test_max_length_that_is_no_integer(self, tokenizer, value):
-        with pytest.raises(TypeError, match=rf"max_length is {type(value).__name__}; expected an integer"):
+        with pytest.raises(TypeError, match=r"max_length is .*, expected an integer of at least 0"):
             tokenizer("the", truncation=True, max_length=value)
 
     @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ class TestBadInput:
                 ({"padding": "max_length", "max_length": 10**30, "truncation": cut}, "expected at most 2147483647 with")
                 for cut in (False, True)
             ],
-            ({"padding": True, "pad_to_multiple_of": 10**30}, "pad_to_multiple_of is 1.*; expected at most 2147483647"),
+            ({"padding": True, "pad_to_multiple_of": 10**30}, "pad_to_multiple_of is 1.*, expected at most 2147483647"),
         ],
     )
     def test_room_of_a_pair(self, tokenizer, options, message):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_flag, check_one_of, check_positive
+from bertcore.arguments import check_count, check_flag, check_one_of
 from bertcore.checkpoint import CheckpointError, read_config, resolve
 from bertcore.checkpoint.config import CONFIG_NAME
 from bertcore.models.spec import ConfigReader
@@ -193,12 +193,12 @@ class CrossEncoder:
 
         Raises:
             TypeError: a query or document that is no string.
-            ValueError: for a model of several labels; a `top_k` that is no positive integer.
+            ValueError: for a model of several labels; a `top_k` below 1.
         """
         if self.num_labels != 1:
             raise ValueError(f"the model has {self.num_labels} labels; rank needs one: use predict")
         if top_k is not None:
-            check_positive("top_k", top_k, "a positive integer or None")
+            check_count("top_k", top_k)
         query, texts = checked_text("query", query), list(checked_texts(documents, "documents"))
         scores = self.predict([(query, text) for text in texts], **options)
         best = np.argsort(-scores, kind="stable")[:top_k].tolist()

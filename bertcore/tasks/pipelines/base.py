@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_positive
+from bertcore.arguments import check_count
 from bertcore.checkpoint import resolve
 from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
@@ -44,7 +44,7 @@ class CallOptions:
     show_progress: bool | None = None
 
     def __post_init__(self) -> None:
-        check_positive("batch_tokens", self.batch_tokens)
+        check_count("batch_tokens", self.batch_tokens)
         Cutting(self.truncation, self.max_length, self.stride)
 
 

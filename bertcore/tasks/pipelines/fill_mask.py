@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_positive
+from bertcore.arguments import check_count
 from bertcore.tasks.long_texts import Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host, softmax
@@ -29,7 +29,7 @@ class FillMaskOptions(CallOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("top_k", self.top_k)
+        check_count("top_k", self.top_k)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_flag, check_positive
+from bertcore.arguments import check_count, check_flag
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host
@@ -40,8 +40,8 @@ class AnsweringOptions(CallOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("top_k", self.top_k)
-        check_positive("max_answer_len", self.max_answer_len)
+        check_count("top_k", self.top_k)
+        check_count("max_answer_len", self.max_answer_len)
         check_flag("handle_impossible_answer", self.handle_impossible_answer)
         check_flag("align_to_words", self.align_to_words)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bertcore.arguments import check_one_of, check_positive
+from bertcore.arguments import check_count, check_one_of
 from bertcore.tasks.calibration import Calibration
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
@@ -49,7 +49,7 @@ class ClassificationOptions(CallOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.top_k is not BEST_ALONE and self.top_k is not None:
-            check_positive("top_k", self.top_k)
+            check_count("top_k", self.top_k)
         if self.function_to_apply is not None:
             check_one_of("function_to_apply", self.function_to_apply, tuple(FUNCTIONS))
         if self.calibration is not None and not isinstance(self.calibration, Calibration):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_flag, check_positive
+from bertcore.arguments import check_count, check_flag
 from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
@@ -49,7 +49,7 @@ class GenerationOptions(CallOptions):
         if self.truncation == "chunk":
             raise ValueError("truncation is 'chunk', expected 'error', 'warn' or True: a text goes on from one place")
         if self.max_new_tokens is not None:
-            check_positive("max_new_tokens", self.max_new_tokens)
+            check_count("max_new_tokens", self.max_new_tokens)
         if self.seed is not None:
             checks.seed("seed", self.seed)
         check_flag("return_full_text", self.return_full_text)

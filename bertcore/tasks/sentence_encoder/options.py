@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_one_of, check_positive
+from bertcore.arguments import check_count, check_one_of
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.merged_windows import MERGES
@@ -84,10 +84,7 @@ def checked_options(
 
 def checked_dimensions(truncate_dim: Any) -> int | None:
     """A positive number of dimensions or None; ValueError for anything else."""
-    if truncate_dim is None:
-        return None
-    check_positive("truncate_dim", truncate_dim, "a positive integer or None")
-    return int(truncate_dim)
+    return None if truncate_dim is None else check_count("truncate_dim", truncate_dim)
 
 
 def _cutting(encoder: Any, truncation: Any, stride: int | None, prompt: str) -> Cutting:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_one_of, check_positive
+from bertcore.arguments import check_count, check_one_of
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.extras import required
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -85,7 +85,9 @@ class SparseEncoder:
         special, positions = self.tokenizer.num_special_tokens_to_add(), self.model.spec.longest_sequence
         published = settings.max_seq_length or self.tokenizer.model_max_length
         self.max_seq_length = sequence_length(max_seq_length, published, positions, special, where)
-        self._max_active = settings.max_active_dims if max_active_dims is None else _active(max_active_dims)
+        self._max_active = (
+            settings.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
+        )
         self.has_warned = False
         self.embedding_dimension = self.model.spec.vocab_size
 
@@ -164,7 +166,7 @@ class SparseEncoder:
         """
         checked, batch_tokens = checked_texts(texts), checked_batch_tokens(batch_tokens)
         before = self.prompt(prompt, prompt_name)
-        most = self._max_active if max_active_dims is None else _active(max_active_dims)
+        most = self._max_active if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         cutting, backend = Cutting(truncation, self.max_seq_length, stride), kernels.get_backend()
         check_one_of("merge", merge, MERGES)
         if not cutting.reads_all:
@@ -183,7 +185,7 @@ class SparseEncoder:
             [(word, weight)] for a row, a list of such lists for a matrix.
         """
         if top_k is not None:
-            _active(top_k, "top_k")
+            check_count("top_k", top_k)
         if isinstance(embeddings, SparseRow):
             known = embeddings.indices < len(self.tokenizer)  # a model's vocabulary is often rounded up
             embeddings = SparseRow(embeddings.indices[known], embeddings.values[known])
@@ -259,8 +261,3 @@ class SparseEncoder:
         hidden, cu_seqlens = self.model.encode_packed(batch)
         pooled = pooled_words(self.model.heads[0], hidden, cu_seqlens, self.settings)
         return [sparse_row(weights, max_active_dims) for weights in pooled]
-
-
-def _active(value: Any, name: str = "max_active_dims") -> int:
-    check_positive(name, value, "a positive integer or None")
-    return int(value)

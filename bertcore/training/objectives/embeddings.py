@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_number, check_one_of, check_positive
+from bertcore.arguments import check_count, check_number, check_one_of
 from bertcore.gradients import Gradients, vjp, with_loss
 from bertcore.training.objectives.columns import ColumnCollator
 from bertcore.training.objectives.objective import Batch, Objective
@@ -46,7 +46,7 @@ class EmbeddingObjective(Objective):
     def __init__(self, *, pooling: str = "mean", chunk: int | None = None, max_length: int | None = None):
         check_one_of("pooling", pooling, POOLING)
         if chunk is not None:
-            check_positive("chunk", chunk, "a positive integer or None")
+            check_count("chunk", chunk)
         self.pooling, self.chunk, self.max_length = pooling, chunk, max_length
 
     def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:

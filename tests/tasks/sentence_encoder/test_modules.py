@@ -137,7 +137,7 @@ def test_dimensions(folder, encoder):
     scaled = encoder.encode(TEXTS, truncate_dim=5, normalize=True)
     assert_same(scaled, whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True))
     assert encoder.encode([], truncate_dim=5).shape == (0, 5) and encoder.encode("a", truncate_dim=99).shape == (WIDTH,)
-    with pytest.raises(ValueError, match="truncate_dim is 0, expected a positive integer or None"):
+    with pytest.raises(ValueError, match="truncate_dim is 0, expected a positive integer"):
         encoder.encode(TEXTS, truncate_dim=0)
 
 

@@ -78,7 +78,7 @@ def test_the_same_seed_shows_the_same_and_empty_texts_have_nothing_to_show(token
     assert sections(preview("", tokenizer))["whole words"] == [["[CLS]", "[SEP]"]] * 3
     with pytest.raises(TypeError, match="text is list, expected a string"):
         preview([TEXT], tokenizer)
-    with pytest.raises(ValueError, match="epochs is 0, expected an integer of at least 1"):
+    with pytest.raises(ValueError, match="epochs is 0, expected a positive integer"):
         preview(TEXT, tokenizer, epochs=0)
 
 
