@@ -89,10 +89,8 @@ def unavailable_reason(name: str) -> str | None:
 
 @functools.cache
 def _missing(name: str) -> str | None:
-    if name == "numba" and importlib.util.find_spec("numba") is None:
-        return "Numba is not installed: pip install numba"
-    if name == "numba" and os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
-        return "the environment variable NUMBA_DISABLE_JIT switches Numba's compiler off: unset it"
+    if name == "numba":
+        return _numba_unavailable_reason()
     if name == "cupy":
         return _cupy_unavailable_reason()
     return None
@@ -122,6 +120,18 @@ def to_backend(array: np.ndarray) -> Any:
     The host does not wait for the copy, which CuPy makes from pinned memory of its own.
     """
     return importlib.import_module("cupy").asarray(array) if uses_gpu() else array
+
+
+def _numba_unavailable_reason() -> str | None:
+    if importlib.util.find_spec("numba") is None:
+        return "Numba is not installed: pip install numba"
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return "the environment variable NUMBA_DISABLE_JIT switches Numba's compiler off: unset it"
+    try:
+        importlib.import_module("numba")
+    except ImportError as error:  # such as for a NumPy that is newer than it knows
+        return f"Numba is installed but does not import: {error}"
+    return None
 
 
 def _cupy_unavailable_reason() -> str | None:

@@ -3,9 +3,11 @@
 import asyncio
 import builtins
 import importlib
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from bertcore.kernels import (
 )
 from tests.processes import run_python
 
+ROOT = Path(__file__).parents[2]
 ROWS = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
 
 
@@ -92,6 +95,24 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     assert run_python(code, **variables)[0].startswith(expected)
+
+
+def test_a_numba_that_does_not_import_is_a_reason(tmp_path):
+    """As one that is older than NumPy is: what needs no Numba works."""
+    (tmp_path / "numba.py").write_text('raise ImportError("Numba needs NumPy 2.4 or less. Got NumPy 2.5.")')
+    code = """
+import numpy, bertcore.kernels as k
+from bench import machine
+print(machine.describe()["isa"] == "", k.softmax(numpy.zeros(1), backend="numpy"))
+try:
+    k.softmax(numpy.ones(3))
+except k.BackendUnavailable as error:
+    print(error)
+"""
+    printed, _ = run_python(code, PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))))
+    first, second = printed.splitlines()
+    assert first == "True [1.]"
+    assert second.endswith("Numba is installed but does not import: Numba needs NumPy 2.4 or less. Got NumPy 2.5.")
 
 
 @pytest.mark.parametrize(
