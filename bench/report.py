@@ -44,10 +44,7 @@ def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[s
     if not rows:
         return
     columns = [*rows[0], *machine]
-    is_new = not path.exists() or path.stat().st_size == 0
-    if not is_new:
-        _check_columns(path, columns)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = check_csv(path, columns)
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         if is_new:
@@ -55,8 +52,17 @@ def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[s
         writer.writerows({**row, **machine} for row in rows)
 
 
-def _check_columns(path: Path, expected: list[str]) -> None:
-    with path.open(newline="", encoding="utf-8") as file:
-        found = next(csv.reader(file))
+def check_csv(path: Path, expected: list[str]) -> bool:
+    """Whether the CSV at `path` is still empty; makes it, to see that it can be written.
+
+    Raises OSError if it cannot, ValueError if it has other columns than expected.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", newline="", encoding="utf-8") as file:
+        file.seek(0)
+        found = next(csv.reader(file), None)
+    if found is None:
+        return True
     if found != expected:
         raise ValueError(f"{path} has the columns {', '.join(found)}; these results have {', '.join(expected)}")
+    return False

@@ -1,18 +1,23 @@
-"""The command `python -m bench.gpu`."""
+"""The command `python -m bench.gpu`: it has the time in its hands, and leaves the GPU to a process that it can replace.
+
+A wrong address in a kernel ends every further use of the GPU by its process, a wrong one on the host the process, and a
+kernel that waits for ever both. None of them may cost more than its step.
+"""
 
 import argparse
-import importlib
+import json
+import os
+import queue
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine
-from bench.gpu import checks, models, operations, peers, products, sizes
-from bench.gpu.timings import Step
-from bench.report import Column, append_csv, table
-from bertcore import kernels
+from bench.report import Column, append_csv, check_csv, table
 
 DEFAULT_CSV = Path(__file__).parents[1] / "results" / "gpu.csv"
 COLUMNS = (
@@ -34,76 +39,128 @@ TABLE = (
     Column("goal", "goal", ".2f"),
     Column("note", "note"),
 )
-# By when each part has to be done, as a share of the whole time; what one does not need is the next one's.
+# By when the last step of each part has to begin, as a share of the whole time; what one does not need is the next
+# one's. The second are beside a peer.
 ENDS = {
-    "kernel": 0.3,
-    "family": 0.45,
-    "products": 0.5,
-    "rows": 0.62,
-    "attention": 0.74,
-    "model": 0.88,
-    "training": 1.0,
+    "kernel": (0.28, None),
+    "family": (0.4, None),
+    "products": (0.44, 0.66),
+    "attention": (0.48, 0.72),
+    "model": (0.53, 0.84),
+    "training": (0.57, 0.94),
+    "rows": (0.63, 1.0),
 }
 BAD = ("wrong", "failed")
+MOST_OF_STEP, GRACE = 0.25, 0.2  # shares, too: of a step, and in which the last one may end
+READY_SECONDS = 120.0  # of a process until it is ready
 
 
-def main(arguments: Sequence[str] | None = None, peer: peers.Torch | None = None) -> int:
-    """Check, time, print the table, write the CSV; 1 if something is wrong, 2 without a GPU.
+class Unavailable(Exception):
+    """There is no GPU, or the process that should have it does not start."""
 
-    Tests give a `peer` that stands for PyTorch on the GPU.
+
+def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", "bench.gpu.worker")) -> int:
+    """Check, time, print the table, write the CSV; 1 if something is wrong, 2 without a GPU or a place for the CSV.
+
+    `worker`: what Python is to run beside this; tests give others.
     """
     options = _parse(arguments)
-    reason = kernels.unavailable_reason("cupy")
-    if reason is not None:
-        print(f"python -m bench.gpu: {reason}", file=sys.stderr)
-        return 2
-    described = machine.describe()
-    print("\n".join(f"{name}: {value}" for name, value in described.items() if value != ""), end="\n\n", flush=True)
-    peer = peer or _torch()
+    run = Run([sys.executable, *worker, *(["--quick"] if options.quick else [])], 60 * options.minutes)
     rows = []
-    for row in _rows(list(_steps(options.quick, peer)), 60 * options.minutes, peer):
-        print(_progress(row), file=sys.stderr, flush=True)
-        append_csv(options.csv, [row], described)  # row by row: an interrupted run keeps what it has
-        rows.append(row)
-    print(table(rows, TABLE), f"added to {options.csv}", sep="\n\n")
+    try:
+        run.begin()
+        check_csv(options.csv, [*COLUMNS, *run.machine])
+        described = (f"{name}: {value}" for name, value in run.machine.items() if value != "")
+        print("\n".join(described), end="\n\n", flush=True)
+        for row in run.rows():
+            print(_progress(row), file=sys.stderr, flush=True)
+            append_csv(options.csv, [row], run.machine)  # row by row: an interrupted run keeps what it has
+            rows.append(row)
+    except (Unavailable, OSError, ValueError) as error:
+        print(f"python -m bench.gpu: {error}", file=sys.stderr)
+        return 2
+    finally:
+        run.stop()
+        if rows:
+            print(table(rows, TABLE), f"added to {options.csv}", sep="\n\n")
     return 1 if any(row["status"] in BAD for row in rows) else 0
 
 
-def _torch() -> peers.Torch | None:
-    reason = peers.torch_unavailable_reason()
-    if reason is not None:
-        print(f"nothing is compared with PyTorch: {reason}", file=sys.stderr)
-        return None
-    peer = peers.Torch()
-    if not peer.has_transformers():
-        print("no model is compared: transformers is not installed", file=sys.stderr)
-    return peer
+class Run:
+    """All steps, by one process after another."""
 
+    def __init__(self, command: list[str], seconds: float):
+        self._command, self._seconds, self._start = command, seconds, time.perf_counter()
+        self._process, self._messages = None, queue.SimpleQueue()
+        self._environment = os.environ | {"HOME": _home()}
+        self.machine: dict[str, Any] = {}
+        self._steps: list[Any] = []
 
-def _steps(is_quick: bool, peer: peers.Torch | None) -> Iterator[Step]:
-    yield from checks.steps(every=40 if is_quick else 1)
-    size = sizes.tiny() if is_quick else sizes.full()
-    yield from products.steps(size, peer)
-    yield from operations.steps(size, peer)
-    yield from models.steps(size, peer)
-
-
-def _rows(steps: Sequence[Step], seconds: float, peer: peers.Torch | None) -> Iterator[dict[str, Any]]:
-    """The rows of all steps; of each that was not begun before its part's end, one that says so."""
-    start = time.perf_counter()
-    for step in steps:
-        known = dict.fromkeys(COLUMNS) | {"kind": step.kind, "name": step.name, "dtype": step.dtype, "status": "ok"}
-        if time.perf_counter() - start > ENDS[step.kind] * seconds:
-            yield known | {"status": "not run", "note": "the time of its part was over"}
-            continue
-        try:
-            for row in step.run():
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of all steps; of each that was not begun before its part's end, one that says so."""
+        for number, (kind, name, dtype, is_beside) in enumerate(self._steps):
+            known = dict.fromkeys(COLUMNS) | {"kind": kind, "name": name, "dtype": dtype, "status": "ok"}
+            if time.perf_counter() - self._start > ENDS[kind][is_beside] * self._seconds:
+                yield known | {"status": "not run", "note": "the time of its part was over"}
+                continue
+            for row in self._rows_of(number):
                 yield known | row
-        except Exception as error:  # what fails must not hide the rest
-            yield known | {"status": "failed", "note": checks.line(error)}
-        importlib.import_module("cupy").get_default_memory_pool().free_all_blocks()
-        if peer is not None:
-            peer.free()
+
+    def _rows_of(self, number: int) -> Iterator[dict[str, Any]]:
+        try:
+            if self._process is None:
+                self.begin()
+            self._process.stdin.write(f"{number}\n")
+            self._process.stdin.flush()
+            last = self._start + (1 + GRACE) * self._seconds
+            until = min(time.perf_counter() + MOST_OF_STEP * self._seconds, last)
+            while "is_usable" not in (message := self._message(until)):
+                yield message["row"]
+            if not message["is_usable"]:
+                self.stop()
+        except (Unavailable, OSError) as error:  # OSError: nobody reads what is written
+            yield {"status": "failed", "note": str(error)}
+            self.stop()
+
+    def begin(self) -> None:
+        """Start a process, and wait until it is ready."""
+        self._messages = queue.SimpleQueue()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+        self._process = subprocess.Popen(self._command, env=self._environment, **pipes)
+        threading.Thread(target=_listen, args=(self._process, self._messages), daemon=True).start()
+        message = self._message(time.perf_counter() + READY_SECONDS)
+        if "unavailable" in message:
+            raise Unavailable(message["unavailable"])
+        self.machine, self._steps = message["machine"], message["steps"]
+
+    def _message(self, until: float) -> dict[str, Any]:
+        try:
+            line = self._messages.get(timeout=max(0.1, until - time.perf_counter()))
+        except queue.Empty:
+            raise Unavailable("no answer in time") from None
+        if not line:
+            raise Unavailable(f"the process that has the GPU ended with status {self._process.wait()}")
+        return json.loads(line)
+
+    def stop(self) -> None:
+        """End the process, if one is running."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _home() -> str:
+    """The user's folder, or one made for this run where nothing can be written there: CuPy and compilers keep files."""
+    home = os.path.expanduser("~")
+    return home if os.access(home, os.W_OK) else tempfile.mkdtemp()
+
+
+def _listen(process: subprocess.Popen, messages: queue.SimpleQueue) -> None:
+    """Every line that the process writes; an empty one at its end."""
+    for line in process.stdout:
+        messages.put(line)
+    messages.put("")
 
 
 def _progress(row: dict[str, Any]) -> str:

@@ -1,6 +1,10 @@
 """Whether what the GPU computes is right: every kernel against its definition, every family against NumPy."""
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from itertools import cycle, product
 from typing import Any
@@ -9,8 +13,13 @@ import numpy as np
 
 from bench.gpu.products import batch_invariant
 from bench.gpu.timings import Step
-from bertcore import kernels, use_backend
-from bertcore.models.auto import AutoModel
+from bertcore import AutoModel, AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad
+from bertcore.kernels import _cuda
+from bertcore.models.model import Model
+from bertcore.nn.dropout import dropout_seeds
+from bertcore.training import LAMB, AdamW, StableAdamW
+from bertcore.training.optimizers import clip_factor, grad_norm
+from tests.cuda_emulator.modules import OPERATIONS, modules
 from tests.kernels.arrays import DTYPES
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.conformance.checks import DTYPES_OF, assert_conforms, on_disk
@@ -19,27 +28,58 @@ from tests.tiny_families import drawn_anew, runnable, tiny_config
 LAYOUTS = ("contiguous", "slice")  # in turns
 TOLERANCE = 1e-4  # of a float32 model's output, relative to its largest: MobileBERT makes 3e-5 of the kernels' 2e-6
 LENGTHS = (7, 1, 4)
+PASSES = ("operation by operation", "captured", "replayed", "replayed again")
+LEARNERS = (("bert-base-uncased", AdamW), ("deberta-v3-small", LAMB), ("bert-base-uncased", StableAdamW))
+LEARNING_STEPS = 4
+LEARNING_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 BATCH_INVARIANT = "linear, batch-invariant"
 
 
 def steps(every: int = 1, families: list[str] | None = None) -> Iterator[Step]:
-    """Each operation in each dtype over the tests' table of cases, or over one case in `every`; a model of each family.
+    """Each operation in each dtype over the tests' table of cases, or over one case in `every`; a model of each family,
+    and some that learn.
 
     `families` are presets, by default one of each.
     """
+    yield Step("kernel", "compile", "", partial(_compile, every))
     for operation, dtype in product(on_disk("cupy"), DTYPES_OF["cupy"]):
         yield Step("kernel", operation, dtype, partial(_check_kernel, operation, dtype, every))
     for dtype in DTYPES_OF["cupy"]:
         yield Step("kernel", BATCH_INVARIANT, dtype, partial(_check_batch_invariant, dtype, every))
     for name in families or runnable():
         yield Step("family", name, "float32", partial(_check_family, name))
+    for (name, rule), dtype in product(LEARNERS, ("float32", "bfloat16")):
+        yield Step("family", f"{name}, {rule.__name__}", dtype, partial(_check_learning, name, rule, dtype))
+
+
+def _compile(every: int) -> Iterator[dict[str, Any]]:
+    """All kernels, on all CPUs at once: a fresh machine has none of them, and one after the other takes minutes."""
+    runtime, start = _cuda.runtime(), time.perf_counter()
+    wanted = [(module, kernel) for name in OPERATIONS for module in modules(name) for kernel in module.instantiations]
+
+    def problem(module: Any, kernel: str) -> str:
+        try:
+            runtime.loaded(module, kernel)
+        except Exception as error:  # the others are compiled nevertheless
+            return f"{kernel}: {line(error)}"
+        return ""
+
+    wanted = wanted[::every]
+    first = problem(*wanted[0])  # what all of them need is loaded once
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = [found for found in (first, *pool.map(problem, *zip(*wanted[1:], strict=True))) if found]
+    yield {"cases": len(wanted), "note": f"{time.perf_counter() - start:.1f} s"} | _verdict(problems)
+
+
+def _verdict(problems: Sequence[str]) -> dict[str, str]:
+    return {"status": "wrong", "note": f"{len(problems)} wrong; {problems[0]}"} if problems else {}
 
 
 def _check_kernel(operation: str, dtype: str, every: int) -> Iterator[dict[str, Any]]:
     cases = list(CASES[operation].values())[::every]
     laid_out = zip(cases, cycle(LAYOUTS), strict=False)
     wrong = [note for case, layout in laid_out if (note := _wrong(case, operation, dtype, layout))]
-    yield {"cases": len(cases)} | ({"status": "wrong", "note": f"{len(wrong)} wrong; {wrong[0]}"} if wrong else {})
+    yield {"cases": len(cases)} | _verdict(wrong)
 
 
 def _check_batch_invariant(dtype: str, every: int) -> Iterator[dict[str, Any]]:
@@ -56,23 +96,68 @@ def _wrong(case: Any, operation: str, dtype: str, layout: str) -> str:
 
 
 def _check_family(name: str) -> Iterator[dict[str, Any]]:
-    """A small model on cupy and on numpy."""
-    error = _model_error(name)
-    is_right = error < TOLERANCE
-    note = "" if is_right else f"off by {error:.2g} of the scale (allowed {TOLERANCE:.0e})"
-    yield {"cases": 1, "status": "ok" if is_right else "wrong", "note": note}
-
-
-def _model_error(name: str) -> float:
+    """A small model on cupy and on numpy, in batches of one layout: the first is computed operation by operation, the
+    second captured as a CUDA graph, the others replay it."""
     model = drawn_anew(AutoModel.from_config(tiny_config(name)))
-    mask = (np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]).astype(int)
-    ids = np.random.default_rng(1).integers(2, model.spec.vocab_size, mask.shape)
+    wrong = [f"{pass_by}: {note}" for number, pass_by in enumerate(PASSES) if (note := _wrong_pass(model, number))]
+    yield {"cases": len(PASSES)} | _verdict(wrong)
+
+
+def _wrong_pass(model: Model, seed: int) -> str:
+    try:
+        error = _model_error(model, seed)
+    except Exception as problem:  # what cannot be captured may still be right without a graph
+        return line(problem)
+    return "" if error < TOLERANCE else f"off by {error:.2g} of the scale (allowed {TOLERANCE:.0e})"
+
+
+def _model_error(model: Model, seed: int) -> float:
+    ids, mask = _batch(model, seed)
     with use_backend("numpy"):
         expected = model(input_ids=ids, attention_mask=mask)[0]
     with use_backend("cupy"):
         found = model(input_ids=ids, attention_mask=mask)[0]
     assert kernels.array_module(found) is not np, "the result is not on the GPU"
+    return _error(found, expected)
+
+
+def _batch(model: Model, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    mask = (np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]).astype(int)
+    return np.random.default_rng(seed).integers(2, model.spec.vocab_size, mask.shape), mask
+
+
+def _error(found: Any, expected: np.ndarray) -> float:
     return float(np.abs(found.get() - expected).max() / np.abs(expected).max())
+
+
+def _check_learning(name: str, rule: type[AdamW], dtype: str) -> Iterator[dict[str, Any]]:
+    """Steps of masked language modelling with dropout, on cupy and on numpy: the losses, and the first gradients."""
+    (expected, exact), (found, grads) = (_learn(name, rule, dtype, backend) for backend in ("numpy", "cupy"))
+    tolerance = LEARNING_TOLERANCE[dtype]
+    errors = {"losses": np.abs(np.subtract(found, expected)).max() / expected[0]}
+    scale = max(np.abs(grad).max() for grad in exact.values())
+    for key, grad in exact.items():  # that of a bias of keys is nothing but rounding
+        errors[key] = np.abs(grads[key].get() - grad).max() / max(np.abs(grad).max(), scale / 10)
+    wrong = [
+        f"{key} off by {error:.2g} (allowed {tolerance:.0e})" for key, error in errors.items() if not error < tolerance
+    ]
+    yield {"cases": len(errors)} | _verdict(wrong)
+
+
+def _learn(name: str, rule: type[AdamW], dtype: str, backend: str) -> tuple[list[float], dict[str, Any]]:
+    """The losses of some steps, and the gradients of the first."""
+    model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config(name)))
+    ids, mask = _batch(model, 0)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": np.where(mask == 1, ids, -100)}
+    optimizer, differentiate, losses, first = rule(model, lr=1e-3), value_and_grad(model), [], None
+    with use_backend(backend), autocast(dtype) if dtype == "bfloat16" else nullcontext():
+        for step in range(LEARNING_STEPS):
+            with dropout_seeds(step):
+                out, grads = differentiate(**batch)
+            first = {key: grad.copy() for key, grad in grads.items()} if first is None else first
+            optimizer.step(grads, scale=clip_factor(grad_norm(grads), 1.0, np.float32))
+            losses.append(float(out.loss))
+    return losses, first
 
 
 def line(error: Exception) -> str:

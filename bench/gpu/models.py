@@ -29,16 +29,17 @@ BATCHES = 2  # that take turns
 
 
 def steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
-    """Every timing of a model; beside the peer's where transformers is installed."""
-    peer = peer if peer is not None and peer.has_transformers() else None
+    """Every timing of a model: ours alone, or beside the peer's, where transformers is installed."""
+    if peer is not None and not peer.has_transformers():
+        return
     forward = functools.cache(partial(_Forward, sizes, peer))
     for lengths, goal in ((sizes.batch, 1.3), (sizes.ragged, 2.5), (sizes.single, None)):
         form = "x" if len(set(lengths)) == 1 else " texts of up to "
         run = partial(_time_forward, forward, lengths, goal)
-        yield Step("model", f"BERT {len(lengths)}{form}{max(lengths)}", "float16", run)
+        yield Step("model", f"BERT {len(lengths)}{form}{max(lengths)}", "float16", run, peer is not None)
     for dtype in ("bfloat16", "float32"):
         name = f"BERT masked LM {len(sizes.batch)}x{max(sizes.batch)}"
-        yield Step("training", name, dtype, partial(_time_training, sizes, peer, dtype))
+        yield Step("training", name, dtype, partial(_time_training, sizes, peer, dtype), peer is not None)
 
 
 class _Forward:
@@ -80,7 +81,7 @@ def _time_forward(
     flops = sum(length * flops_per_token(own.model, length) for length in lengths)
     for row in rows(by_events(ours), others, own.seconds, flops=flops):
         yield row
-    if goal is None:
+    if goal is None and own.module is None:
         yield row | {"against": "1 ms", "against_s": SINGLE_GOAL, "ratio": SINGLE_GOAL / row["median_s"], "goal": 1.0}
 
 

@@ -26,19 +26,21 @@ ROW_OPERATIONS = {  # arguments beside the input
 Made = dict[str, Any]
 
 
-def steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
-    """Every timing of an operation."""
+def row_steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
+    """Every timing of rows: ours beside a copy, or beside the peer."""
     for width in sizes.widths:
         for operation in ROW_OPERATIONS:
-            name = f"{operation} {sizes.row_tokens}x{width}"
-            yield Step("rows", name, "bfloat16", partial(_time_rows, sizes, peer, operation, width))
-    for length in sizes.lengths:
-        yield Step("attention", f"plain {length}", "float16", partial(_time_attention, sizes, peer, "plain", length))
-    for length in sizes.biased_lengths:
-        yield Step("attention", f"bias {length}", "float16", partial(_time_attention, sizes, peer, "bias", length))
-    for length in sizes.relative_lengths:
-        run = partial(_time_attention, sizes, peer, "relative", length)
-        yield Step("attention", f"relative {length}", "float16", run)
+            run = partial(_time_rows, sizes, peer, operation, width)
+            yield Step("rows", f"{operation} {sizes.row_tokens}x{width}", "bfloat16", run, peer is not None)
+
+
+def attention_steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
+    """Every timing of attention: ours alone, or beside the peer."""
+    lengths = {"plain": sizes.lengths, "bias": sizes.biased_lengths, "relative": sizes.relative_lengths}
+    for form, each in lengths.items():
+        for length in each:
+            run = partial(_time_attention, sizes, peer, form, length)
+            yield Step("attention", f"{form} {length}", "float16", run, peer is not None)
 
 
 def _calls(operation: str, made: list[Made]) -> list[Callable[[], Any]]:
@@ -64,12 +66,13 @@ def _time_rows(sizes: Sizes, peer: Torch | None, operation: str, width: int) -> 
 
     made = inputs.sets(make)
     moved = DTYPES[dtype].itemsize * math.prod(shape) * (2 + ("residual" in made[0]))
-    others = {"copy": Other(_copies(moved, len(made)), COPY_GOAL)}
     ours = _calls(operation, made)
-    if peer is not None:
+    if peer is None:
+        others = {"copy": Other(_copies(moved, len(made)), COPY_GOAL)}
+    else:
         theirs = [peer.call(operation, given) for given in made]
         check(ours[0](), theirs[0](), dtype)
-        others["torch.compile"] = Other(peer.by_graph(theirs), COMPILED_GOAL)
+        others = {"torch.compile": Other(peer.by_graph(theirs), COMPILED_GOAL)}
     yield from rows(by_graph(ours), others, sizes.seconds, nbytes=moved)
 
 

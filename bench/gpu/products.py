@@ -29,7 +29,8 @@ def batch_invariant() -> Iterator[None]:
 def steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
     """Every timing of a product."""
     for shape in sizes.products:
-        yield Step("products", "{}x{} to {}".format(*shape), DTYPE, partial(_time, sizes, peer, *shape))
+        run = partial(_time, sizes, peer, *shape)
+        yield Step("products", "{}x{} to {}".format(*shape), DTYPE, run, peer is not None)
 
 
 def _time(sizes: Sizes, peer: Torch | None, tokens: int, in_features: int, out_features: int) -> Iterator[dict]:
@@ -38,13 +39,14 @@ def _time(sizes: Sizes, peer: Torch | None, tokens: int, in_features: int, out_f
         lambda seed: {name: inputs.normal(shape, DTYPE, 3 * seed + n) for n, (name, shape) in enumerate(shapes.items())}
     )
     ours = [partial(kernels.linear, **given, backend="cupy") for given in made]
-    invariantly = [partial(_batch_invariantly, call) for call in ours]
-    check(invariantly[0](), ours[0](), DTYPE)
-    others = {"batch-invariant": Other(by_graph(invariantly), None)}
-    if peer is not None:
+    if peer is None:
+        name, goal, time_by = "batch-invariant", None, by_graph
+        theirs = [partial(_batch_invariantly, call) for call in ours]
+    else:
+        name, goal, time_by = "torch", GOAL, peer.by_graph
         theirs = [peer.call("linear", given, compile=False) for given in made]
-        check(ours[0](), theirs[0](), DTYPE)
-        others["torch"] = Other(peer.by_graph(theirs), GOAL)
+    check(ours[0](), theirs[0](), DTYPE)
+    others = {name: Other(time_by(theirs), goal)}
     yield from rows(by_graph(ours), others, sizes.seconds, flops=2 * tokens * in_features * out_features)
 
 

@@ -14,12 +14,13 @@ COMPARED = 64  # rows
 
 
 class Step(NamedTuple):
-    """A part of the run that is done as a whole or not at all; `run` gives its rows."""
+    """A piece of the run that is done as a whole or not at all; `run` gives its rows. `is_beside`: a peer has part."""
 
     kind: str
     name: str
     dtype: str
     run: Callable[[], Iterator[dict[str, Any]]]
+    is_beside: bool = False
 
 
 class Other(NamedTuple):

@@ -196,11 +196,16 @@ class CuPyRuntime:
             self._plans.clear()
         self._plans[key] = plan
 
-    def launch(self, module, kernel, grid, block, args, shared_bytes):
+    def loaded(self, module, kernel):
+        """The kernel on the current device; compiled and loaded where it is not yet. Threads may do so at once."""
         key = module, kernel, self.device_index()
         loaded = self._kernels.get(key)
         if loaded is None:
             loaded = self._kernels[key] = _Loaded(self._compile(module, kernel))
+        return loaded
+
+    def launch(self, module, kernel, grid, block, args, shared_bytes):
+        loaded = self.loaded(module, kernel)
         if shared_bytes > loaded.shared_bytes:
             loaded.reserve(shared_bytes)
         # CuPy passes structs by value from host arrays, not from scalars. (A function called for each argument would be

@@ -5,33 +5,47 @@ import os
 import subprocess
 import sys
 from collections import deque
-from contextlib import nullcontext
 from pathlib import Path
 
 import cupy
 import numpy as np
 import pytest
 
-from bench.gpu import checks, models, peers, sizes
+from bench.gpu import __main__ as command
+from bench.gpu import checks, models, operations, sizes, worker
 from bench.gpu.__main__ import ENDS, main
 from bench.gpu.clock import by_graph
-from bench.measure import host_clock
+from bench.gpu.timings import Step
+from bench.gpu.worker import rows_of
 from bertcore import kernels
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.softmax import cuda as softmax_cuda
+from tests.bench.gpu_worker import TorchOnCPU
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
 
 ROOT = Path(__file__).parents[2]
 BARE = """
 import sys
-from collections import deque
 sys.modules.update(dict.fromkeys(("numba", "tbb", "pytest", "hypothesis", "safetensors", "tokenizers", "torch")))
+"""
+BARE_COMMAND = f"""{BARE}
 from bench.gpu.__main__ import main
-from tests.cuda_emulator.driverless import driverless
 assert main([]) == 2  # no GPU
-with driverless() as gpu:
-    gpu.launches = deque(maxlen=0)
-    sys.exit(main(["--quick", "--csv", sys.argv[1]]))
+worker = {BARE!r} + "from tests.bench.gpu_worker import main; main(sys.argv)"
+sys.exit(main(["--quick", "--minutes", "60", "--csv", sys.argv[1]], ["-c", worker]))
+"""
+# A worker of steps of which one ends the process, one never ends, and one leaves a GPU that is of no use.
+HOSTILE = """
+import json, os, sys, time
+def say(**message): print(json.dumps(message), flush=True)
+names = "right", "ends", "right", "waits", "breaks", "right"
+say(machine=dict(gpu="none"), steps=[["kernel", name, "", False] for name in names])
+for line in sys.stdin:
+    name = names[int(line)]
+    if name == "ends": os.kill(os.getpid(), 11)
+    if name == "waits": time.sleep(60)
+    say(row=dict(note=os.getpid()))
+    say(is_usable=name != "breaks")
 """
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
@@ -49,114 +63,157 @@ def copied_folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow  # three quarters of a minute: every kernel and every model
+def read(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow  # two minutes: every kernel and every model
 def test_the_command_runs_from_a_copied_folder(copied_folder, tmp_path):
     path = tmp_path / "results.csv"
     environment = os.environ | {"PYTHONPATH": str(copied_folder)}
-    command = [sys.executable, "-c", BARE, str(path)]
+    command = [sys.executable, "-c", BARE_COMMAND, str(path)]
     done = subprocess.run(command, cwd=copied_folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no NVIDIA GPU is visible" in done.stderr
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read(path)
     assert {row["status"] for row in rows} == {"ok"}
     named = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in ENDS}
-    assert named["kernel"] == {*checks.on_disk("cupy"), checks.BATCH_INVARIANT}
-    assert named["family"] == set(checks.runnable())
+    assert named["kernel"] == {"compile", *checks.on_disk("cupy"), checks.BATCH_INVARIANT}
+    assert named["family"] > set(checks.runnable())
     assert {"plain 7", "bias 7", "relative 7"} == named["attention"]
     assert all(float(row["median_s"]) > 0 for row in rows if row["kind"] not in ("kernel", "family"))
     assert {row["against"] for row in rows} == {"", "copy", "1 ms", "batch-invariant"}
     assert all(name in done.stdout for names in named.values() for name in names)
 
 
-class TorchOnCPU(peers.Torch):
-    """PyTorch without a GPU, over the memory of the host that stands for a GPU's."""
-
-    device = "cpu"
-
-    def tensor(self, array):
-        return super().tensor(host(array))
-
-    def compiled(self, function):
-        return function
-
-    def flash_attention(self):
-        return nullcontext()
-
-    def by_graph(self, calls):
-        return self.by_events(calls)
-
-    def clock(self, call, repeats):
-        return host_clock(call, repeats)
-
-    def free(self):
-        pass
+def run(tmp_path, *arguments):
+    """(status, rows) of the command with a worker that has no GPU."""
+    path, worker = tmp_path / "gpu.csv", ["-m", "tests.bench.gpu_worker", "--timings", *arguments]
+    return main(["--quick", "--minutes", "60", "--csv", str(path)], worker), read(path)
 
 
-@pytest.fixture
-def timings_alone(monkeypatch):
-    monkeypatch.setattr(checks, "steps", lambda every: [])
-
-
-def read(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
+@pytest.mark.slow
 @pytest.mark.parity
-def test_everything_is_compared_with_pytorch(timings_alone, tmp_path):
+def test_everything_is_compared_with_pytorch(tmp_path):
     pytest.importorskip("transformers")
-    with driverless() as gpu:
-        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
-        assert main(["--quick", "--csv", str(tmp_path / "gpu.csv")], TorchOnCPU()) == 0
-    rows = read(tmp_path / "gpu.csv")
+    status, rows = run(tmp_path, "--peer")
+    assert status == 0
     found = {(row["kind"], row["against"]): row for row in rows}
     assert set(found) == {
+        ("kernel", ""),
         ("rows", "copy"),
         ("rows", "torch.compile"),
         ("products", "batch-invariant"),
         ("products", "torch"),
+        ("attention", ""),
         ("attention", "FlashAttention-2"),
         ("attention", "SDPA with attn_mask"),
         ("attention", "eager"),
+        ("model", ""),
         ("model", "transformers, SDPA, torch.compile"),
         ("model", "1 ms"),
+        ("training", ""),
         ("training", "transformers, torch.compile, fused AdamW"),
     }
-    for row in rows:
-        assert row["status"] == "ok" and float(row["ratio"]) > 0
+    for row in rows[1:]:
+        assert row["status"] == "ok" and float(row["median_s"]) > 0
         assert row["method"] == ("graph" if row["kind"] in ("rows", "products", "attention") else "events"), row
-        speed = float(row["against_s"]) / float(row["median_s"])
-        assert float(row["ratio"]) == pytest.approx(speed, rel=9), "medians of ratios, and of times"
+        if row["against"]:
+            speed = float(row["against_s"]) / float(row["median_s"])
+            assert float(row["ratio"]) == pytest.approx(speed, rel=9), "medians of ratios, and of times"
     goals = {row["against"]: row["goal"] for row in rows}
     assert (goals["copy"], goals["1 ms"], goals["SDPA with attn_mask"]) == ("0.9", "1.0", "2.0")
 
 
-def test_models_are_timed_without_transformers(monkeypatch):
+def test_no_model_is_compared_without_transformers(monkeypatch):
     monkeypatch.setattr(TorchOnCPU, "__init__", lambda self: None)
     monkeypatch.setattr(TorchOnCPU, "has_transformers", lambda self: False)
+    assert [*models.steps(sizes.tiny(), TorchOnCPU())] == []
+
+
+def test_a_model_is_timed_alone():
     with driverless(emulated=False) as gpu:
         gpu.launches = deque(maxlen=0)
-        *_, one_text, _, _ = models.steps(sizes.tiny(), TorchOnCPU())
+        *_, one_text, _, _ = models.steps(sizes.tiny(), None)
         rows = list(one_text.run())
     assert [row.get("against") for row in rows] == [None, "1 ms"]
 
 
 @pytest.mark.parity
-def test_a_wrong_result_is_not_timed(timings_alone, monkeypatch, tmp_path):
-    monkeypatch.setattr(models, "steps", lambda *_: [])
+def test_a_wrong_result_is_not_timed(monkeypatch):
     monkeypatch.setattr(softmax_cuda, "softmax", lambda input, dim: input.copy())
     with driverless():
-        assert main(["--quick", "--csv", str(tmp_path / "gpu.csv")], TorchOnCPU()) == 1
-    rows = [row for row in read(tmp_path / "gpu.csv") if row["name"].startswith("softmax")]
-    assert {(row["status"], row["median_s"]) for row in rows} == {("failed", "")}
-    assert "ours is off from the other's result by" in rows[0]["note"]
+        step = next(it for it in operations.row_steps(sizes.tiny(), TorchOnCPU()) if it.name.startswith("softmax"))
+        (row,) = rows_of(step)
+    assert row["status"] == "failed" and "median_s" not in row
+    assert "ours is off from the other's result by" in row["note"]
+
+
+@pytest.mark.parametrize(
+    "error, is_beside, status",
+    [(RuntimeError, True, "left out"), (RuntimeError, False, "failed"), (AssertionError, True, "failed")],
+)
+def test_what_a_peer_cannot_do_is_left_out(error, is_beside, status):
+    def run():
+        raise error("out of\nmemory")
+        yield
+
+    assert list(rows_of(Step("rows", "softmax", "float16", run, is_beside))) == [
+        {"status": status, "note": f"{error.__name__}: out of memory"}
+    ]
+
+
+def test_a_gpu_that_an_error_broke_is_given_up(monkeypatch, capsys):
+    with driverless(emulated=False):
+        assert worker._is_usable(None)
+        monkeypatch.setattr(cupy.cuda.runtime, "deviceSynchronize", lambda: 1 / 0)
+        assert not worker._is_usable(None)
+    assert "the GPU is given up: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_what_ends_a_process_costs_one_step(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "ENDS", {"kernel": (9.0, 9.0)})
+    assert main(["--minutes", "0.1", "--csv", str(tmp_path / "gpu.csv")], ["-c", HOSTILE]) == 1
+    rows = read(tmp_path / "gpu.csv")
+    assert [row["status"] for row in rows] == ["ok", "failed", "ok", "failed", "ok", "ok"]
+    assert (rows[1]["note"], rows[3]["note"]) == (
+        "the process that has the GPU ended with status -11",
+        "no answer in time",
+    )
+    first, _, second, _, third, fourth = (row["note"] for row in rows)
+    assert len({first, second, third, fourth}) == 4, "each of them in a process of its own"
+    assert "ended with status -11" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_user_without_a_folder_gets_one(monkeypatch, tmp_path, capsys, is_there):
+    """CuPy does not import where it can make no folder there."""
+    home = tmp_path if is_there else tmp_path / "none"
+    monkeypatch.setenv("HOME", str(home))
+    print_home = 'import json, os; print(json.dumps(dict(unavailable=os.environ["HOME"])), flush=True)'
+    assert main([], ["-c", print_home]) == 2
+    found = Path(capsys.readouterr().err.split()[-1])
+    assert found.is_dir() and (found == home) == is_there
+
+
+def test_no_answer_is_no_gpu(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "READY_SECONDS", 0.1)
+    assert main(["--csv", str(tmp_path / "gpu.csv")], ["-c", "import time; time.sleep(60)"]) == 2
+    assert "no answer in time" in capsys.readouterr().err
+
+
+def test_a_csv_that_takes_no_rows_is_known_before_anything_is_done(tmp_path, capsys):
+    (tmp_path / "gpu.csv").write_text("name,median\n")
+    for path, reason in ((tmp_path / "gpu.csv", "has the columns name, median"), (tmp_path, "Is a directory")):
+        assert main(["--csv", str(path)], ["-c", HOSTILE]) == 2
+        assert reason in capsys.readouterr().err
 
 
 def test_what_there_is_no_time_for_is_reported(tmp_path, capsys):
-    with driverless(emulated=False):
-        assert main(["--quick", "--minutes", "0", "--csv", str(tmp_path / "gpu.csv")]) == 0
-    assert {row["status"] for row in read(tmp_path / "gpu.csv")} == {"not run"}
+    path, idle = tmp_path / "gpu.csv", ["-m", "tests.bench.gpu_worker", "--idle"]
+    assert main(["--quick", "--minutes", "0", "--csv", str(path)], idle) == 0
+    assert {row["status"] for row in read(path)} == {"not run"}
     assert "attention bias 7 float16: not run" in capsys.readouterr().err
 
 
@@ -191,8 +248,8 @@ def test_wrong_kernels_are_reported(monkeypatch):
             step for step in checks.steps(5, ["bert-base-uncased"]) if step.name in ("softmax", "bert-base-uncased")
         ]
         kernel, _, _, model = [row for step in steps for row in step.run()]
+    assert model["status"] == "wrong" and "wrong; operation by operation: off by" in model["note"]
     assert "wrong; (1,) along 0, contiguous: AssertionError: " in kernel["note"]
-    assert "off by" in model["note"]
 
 
 def test_a_kernel_that_fails_does_not_end_the_run(monkeypatch):

@@ -327,6 +327,7 @@ def _replacements(gpu):
     runtime = cupy.cuda.runtime
     yield runtime, "getDevice", lambda: gpu.current
     yield runtime, "getDeviceCount", lambda: 2
+    yield runtime, "deviceSynchronize", lambda: gpu.wait("deviceSynchronize")
     yield runtime, "getDeviceProperties", lambda index: {"name": b"none, emulated"}
     yield cupy.cuda, "Event", functools.partial(Event, gpu)
     yield cupy.cuda, "get_elapsed_time", lambda start, stop: 1e3 * (stop.time - start.time)
