@@ -98,14 +98,17 @@ def _missing(name: str) -> str | None:
 
 def array_module(array: Any) -> ModuleType:
     """The array module of a NumPy or CuPy array: numpy or cupy."""
-    if _library(type(array)) == "cupy":
-        return importlib.import_module("cupy")
-    return np
+    return _module_of(type(array))
 
 
 def uses_gpu() -> bool:
     """Whether the backend in force computes in the memory of a GPU."""
     return get_backend() == "cupy" and not _cuda.is_emulated()
+
+
+@functools.cache
+def _module_of(kind: type) -> ModuleType:
+    return importlib.import_module("cupy") if _library(kind) == "cupy" else np
 
 
 @functools.cache
@@ -211,7 +214,7 @@ def _on_device(index: int) -> AbstractContextManager:
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
-    __slots__ = ("_key", "_recorder", "_tensor_module", "_trace", "arrays", "backend", "package", "plan")
+    __slots__ = ("_key", "_recorder", "_tensor_module", "_trace", "arrays", "backend", "of_call", "package", "plan")
 
     def __init__(
         self,
@@ -220,8 +223,9 @@ class Call:
         arrays: dict[str, Any],
         optional: Collection[str],
         options: tuple[Any, ...] | None,
+        of_call: Any,
     ):
-        self.package = package
+        self.package, self.of_call = package, of_call
         self._tensor_module = self._recorder = self._key = self._trace = self.plan = None
         are_plain, recorder = _plain(arrays, optional)
         if are_plain:  # by far the most calls: nothing to convert, one home
@@ -258,7 +262,7 @@ class Call:
     def replay(self) -> Any:
         """The result by the `plan`, which has to be there."""
         with _on_device(self.plan.device):
-            return self.plan.run(self.arrays)
+            return self.plan.run(self.arrays, self.of_call)
 
     def run(self, function: str, *args: Any) -> Any:
         """Call `function` of the implementation and hand its arrays back as the kind that came in."""
@@ -392,6 +396,7 @@ def open_call(
     *,
     optional: Collection[str] = (),
     options: tuple[Any, ...] | None = None,
+    of_call: Any = None,
     **arrays: Any,
 ) -> Call:
     """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None.
@@ -399,5 +404,6 @@ def open_call(
     `options`: the function's name and all that its checks and its result depend on beside the arrays. Where they are
     given, and a call on a GPU has the layout and the options of one before it, that one's checks hold for it, too, and
     its launches are kept as `plan`: the function returns `replay()`. Otherwise the call ends with `hand_back`.
+    `of_call`: a checked number that is another in each call, and that launches alone take, as `plans.OfCall`.
     """
-    return Call(package, backend, arrays, optional, options)
+    return Call(package, backend, arrays, optional, options, of_call)

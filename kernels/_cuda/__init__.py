@@ -13,8 +13,8 @@
 `grid` and `block` are tuples of one to three ints. `args` holds arrays (the address of their first element is passed,
 whatever their strides), None (a null pointer) and NumPy scalars (passed by value with the size of their dtype: np.int32
 for int, np.int64 for long long, np.float32 for float, np.bool_ for bool; a scalar of an aligned structured dtype for a
-struct). Every kernel that is launched must be listed in `instantiations`, so that the tests compile all of them. A
-kernel is compiled at its first launch and then kept.
+struct), or an OfCall, which makes one of the call's own number. Every kernel that is launched must be listed in
+`instantiations`, so that the tests compile all of them. A kernel is compiled at its first launch and then kept.
 
 In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the file that includes it (or
 from there by a relative path) or in this folder, once each: the key of CuPy's disk cache is the source text and does
@@ -49,7 +49,10 @@ import numpy as np
 
 from ..errors import BackendUnavailable
 from . import plans
+from .plans import OfCall as OfCall
+from .plans import copy as copy
 from .plans import empty as empty
+from .plans import zeros as zeros
 from .vectors import has_vector_rows, pad_rows
 
 HEADERS = Path(__file__).parent
@@ -208,27 +211,34 @@ class CuPyRuntime:
         loaded = self.loaded(module, kernel)
         if shared_bytes > loaded.shared_bytes:
             loaded.reserve(shared_bytes)
-        # CuPy passes structs by value from host arrays, not from scalars. (A function called for each argument would be
-        # a quarter of a launch's time.)
-        given = [NULL if arg is None else np.atleast_1d(arg) if type(arg) is np.void else arg for arg in args]
+        ndarray = self.cupy.ndarray
+        given = [arg if isinstance(arg, ndarray) else _by_value(arg) for arg in plans.of_call(args)]
         loaded.kernel(grid, block, tuple(given), shared_mem=shared_bytes)
         trace = plans.current()
         if trace is not None:
-            places = [place for place, arg in enumerate(given) if isinstance(arg, self.cupy.ndarray)]
-            arrays = [given[place] for place in places]
+            places = tuple(place for place, arg in enumerate(given) if isinstance(arg, ndarray))
             others = [None if place in places else arg for place, arg in enumerate(given)]
-            trace.did(_start, arrays, loaded.kernel, grid, block, others, tuple(places), shared_bytes)
+            of_call = tuple((place, arg.make) for place, arg in enumerate(args) if type(arg) is OfCall)
+            arrays = [given[place] for place in places]
+            trace.did(_start, arrays, places, others, of_call, loaded.kernel, grid, block, shared_bytes)
 
     def _compile(self, module, kernel):
         compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
         return compiled.get_function(kernel)
 
 
-def _start(arrays, kernel, grid, block, others, places, shared_bytes):
-    """Launch a kernel with these arrays at these places among its other arguments."""
+def _by_value(arg):
+    """A number as CuPy takes it, which passes structs by value from host arrays, not from scalars."""
+    return NULL if arg is None else np.atleast_1d(arg) if type(arg) is np.void else arg
+
+
+def _start(arrays, value, numbers, places, others, of_call, kernel, grid, block, shared_bytes):
+    """Launch a kernel with arrays at these places among its other arguments."""
     args = others.copy()
-    for place, array in zip(places, arrays, strict=True):
-        args[place] = array
+    for place, number in zip(places, numbers, strict=True):
+        args[place] = arrays[number]
+    for place, make in of_call:
+        args[place] = _by_value(make(value))
     kernel(grid, block, tuple(args), shared_mem=shared_bytes)
 
 

@@ -222,20 +222,23 @@ def multiply(
     )
     arrays = right, left, addend, output, bias
     chosen = plan(here.cublaslt_path(), product)
-    _start(arrays, chosen, beta)
+    numbers = (0, 1, 2, 3, None if bias is None else 4)
+    _start(arrays, None, numbers, chosen, beta)
     trace = plans.current()
     if trace is not None:
         trace.did(_start, arrays, chosen, beta)
 
 
-def _start(arrays, chosen, beta):
-    """Start the product `chosen` of right and left, plus addend, to output; with the bias, if that is not None."""
-    here, (*matrices, bias) = runtime(), arrays
-    workspace = None
+def _start(arrays, value, numbers, chosen, beta):
+    """Start the product `chosen` of right and left, plus addend, to output; with the bias, if there is one."""
+    here, (*matrices, bias) = runtime(), numbers
+    room = workspace = None
     if chosen.workspace_bytes:  # of the stream's pool: no wait
         workspace = here.array_module(arrays[0]).empty(chosen.workspace_bytes, np.uint8)
-    bias, room = (None if array is None else here.address(array) for array in (bias, workspace))
-    chosen.run([*map(here.address, matrices)], bias, beta, room, here.stream())
+        room = here.address(workspace)
+    addresses = [here.address(arrays[number]) for number in matrices]
+    bias = None if bias is None else here.address(arrays[bias])
+    chosen.run(addresses, bias, beta, room, here.stream())
 
 
 @functools.cache

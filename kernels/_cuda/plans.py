@@ -4,13 +4,16 @@ What a call checks and launches depends on the shapes, strides, dtypes, alignmen
 never on their values. So it is found out once for each layout: while a call is computed, a Trace notes every array that
 is made by `empty` and every launch; the Plan that comes of it does the same with other arrays.
 
-A launcher takes part by making its arrays with `empty`. All that it does to them, and to the arrays of the call,
-is launches of this package. Where a launch is given any other array (a copy, or what a kernel of CuPy's has computed),
-there is no plan, and each such call is computed anew.
+A launcher takes part by making its arrays with `empty` and `zeros`. All that it does to them, and to the arrays of the
+call, is launches of this package and `copy`. Where a launch is given any other array (a copy, or what a kernel of
+CuPy's has computed), there is no plan, and each such call is computed anew. A number that is another in each call, as
+the seed of dropout is, goes to a launch as `OfCall`.
 """
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 MOST_KEPT = 4096  # of one runtime; each takes about 1 KB
 ALIGNMENT = 256  # bytes: the most that launchers tell apart, and that every array of CuPy's own has
@@ -34,25 +37,39 @@ def layout(arrays):
     return tuple(layouts)
 
 
+class OfCall(NamedTuple):
+    """An argument of a launch that `make` makes of the call's own `value`, on which nothing else depends."""
+
+    make: Callable[[Any], Any]
+    value: Any
+
+
+def of_call(args):
+    """The arguments of a launch, those that are OfCall made."""
+    return [arg.make(arg.value) if type(arg) is OfCall else arg for arg in args]
+
+
 class Plan:
-    """The steps of a call, in their order, and where its results are."""
+    """The steps of a call, in their order, and where its results are.
+
+    A step is called with the arrays of the call, to which it appends what it makes, the call's value (of OfCall), the
+    numbers of its own arrays among them, and its constants.
+    """
 
     def __init__(self, steps, results, device):
         self._steps, self._results, self.device = steps, results, device
 
-    def run(self, arrays):
-        """The call's result, with these arrays."""
+    def run(self, arrays, value=None):
+        """The call's result, with these arrays and this value."""
         arrays = list(arrays)
         for step, numbers, constants in self._steps:
-            made = step([None if number is None else arrays[number] for number in numbers], *constants)
-            if made is not None:
-                arrays.append(made)
+            step(arrays, value, numbers, *constants)
         if type(self._results) is list:
-            return tuple(None if result is None else result.of(arrays) for result in self._results)
+            return tuple([None if result is None else result.of(arrays) for result in self._results])
         return self._results.of(arrays)
 
 
-class _Result:
+class _Place:
     """An array of the call, or one that was made; or what it holds from `offset` bytes on, with other axes."""
 
     def __init__(self, number, known, offset, array):
@@ -79,49 +96,79 @@ class Trace:
         self._steps = []
         self._is_whole = all(array is None or array.size for array in arrays)  # no memory has no address
 
-    def made(self, array):
-        """An array was made by `empty`."""
-        self._steps.append((_make, (), (type(array), array.shape, array.dtype)))
+    def made(self, array, step):
+        """An array was made by `empty` or `zeros`."""
+        self._steps.append((step, (), (type(array), array.shape, array.dtype)))
         self._numbers[array.data.ptr] = len(self._arrays)
         self._arrays.append(array)
         self._is_whole = self._is_whole and bool(array.size)
 
     def did(self, step, arrays, *constants):
-        """step(arrays, *constants) was done; it returns None."""
+        """step(arrays, value, numbers, *constants) does what was done, where `numbers` are the places of `arrays`."""
         numbers = tuple(None if array is None else self._numbers.get(array.data.ptr, -1) for array in arrays)
         self._is_whole = self._is_whole and -1 not in numbers
         self._steps.append((step, numbers, constants))
+
+    def copied(self, target, source):
+        """The elements of an array were copied to another."""
+        places = self._place(target), self._place(source)
+        self._is_whole = self._is_whole and None not in places
+        self._steps.append((_copy, (), places))
 
     def plan(self, result):
         """The Plan of the call that returned this: an array, or a tuple of arrays and Nones. None if there is none."""
         if not self._is_whole:
             return None
         parts = result if isinstance(result, tuple) else (result,)
-        found = [None if part is None else self._result(part) for part in parts]
+        found = [None if part is None else self._place(part) for part in parts]
         if any(each is None and part is not None for each, part in zip(found, parts, strict=True)):
             return None
         device = next(array.data.device_id for array in self._arrays if array is not None)
         return Plan(tuple(self._steps), found if isinstance(result, tuple) else found[0], device)
 
-    def _result(self, array):
+    def _place(self, array):
         address = array.data.ptr
         for number, known in enumerate(self._arrays):
             offset = -1 if known is None else address - known.data.ptr
             if offset == 0 or (0 < offset < known.nbytes and number >= self._given):
-                return _Result(number, known, offset, array) if known.dtype == array.dtype else None
+                return _Place(number, known, offset, array) if known.dtype == array.dtype else None
         return None
 
 
-def _make(_, kind, shape, dtype):
-    return kind(shape, dtype)
+def _make(arrays, value, numbers, kind, shape, dtype):
+    arrays.append(kind(shape, dtype))
+
+
+def _make_zeros(arrays, value, numbers, kind, shape, dtype):
+    arrays.append(kind(shape, dtype))
+    arrays[-1].fill(0)
+
+
+def _copy(arrays, value, numbers, target, source):
+    target.of(arrays)[...] = source.of(arrays)
 
 
 def empty(xp, shape, dtype):
     """xp.empty(shape, dtype), as part of the plan of the call, if that has one."""
     array, trace = xp.empty(shape, dtype), _trace.get()
     if trace is not None:
-        trace.made(array)
+        trace.made(array, _make)
     return array
+
+
+def zeros(xp, shape, dtype):
+    """xp.zeros(shape, dtype), as part of the plan of the call, if that has one."""
+    array, trace = xp.zeros(shape, dtype), _trace.get()
+    if trace is not None:
+        trace.made(array, _make_zeros)
+    return array
+
+
+def copy(target, source):
+    """target[...] = source, as part of the plan of the call, if that has one."""
+    target[...], trace = source, _trace.get()
+    if trace is not None:
+        trace.copied(target, source)
 
 
 def current():

@@ -121,14 +121,14 @@ def attention(
     asked = bool(return_lse), bool(return_probs), bool(return_components)
     sides = window if isinstance(window, tuple) else (window,)
     options = "attention", dropout_p, is_causal, scale, compute_dtype, *asked, type(window), *sides
-    options = None if dropout_p else options  # the seed of dropout is another in each call
-    call = _open(backend, relative, options, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+    seed = checks.seed("dropout_seed", dropout_seed) if dropout_p else 0
+    call = _open(backend, relative, options, seed, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
     if call.plan is not None:
         return call.replay()
     with call.on_device():
         inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
         check_compute_dtype(compute_dtype, call.backend, inputs[0])
-        scoring = _with_dropout(scoring, dropout_p, dropout_seed, compute_dtype)
+        scoring = _with_dropout(scoring, dropout_p, seed, compute_dtype)
         if return_components and call.backend == "cupy":
             raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
         output, lse, probs, components = call.compute("attention", *inputs, scoring, *asked[1:], compute_dtype)
@@ -179,10 +179,17 @@ def attention_backward(
     Raises:
         As `attention`.
     """
+    sides = window if isinstance(window, tuple) else (window,)
+    options = "attention_backward", dropout_p, is_causal, scale, out is None, type(window), *sides
+    if relative is not None or bias is not None:  # whose gradients take more than launches
+        options = None
+    seed = checks.seed("dropout_seed", dropout_seed) if dropout_p else 0
     call = _open(
-        backend, relative, None, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias,
+        backend, relative, options, seed, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias,
         grad_output=grad_output, output=output, lse=lse, **_named_targets(out),
     )  # fmt: skip
+    if call.plan is not None:
+        return Gradients(*call.replay(), None)
     count = len(call.arrays) - (0 if out is None else 3)
     *arrays, grad_output, output, lse = call.arrays[:count]
     query, bias = arrays[0], arrays[6]
@@ -190,7 +197,7 @@ def attention_backward(
         if bias is not None and 0 in bias.strides:
             arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
         inputs, scoring = _normalise(call.backend, arrays, relative, is_causal, window, scale)
-        scoring = _with_dropout(scoring, dropout_p, dropout_seed, None)
+        scoring = _with_dropout(scoring, dropout_p, seed, None)
         checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
         checks.shape(query.shape, grad_output=grad_output, output=output)
         is_packed = scoring.cu_seqlens is not None
@@ -211,8 +218,8 @@ def attention_backward(
 
 
 def _open(
-    backend: str | None, relative: RelativePositions | None, options: tuple[Any, ...] | None, query: Any, key: Any,
-    value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any, **of_backward: Any,
+    backend: str | None, relative: RelativePositions | None, options: tuple[Any, ...] | None, seed: int, query: Any,
+    key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any, **of_backward: Any,
 ) -> dispatch.Call:  # fmt: skip
     """The call; its arrays are query to bias, those of `relative` in the order of its fields, those of the backward."""
     if relative is None:
@@ -222,7 +229,7 @@ def _open(
     else:
         raise TypeError(f"relative must be RelativePositions, got {type(relative).__qualname__}")
     return dispatch.open_call(
-        __package__, backend, optional=_OPTIONAL, options=options, query=query, key=key, value=value,
+        __package__, backend, optional=_OPTIONAL, options=options, of_call=seed, query=query, key=key, value=value,
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias, **terms, **of_backward,
     )  # fmt: skip
 
@@ -254,7 +261,7 @@ def _normalise(
 def _with_dropout(scoring: Scoring, p: Any, seed: Any, compute_dtype: str | None) -> Scoring:
     if p == 0:
         return scoring
-    p, seed = checks.probability("dropout_p", p), checks.seed("dropout_seed", seed)
+    p = checks.probability("dropout_p", p)
     scoring = scoring._replace(dropout_p=p, dropout_seed=seed)
     if compute_dtype is not None:
         raise ValueError(f"dropout_p is {p}, but compute_dtype is {compute_dtype!r}, which has none")

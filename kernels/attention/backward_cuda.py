@@ -4,6 +4,8 @@ float16 and bfloat16 on tensor cores, float32 by FMA. Where something added to s
 relative positions, segments), those of the scores are written out, as one array of their size.
 """
 
+from functools import partial
+
 import numpy as np
 
 from .. import _cuda
@@ -65,7 +67,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     grad_query, grad_key, grad_value = (_zeros(array, is_packed) for array in (query, key, value))
     grad_scores, longest = _room_for_scores(query, key, scoring)
     if query.size and key.size:
-        deltas = xp.empty(output.size // query.shape[3], np.float32)
+        deltas = _cuda.empty(xp, output.size // query.shape[3], np.float32)
         _launch_deltas(grad_output, output, deltas)
         tiles = _cuda.vector_rows(_four_axes(grad_output, is_packed))
         set_strides(problem, grad_output=tiles)
@@ -82,7 +84,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
         sums = _Sums(grad_scores, longest, scoring, problem)
         grad_relative = _relative_gradients(sums, query, key, *grads[:2])
     for target, grad in zip(out or (), grads, strict=False):
-        target[...] = grad
+        _cuda.copy(target, grad)
     return *(out or grads), grad_bias, grad_relative
 
 
@@ -122,12 +124,12 @@ def _launch(goal, sums, longest, shared, problem, scoring, array):
 
 
 def _dropout(scoring):
-    struct = np.zeros((), DROPOUT)[()]
-    struct["factor"] = 1
-    if scoring.dropout_p:
-        struct["seed"], struct["threshold"] = scoring.dropout_seed, threshold(scoring.dropout_p)
-        struct["factor"] = 1 / (1 - scoring.dropout_p)
-    return struct
+    p = scoring.dropout_p
+    return _cuda.OfCall(partial(_struct, threshold(p) if p else 0, 1 / (1 - p)), scoring.dropout_seed)
+
+
+def _struct(below, factor, seed):
+    return np.array((seed, below, factor), DROPOUT)[()]
 
 
 def _room_for_scores(query, key, scoring):
@@ -254,7 +256,7 @@ def _contiguous(array, is_packed):
 
 def _zeros(array, is_packed):
     shape = (array.shape[2], array.shape[1], array.shape[3]) if is_packed else array.shape
-    return _cuda.array_module(array).zeros(shape, array.dtype)
+    return _cuda.zeros(_cuda.array_module(array), shape, array.dtype)
 
 
 def _four_axes(array, is_packed):

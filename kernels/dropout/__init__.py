@@ -27,11 +27,16 @@ def dropout(input: Any, p: float, seed: int, *, residual: Any = None, backend: s
         TypeError, ValueError: for a wrong kind of array, dtype, shape, probability or seed.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, optional=("residual",), input=input, residual=residual)
+    options, seed = ("dropout", p), checks.seed("seed", seed)
+    call = dispatch.open_call(
+        __package__, backend, optional=("residual",), options=options, of_call=seed, input=input, residual=residual
+    )
+    if call.plan is not None:
+        return call.replay()
     input, residual = call.arrays
     checks.floating(call.backend, input=input, residual=residual)
     checks.shape(input.shape, residual=residual)
-    return call.run("dropout", input, checks.probability("p", p), checks.seed("seed", seed), residual)
+    return call.run("dropout", input, checks.probability("p", p), seed, residual)
 
 
 def dropout_backward(grad_output: Any, p: float, seed: int, *, backend: str | None = None) -> Any:
@@ -47,7 +52,10 @@ def dropout_backward(grad_output: Any, p: float, seed: int, *, backend: str | No
     Raises:
         As `dropout`.
     """
-    call = dispatch.open_call(__package__, backend, grad_output=grad_output)
+    options, seed = ("dropout_backward", p), checks.seed("seed", seed)
+    call = dispatch.open_call(__package__, backend, options=options, of_call=seed, grad_output=grad_output)
+    if call.plan is not None:
+        return call.replay()
     (grad_output,) = call.arrays
     checks.floating(call.backend, grad_output=grad_output)
-    return call.run("dropout_backward", grad_output, checks.probability("p", p), checks.seed("seed", seed))
+    return call.run("dropout_backward", grad_output, checks.probability("p", p), seed)

@@ -12,15 +12,18 @@ KERNELS = _cuda.Module(__file__, "dropout.cu", tuple(f"dropout<{c_name}>" for c_
 def dropout(input, p, seed, residual):
     """`input` with elements dropped, plus `residual`."""
     xp = _cuda.array_module(input)
-    input, output = xp.ascontiguousarray(input), xp.empty(input.shape, input.dtype)
+    input, output = xp.ascontiguousarray(input), _cuda.empty(xp, input.shape, input.dtype)
     if output.size:
         residual = None if residual is None else xp.ascontiguousarray(residual)
-        bits, size = np.uint64(seed).view(np.int64), np.int64(output.size)
-        numbers = size, bits, np.uint32(threshold(p)), np.float32(1 / (1 - p))
+        numbers = np.int64(output.size), _cuda.OfCall(_bits, seed), np.uint32(threshold(p)), np.float32(1 / (1 - p))
         blocks = -(-output.size // BLOCK) * COUNTERS // THREADS + 1
         name = f"dropout<{_cuda.c_type(input.dtype)}>"
         KERNELS.launch(name, (blocks,), (THREADS,), (input, residual, output, *numbers))
     return output
+
+
+def _bits(seed):
+    return np.uint64(seed).view(np.int64)
 
 
 def dropout_backward(grad_output, p, seed):

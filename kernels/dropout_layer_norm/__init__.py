@@ -40,11 +40,15 @@ def dropout_layer_norm(
         TypeError, ValueError: for a wrong kind of array, dtype, shape, eps, probability or seed.
         BackendUnavailable: if the backend cannot run here.
     """
+    options = "dropout_layer_norm", eps, p
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, input=input, residual=residual, weight=weight, bias=bias
-    )
+        __package__, backend, optional=OPTIONAL, options=options, of_call=checks.seed("seed", seed), input=input,
+        residual=residual, weight=weight, bias=bias,
+    )  # fmt: skip
+    if call.plan is not None:
+        return call.replay()
     arrays = dict(zip(("input", "residual", "weight", "bias"), call.arrays, strict=True))
-    return call.run("dropout_layer_norm", *call.arrays, *_checked(call.backend, arrays, eps, p, seed))
+    return call.run("dropout_layer_norm", *call.arrays, *_checked(call.backend, arrays, eps, p), call.of_call)
 
 
 def dropout_layer_norm_backward(
@@ -72,16 +76,18 @@ def dropout_layer_norm_backward(
     Raises:
         As `dropout_layer_norm`.
     """
+    options = "dropout_layer_norm_backward", eps, p
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, grad_output=grad_output, input=input, residual=residual, weight=weight,
-        bias=bias,
+        __package__, backend, optional=OPTIONAL, options=options, of_call=checks.seed("seed", seed),
+        grad_output=grad_output, input=input, residual=residual, weight=weight, bias=bias,
     )  # fmt: skip
+    if call.plan is not None:
+        return call.replay()
     arrays = dict(zip(("grad_output", "input", "residual", "weight", "bias"), call.arrays, strict=True))
-    return call.run("dropout_layer_norm_backward", *call.arrays, *_checked(call.backend, arrays, eps, p, seed))
+    return call.run("dropout_layer_norm_backward", *call.arrays, *_checked(call.backend, arrays, eps, p), call.of_call)
 
 
-def _checked(backend: str, arrays: dict[str, Any], eps: Any, p: Any, seed: Any) -> tuple[float, float, int]:
-    """The three numbers, once they and the arrays are such as the contract says."""
+def _checked(backend: str, arrays: dict[str, Any], eps: Any, p: Any) -> tuple[float, float]:
+    """The two numbers, once they and the arrays are such as the contract says."""
     checks.rows(backend, **arrays)
-    eps = checks.number_of(arrays["input"].dtype, "eps", eps, minimum=0)
-    return eps, checks.probability("p", p), checks.seed("seed", seed)
+    return checks.number_of(arrays["input"].dtype, "eps", eps, minimum=0), checks.probability("p", p)

@@ -5,6 +5,8 @@ the rows; two sum up the parameters'. Rows that the kernels do not take (they ar
 up to 4096) go through the operations that this one is made of; the sum is not rounded there either, only its parts.
 """
 
+from functools import partial
+
 import numpy as np
 
 from .. import _cuda
@@ -41,12 +43,12 @@ def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps,
     plan = _plan("dropout_norm_backward", *grads, *arrays)
     if plan is None:
         return _in_parts(grad_output, input, residual, weight, bias, eps, p, seed)
-    xp, sizes, dropout, dtype = _cuda.array_module(input), _sizes(input), _dropout(p, seed), input.dtype
-    statistics = xp.empty((int(sizes[0]), norms.STATISTICS), np.float32)
-    kept = xp.empty(input.size * dtype.itemsize // 16, np.uint8)  # a byte for a vector
-    KERNELS.launch(*plan, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), dropout))
+    xp, sizes, dtype = _cuda.array_module(input), _sizes(input), input.dtype
+    statistics = _cuda.empty(xp, (int(sizes[0]), norms.STATISTICS), np.float32)
+    kept = _cuda.empty(xp, input.size * dtype.itemsize // 16, np.uint8)  # a byte for a vector
+    KERNELS.launch(*plan, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), _dropout(p, seed)))
     kernel = f"dropout_norm_backward_columns<{_cuda.c_type(dtype)}>"
-    args = *arrays[:3], statistics, kept, dropout["factor"]
+    args = *arrays[:3], statistics, kept, np.float32(1 / (1 - p))
     return *grads, *norms.parameter_gradients(KERNELS, kernel, args, sizes, weight, bias, dtype)
 
 
@@ -61,7 +63,7 @@ def _contiguous(*arrays):
 
 
 def _empty_like(array):
-    return _cuda.array_module(array).empty(array.shape, array.dtype)
+    return _cuda.empty(_cuda.array_module(array), array.shape, array.dtype)
 
 
 def _plan(kernel, array, *beside):
@@ -76,4 +78,8 @@ def _sizes(array):
 
 
 def _dropout(p, seed):
-    return np.array((seed, threshold(p), 1 / (1 - p)), DROPOUT)[()]
+    return _cuda.OfCall(partial(_struct, threshold(p), 1 / (1 - p)), seed)
+
+
+def _struct(below, factor, seed):
+    return np.array((seed, below, factor), DROPOUT)[()]

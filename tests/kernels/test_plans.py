@@ -8,7 +8,7 @@ from bench.ops import calls
 from bench.ops.cases import OPS, cases
 from bertcore import kernels
 from bertcore.kernels._cuda import cublaslt, plans
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
 from tests.kernels.arrays import DTYPES
 from tests.kernels.cuda_support import batch_invariance
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(una
 def gpu(monkeypatch):
     """Kernels compute nothing, and no memory comes again; `given` are cuBLASLt's products, `replays` plans that ran."""
     replays, run = [], plans.Plan.run
-    monkeypatch.setattr(plans.Plan, "run", lambda self, arrays: (replays.append(self), run(self, arrays))[1])
+    monkeypatch.setattr(plans.Plan, "run", lambda self, *given: (replays.append(self), run(self, *given))[1])
     with driverless(emulated=False) as gpu:
         given, multiply = [], cublaslt.Plan.run
         monkeypatch.setattr(
@@ -260,12 +260,62 @@ def test_each_gpu_has_plans_of_its_own(gpu):
     assert len(gpu.replays) == 2
 
 
-def test_dropout_is_not_kept(gpu):
-    """Each of its calls has another seed."""
-    (x,) = arrays((1, 2, 4, 8))
-    for _ in range(2):
-        kernels.attention(x, x, x, dropout_p=0.5, dropout_seed=3)
-    assert not gpu.replays
+SEEDS = (3, 3, 2**64 - 1, 5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("width", [768, 7])
+def test_each_call_has_a_seed_of_its_own(gpu, width, dtype):
+    """Plans of dropout hold for any seed, and what they launch has that of the call."""
+    x, y, weight, grad = arrays((6, width), (6, width), (width,), (6, width), dtype=dtype)
+    query, lse = *arrays((12, 2, 8), dtype=dtype), cupy.zeros((2, 12, 2), np.float32)
+    offsets, joined = cupy.zeros(3, np.int32), cupy.zeros((12, 6, 8), dtype)
+    out = tuple(joined[:, first : first + 2] for first in (0, 2, 4))
+    heads, grads = (query, query, query), (query, query, query, query, query, lse)
+    calls = {
+        "dropout": lambda seed: kernels.dropout(x, 0.25, seed),
+        "dropout, residual": lambda seed: kernels.dropout(x, 0.25, seed, residual=y),
+        "dropout_backward": lambda seed: kernels.dropout_backward(x, 0.25, seed),
+        "dropout_layer_norm": lambda seed: kernels.dropout_layer_norm(x, y, weight, p=0.25, seed=seed),
+        "dropout_layer_norm_backward": lambda seed: kernels.dropout_layer_norm_backward(
+            grad, x, y, weight, weight, p=0.25, seed=seed
+        ),
+        "attention": lambda seed: kernels.attention(
+            *heads, cu_seqlens=offsets, dropout_p=0.25, dropout_seed=seed, return_lse=True
+        ),
+        "attention_backward": lambda seed: list(
+            kernels.attention_backward(*grads, cu_seqlens=offsets, dropout_p=0.25, dropout_seed=seed)[:3]
+        ),
+        "attention_backward, out": lambda seed: list(
+            kernels.attention_backward(*grads, cu_seqlens=offsets, dropout_p=0.25, dropout_seed=seed, out=out)[:3]
+        ),
+    }
+    for name, call in calls.items():
+        gpu.runtime._plans.clear()
+        gpu.replays.clear()
+        by_plan = [done(gpu, lambda call=call, seed=seed: call(seed)) for seed in SEEDS]
+        assert len(gpu.replays) == len(SEEDS) - 1, name
+        for seed, one in zip(SEEDS, by_plan, strict=True):
+            gpu.runtime._plans.clear()
+            assert same(one, done(gpu, lambda call=call, seed=seed: call(seed))), name
+        assert same(*by_plan[:2]) and not same(*by_plan[1:3]), name
+        with pytest.raises((TypeError, ValueError), match="seed"):
+            call(-1)
+        with pytest.raises((TypeError, ValueError), match="seed"):
+            call(2.0)
+
+
+def test_gradients_of_attention_go_where_they_belong(gpu):
+    """A plan fills zeros and copies, as the call does: of these the stand-in does what CuPy would."""
+    query, grad = arrays((5, 2, 8), (5, 2, 8))
+    lse, offsets = cupy.zeros((2, 5, 2), np.float32), cupy.zeros(2, np.int32)
+    for count in range(3):
+        joined = cupy.zeros((5, 6, 8), np.float32)
+        joined.fill(7)
+        out = tuple(joined[:, first : first + 2] for first in (0, 2, 4))
+        found = kernels.attention_backward(grad, query, query, query, grad, lse, cu_seqlens=offsets, out=out)
+        assert [part.data.ptr for part in found[:3]] == [part.data.ptr for part in out]
+        assert (host(joined) == 0).all() and len(gpu.replays) == count
 
 
 def test_only_so_many_are_kept(gpu, monkeypatch):
