@@ -78,21 +78,17 @@ class Encoder(Block):
         """What the host knows of the batches of the CUDA graph that may hold this pass; None if none may."""
         if inputs.on_gpu is None:
             return None
-        is_inference = trace.is_empty and current_tape() is None and not is_dropping()
+        notes_states_alone = trace.attentions is None and trace.projections is None
+        is_inference = notes_states_alone and current_tape() is None and not is_dropping()
         return self.adapter.known_to_graph(inputs) if is_inference else None
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
         known = None if cache is not None else self._known_to_graph(inputs, trace)
         if known is not None:
-            version = self.version
-            key = inputs.on_gpu.rooms, known, autocast_dtype(), trace.layers, kernels.is_batch_invariant()
+            settings = autocast_dtype(), kernels.is_batch_invariant()
+            key, version = (inputs.on_gpu.rooms, known, trace.layers, trace.is_empty, settings), self.version
             if self._graphs.has_seen(version, key):
-
-                def build(joined: Any) -> tuple[Any, LayerContext]:
-                    state, context = self.adapter.begin(inputs.with_room(joined, known), self.embeddings, trace)
-                    return self._run_layers(state, context, trace), context
-
-                return self._graphs.run(version, key, build, inputs.on_gpu.array, len(inputs.input_ids))
+                return self._replayed(version, key, inputs, trace)
         state, context = self.adapter.begin(inputs, self.embeddings, trace)
         context.projections = trace.projections
         if cache is not None:
@@ -107,6 +103,21 @@ class Encoder(Block):
             recordings = self._recordings.get(self.version, Recordings)
             return recordings.run(key, build, state, context.cu_seqlens)
         return self._run_layers(state, context, trace)
+
+    def _replayed(self, version: int, key: tuple[Any, ...], inputs: EncoderInput, trace: Trace) -> Any:
+        """The last hidden state of a batch, and the states that the trace notes, by a CUDA graph."""
+        _, known, *_ = key
+
+        def build(joined: Any) -> tuple[tuple[Any, ...], LayerContext]:
+            own = replace(trace, states=None if trace.states is None else [])
+            state, context = self.adapter.begin(inputs.with_room(joined, known), self.embeddings, own)
+            state = self._run_layers(state, context, own)
+            return (state,) if own.states is None else tuple(own.states), context
+
+        results = self._graphs.run(version, key, build, inputs.on_gpu.array, len(inputs.input_ids))
+        if trace.states is not None:
+            trace.states.extend(results)
+        return results[-1]
 
     def _run_layers(self, state: Any, context: LayerContext, trace: Trace) -> Any:
         notes_nothing = trace.attentions is None and trace.projections is None  # which would be noted twice

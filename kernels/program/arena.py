@@ -2,8 +2,8 @@
 
     lifetimes = Lifetimes()
     with cupy.cuda.using_allocator(lifetimes.allocate):
-        output = run()                                       # measured, with memory of the caller's pool
-    layout = lifetimes.layout(output)
+        results = run()                                      # measured, with memory of the caller's pool
+    layout = lifetimes.layout(results)
     with cupy.cuda.using_allocator(Arena(layout, memory).allocate):
         run()                                                # the same allocations in the same order, within `memory`
 
@@ -72,15 +72,16 @@ class Lifetimes:
         device = self._cuda.runtime.getDevice()
         return self._cuda.MemoryPointer(self._cuda.UnownedMemory(memory.ptr, size, array.owner(), device), 0)
 
-    def layout(self, output: Any) -> Layout:
+    def layout(self, results: tuple[Any, ...]) -> Layout:
         """Where each array of another run may stand: apart from those that lived at the same time.
 
-        `output` lives to the end. RuntimeError if another array still does: in the other run its place would not be its
+        `results` live to the end. RuntimeError if another array still does: in the other run its place would not be its
         own for longer than that run.
         """
-        kept = sum(it.size for it in self._arrays if it.died is None and it.memory.ptr != output.data.mem.ptr)
+        places = {result.data.mem.ptr for result in results}
+        kept = sum(it.size for it in self._arrays if it.died is None and it.memory.ptr not in places)
         if kept:
-            raise RuntimeError(f"a pass that is to be captured keeps {kept} bytes beside its output, expected none")
+            raise RuntimeError(f"a pass that is to be captured keeps {kept} bytes beside its results, expected none")
         placed: list[tuple[int, _Array]] = []
         for array in self._arrays:
             live = sorted((place, it.size) for place, it in placed if it.died is None or it.died > array.born)

@@ -12,9 +12,10 @@ A pass is captured when its layout comes for the second time:
 3. It is captured on a stream of its own, with all its arrays in one block of memory. All graphs of a model share the
    block, the largest that one of them needs: what a pass leaves there is read before the next one starts.
 
-From then on a batch is one copy into the array, one launch, and one copy of the rows that are the batch's own. All
-three go to the caller's stream; another stream's pass waits for it there, not on the host. What the pass does must
-depend on the layout alone: it may not read the GPU's values, take arrays from the host or keep something for later.
+From then on a batch is one copy into the array, one launch, and of each result one copy of the rows that are the
+batch's own. All of that goes to the caller's stream; another stream's pass waits for it there, not on the host. What
+the pass does must depend on the layout alone: it may not read the GPU's values, take arrays from the host or keep
+something for later.
 """
 
 import importlib
@@ -28,7 +29,7 @@ from .arena import Arena, Lifetimes
 MOST_KEPT = 32  # graphs of one model
 MOST_SEEN = 256  # layouts remembered
 
-Build = Callable[[Any], tuple[Any, Any]]
+Build = Callable[[Any], tuple[tuple[Any, ...], Any]]
 
 
 class Graphs:
@@ -69,14 +70,15 @@ class Graphs:
         self._version = version
 
     def run(self, version: Any, key: Any, build: Build, batch: Any, rows: int) -> Any:
-        """The first `rows` rows of build(batch)[0].
+        """The first `rows` rows of each array of build(batch)[0], in a tuple.
 
         Args:
             version: that of the parameters.
             key: the layout, and what else the pass depends on.
-            build: computes a pass of an array like `batch`: (its output, what has to live as long as its graph).
+            build: computes a pass of an array like `batch`: (a tuple of what it gives, what has to live as long as its
+                graph).
             batch: integers, in an array whose shape the key decides.
-            rows: how many rows of the output are wanted.
+            rows: how many rows of the results are wanted.
 
         Raises:
             RuntimeError: where the pass cannot be captured; it says why.
@@ -129,9 +131,9 @@ class _Graph:
     def _measured(self, build: Build) -> Any:
         lifetimes = Lifetimes()
         with self._cupy.cuda.using_allocator(lifetimes.allocate):
-            output, _ = build(self._batch)
+            results, _ = build(self._batch)
         del _
-        return lifetimes.layout(output)
+        return lifetimes.layout(results)
 
     def _captured(self, build: Build, arena: Arena) -> Any:
         # Other threads may allocate and wait meanwhile; this one may not.
@@ -140,17 +142,17 @@ class _Graph:
             stream.begin_capture(mode)
             try:
                 with self._cupy.cuda.using_allocator(arena.allocate):
-                    self._output, self._kept = build(self._batch)
+                    self._results, self._kept = build(self._batch)
             finally:
                 graph = stream.end_capture()
         return graph
 
     def run(self, batch: Any, rows: int) -> Any:
-        """The first rows of the output for this batch, in an array of their own."""
+        """The first rows of the results for this batch, in arrays of their own."""
         stream = self._cupy.cuda.get_current_stream()
         stream.wait_event(self._shared.done)
         self._batch[...] = batch
         self._graph.launch(stream)
-        output = self._output[:rows].copy()
+        results = tuple(result[:rows].copy() for result in self._results)
         self._shared.done.record(stream)
-        return output
+        return results

@@ -43,14 +43,15 @@ def build_of(table, extra=lambda array: None):
     def build(ids):
         doubled = kernels.embedding(ids, table) * 2
         extra(doubled)
-        return kernels.activation(doubled, "tanh"), None
+        return (kernels.activation(doubled, "tanh"),), None
 
     return build
 
 
 def run(made, build, ids, rows=None, key="layout", version=1):
     ids = cupy.asarray(np.array(ids, np.int32))
-    return made.run(version, key, build, ids, len(ids) if rows is None else rows)
+    (found,) = made.run(version, key, build, ids, len(ids) if rows is None else rows)
+    return found
 
 
 def test_a_graph_computes_other_batches_of_its_layout(gpu, table):
@@ -62,6 +63,20 @@ def test_a_graph_computes_other_batches_of_its_layout(gpu, table):
         np.testing.assert_allclose(output.get(), expected(ids), rtol=1e-6)
     assert kept[0] is kept[1] is kept[2] and kept[0]._graph.launches == 3
     np.testing.assert_allclose(run(made, build_of(table), [2, 3, 1], rows=2).get(), expected([2, 3]), rtol=1e-6)
+
+
+def test_a_graph_gives_several_results(gpu, table):
+    def build(ids):
+        first = kernels.embedding(ids, table)
+        second = kernels.activation(first * 2, "tanh")
+        return (first, second, first), None  # one of them twice
+
+    made = Graphs()
+    for ids in ([3, 0, 0], [1, 1, 2], [0, 3, 2]):
+        found = made.run(1, "layout", build, cupy.asarray(np.array(ids, np.int32)), 2)
+        for result, values in zip(found, (ROWS[ids], expected(ids), ROWS[ids]), strict=True):
+            np.testing.assert_allclose(result.get(), values[:2], rtol=1e-6)
+        assert len({result.data.ptr for result in found}) == 3
 
 
 def test_only_the_second_batch_of_a_layout_is_captured(gpu):
@@ -122,14 +137,14 @@ def test_a_pass_may_keep_what_it_makes_once(gpu, table):
     def build(ids):
         if not kept:
             kept.append(cupy.zeros(1000, np.float32) + 1)
-        return kernels.embedding(ids, table) + kept[0][:3], None
+        return (kernels.embedding(ids, table) + kept[0][:3],), None
 
     made = Graphs()
     for ids in ([3, 0], [1, 2]):
         np.testing.assert_array_equal(run(made, build, ids).get(), ROWS[ids] + 1)
     (graph,) = made._kept.values()
     assert graph._memory.mem.size == 2 * ALIGNMENT
-    with pytest.raises(RuntimeError, match="keeps 12 bytes beside its output"):
+    with pytest.raises(RuntimeError, match="keeps 12 bytes beside its results"):
         run(Graphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
 
 
@@ -137,7 +152,7 @@ def test_what_comes_after_the_output_leaves_it_alone(gpu, table):
     def build(ids):
         output = kernels.embedding(ids, table) * 2
         cupy.concatenate([output] * 400) * 0  # of more memory than what was freed below the output
-        return output, None
+        return (output,), None
 
     made = Graphs()
     for ids in ([3, 0], [1, 2]):
@@ -229,7 +244,7 @@ def test_arrays_that_live_at_once_stand_apart(sizes):
     with driverless(emulated=False):
         lifetimes = Lifetimes()
         ends = _allocate(lifetimes.allocate, sizes)
-        layout = lifetimes.layout(ends.pop())
+        layout = lifetimes.layout((ends.pop(),))
         del ends
         places = []
         memory = cupy.cuda.alloc(layout.nbytes)

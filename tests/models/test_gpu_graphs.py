@@ -147,8 +147,8 @@ def test_passes_that_return_more_or_have_gradients_are_not_replayed(gpu):
     ids, holes = np.stack(texts([7, 7])), [[1, 0, 1, 1, 1, 1, 1]] * 2
     mpnet = tiny_model("mpnet-base")
     for _ in range(2):
-        model(ids, output_hidden_states=True)
         model(ids, output_attentions=True)
+        model(ids, output_hidden_states=True, output_attentions=True)
         value_and_grad(model)(ids, labels=ids)
         mpnet(ids, holes)  # whose padding stays, behind a mask
     model.train(0)
@@ -158,6 +158,37 @@ def test_passes_that_return_more_or_have_gradients_are_not_replayed(gpu):
     for count in range(2):
         model(ids)
         assert len(gpu.graphs) == count
+
+
+def test_hidden_states_are_replayed(gpu):
+    """Each layer's, in graphs of their own; with padding, a last norm, and a sequence without tokens."""
+    model = tiny_model("modernbert-base")
+    mask = (np.arange(7) < np.array([[7], [0], [4]])).astype(int)
+    for seed, asked in enumerate((True, True, False, False, True)):
+        ids = np.random.default_rng(seed).integers(6, 90, mask.shape)
+        with use_backend("numpy"):
+            expected = model(ids, mask, output_hidden_states=True)
+        found = model(ids, mask, output_hidden_states=asked)
+        np.testing.assert_allclose(found.last_hidden_state.get(), expected.last_hidden_state, atol=1e-4)
+        for state, values in zip(found.hidden_states or (), expected.hidden_states, strict=asked):
+            np.testing.assert_allclose(state.get(), values, atol=1e-4)
+        assert len(gpu.graphs) == (0, 1, 1, 2, 3)[seed]
+    assert len(set(gpu.graphs)) == 2
+
+
+@pytest.mark.slow
+def test_predictions_of_xlnet_are_not_replayed(gpu):
+    """What target_mapping says is in host memory."""
+    with use_backend("numpy"):
+        model = drawn_anew(AutoModel.from_config(tiny_config("xlnet-base-cased")))
+    ids = np.stack(texts([7, 7]))
+    for seed in range(3):
+        mapping = np.random.default_rng(seed).random((2, 3, 7))
+        with use_backend("numpy"):
+            expected = model(ids, target_mapping=mapping, use_mems=False)[0]
+        found = model(ids, target_mapping=mapping, use_mems=False)[0]
+        np.testing.assert_allclose(found.get(), expected, atol=1e-4)
+    assert not gpu.graphs
 
 
 def test_a_replayed_pass_is_one_copy_and_one_launch(gpu):

@@ -12,7 +12,7 @@ from bertcore.families.transfo_xl.adapter import RecurrentAdapter, RecurrentInpu
 from bertcore.families.transfo_xl.relative_attention import Half, RecurrentContext, Relations
 from bertcore.families.xlnet.blocks import Predictions, TwoStreamContext
 from bertcore.models.adapter import Encoded, Trace
-from bertcore.models.inputs import EncoderInput, integer_batch
+from bertcore.models.inputs import EncoderInput, KnownOnHost, integer_batch
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
@@ -80,6 +80,11 @@ class TwoStreamAdapter(RecurrentAdapter):
         if target_mapping is not None:
             inputs.target_mapping = _numeric_array("target_mapping", target_mapping, (sequences, None, length))
         return inputs
+
+    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
+        """None with target_mapping, too."""
+        mapping = getattr(inputs, "target_mapping", None)  # texts that came without padding are a plain EncoderInput
+        return super().known_to_graph(inputs) if mapping is None else None
 
     def _attention_mask(self, input_ids: Any, attention_mask: Any, input_mask: Any) -> Any:
         """The attention_mask of a call: input_mask is the same with 0 and 1 exchanged."""
