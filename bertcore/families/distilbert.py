@@ -22,7 +22,6 @@ KEYS = {
     "num_hidden_layers": "n_layers",
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
-    "classifier_dropout": "seq_classif_dropout",
 }
 
 
@@ -31,7 +30,8 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read = ConfigReader(config)
     own = {"intermediate_size": read.size("hidden_dim", 3072), "activation": read.activation("activation", "gelu")}
     layer = own | {"norm_eps": 1e-12, "attention_output_dropout": 0.0}
-    return standard_spec(config, keys=KEYS, defaults={"num_hidden_layers": 6}, layer=layer, type_vocab_size=0)
+    fixed = {"type_vocab_size": 0, "classifier_dropout": read.rate("seq_classif_dropout", 0.2)}
+    return standard_spec(config, keys=KEYS, defaults={"num_hidden_layers": 6}, layer=layer, **fixed)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

@@ -18,8 +18,9 @@ from bertcore.models.rotary import rotary_of_all_layers, without_older_keys
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
-DEFAULTS = {"vocab_size": 250048, "max_position_embeddings": 8192, "type_vocab_size": 1, "pad_token_id": 1}
-NEW_DEFAULTS = {"vocab_size": 30528, "max_position_embeddings": 2048, "type_vocab_size": 1, "pad_token_id": None}
+COMMON = {"type_vocab_size": 1, "attention_probs_dropout_prob": 0.0}
+DEFAULTS = COMMON | {"vocab_size": 250048, "max_position_embeddings": 8192, "pad_token_id": 1}
+NEW_DEFAULTS = COMMON | {"vocab_size": 30528, "max_position_embeddings": 2048, "pad_token_id": None}
 NEW_THETA = 10_000.0
 # Choices of the published code that no published checkpoint makes: key -> the value that all have.
 FIXED = {"layer_norm_type": "layer_norm", "pack_qkv": True}

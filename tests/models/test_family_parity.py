@@ -1,8 +1,13 @@
 """Every family of the table against transformers: each head, and each unusual config."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
+from bertcore.models.registry import family_of
+from bertcore.models.spec import ConfigReader
 from tests.models.family_cases import TASKS, FamilyCase, Variant
 from tests.models.family_parity import check, random_batch
 from tests.models.family_table import FAMILIES, WITH_OWN_LAYERS, WITH_PEER
@@ -62,6 +67,24 @@ def test_no_head_is_missing(name):
     theirs = {task for task in TASKS if kind in getattr(transformers, f"AutoModelFor{task}")._model_mapping}
     apart = {"PreTraining", *(("CausalLM",) if "MaskedLM" in theirs else ())}  # MaskedLM again, and decoders
     assert theirs - apart == set(case.tasks) - apart
+
+
+@pytest.mark.parametrize("name", WITH_PEER)
+def test_absent_keys_mean_what_they_do_in_transformers(name):
+    import transformers
+
+    absent = {"model_type": WITH_PEER[name].config["model_type"]}
+    said = json.loads(transformers.AutoConfig.for_model(**absent).to_json_string(use_diff=False))
+    expected, found = (_read(config) for config in (said, absent))
+    assert found == expected
+
+
+def _read(config: dict) -> tuple:
+    """The spec of a config, the width of its heads written out, and its heads."""
+    family = family_of(config)
+    spec = family.spec_from_config(config)
+    layers = tuple(dataclasses.replace(layer, head_dim=layer.head_size) for layer in spec.layers)
+    return dataclasses.replace(spec, layers=layers), dict(family.heads(ConfigReader(config)))
 
 
 @pytest.mark.parametrize("problem_type", [None, "regression", "multi_label_classification"])
