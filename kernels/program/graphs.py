@@ -22,6 +22,7 @@ import importlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .arena import Arena, Lifetimes
@@ -143,9 +144,11 @@ class _Graph:
             try:
                 with self._cupy.cuda.using_allocator(arena.allocate):
                     self._results, self._kept = build(self._batch)
-            finally:
-                graph = stream.end_capture()
-        return graph
+            except BaseException:
+                with suppress(RuntimeError):  # what CUDA refuses ends the capture; that it has ended is no news
+                    stream.end_capture()
+                raise
+            return stream.end_capture()
 
     def run(self, batch: Any, rows: int) -> Any:
         """The first rows of the results for this batch, in arrays of their own."""

@@ -27,9 +27,11 @@ from bertcore.kernels._cuda import cublaslt
 
 from . import build
 from .modules import module_with
-from .resources import SHARED_LIMIT, Uses, check_launch, uses_of
+from .resources import SHARED_LIMIT, TooManyResources, Uses, check_launch, uses_of
 from .runtime import Emulator
 from .streams import CaptureError, Event, Stream
+
+MOST_BLOCKS, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)  # along each axis; of 0 CuPy would make 1
 
 
 def unavailable_reason():
@@ -89,21 +91,26 @@ class Driverless:
         else:
             operation()
 
+    def refuse(self, reason):
+        """What a capture cannot hold ends it."""
+        self.capture.is_invalid = True
+        raise CaptureError(reason)
+
     def wait(self, name):
         """The host waits for the device."""
         if self.capture is not None:
-            raise CaptureError(f"{name} waits for the device while a stream is captured")
+            self.refuse(f"{name} waits for the device while a stream is captured")
         self.waits.append(name)
 
     def check_library(self, name):
         """CuPy calls cuBLAS on no stream that is captured."""
         if self.is_capturing and name in BY_CUBLAS:
-            raise CaptureError(f"{name} is cuBLAS's, which CuPy does not call while a stream is captured")
+            self.refuse(f"{name} is cuBLAS's, which CuPy does not call while a stream is captured")
 
     def upload(self, name, arrays):
         """Arrays of the host go to the device."""
         if self.is_capturing and arrays:
-            raise CaptureError(f"{name} takes memory of the host into a graph, which would read it at every launch")
+            self.refuse(f"{name} takes memory of the host into a graph, which would read it at every launch")
         self.uploads += [array.nbytes for array in arrays]
 
     @property
@@ -114,7 +121,7 @@ class Driverless:
     def allocate(self, size):
         """CuPy's allocator: memory of the host that says it is on the current device, of NaNs until somebody writes."""
         if self.is_capturing and size:
-            raise CaptureError(f"{size} bytes are allocated while a stream is captured")
+            self.refuse(f"{size} bytes are allocated while a stream is captured")
         room = np.full(size + 256, 0xFF, np.uint8)
         address = -(-room.ctypes.data // 256) * 256
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, room, self.current), 0)
@@ -176,7 +183,7 @@ class _Kernel:
         self._granted = size
 
     def __call__(self, grid, block, args, shared_mem=0):
-        self._check(block, shared_mem)
+        self._check(grid, block, shared_mem)
         self._gpu.check_devices(self._name, args)
         self._gpu.launches.append(Launch(self._gpu.current, self._name, grid, block, args, shared_mem))
         passed = tuple(map(_as_kernel_gets_it, args))
@@ -185,7 +192,10 @@ class _Kernel:
             launch = self._gpu.emulator.launch
             self._gpu.do(lambda: launch(module, self._name, grid, block, passed, shared_mem))
 
-    def _check(self, block, shared_mem):
+    def _check(self, grid, block, shared_mem):
+        for extent, most in ((grid, MOST_BLOCKS), (block, MOST_THREADS)):
+            if not all(1 <= size <= limit for size, limit in zip(extent, most, strict=True)):
+                raise TooManyResources(f"{self._name}: {extent}, expected at least 1 and at most {most}")
         threads = math.prod(block)
         check_launch(self._name, self._uses, self._gpu.capability, threads, shared_mem, self._granted)
 

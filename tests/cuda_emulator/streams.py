@@ -10,7 +10,7 @@ import time
 
 
 class CaptureError(RuntimeError):
-    """What a stream cannot do while it is captured."""
+    """What a stream cannot do while it is captured; the capture is of no use then, which its end says once more."""
 
 
 class Event:
@@ -31,6 +31,7 @@ class Graph:
 
     def __init__(self, stream):
         self.stream, self.operations, self.launches = stream, [], 0
+        self.is_invalid = False
 
     def launch(self, stream=None):
         self.launches += 1
@@ -66,7 +67,7 @@ class Stream:
 
     def wait_event(self, event):
         if self._gpu.is_capturing and event.time is not None:
-            raise CaptureError("an event of another stream is waited for within a capture")
+            self._gpu.refuse("an event of another stream is waited for within a capture")
 
     def record(self, event=None):
         event = Event(self._gpu) if event is None else event
@@ -83,4 +84,6 @@ class Stream:
 
     def end_capture(self):
         graph, self._gpu.capture = self._gpu.capture, None
+        if graph.is_invalid:
+            raise CaptureError("the capture was invalidated")
         return graph
