@@ -1,5 +1,6 @@
 """Every kernel is started with what the GPU has: its threads, registers and shared memory, by what NVRTC made of it."""
 
+import re
 from collections import deque
 
 import cupy
@@ -108,6 +109,16 @@ def test_what_a_gpu_refuses(uses, threads, shared_bytes, granted, refused):
     else:
         with pytest.raises(TooManyResources, match=f"kernel on sm_120: {refused}"):
             check_launch("kernel", uses, 120, threads, shared_bytes, granted)
+
+
+@pytest.mark.parametrize("grid", [(0, 1, 1), (1, 65536, 1), (1, 1, 65536), (2**31, 1, 1)])
+def test_what_a_grid_cannot_be(grid):
+    """CuPy would make one block of none, which finds no row that is its own."""
+    with driverless(emulated=False) as gpu:
+        kernel = gpu.raw_module(code="", options=(), name_expressions=()).get_function("kernel")
+        kernel((2**31 - 1, 65535, 65535), (1024, 1, 1), ())
+        with pytest.raises(TooManyResources, match=re.escape(str(grid))):
+            kernel(grid, (32, 1, 1), ())
 
 
 def test_launch_bounds_are_read_from_the_cubin():
