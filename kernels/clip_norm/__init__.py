@@ -27,7 +27,7 @@ def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None)
             no positive number; nothing is changed then.
         BackendUnavailable: if the backend cannot run here.
     """
-    if max_norm != np.inf:
+    if not (isinstance(max_norm, float | np.floating) and max_norm == np.inf):
         max_norm = checks.finite_number("max_norm", max_norm, minimum=0)
         if max_norm == 0:
             raise ValueError("max_norm is 0, expected a positive number")

@@ -87,6 +87,9 @@ def cross_entropy_backward(
     _check_wide("grad_output", grad_output, input)
     _check_out(call, out, input)
     checks.shape(target.shape if reduction == "none" else (), grad_output=grad_output)
+    if out is not None:
+        read = {"grad_output": grad_output, "target": target, "lse": lse}
+        checks.apart("out", {"out": out} | read | ({} if _is_same(out, input) else {"input": input}))
     with call.on_device():
         if lse is None:
             _, lse = call.compute("cross_entropy", input, target, ignore_index)
@@ -127,6 +130,13 @@ def _check_out(call: dispatch.Call, out: Any, input: Any) -> None:
         checks.updatable("out", out)
     else:
         checks.writable_rows("out", out)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two host arrays have the same memory for the same elements."""
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return one is other
+    return one is other or (one.ctypes.data == other.ctypes.data and one.strides == other.strides)
 
 
 @ieee_arithmetic

@@ -44,8 +44,8 @@ def embedding_backward(
         grad_output: the gradient with respect to the output, (*shape of input, dim).
         input: the ids, as for `embedding`.
         num_embeddings: the number of rows of the table.
-        add_to: an array of the result's shape and dtype, C-contiguous and writable, or None. The gradient is added to
-            it in place, in the rows that occur alone, and it is returned.
+        add_to: an array of the result's shape and dtype, C-contiguous, writable and apart from the others, or None. The
+            gradient is added to it in place, in the rows that occur alone, and it is returned.
         backend: as for `embedding`.
 
     Returns:
@@ -61,8 +61,11 @@ def embedding_backward(
     checks.integer(input=input)
     checks.shape((*input.shape, None), grad_output=grad_output)
     num_embeddings = checks.integer_number("num_embeddings", num_embeddings, minimum=0)
+    if num_embeddings >= 1 << 63:
+        raise ValueError(f"num_embeddings is an integer of {num_embeddings.bit_length()} bits, expected at most 63")
     checks.in_range("input", input, num_embeddings)
     if add_to is not None:
         checks.shape((num_embeddings, grad_output.shape[-1]), add_to=add_to)
         checks.updatable("add_to", add_to)
+        checks.apart("add_to", {"add_to": add_to, "grad_output": grad_output, "input": input})
     return call.run("embedding_backward", grad_output, input, num_embeddings, add_to)

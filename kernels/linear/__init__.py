@@ -213,6 +213,7 @@ def linear_backward(
     call, weight = _open_call(weight, backend, options, input=input, grad_output=grad_output, bias=bias)
     if call.plan is not None:
         return call.replay()
+    checks.boolean("needs_weight", needs_weight)
     input, grad_output, bias = call.arrays[:3]
     out_features = _check(call, input, weight, grad_output=grad_output, bias=bias)
     checks.shape((*input.shape[:-1], out_features), grad_output=grad_output)
@@ -232,7 +233,7 @@ def linear_weight_gradient(
         input, backend: as for `linear`.
         dtype: of the result: that of `input`, by default, or float32 for an input of lower precision.
         add_to: an array that the gradient is added to, in place; it is then the result. C-contiguous, (out_features,
-            in_features), of one of those dtypes.
+            in_features), of one of those dtypes, apart from the others.
 
     Returns:
         (out_features, in_features), of the kind of `input`.
@@ -253,6 +254,7 @@ def linear_weight_gradient(
     if add_to is not None:
         checks.shape((grad_output.shape[-1], input.shape[-1]), add_to=add_to)
         checks.updatable("add_to", add_to)
+        checks.apart("add_to", {"add_to": add_to, "grad_output": grad_output, "input": input})
         dtype = add_to.dtype
     allowed = dict.fromkeys((input.dtype, working_dtype(input.dtype)))
     if dtype not in allowed:

@@ -92,19 +92,22 @@ def _open(
     """The call, and where it has no plan its arrays checked; the first of them is what it turns."""
     options = function, interleaved, inplace
     call = dispatch.open_call(__package__, backend, optional=OPTIONAL, options=options, **arrays)
-    return call, () if call.plan is not None else _check(call, next(iter(arrays)), *call.arrays, inplace)
+    return call, () if call.plan is not None else _check(call, next(iter(arrays)), *call.arrays, interleaved, inplace)
 
 
 def _check(
-    call: dispatch.Call, name: str, array: Any, cos: Any, sin: Any, cu_seqlens: Any, positions: Any, inplace: bool
-) -> tuple[Any, ...]:
+    call: dispatch.Call, name: str, array: Any, cos: Any, sin: Any, cu_seqlens: Any, positions: Any, interleaved: Any,
+    inplace: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     checks.floating(call.backend, **{name: array})
+    checks.boolean("interleaved", interleaved)
+    checks.boolean("inplace", inplace)
     if array.ndim not in (3, 4):
         raise ValueError(f"{name} has shape {array.shape}, expected (tokens, heads, head_dim) or one axis more")
     _check_tables(array, cos, sin)
     if inplace and not getattr(getattr(array, "flags", None), "writeable", True):
         raise ValueError(f"{name} is read-only, expected an array that can be written to with inplace=True")
-    if inplace and any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
+    if inplace and checks.is_broadcast(array):
         raise ValueError(f"{name} is broadcast, expected an array that can be changed with inplace=True")
     tokens, rows = array.shape[0], cos.shape[0]
     if positions is not None:

@@ -20,6 +20,7 @@ DENSE = (f32(2, 4, 5, 8),) * 3
 PACKED = (f32(7, 4, 8),) * 3
 OFFSETS = np.array([0, 3, 7])
 TABLES = f32(9, 4), f32(9, 4)
+SQUARE, WIDE, GRADIENT = f32(3, 3), f32(3, 4), f32(2, 4, 5, 8)
 LSE, PACKED_LSE = np.zeros((2, 4, 5, 2), np.float32), np.zeros((7, 4, 2), np.float32)
 
 # Each: the call, the error, and what its message must hold (the argument, what came, what was expected).
@@ -133,6 +134,43 @@ HOSTILE = {
         lambda: kernels.embedding_backward(f32(2, 5), IDS, 4), ValueError, "grad_output (2, 5) (3, any)",
     ),
     "embedding, too few rows": (lambda: kernels.embedding_backward(f32(3, 5), IDS, 2), ValueError, "input[2] 2 0 to 1"),
+    "embedding, more rows than any array has": (
+        lambda: kernels.embedding_backward(f32(0, 5), IDS[:0], 2**64), ValueError, "num_embeddings 65 bits 63",
+    ),
+    "embedding, added to what is read": (
+        lambda: kernels.embedding_backward(SQUARE, IDS, 3, add_to=SQUARE), ValueError, "add_to grad_output overlaps",
+    ),
+    "linear, the weight's gradient added to what is read": (
+        lambda: kernels.linear_weight_gradient(f32(3, 3), SQUARE, add_to=SQUARE), ValueError, "add_to input overlaps",
+    ),
+    "linear, needs_weight an array": (
+        lambda: kernels.linear_backward(f32(2, 4), f32(2, 3), f32(4, 3), needs_weight=IDS),
+        TypeError, "needs_weight True False array",
+    ),
+    "clip_norm, a limit for each array": (
+        lambda: kernels.clip_norm([f32(3)] * 2, np.ones(2)), TypeError, "max_norm number array",
+    ),
+    "cross_entropy, out overlaps the logits": (
+        lambda: kernels.cross_entropy_backward(f32(), WIDE[:, :3], IDS, out=WIDE[:, 1:]),
+        ValueError, "out shares memory with input",
+    ),
+    "rotary, interleaved an array": (
+        lambda: kernels.rotary(PACKED[0], *TABLES, interleaved=IDS), TypeError, "interleaved True False array",
+    ),
+    "attention, return_lse a text": (
+        lambda: kernels.attention(*DENSE, return_lse="no"), TypeError, "return_lse True False 'no'",
+    ),
+    "attention, dropout_p an array": (
+        lambda: kernels.attention(*DENSE, dropout_p=np.ones(2)), TypeError, "dropout_p number array",
+    ),
+    "attention, one array for two gradients": (
+        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE, out=(f32(2, 4, 5, 8), *[GRADIENT] * 2)),
+        ValueError, "out[1] shares memory with out[2]",
+    ),
+    "attention, a gradient over what is read": (
+        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE, out=(DENSE[0], GRADIENT, f32(2, 4, 5, 8))),
+        ValueError, "out[0] shares memory with query",
+    ),
     "embedding, negative number of rows": (
         lambda: kernels.embedding_backward(f32(0, 5), IDS[:0], -1), ValueError, "num_embeddings -1 0",
     ),

@@ -27,6 +27,8 @@ def test_in_place_gives_the_same_bits(cpu_backend, function, interleaved):
     across = np.array(np.swapaxes(expected, 0, 3), order="C").swapaxes(0, 3)  # head_dim is not contiguous
     function(across, *tables, **options, inplace=True)
     np.testing.assert_array_equal(across, function(expected, *tables, **options))
+    nothing = np.zeros((10, 3, 0), np.float32)  # its strides are 0
+    assert function(nothing, *np.zeros((2, 10, 0), np.float32), inplace=True) is nothing
 
 
 def test_threads_and_neighbours_change_no_bit(monkeypatch):
