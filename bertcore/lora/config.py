@@ -104,10 +104,9 @@ class LoraConfig:
         if not config.get("target_modules"):
             raise ValueError(f"{source} has no target_modules")
         given = {key: config[key] for key in known & config.keys()}
-        saved = [
-            name for name in given.get("modules_to_save") or () if name not in HEADS.get(given.get("task_type"), ())
-        ]
         try:
+            heads = HEADS.get(given.get("task_type"), ())
+            saved = [name for name in given.get("modules_to_save") or () if name not in heads]
             return cls(**given | {"modules_to_save": saved})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{source}: {error}") from error

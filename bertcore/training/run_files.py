@@ -111,7 +111,10 @@ def load_run(
     for parameter in beside:
         parameter.fill({name: kept[name] for name in parameter.names}, parameter.dtype)
     optimizer.load_state_dict(open_checkpoint(folder / OPTIMIZER))
-    schedule.load_state_dict(_read_json(folder / SCHEDULE))
+    try:
+        schedule.load_state_dict(_read_json(folder / SCHEDULE))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / SCHEDULE}: {error}") from error
     return state
 
 
@@ -131,6 +134,9 @@ def _read_beside(file: Path, parameters: Sequence[Parameter]) -> dict[str, np.nd
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{file} is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} holds {values!r:.80}, expected an object")
+    return values

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bertcore.arguments import check_one_of
+from bertcore.arguments import check_number, check_one_of
 from bertcore.training.optimizers import Optimizer
 
 
@@ -79,8 +79,8 @@ class Schedule:
         return {"position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave, and set the rates."""
-        self.move_to(state["position"])
+        """Take what `state_dict` gave, and set the rates; TypeError or ValueError for another position."""
+        self.move_to(check_number("position", state.get("position")))
 
 
 def get_scheduler(

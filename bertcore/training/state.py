@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+_KINDS = {"int": int, "float": int | float, "str": str, "dict[str, Any]": dict, "list[dict[str, Any]]": list}
+
 
 @dataclass
 class TrainerState:
@@ -76,7 +78,18 @@ class TrainerState:
         names = {field.name for field in fields(cls)}
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError(f"{file} is not the state of a run: expected an object with {', '.join(sorted(names))}")
+        for each in fields(cls):
+            if not _is_of(values[each.name], each.type):
+                raise ValueError(f"{file}: {each.name} is {values[each.name]!r:.80}, expected {each.type}")
         return cls(**values)
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    """Whether JSON's `value` is of the kind that an annotation names."""
+    name = kind.removesuffix(" | None")
+    if value is None:
+        return name != kind
+    return isinstance(value, _KINDS[name]) and not isinstance(value, bool)
 
 
 @dataclass

@@ -270,6 +270,8 @@ def test_files_that_do_not_fit(tmp_path, damage):
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
         ({"target_modules": None}, "no target_modules"),
         ({"r": "8"}, "r is '8'"),
+        ({"modules_to_save": 1.5}, "adapter_config.json: .*not iterable"),
+        ({"task_type": []}, "adapter_config.json: "),
     ],
 )
 def test_files_of_other_adapters(tmp_path, changes, error):

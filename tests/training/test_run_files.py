@@ -238,6 +238,26 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path, change, error):
     assert before.keys() == again.model.state_dict().keys()
 
 
+@pytest.mark.parametrize(
+    "file, content, error",
+    [
+        ("scheduler.json", {"position": "x"}, "scheduler.json: position must be a number, got 'x'"),
+        ("scheduler.json", {}, "scheduler.json: position must be a number, got None"),
+        ("training_args.json", -1.5, "training_args.json holds -1.5, expected an object"),
+        ("trainer_state.json", {"global_step": "3"}, "trainer_state.json: global_step is '3', expected int"),
+        ("trainer_state.json", {"callbacks": None}, "trainer_state.json: callbacks is None, expected dict"),
+    ],
+)
+def test_a_checkpoint_whose_files_hold_something_else_is_refused(tmp_path, file, content, error):
+    language_trainer(tmp_path, max_steps=1, save_steps=1).train()
+    changed = tmp_path / "checkpoint-1" / file
+    if file == "trainer_state.json":
+        content = json.loads(changed.read_text()) | content
+    changed.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=error):
+        language_trainer(tmp_path, max_steps=1, save_steps=1).train(resume_from_checkpoint=True)
+
+
 @pytest.mark.parametrize("moment", [1, 2, 3])
 def test_a_checkpoint_that_is_replaced_is_never_lost(tmp_path, moment):
     """A process that is killed before the first, second or third rename of the folders."""
