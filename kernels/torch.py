@@ -16,8 +16,8 @@ PyTorch in another way, as models do: they make CuPy use PyTorch's stream and Py
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -52,13 +52,16 @@ class _Operation(torch.autograd.Function):
         return None, None, *(gradient if is_needed else None for gradient, is_needed in needed)
 
 
-def on_current_stream(device: Any = None) -> AbstractContextManager:
-    """A block within which CuPy's current stream is PyTorch's, of the current GPU or of `device`.
+@contextmanager
+def on_current_stream(device: Any = None) -> Iterator[None]:
+    """A block within which CuPy's current stream is PyTorch's, of the current GPU or of `device`, which is made current.
 
     Neither then waits for the other, and what CuPy launches is part of a CUDA graph that PyTorch captures.
     """
-    cupy = importlib.import_module("cupy")
-    return cupy.cuda.Stream.from_external(torch.cuda.current_stream(device))
+    cuda, stream = importlib.import_module("cupy").cuda, torch.cuda.current_stream(device)
+    # CuPy has a current stream for each GPU, and takes one from outside for the current GPU's.
+    with cuda.Device(stream.device.index), cuda.Stream.from_external(stream):
+        yield
 
 
 def share_memory() -> None:

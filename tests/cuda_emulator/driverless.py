@@ -77,8 +77,14 @@ class Driverless:
         self.waits = []  # what the host waited for, or would have to on a GPU: names of functions of CuPy
         self.uploads = []  # bytes of each copy from the host
         self.stream_class = Stream.of(self)
-        self.stream = self.stream_class()  # the current one
+        self.default_stream = self.stream_class()
+        self.streams = {}  # the current one of each GPU that has another than the default
         self.capture = None  # the Graph that is being captured
+
+    @property
+    def stream(self):
+        """The current stream of the current GPU."""
+        return self.streams.get(self.current, self.default_stream)
 
     @property
     def is_capturing(self):

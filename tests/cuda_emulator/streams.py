@@ -43,7 +43,9 @@ class Stream:
     """cupy.cuda.Stream of one `driverless` block; the first that is made is the default stream."""
 
     def __init__(self, non_blocking=False):
-        self.ptr = id(self) if hasattr(self._gpu, "stream") else 0
+        is_default = not hasattr(self._gpu, "default_stream")
+        self.ptr = 0 if is_default else id(self)
+        self._device = None if is_default else self._gpu.current
         self._outer = []
 
     @classmethod
@@ -55,15 +57,21 @@ class Stream:
     def from_external(cls, other):
         stream = cls()
         _, stream.ptr = other.__cuda_stream__()
+        stream._device = None  # CuPy does not ask
         return stream
 
     def __enter__(self):
-        self._outer.append(self._gpu.stream)
-        self._gpu.stream = self
+        """Becomes the current stream of the current GPU; each has one of its own."""
+        device = self._gpu.current
+        if self._device not in (None, device):
+            raise RuntimeError(f"the stream is of GPU {self._device}, the current one is {device}")
+        self._outer.append((device, self._gpu.stream))
+        self._gpu.streams[device] = self
         return self
 
     def __exit__(self, *_):
-        self._gpu.stream = self._outer.pop()
+        device, stream = self._outer.pop()
+        self._gpu.streams[device] = stream
 
     def wait_event(self, event):
         if self._gpu.is_capturing and event.time is not None:

@@ -24,10 +24,11 @@ def gpu():
 @pytest.fixture
 def streams(gpu, monkeypatch):
     """PyTorch's current stream of each of two GPUs."""
-    handles = {None: 64, 0: 64, 1: 128}
+    handles = {0: 64, 1: 128}
 
     def current_stream(device=None):
-        return SimpleNamespace(__cuda_stream__=lambda: (0, handles[device]))
+        index = gpu.current if device is None else device
+        return SimpleNamespace(__cuda_stream__=lambda: (0, handles[index]), device=SimpleNamespace(index=index))
 
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     return handles
@@ -35,6 +36,24 @@ def streams(gpu, monkeypatch):
 
 def current():
     return cupy.cuda.get_current_stream().ptr
+
+
+def of_each_gpu():
+    """The current stream of each; CuPy has one for each."""
+    found = []
+    for index in (0, 1):
+        with cupy.cuda.Device(index):
+            found.append(current())
+    return found
+
+
+def test_a_stream_is_the_current_one_of_its_own_gpu(gpu, streams):
+    """Kernels on GPU 1 run on PyTorch's stream there, and GPU 0 is given no stream of another."""
+    with F.on_current_stream(1):
+        assert gpu.current == 1 and of_each_gpu() == [0, 128]
+        with F.on_current_stream(0):
+            assert gpu.current == 0 and of_each_gpu() == [64, 128]
+    assert gpu.current == 0 and of_each_gpu() == [0, 0]
 
 
 def test_cupy_uses_pytorchs_stream_within_a_block(streams):
