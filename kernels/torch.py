@@ -54,7 +54,7 @@ class _Operation(torch.autograd.Function):
 
 @contextmanager
 def on_current_stream(device: Any = None) -> Iterator[None]:
-    """A block within which CuPy's current stream is PyTorch's, of the current GPU or of `device`, which is made current.
+    """A block within which CuPy's current stream is PyTorch's, of this GPU or of `device`, which is then current.
 
     Neither then waits for the other, and what CuPy launches is part of a CUDA graph that PyTorch captures.
     """
