@@ -1,6 +1,6 @@
 """The GPU at hand in one command: is every kernel right, is a model of every family right, how fast are they.
 
-    python -m bench.gpu [--quick] [--csv results.csv] [--minutes 6.5]
+    python -m bench.gpu [--quick] [--kinds kernel family] [--csv results.csv] [--minutes 6.5]
 
 Correctness comes first, then what the goals are about: operations and BERT-base, beside a copy on the device and beside
 PyTorch where it is there. Each part ends in time, so that the next has its own; what was left out is in the results as

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", 
         check_csv(options.csv, [*COLUMNS, *run.machine])
         described = (f"{name}: {value}" for name, value in run.machine.items() if value != "")
         print("\n".join(described), end="\n\n", flush=True)
-        for row in run.rows():
+        for row in run.rows(options.kinds):
             print(_progress(row), file=sys.stderr, flush=True)
             append_csv(options.csv, [row], run.machine)  # row by row: an interrupted run keeps what it has
             rows.append(row)
@@ -96,9 +96,11 @@ class Run:
         self.machine: dict[str, Any] = {}
         self._steps: list[Any] = []
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of all steps; of each that was not begun before its part's end, one that says so."""
+    def rows(self, kinds: Collection[str]) -> Iterator[dict[str, Any]]:
+        """The rows of all steps of these kinds; of each that was not begun before its part's end, one that says so."""
         for number, (kind, name, dtype, is_beside) in enumerate(self._steps):
+            if kind not in kinds:
+                continue
             known = dict.fromkeys(COLUMNS) | {"kind": kind, "name": name, "dtype": dtype, "status": "ok"}
             if time.perf_counter() - self._start > ENDS[kind][is_beside] * self._seconds:
                 yield known | {"status": "not run", "note": "the time of its part was over"}
@@ -176,6 +178,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Check and time the GPU at hand.")
     parser.add_argument("--csv", type=Path, default=DEFAULT_CSV, help="file to append the results to")
     parser.add_argument("--minutes", type=float, default=6.5, help="when the last step may begin (default 6.5)")
+    parser.add_argument("--kinds", nargs="+", choices=ENDS, default=[*ENDS], help="these parts alone")
     parser.add_argument("--quick", action="store_true", help="few cases and tiny sizes: see that the command works")
     return parser.parse_args(arguments)
 

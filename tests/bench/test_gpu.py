@@ -186,6 +186,13 @@ def test_what_ends_a_process_costs_one_step(monkeypatch, tmp_path, capsys):
     assert "ended with status -11" in capsys.readouterr().out
 
 
+def test_parts_are_run_alone(tmp_path):
+    path = tmp_path / "gpu.csv"
+    for kinds, statuses in ((["family"], []), (["family", "kernel"], ["not run"] * 6)):
+        assert main(["--minutes", "0", "--csv", str(path), "--kinds", *kinds], ["-c", HOSTILE]) == 0
+        assert [row["status"] for row in read(path)] == statuses
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_user_without_a_folder_gets_one(monkeypatch, tmp_path, capsys, is_there):
     """CuPy does not import where it can make no folder there."""
