@@ -34,7 +34,8 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
         new = {target: _temporary(target, cleanup) for target in targets}
         old = {target: _temporary(target, cleanup) for target in targets}
         note = _temporary(guard, cleanup)
-        note.write_bytes(NOTE)
+        with naming(guard):
+            note.write_bytes(NOTE)
         for target, write in zip(targets, writers.values(), strict=True):
             with naming(target):
                 write(new[target])

@@ -1,6 +1,8 @@
 """Writing a checkpoint that transformers and bertcore read back."""
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,14 @@ def _storable(name: str, array) -> np.ndarray:
 
 
 def write_safetensors(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write `arrays` by name; OSError, naming the file, where it cannot be written (a full disk)."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    save_file(dict(arrays), file, metadata={"format": "pt"})  # transformers refuses a file without this entry
+    try:
+        save_file(dict(arrays), file, metadata={"format": "pt"})  # transformers refuses a file without this entry
+    except SafetensorError as error:  # of the system's errors, it has the number in the text alone
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error

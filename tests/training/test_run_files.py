@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from bertcore.training import (
     NotSaved,
     TrainerCallback,
     TrainingDiverged,
-    run_files,
 )
 from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints, write_folder
 from bertcore.training.objectives.language_modeling import DEFAULT
@@ -99,18 +99,17 @@ def test_a_second_signal_acts_at_once(tmp_path):
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
-    write = run_files.write_safetensors
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fails(event):
-        def full(file, arrays):
-            write(file, {name: arrays[name] for name in list(arrays)[:1]})
-            raise OSError(errno.ENOSPC, "No space left on device")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # the model's file has 72,000 bytes
 
-        run_files.write_safetensors = full
-
-    message = r"No space left.*checkpoint-6; the last whole checkpoint is .*checkpoint-3"
-    with mock.patch.object(run_files, "write_safetensors", write), pytest.raises(NotSaved, match=message):
-        language_trainer(tmp_path, [At(5, fails)]).train()
+    message = r"File too large.*checkpoint-6; the last whole checkpoint is .*checkpoint-3"
+    try:
+        with pytest.raises(NotSaved, match=message):
+            language_trainer(tmp_path, [At(5, fails)]).train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [name for name in names_in(tmp_path) if "checkpoint" in name] == ["checkpoint-3"]
     resumed = language_trainer(tmp_path)
     resumed.train(resume_from_checkpoint=True)
