@@ -144,7 +144,7 @@ class Model(NamedParameters):
         def fill(parameter: Parameter, stored: np.dtype) -> None:
             parameter.fill(ChainMap(parameter.initial_tensors(absent, rng, spread, stored), arrays), stored)
 
-        model._fill(fill, dtype or stored_dtype or "float32")
+        model._fill(fill, (stored_dtype or "float32") if dtype is None else dtype)
         return model
 
     def _with_adapter(self, opened: checkpoint.Checkpoint, task: str | None) -> checkpoint.Checkpoint:

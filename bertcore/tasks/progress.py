@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from bertcore.arguments import check_flag
+
 # On a terminal, the bar appears once the work has taken this many seconds.
 PATIENCE = 2.0
 
@@ -14,8 +16,11 @@ def progress_bar(total: int | None, wanted: bool | None) -> Iterator[Callable[[i
 
     Args:
         total: the number of texts, None where it is not known.
-        wanted: True for a bar at once, False for none, None for one on a terminal if the work takes long.
+        wanted: True for a bar at once, False for none, None for one on a terminal if the work takes long. TypeError for
+            anything else.
     """
+    if wanted is not None:
+        wanted = check_flag("show_progress", wanted)
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     if wanted is False or (wanted is None and not on_terminal):
         yield lambda count: None

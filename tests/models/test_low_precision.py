@@ -75,6 +75,11 @@ def test_what_is_stored(cpu_backend, dtype):
     assert [parameter.forms.weights for parameter in model.parameters()] == before  # nothing more for a call
 
 
+def test_an_empty_dtype_is_not_the_default():
+    with pytest.raises(ValueError, match="dtype is '', expected one of"):
+        AutoModelForMaskedLM.from_pretrained(TIED, dtype="")
+
+
 def test_a_tied_decoder_has_a_table_and_a_weight_of_it(cpu_backend):
     model = AutoModelForMaskedLM.from_pretrained(TIED, dtype="int8")
     table = model.encoder.embeddings.words.table

@@ -204,6 +204,8 @@ def test_progress_on_request_and_not_by_itself(encoder, capsys):
     assert f"{len(TEXTS)}/{len(TEXTS)}" in capsys.readouterr().err
     list(encoder.encode_stream(TEXTS, show_progress=True))
     assert f"{len(TEXTS)} texts" in capsys.readouterr().err
+    with pytest.raises(TypeError, match="show_progress is 0, expected True or False"):
+        encoder.encode(TEXTS, show_progress=0)
 
 
 def test_progress_on_a_terminal_only_for_long_work(encoder, capsys, monkeypatch):
