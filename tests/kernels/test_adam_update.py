@@ -65,6 +65,14 @@ def test_cuda(rule):
             assert_close(ours, array)
 
 
+@has_emulator
+def test_cuda_takes_float32_alone():
+    with driverless(emulated=False):
+        state = [to_gpu(array) for array in arrays((3,), np.float16)]
+        with pytest.raises(TypeError, match="float16"):
+            adam_update(state[0], state[0], *state[1:], **OPTIONS, step=1)
+
+
 @pytest.mark.parametrize("backend", ["numpy", "numba", pytest.param("cupy", marks=has_emulator)])
 @pytest.mark.parametrize("rule", RULES)
 def test_the_scale_of_gradients(backend, rule):

@@ -107,6 +107,18 @@ def test_what_the_library_refuses_says_why():
         cublaslt.multiply(np.empty((8, 8), np.float16), ones, ones)
 
 
+def test_a_product_without_an_algorithm_is_an_error(monkeypatch):
+    call = cublaslt.Library.call
+
+    def find_none(library, name, *args):
+        return None if name == "cublasLtMatmulAlgoGetHeuristic" else call(library, name, *args)
+
+    monkeypatch.setattr(cublaslt.Library, "call", find_none)
+    ones = np.ones((11, 11), np.float32)  # of which no test has a plan
+    with pytest.raises(RuntimeError, match=r"cuBLASLt has no algorithm for Product\(device=0, rows=11, columns=11"):
+        cublaslt.multiply(np.empty((11, 11), np.float32), ones, ones)
+
+
 def test_threads_do_not_take_each_others_bias(monkeypatch):
     """One plan, two threads: the bias is an attribute of the plan's descriptor until the product has started."""
     ones, wrong, call = np.ones((2, 2), np.float32), [], cublaslt.Library.call

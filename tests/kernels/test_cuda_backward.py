@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from bertcore.kernels.attention import backward_cuda, reference
 from bertcore.kernels.attention import cuda as on_cuda
-from bertcore.kernels.attention import reference
 from bertcore.kernels.attention.arguments import UNLIMITED, Scoring
 from bertcore.kernels.attention.positions import RelativePositions
 from tests.kernels.strategies import normal
@@ -83,6 +83,11 @@ def test_ragged_sequences(cuda, dtype):
 
 def test_shared_heads_in_windows(cuda, dtype):
     check(cuda, dtype, scoring_of(causal=True, window=(3, 5)), heads=4)
+
+
+def test_a_head_that_is_too_wide_is_refused():
+    with pytest.raises(ValueError, match="head_dim 257, the CUDA kernels take at most 256"):
+        backward_cuda.check_head_dim(np.empty((1, 1, 1, 257)))
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 65, 160])

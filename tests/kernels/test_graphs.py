@@ -79,6 +79,13 @@ def test_a_graph_gives_several_results(gpu, table):
         assert len({result.data.ptr for result in found}) == 3
 
 
+def test_a_pass_may_make_arrays_of_no_element(gpu, table):
+    made = Graphs()
+    for ids in ([3, 0], [1, 2]):
+        found = run(made, build_of(table, lambda array: cupy.empty((0, 3)) * 2), ids)
+        np.testing.assert_allclose(found.get(), expected(ids), rtol=1e-6)
+
+
 def test_only_the_second_batch_of_a_layout_is_captured(gpu):
     made = Graphs()
     assert [made.has_seen(1, key) for key in "abab"] == [False, False, True, True]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.kernels.arrays import to_gpu
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
@@ -98,6 +100,16 @@ def test_scalings():
     stretched = 1000 * (2 * 30 / 20 - 1) ** (8 / 6)
     np.testing.assert_allclose(angles(30, **dynamic), stretched ** (-np.arange(4) / 4), rtol=1e-14)
     np.testing.assert_array_equal(*(kernels.rotary_tables(9, 2, **more) for more in ({}, dynamic)))
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+def test_in_place_on_a_gpu_whatever_the_memory():
+    joined, tables = normal(1, (10, 4, 20), np.float32), kernels.rotary_tables(10, 16)
+    expected = kernels.rotary(joined, *tables, backend="numpy")
+    with driverless():
+        across = to_gpu(np.array(joined.swapaxes(0, 2), order="C").swapaxes(0, 2))  # head_dim is not contiguous
+        assert kernels.rotary(across, *map(to_gpu, tables), inplace=True) is across
+        assert_close(across.get(), expected)
 
 
 @pytest.mark.parity
