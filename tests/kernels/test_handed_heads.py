@@ -258,5 +258,6 @@ def test_a_text_has_its_bits_in_every_batch_and_at_every_run(turned):
 
 @not_when_forced
 @pytest.mark.slow
-def test_on_tiles():
-    run_tests_under("amx_emulated", __file__)
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
+def test_on_tiles(isa):
+    run_tests_under(isa, __file__)

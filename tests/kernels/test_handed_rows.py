@@ -225,6 +225,6 @@ def test_an_output_alone_is_as_good_as_both():
 
 @not_when_forced
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", "avx2"])
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx", "avx2"])
 def test_on_tiles_and_on_a_lesser_cpu(isa):
     run_tests_under(isa, __file__)

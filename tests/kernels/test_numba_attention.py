@@ -13,7 +13,7 @@ from bertcore.kernels._numba import LEVEL, scores
 from bertcore.kernels.attention import cpu, records, reference
 from bertcore.kernels.attention import forward as kernel
 from tests.kernels.attention_forms import FORMS, arguments, attend, in_float64, only, results
-from tests.kernels.forced_isa import AMX, FORCED, not_when_forced, run_tests_under
+from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, normal, seeds
 from tests.kernels.test_attention import log_buckets
 from tests.tolerances import TOLERANCES, assert_close
@@ -363,6 +363,6 @@ def test_bfloat16_without_its_instruction():
 
 @not_when_forced
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", AMX])
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
 def test_bfloat16_by_tiles(isa):
     run_tests_under(isa, __file__, "-k", "bfloat16 or forced")

@@ -27,7 +27,7 @@ from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, p
 from bertcore.kernels.linear.low_precision import run_int8
 from bertcore.kernels.linear.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
 from tests.kernels.amx_code import array, product
-from tests.kernels.forced_isa import AMX, FORCED, not_when_forced, run_tests_under
+from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close
 
@@ -366,7 +366,7 @@ def test_low_precision_without_some_instructions(isa):
 
 @pytest.mark.slow
 @not_when_forced
-@pytest.mark.parametrize("isa", ["amx_emulated", AMX])
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
 def test_low_precision_by_tiles(isa):
     run_tests_under(isa, __file__, "-k", "low_precision or int8 or bfloat16 or forced")
 

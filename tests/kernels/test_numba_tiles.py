@@ -5,7 +5,7 @@ import pytest
 
 from bertcore.kernels._numba import LEVEL, aligned_empty, amx, kernel
 from bertcore.kernels._numba.simd import pointer
-from tests.kernels.forced_isa import AMX, FORCED, not_when_forced, run_tests_under
+from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 
 with_tiles = pytest.mark.skipif(LEVEL.tiles is None, reason="this level has no tiles")
 
@@ -150,6 +150,6 @@ def test_it_runs_on_tiles_where_they_are_forced():
 
 
 @not_when_forced
-@pytest.mark.parametrize("isa", ["amx_emulated", AMX])
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
 def test_with_tiles(isa):
     run_tests_under(isa, __file__)

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bertcore.kernels import _numba, tile_proof
 from bertcore.kernels._numba import tile_verdict
+from tests.kernels import amx_traps
 
 DIGESTS = dict.fromkeys(tile_verdict._PROVED, "a digest")
 
@@ -196,6 +198,16 @@ def test_the_proof_finds_one_wrong_bit(monkeypatch, name):
 @pytest.mark.slow
 def test_every_bit_is_right_on_the_twin():
     assert tile_verdict.try_level("amx_emulated") == (None, tile_verdict.FOREVER)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(amx_traps.why_not() is not None, reason="the code for AMX cannot run here")
+def test_every_bit_is_right_where_instructions_are_trapped(monkeypatch):
+    trapped = "import sys; sys.path[:] = {path!r}; from tests.kernels import amx_traps; amx_traps.begin(); "
+    monkeypatch.setattr(tile_verdict, "_PROGRAM", trapped + tile_verdict._PROGRAM)
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
+    reason, kept = tile_verdict.try_level("amx")
+    assert (reason, kept) == (None, tile_verdict.FOREVER)
 
 
 @pytest.mark.slow

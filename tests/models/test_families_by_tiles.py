@@ -6,7 +6,7 @@ import pytest
 from bertcore import use_backend
 from bertcore.kernels._numba import LEVEL
 from bertcore.kernels.handed_heads import HandedHeads
-from tests.kernels.forced_isa import AMX, not_when_forced, run_tests_under
+from tests.kernels.forced_isa import not_when_forced, run_tests_under
 from tests.models.family_checks import TOLERANCE
 from tests.models.family_table import FAMILIES
 from tests.models.test_families import words_model
@@ -60,6 +60,6 @@ def check(kind, config, dtype):
 
 @not_when_forced
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", AMX])
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
 def test_families_by_tiles(isa):
     run_tests_under(isa, __file__)
