@@ -7,8 +7,9 @@ from typing import Any
 from bertcore import kernels
 from bertcore.families.deberta.blocks import DisentangledContext, Disentanglement
 from bertcore.nn import functional
+from bertcore.nn.dropout import is_dropping
 from bertcore.nn.layer import EncoderLayer
-from bertcore.nn.layers import LayerNorm
+from bertcore.nn.layers import LayerNorm, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
@@ -40,10 +41,14 @@ class BucketedDisentanglement(Disentanglement):
 
 
 class Convolution(Block):
-    """LayerNorm(residual + activation(convolution(hidden))) along each sequence, with zeros beyond its ends."""
+    """LayerNorm(residual + activation(convolution(hidden))) along each sequence, with zeros beyond its ends.
+
+    In training what the activation is given is dropped.
+    """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         self.details, width = spec.details.convolution, spec.hidden_size
+        self.dropout = spec.layers[0].dropout
         inputs = width // self.details.groups
         layout = Layout((width, inputs, self.details.size), axes=(0, 2, 1), row_axes=1)
         # One group is a linear map of neighbouring tokens side by side; no published model has several.
@@ -57,7 +62,12 @@ class Convolution(Block):
         size, groups = self.details.size, self.details.groups
         near = functional.take_neighbours(hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1))
         weight = self.weight.weight if groups == 1 else block_diagonal(self.weight.value, size=size, groups=groups)
-        mixed = functional.linear(near, weight, self.bias.value, activation=self.details.activation)
+        activation = self.details.activation
+        if self.dropout and is_dropping():
+            mixed = drop(functional.linear(near, weight, self.bias.value), self.dropout)
+            mixed = functional.activation(mixed, name=activation)
+        else:
+            mixed = functional.linear(near, weight, self.bias.value, activation=activation)
         normed = self.norm(mixed, residual)
         return normed if is_real is None else functional.scale(normed, factor=is_real[:, None])
 
