@@ -50,7 +50,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         | frozenset(() if read.flag("attention_bias", False) else ATTENTION)
         | frozenset(() if read.flag("mlp_bias", False) else FEED_FORWARD),
     }
-    fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest}
+    fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest, "classifier_dropout": 0.0}
     fixed["without_bias"] = frozenset({"final_norm"})
     return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
 

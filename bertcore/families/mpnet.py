@@ -40,7 +40,8 @@ class BiasAdapter(Adapter):
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of an MPNet config."""
-    ConfigReader(config).require(relative_attention_num_buckets=BUCKETS)
+    read = ConfigReader(config)
+    read.require(relative_attention_num_buckets=BUCKETS)
     return standard_spec(
         config,
         defaults={"vocab_size": 30527},
@@ -49,6 +50,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         type_vocab_size=0,
         is_relative=True,
         biases_scores=True,
+        classifier_dropout=read.rate("hidden_dropout_prob", 0.1),
     )
 
 

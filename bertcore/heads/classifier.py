@@ -30,8 +30,8 @@ class ClassifierSpec:
         norm: the name of a layer norm after the activation; None where there is none.
         norm_first: whether that norm is of the source instead.
         without_bias: which of "dense", "norm" and "output" have no bias.
-        dropout, dense_dropout: the rates at which, in training, what the last map and `dense` are given is dropped;
-            None for that of the config's classifiers.
+        dropout, dense_dropout: the rates at which, in training, what the last map is given is dropped, and what `dense`
+            is given, or would be; None for that of the config's classifiers, and for 0 where there is no `dense`.
     """
 
     output: str
@@ -58,9 +58,10 @@ class Classifier(Block):
         width, biased = spec.hidden_size, {"dense", "norm", "output"} - head_spec.without_bias
         self.source, self.padding, self.norm_first = head_spec.source, spec.pad_token_id, head_spec.norm_first
         self.activation = head_spec.activation if head_spec.dense is None else None
-        self.dropout, self.dense_dropout = (
-            spec.classifier_dropout if rate is None else rate for rate in (head_spec.dropout, head_spec.dense_dropout)
-        )
+        rate, dense_rate = head_spec.dropout, head_spec.dense_dropout
+        self.dropout = spec.classifier_dropout if rate is None else rate
+        usual = 0.0 if head_spec.dense is None else spec.classifier_dropout
+        self.dense_dropout = usual if dense_rate is None else dense_rate
         self.dense = self.norm = None
         if head_spec.dense is not None:
             sizes = {"in_features": width, "out_features": width}
@@ -74,8 +75,9 @@ class Classifier(Block):
         features = self._features(encoded)
         if self.norm_first:
             features = self.norm(features)
+        features = drop(features, self.dense_dropout)
         if self.dense is not None:
-            features = self.dense(drop(features, self.dense_dropout))
+            features = self.dense(features)
         if self.activation is not None:
             features = functional.activation(features, name=self.activation)
         if self.norm is not None and not self.norm_first:

@@ -13,20 +13,29 @@ from tests.models.family_table import FAMILIES
 pytestmark = pytest.mark.parity
 SIZES = {"model_type": "xlnet", "vocab_size": 61, "d_model": 78, "n_head": 2, "d_inner": 53, "n_layer": 2}
 CONFIGS = {name: case.config for name, case in FAMILIES.items() if case.has_peer} | {"xlnet": SIZES}
-TASKS = {name: case.tasks for name, case in FAMILIES.items()} | {"xlnet": ("CausalLM", "SequenceClassification")}
-HEADS = [(name, task) for name in CONFIGS for task in TASKS[name]]
+XLNET_TASKS = ("CausalLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+TASKS = {name: case.tasks for name, case in FAMILIES.items()} | {"xlnet": XLNET_TASKS}
+HEADS = [(name, task, {}) for name in CONFIGS for task in TASKS[name]]
+NO_MAP = {"summary_use_proj": False, "summary_first_dropout": 0.3}
+UNREAD = {"classifier_dropout": 0.3}  # no key of theirs
+VARIANTS = [
+    ("deberta-v2", "MaskedLM", {"conv_kernel_size": 3}),
+    ("electra", "MultipleChoice", NO_MAP),
+    ("xlnet", "SequenceClassification", NO_MAP),
+    *((name, "TokenClassification", UNREAD) for name in ("deberta", "deberta-v2", "mpnet", "eurobert")),
+]
 
 
-def config_with_rates(name, task):
+def config_with_rates(name, task, changes):
     """The family's config, with another rate for each of its keys."""
     import transformers
 
-    given = dict(CONFIGS[name])
+    given = CONFIGS[name] | changes
     if name in FAMILIES:
         given |= FAMILIES[name].in_task.get(task, {})
     known = transformers.AutoConfig.for_model(**given).to_dict()
     keys = sorted(key for key in known if "drop" in key and not isinstance(known[key], bool | list | dict | str))
-    return transformers.AutoConfig.for_model(**given | {key: 0.1 + 0.01 * i for i, key in enumerate(keys)})
+    return transformers.AutoConfig.for_model(**given | {key: 0.1 + 0.01 * i for i, key in enumerate(keys)} | changes)
 
 
 def places_in_torch(model, batch):
@@ -67,11 +76,11 @@ def our_places(model, batch):
     return places
 
 
-@pytest.mark.parametrize(("name", "task"), HEADS)
-def test_dropout_stands_where_it_stands_in_transformers(name, task, tmp_path):
+@pytest.mark.parametrize(("name", "task", "changes"), HEADS + VARIANTS)
+def test_dropout_stands_where_it_stands_in_transformers(name, task, changes, tmp_path):
     import transformers
 
-    config, rng = config_with_rates(name, task), np.random.default_rng(0)
+    config, rng = config_with_rates(name, task, changes), np.random.default_rng(0)
     if task == "QuestionAnswering":
         config.num_labels = 2
     peer = getattr(transformers, f"AutoModelFor{task}").from_config(config, attn_implementation="eager")

@@ -21,8 +21,8 @@ _TYPES = ("c2p", "p2c")
 
 def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DeBERTa config of any version; `defaults` are the values of absent keys."""
-    choices = {}
     read = ConfigReader(config)
+    choices = {"classifier_dropout": read.rate("hidden_dropout_prob", 0.1)}
     hidden_size = read.size("hidden_size", defaults.get("hidden_size", 768))
     read.require(pooler_hidden_size=hidden_size)
     if not read.flag("position_biased_input", True):

@@ -7,6 +7,7 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.families.xlnet.adapter import TwoStreamAdapter, TwoStreamDetails
 from bertcore.families.xlnet.blocks import TwoStreamAttention, TwoStreamEmbeddings, TwoStreamLayer
+from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec
@@ -66,6 +67,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of an XLNet config."""
     summary = summary_head(read, "logits_proj", source="last", activation="tanh")
     return TOKEN_HEADS | {
+        "token_classification": ClassifierSpec("classifier", "tokens", dropout=0.0),
         "causal_lm": LanguageModelSpec(decoder="lm_loss", tied_bias="lm_loss.bias"),
         "sequence_classification": summary,
         "multiple_choice": summary,
