@@ -77,7 +77,7 @@ class Tape:
     """Records the operations called inside its `with` block."""
 
     def __init__(self) -> None:
-        self._leaves: dict[Hashable, dict[str, Variable]] = {}  # by key and form
+        self._leaves: dict[Hashable, dict[Hashable, Variable]] = {}  # by key and form
         self._keys: dict[int, tuple[Hashable, Any]] = {}  # (key, dtype of the gradient) of leaves, by their identity
         self._records: list[_Record | _Checkpoint] = []
         self._tokens: list[Token] = []
@@ -89,7 +89,7 @@ class Tape:
     def __exit__(self, *error: object) -> None:
         _current.reset(self._tokens.pop())
 
-    def leaf(self, key: Hashable, make: Callable[[], Any], form: str = "array", dtype: Any = None) -> Variable:
+    def leaf(self, key: Hashable, make: Callable[[], Any], form: Hashable = "array", dtype: Any = None) -> Variable:
         """The Variable that stands for `key` (a parameter) in one of its forms; `make` gives its value the first time.
 
         The gradients of all forms of one key are summed, in `dtype` if it is given.

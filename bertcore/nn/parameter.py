@@ -183,7 +183,7 @@ class Parameter(JoinedTensors):
         tape = current_tape()
         if tape is None or self.is_frozen:
             return (self._filled or self.forms).array_in_force()
-        form = f"array for {autocast_dtype() or self.dtype}"
+        form = "array", autocast_dtype() or self.dtype
         return tape.leaf(self, lambda: self._trainable().array_in_force(), form=form, dtype=self._gradient_dtype)
 
     @property
@@ -197,7 +197,7 @@ class Parameter(JoinedTensors):
         if tape is None or self.is_frozen:
             weight = (self._filled or self.forms).weight_in_force()
         else:
-            form = f"weight for {autocast_dtype() or self.dtype}"
+            form = "weight", autocast_dtype() or self.dtype
             make = self._trainable().weight_to_train
             weight = tape.leaf(self, make, form=form, dtype=self._gradient_dtype)
         return weight if self.adapter is None else self.adapter.weight(weight)

@@ -234,7 +234,7 @@ def _start(arrays, value, numbers, chosen, beta):
     here, (*matrices, bias) = runtime(), numbers
     room = workspace = None
     if chosen.workspace_bytes:  # of the stream's pool: no wait
-        workspace = here.array_module(arrays[0]).empty(chosen.workspace_bytes, np.uint8)
+        workspace = type(arrays[0])((chosen.workspace_bytes,), np.uint8)
         room = here.address(workspace)
     addresses = [here.address(arrays[number]) for number in matrices]
     bias = None if bias is None else here.address(arrays[bias])
