@@ -1,8 +1,13 @@
 """kernels/_cuda/plans.py: a call that comes again launches what it launched before, on its own arrays."""
 
+from contextlib import contextmanager
+from unittest import mock
+
 import cupy
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bench.ops import calls
 from bench.ops.cases import OPS, cases
@@ -15,19 +20,31 @@ from tests.kernels.cuda_support import batch_invariance
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 
-@pytest.fixture
-def gpu(monkeypatch):
+@contextmanager
+def counting_gpu():
     """Kernels compute nothing, and no memory comes again; `given` are cuBLASLt's products, `replays` plans that ran."""
-    replays, run = [], plans.Plan.run
-    monkeypatch.setattr(plans.Plan, "run", lambda self, *given: (replays.append(self), run(self, *given))[1])
-    with driverless(emulated=False) as gpu:
-        given, multiply = [], cublaslt.Plan.run
-        monkeypatch.setattr(
-            cublaslt.Plan, "run", lambda self, *args: (given.append((self, *args)), multiply(self, *args))[1]
-        )
-        gpu.replays, gpu.given = replays, given
-        alive = []
-        cupy.cuda.set_allocator(lambda size: alive.append(gpu.allocate(size)) or alive[-1])
+    replays, given, alive = [], [], []
+    run = plans.Plan.run
+
+    def noted_run(plan, *args):
+        replays.append(plan)
+        return run(plan, *args)
+
+    def noted_product(plan, *args):
+        given.append((plan, *args))
+        return multiply(plan, *args)
+
+    with mock.patch.object(plans.Plan, "run", noted_run), driverless(emulated=False) as gpu:
+        multiply = cublaslt.Plan.run  # what stands for it
+        with mock.patch.object(cublaslt.Plan, "run", noted_product):
+            gpu.replays, gpu.given = replays, given
+            cupy.cuda.set_allocator(lambda size: alive.append(gpu.allocate(size)) or alive[-1])
+            yield gpu
+
+
+@pytest.fixture
+def gpu():
+    with counting_gpu() as gpu:
         yield gpu
 
 
@@ -316,6 +333,76 @@ def test_gradients_of_attention_go_where_they_belong(gpu):
         found = kernels.attention_backward(grad, query, query, query, grad, lse, cu_seqlens=offsets, out=out)
         assert [part.data.ptr for part in found[:3]] == [part.data.ptr for part in out]
         assert (host(joined) == 0).all() and len(gpu.replays) == count
+
+
+VARIED = st.fixed_dictionaries(
+    {
+        "operation": st.sampled_from(("layer_norm", "linear", "dropout_layer_norm", "attention", "attention_backward")),
+        "dtype": st.sampled_from((np.float32, np.float16)),
+        "device": st.sampled_from((0, 1)),
+        "rows": st.sampled_from((1, 3, 8)),
+        "first": st.sampled_from((0, 1)),  # where arrays begin in their memory
+        "beside": st.sampled_from(("none", "other", "same")),  # a residual, or values
+        "mask": st.sampled_from((None, bool, np.float16)),
+        "is_causal": st.booleans(),
+        "dropout_p": st.sampled_from((0.0, 0.25)),
+        "seed": st.integers(0, 2),
+        "invariant": st.booleans(),
+    }
+)
+
+
+def varied_call(operation, dtype, device, rows, first, beside, mask, is_causal, dropout_p, seed, invariant):
+    def array(*shape, dtype=dtype):
+        return cupy.zeros(int(np.prod(shape)) + first, dtype)[first:].reshape(shape)
+
+    def call():
+        with batch_invariance(invariant):
+            if "attention" not in operation:
+                return getattr(kernels, operation)(*given, **options)
+            found = getattr(kernels, operation)(*given, **options)
+            return list(found[:3]) if operation == "attention_backward" else found
+
+    with cupy.cuda.Device(device):
+        x, vector = array(rows, 8), array(8)
+        residual = {"none": None, "other": array(rows, 8), "same": x}[beside]
+        if operation == "layer_norm":
+            given, options = (x, vector), {"residual": residual}
+        elif operation == "linear":
+            given, options = (x, array(8, 8), vector), {"residual": residual}
+        elif operation == "dropout_layer_norm":
+            given, options = (x, array(rows, 8) if residual is None else residual, vector), {"p": 0.25, "seed": seed}
+        else:
+            query = array(2, 1, rows, 8)
+            key = query if beside == "same" else array(2, 1, rows, 8)
+            given, options = (query, key, key), {"is_causal": is_causal, "dropout_p": dropout_p, "dropout_seed": seed}
+            if mask is not None:
+                options["attn_mask"] = cupy.zeros((2, 1, 1, rows), dtype if mask is np.float16 else mask)
+            if operation == "attention_backward":
+                given += (array(2, 1, rows, 8), query, array(2, 1, rows, 2, dtype=np.float32))
+    return call
+
+
+def test_whatever_changes_between_calls():
+    """Layouts, dtypes, devices, masks, what is one and the same, seeds and modes: with the plans of all calls before, a
+    call does what it does without any."""
+    replayed = []
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(VARIED, min_size=2, max_size=12))
+    def check(varied):
+        with counting_gpu() as gpu:
+            for one in varied + varied[::-1]:
+                call, kept = varied_call(**one), gpu.runtime._plans
+                by_plan = done(gpu, call)
+                gpu.runtime._plans = {}
+                anew = done(gpu, call)
+                gpu.runtime._plans = kept
+                assert same(by_plan, anew), one
+            replayed.extend(gpu.replays)
+
+    check()
+    assert replayed
 
 
 def test_only_so_many_are_kept(gpu, monkeypatch):
