@@ -150,15 +150,15 @@ def _weigh_values(
 ):
     per_word = elements_per_word(storage)
     own = pointer_to_word(as_words(values, storage), skip // per_word * row)
-    whole = seen if skip + seen == keys else seen // per_word * per_word  # the last word may hold a key beyond
-    deep = (whole + per_word - 1) // per_word
+    deep = (seen + per_word - 1) // per_word
+    last, second_half = pointer_to_word(own, (deep - 1) * row), as_words(spare, storage)
+    holds_one_beyond = seen % per_word != 0 and skip + seen < keys
+    # In a product of its own the last word would be rounded twice: bits depend on where panels end.
+    for d in range(row if holds_one_beyond else 0):
+        second_half[d], last[2 * d + 1] = last[2 * d + 1], 0
     multiply(as_words(scores, storage), 1, width, queries, own, row, deep, head_dim, sums, row, accumulate)
-    if whole < seen:
-        last, first_half = pointer_to_word(own, deep * row), as_words(spare, storage)
-        for d in range(row):
-            first_half[2 * d], first_half[2 * d + 1] = last[2 * d], 0
-        weights = pointer_to_word(as_words(scores, storage), deep * width)
-        multiply(weights, 1, width, queries, first_half, row, 1, head_dim, sums, row, True)
+    for d in range(row if holds_one_beyond else 0):
+        last[2 * d + 1] = second_half[d]
 
 
 def _rescale_rows(sums, queries, width, row, factors, storage):

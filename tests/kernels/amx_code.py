@@ -18,9 +18,9 @@ FEATURES = (
 )  # fmt: skip
 
 
-def pretend():
+def pretend(level="amx"):
     """Before the kernels are imported: the target and the features of a CPU with AMX, and Linux's permission."""
-    os.environ["BERTCORE_ISA"] = "amx"
+    os.environ["BERTCORE_ISA"] = level
     config.CPU_NAME, config.CPU_FEATURES = "sapphirerapids", ",".join(f"+{feature}" for feature in FEATURES)
     llvm.get_host_cpu_features = lambda: dict.fromkeys(FEATURES, True)
     sys.modules[PERMISSION] = SimpleNamespace(request_tiles=lambda: None)

@@ -1,5 +1,5 @@
-"""Run a test file again for less of a CPU than this machine has (BERTCORE_ISA is read once per process), or for AMX,
-whose instructions are trapped where the CPU lacks them (amx_traps.py)."""
+"""Run a test file again for less of a CPU than this machine has (BERTCORE_ISA is read once per process), or for AMX
+and bfloat16, where the tiles' instructions are trapped and CPUID may hide the others (amx_traps.py)."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def supported(isa: str) -> bool:
 
 def run_tests_under(isa: str, file: str, *arguments: str) -> None:
     """Run pytest on `file` in a process compiled for `isa`; fails with its output."""
-    is_trapped = isa == "amx" and not supported(isa)
+    is_trapped = isa in ("amx", "avx512_bf16") and not supported(isa)
     if not (is_trapped or supported(isa)):
         pytest.skip(f"this CPU has no {isa}")
     # Without conftest.py, which imports the peers that nobody needs here.
@@ -44,6 +44,6 @@ def run_tests_under(isa: str, file: str, *arguments: str) -> None:
     environment = {**os.environ, "BERTCORE_ISA": isa}
     result = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     if is_trapped and result.returncode == NOT_HERE:
-        pytest.skip("this machine lacks more than the tiles of what the code for AMX needs")
+        pytest.skip("this machine lacks instructions for bfloat16, or a C compiler")
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
     assert " passed" in result.stdout

@@ -363,6 +363,6 @@ def test_bfloat16_without_its_instruction():
 
 @not_when_forced
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
-def test_bfloat16_by_tiles(isa):
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx", "avx512_bf16"])
+def test_bfloat16_by_its_instructions(isa):
     run_tests_under(isa, __file__, "-k", "bfloat16 or forced")

@@ -366,8 +366,8 @@ def test_low_precision_without_some_instructions(isa):
 
 @pytest.mark.slow
 @not_when_forced
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
-def test_low_precision_by_tiles(isa):
+@pytest.mark.parametrize("isa", ["amx_emulated", "amx", "avx512_bf16"])
+def test_low_precision_by_its_instructions(isa):
     run_tests_under(isa, __file__, "-k", "low_precision or int8 or bfloat16 or forced")
 
 
