@@ -1,10 +1,10 @@
-"""Rows of floats packed for the tiles of a product (product.py), by the thread that multiplies them.
+"""Rows packed for the tiles of a product (product.py), of floats or words of bytes, by the thread that multiplies them.
 
 What a tile reads next lies next in memory then, in one line instead of one for each of its rows. Rows as they lie come
 slowly from the second-level cache, and more slowly from beyond: it prefetches few streams at once.
 
 Measured on an Emerald Rapids (AVX-512, 2 threads, calls in turns): products of 1,024 rows and widths of 768 to
-3,072 take 2 to 5 % less time.
+3,072 take 2 to 5 % less time, those of int8 with VNNI 1 to 3 %, up to depths of 768.
 """
 
 from numba import types
@@ -12,7 +12,7 @@ from numba.extending import overload
 
 from . import isa
 from .jit import inline_helper
-from .simd import itemsize, lanes, pointer, prefetch
+from .simd import itemsize, lanes, pointer, pointer_as, prefetch
 from .steps import OPTIONS
 from .tile import WEIGHT_TILE_ROWS, make_row_packer
 
@@ -27,7 +27,7 @@ _pack_tile = make_row_packer(WEIGHT_TILE_ROWS)
 
 def are_packed(a, panels):
     """Whether rows of these types can be packed."""
-    return a.dtype == panels.dtype and isinstance(a.dtype, types.Float)
+    return a.dtype == panels.dtype if isinstance(a.dtype, types.Float) else a.dtype == types.uint8
 
 
 @inline_helper
@@ -48,6 +48,7 @@ def pack_rows(a, strides, first, last, panels, room):
 @overload(pack_rows, jit_options=OPTIONS)
 def _pack_rows(a, strides, first, last, panels, room):
     def pack(a, strides, first, last, panels, room):
+        words = pointer_as(a, room)
         _, row, column, _ = strides
         depth, count = panels.shape[1], last - first
         if column != 1 or depth < lanes(room) or not LEAST_PACKED <= count <= most_packed(depth, room):
@@ -56,10 +57,10 @@ def _pack_rows(a, strides, first, last, panels, room):
         for i in range(first, last, WEIGHT_TILE_ROWS):
             for k in range(0, depth, lanes(room)):
                 for j in range(i + WEIGHT_TILE_ROWS, min(i + 2 * WEIGHT_TILE_ROWS, last)):
-                    prefetch(a, j * row + k)
+                    prefetch(words, j * row + k)
                 at = min(k, depth - lanes(room))
                 target = pointer(packed, i * depth + at * WEIGHT_TILE_ROWS)
-                _pack_tile(pointer(a, i * row + at), row, last - 1 - i, target)
-        return packed, (depth, 1, WEIGHT_TILE_ROWS, max(WEIGHT_TILE_ROWS, lanes(room)) * depth)
+                _pack_tile(pointer(words, i * row + at), row, last - 1 - i, target)
+        return pointer_as(packed, a), (depth, 1, WEIGHT_TILE_ROWS, max(WEIGHT_TILE_ROWS, lanes(room)) * depth)
 
     return pack if are_packed(a, panels) else lambda a, strides, first, last, panels, room: (a, strides)

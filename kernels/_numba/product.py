@@ -67,8 +67,9 @@ def make_scratch(storage, threads, rows):
     """Scratch for the tasks of each thread, of products of up to `rows` rows with panels of a NumPy dtype: sums that
     begin on a cache line, and a widened chunk of a panel or packed rows."""
     sums = sums_dtype(storage)
-    lines = TASK_ROWS + CHUNK_DEPTH + 1 if _IS_WIDENED.get(storage.type, False) else TASK_ROWS
-    packed = PACKED_BYTES if sums == storage and rows >= LEAST_PACKED else 0
+    is_widened = _IS_WIDENED.get(storage.type, False)
+    lines = TASK_ROWS + CHUNK_DEPTH + 1 if is_widened else TASK_ROWS
+    packed = PACKED_BYTES if not is_widened and storage != np.uint16 and rows >= LEAST_PACKED else 0
     size = (lines * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
 
@@ -105,7 +106,7 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
         scratch: a thread's of `make_scratch`.
     """
     count, rows = panels.shape[0], output.shape[0]
-    blocks = _block_count(rows, a, panels)
+    blocks = _block_count(rows, a, panels, output)
     left, of_left = pointer(a, 0), (strides[0], *strides)
     own, of_own, laid = left, of_left, -1
     tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
@@ -124,19 +125,19 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
         task = following
 
 
-def _block_count(rows, a, panels):
+def _block_count(rows, a, panels, output):
     """Into how many blocks the rows are divided."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(_block_count, jit_options=_OPTIONS)
-def _block_count_of(rows, a, panels):
-    def of_packed(rows, a, panels):
-        most = most_packed(panels.shape[1], panels)
+def _block_count_of(rows, a, panels, output):
+    def of_packed(rows, a, panels, output):
+        most = most_packed(panels.shape[1], output)
         together = min(most, TASK_ROWS) if most >= LEAST_PACKED else TASK_ROWS
         return (rows + together - 1) // together
 
-    return of_packed if are_packed(a, panels) else lambda rows, a, panels: (rows + TASK_ROWS - 1) // TASK_ROWS
+    return of_packed if are_packed(a, panels) else lambda rows, a, panels, output: (rows + TASK_ROWS - 1) // TASK_ROWS
 
 
 @helper

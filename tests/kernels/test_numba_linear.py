@@ -281,7 +281,8 @@ def test_sums_of_pairs_stay_in_registers():
 @pytest.mark.parametrize("in_features", [1, 3, 39, 767, 4 * BLOCK - 1, 4 * BLOCK + 6])
 @pytest.mark.parametrize("rows", [1, 7, WIDENED_ROWS, BLOCK_ROWS + 5])
 def test_int8_has_the_bits_of_the_reference(rows, in_features):
-    x, weight, bias, residual = arguments(8, rows, in_features, 97)
+    columns = 2 * LEAST_USES * WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // 4 + 1  # rows are packed for as many
+    x, weight, bias, residual = arguments(8, rows, in_features, columns)
     x[0] *= np.float32(1e-41)  # too small a range for an inverse
     x[-1, 0] += 1000
     expected, prepared = low_precision(weight, "int8")
