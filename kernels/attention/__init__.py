@@ -120,12 +120,11 @@ def attention(
         TypeError, ValueError: which argument is wrong, and what was expected.
         BackendUnavailable: if the backend cannot run here.
     """
-    asked = (
-        checks.boolean("return_lse", return_lse),
-        checks.boolean("return_probs", return_probs),
-        checks.boolean("return_components", return_components),
-    )
-    dropout_p = checks.probability("dropout_p", dropout_p)
+    asked = return_lse, return_probs, return_components
+    if {*map(type, asked)} != {bool}:  # else there is nothing to check: three Python calls less
+        asked = tuple(map(checks.boolean, ("return_lse", "return_probs", "return_components"), asked))
+    if type(dropout_p) is not float or dropout_p:  # 0.0 needs no check: two Python calls less
+        dropout_p = checks.probability("dropout_p", dropout_p)
     sides = window if isinstance(window, tuple) else (window,)
     options = "attention", dropout_p, is_causal, scale, compute_dtype, *asked, type(window), *sides
     seed = checks.seed("dropout_seed", dropout_seed) if dropout_p else 0
@@ -186,7 +185,8 @@ def attention_backward(
     Raises:
         As `attention`.
     """
-    dropout_p = checks.probability("dropout_p", dropout_p)
+    if type(dropout_p) is not float or dropout_p:  # 0.0 needs no check: two Python calls less
+        dropout_p = checks.probability("dropout_p", dropout_p)
     sides = window if isinstance(window, tuple) else (window,)
     options = "attention_backward", dropout_p, is_causal, scale, out is None, type(window), *sides
     if relative is not None or bias is not None:  # whose gradients take more than launches
