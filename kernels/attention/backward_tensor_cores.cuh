@@ -47,6 +47,7 @@ template <class T, int D> struct OnTensorCores {
     for (int half = 0; half < 2; ++half) put_row<T, S>(tile, sums[0], half, factor, row(0, 2 * half), first_chunk());
     if (SHARERS == 1) __syncwarp();
     else __syncthreads();
+    if (SHARERS > 1 && first_chunk()) return;  // the warp beside it stores all columns of their rows
     store_rows<T, S>(global + first_row() * stride, stride, tile, first_row(), rows - first_row(), head_dim);
   }
 };
