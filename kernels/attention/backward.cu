@@ -32,37 +32,44 @@ template <int D> struct Engine<float, D> {
 // blocks per multiprocessor: it is told one.
 template <class T, int D, int GOAL, bool ADDED>
 __global__ void __launch_bounds__(Engine<T, D>::type::S::THREADS, 1)
-attention_backward(T *first, T *second, float *grad_scores, int longest_q, int longest_k, const T *grad_output,
-                   const float2 *lse, const float *deltas, const T *query, const T *key, const T *value,
-                   const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask, const T *bias,
-                   const T *position_bias, const int *distance_rows, const float *to_position,
+attention_backward(T *first, T *second, float *grad_scores, float *bands, int longest_q, int longest_k,
+                   const T *grad_output, const float2 *lse, const float *deltas, const T *query, const T *key,
+                   const T *value, const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
+                   const T *bias, const T *position_bias, const int *distance_rows, const float *to_position,
                    const float *from_position, const float *segment_scores, const int *segment_ids,
                    const int *segment_ids_k, const Problem problem, const Dropout dropout) {
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
   const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
-  differentiate<typename Engine<T, D>::type, GOAL, ADDED, T>(first, second, grad_scores, inputs,
-                                                             {grad_output, lse, deltas}, problem, terms, dropout,
-                                                             longest_q, longest_k);
+  differentiate<typename Engine<T, D>::type, GOAL, ADDED, T>(
+      first, second, {grad_scores, bands, longest_q, longest_k}, inputs, {grad_output, lse, deltas}, problem, terms,
+      dropout);
 }
 
 // distances (heads, longest_q + longest_k + 1): the gradients of the scores of each distance of query and key, summed
-// over sequences, -longest_q first. A block for DISTANCES of them: what neighbouring threads read lies side by side.
+// over the bands of all strips, -longest_q first. A strip has `height` of a tile's `rows` queries, which met `keys` at
+// once. A block for DISTANCES of them: what neighbouring threads read lies side by side.
 constexpr int DISTANCES = 8;
 
 __global__ void __launch_bounds__(256)
-sum_distances(const float *grad_scores, float *distances, const int *cu_seqlens, const int *cu_seqlens_k, int sequences,
-              int heads, int longest_q, int longest_k) {
+sum_bands(const float *bands, float *distances, const int *cu_seqlens, const int *cu_seqlens_k, const Problem problem,
+          int longest_q, int longest_k, int rows, int height, int keys) {
   SHARED_ARRAY(float, room, 256);
+  Inputs<float> inputs = {};
+  inputs.cu_seqlens = cu_seqlens, inputs.cu_seqlens_k = cu_seqlens_k;
   const int count = longest_q + longest_k + 1, index = blockIdx.x * DISTANCES + threadIdx.x % DISTANCES;
-  const int distance = index - longest_q, head = blockIdx.y;
+  const int head = blockIdx.y, strips = (longest_q + height - 1) / height, tiles = (longest_q + rows - 1) / rows;
+  const int size = band_size(longest_k, keys);
   float total = 0.f;
-  for (long long place = threadIdx.x / DISTANCES; place < (long long)sequences * longest_q; place += 256 / DISTANCES) {
-    const int sequence = place / longest_q, i = place % longest_q;
-    const int queries = cu_seqlens ? cu_seqlens[sequence + 1] - cu_seqlens[sequence] : longest_q;
-    const int keys = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - cu_seqlens_k[sequence] : longest_k;
-    const int j = i + keys - queries - distance;
-    if (i < queries && j >= 0 && j < keys)
-      total += grad_scores[(((long long)sequence * heads + head) * longest_q + i) * longest_k + j];
+  for (int at = threadIdx.x / DISTANCES; at < problem.sequences * strips; at += 256 / DISTANCES) {
+    const int sequence = at / strips, first = at % strips * height;
+    const Place place = place_of(problem, inputs, sequence, head, first);
+    const int across = place.keys - place.queries - (index - longest_q);  // from a query to its key
+    const int last = min(first + height, place.queries) - 1;
+    if (first > last || !place.keys || across < place.below || across > place.above) continue;
+    if (first + across >= place.keys || last + across < 0) continue;  // no query of the strip sees a key so far away
+    const int tile = cu_seqlens ? cu_seqlens[sequence] / rows + sequence : sequence * tiles;
+    const long long strip = tile * (rows / height) + first / height;
+    total += bands[(strip * problem.heads + head) * size + first + across + keys];
   }
   room[threadIdx.x] = total;
   __syncthreads();

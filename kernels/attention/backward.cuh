@@ -127,8 +127,21 @@ struct Sight {
   }
 };
 
-// One walk of a block; grad_scores, (sequences, heads, longest_q, longest_k) and null where nobody asks, belongs to the
-// goal QUERIES: of it only what a query sees is written.
+// Where the goal QUERIES writes gradients of scores, null where nobody asks.
+//
+// each (sequences, heads, longest_q, longest_k): of it only what a query sees is written.
+// bands (tiles, strips of a tile, heads, band_size): a strip's sums along its diagonals: of keys j and queries i at
+// j - i + KEYS, the strip's first query being 0. Only diagonals on which a query sees a key are sure to be written.
+struct ScoreGradients {
+  float *each, *bands;
+  int longest_q, longest_k;
+};
+
+__device__ __forceinline__ int band_size(int longest_k, int keys) {
+  return (longest_k + keys - 1) / keys * keys + keys;
+}
+
+// One walk of a block.
 template <class E, int GOAL, bool ADDED, class T> struct Walk {
   using S = typename E::S;
   using Scores = typename E::Scores;
@@ -145,10 +158,11 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
   const Problem &problem;
   const Terms &terms;
   const Dropout &dropout;
-  float *grad_scores;
-  int longest_q, longest_k;
+  const ScoreGradients to;  // of the block's sequence and head, and the thread's strip
   E engine;
   typename E::Sums first = {}, second = {};
+  float begun = 0.f;  // of a diagonal that leaves the last tile sideways
+  int band_end = -1;  // where the band goes on with that
 
   // The sums over the others that this head's rows see. `states`: of the queries, see Sequence.
   __device__ __forceinline__ void meet(const Sequence<T> &at, const Sight &sight, T *own, float4 *states,
@@ -221,12 +235,36 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
           scores[i / E::WIDTH][i % E::WIDTH] = 0.f;  // whatever the state of a query that does not see the key
           if constexpr (FIRST) grads[i / E::WIDTH][i % E::WIDTH] = 0.f;
         }
-    if (GOAL == QUERIES && ADDED && grad_scores) write(grads, sight, other);
+    if (GOAL == QUERIES && ADDED && to.each) write(grads, sight, other);
     if constexpr (SECOND) {
       if (dropout.threshold) drop(scores, kept);
       engine.accumulate(second, scores, tile + OTHER);
     }
     if constexpr (FIRST) engine.accumulate(first, grads, tile);
+    if constexpr (GOAL == QUERIES && ADDED)
+      if (to.bands && E::owns_strip()) add_diagonals(engine.lay(grads), sight, other);
+  }
+
+  // Adds a tile's scores, rows of the strip, along the diagonals. A thread owns one of them modulo KEYS: what leaves
+  // the tile sideways goes on in the next tile.
+  __device__ __forceinline__ void add_diagonals(const float *rows, const Sight &sight, int other) {
+    const int diagonal = E::member(), count = sight.own - sight.first - E::first_row();
+    if (diagonal >= S::KEYS) return;
+    float ended = begun;
+    begun = 0.f;
+#pragma unroll 8
+    for (int row = 0; row < E::HEIGHT; ++row) {
+      const int column = diagonal + row;
+      const float grad = row < count ? rows[row * E::STRIP_PITCH + column % S::KEYS] : 0.f;
+      if (column < S::KEYS) begun += grad;
+      else ended += grad;
+    }
+    to.bands[other + diagonal] = ended;
+    band_end = other + S::KEYS + diagonal;
+  }
+
+  __device__ __forceinline__ void finish_band() const {
+    if (band_end >= 0) to.bands[band_end] = begun;
   }
 
   // From products to scores. A few at a time, through rotation: in full, the loads would take too many registers.
@@ -278,7 +316,7 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
     for (int i = 0; i < E::COUNT; ++i) {
       const int row = sight.first + E::row(i / E::WIDTH, i), column = other + E::column(i / E::WIDTH, i);
       if (row < sight.own && column < sight.others)
-        grad_scores[row * (long long)longest_k + column] = grads[i / E::WIDTH][i % E::WIDTH];
+        to.each[row * (long long)to.longest_k + column] = grads[i / E::WIDTH][i % E::WIDTH];
     }
   }
 };
@@ -286,10 +324,9 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
 // The work of a block. first_sum, second_sum: arrays of the goal, which lie as queries, or keys, do in memory: (tokens,
 // heads, head_dim) when packed, else (batch, heads, length, head_dim).
 template <class E, int GOAL, bool ADDED, class T>
-__device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, float *grad_scores, const Inputs<T> &inputs,
+__device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, ScoreGradients to, const Inputs<T> &inputs,
                                               const BackwardInputs<T> &backward, const Problem &problem,
-                                              const Terms &terms, const Dropout &dropout, int longest_q,
-                                              int longest_k) {
+                                              const Terms &terms, const Dropout &dropout) {
   using W = Walk<E, GOAL, ADDED, T>;
   using S = typename E::S;
   const int heads = W::BY_KEYS ? problem.sharing : 1, head = blockIdx.y * heads;
@@ -304,8 +341,10 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, float
   SHARED_ARRAY(float4, states, W::STATES);
   SHARED_ARRAY(unsigned char, kept, 2 * W::KEPT);
   T *own = reinterpret_cast<T *>(shared);
-  if (grad_scores) grad_scores += ((long long)sequence * problem.heads + head) * longest_q * longest_k;
-  W walk{inputs, backward, problem, terms, dropout, grad_scores, longest_q, longest_k,
+  if (to.each) to.each += ((long long)sequence * problem.heads + head) * to.longest_q * to.longest_k;
+  const long long strip = blockIdx.x * (S::ROWS / E::HEIGHT) + E::first_row() / E::HEIGHT;
+  if (to.bands) to.bands += (strip * problem.heads + head) * band_size(to.longest_k, S::KEYS);
+  W walk{inputs, backward, problem, terms, dropout, to,
          E{reinterpret_cast<float *>(own + 2 * W::OWN + E::STAGES * 2 * W::OTHER)}};
 #pragma unroll 1
   for (int i = 0; i < heads; ++i) {
@@ -321,6 +360,7 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, float
     }
     walk.meet(at, sight, own, states, kept, i == 0);
   }
+  if constexpr (GOAL == QUERIES && ADDED) walk.finish_band();
   cp_async_commit();  // where there was nobody to meet, nothing has committed the copies of what is the block's own
   cp_async_wait<0>();
   __syncthreads();

@@ -1,7 +1,8 @@
 """CUDA kernels of attention's gradients and of its forward with dropout, which cuda.py launches.
 
 float16 and bfloat16 on tensor cores, float32 by FMA. Where something added to scores has a gradient (a bias, tables of
-relative positions, segments), those of the scores are written out, as one array of their size.
+relative positions, segments), those of the scores are written out, as one array of their size. Of biases by distance
+only sums along diagonals are, a row of the scores for 16 queries.
 """
 
 from functools import partial
@@ -10,7 +11,8 @@ import numpy as np
 
 from .. import _cuda
 from ..philox import threshold
-from .problem import contiguous, kernel_inputs, longest_sequences, set_strides
+from .problem import contiguous, kernel_inputs, longest_sequences, set_strides, tile_count
+from .relative_cuda import has_terms
 from .relative_products import differentiate_key_terms, differentiate_query_terms, products_of
 
 # What the kernels are instantiated for: {padded head_dim: (rows of a block, rows that it meets at once, buffers of
@@ -18,7 +20,8 @@ from .relative_products import differentiate_key_terms, differentiate_query_term
 MMA = {64: (64, 32, 2), 128: (64, 16, 2), 256: (32, 16, 1)}
 FP32 = {64: (32, 64, 1), 128: (16, 32, 1), 256: (8, 16, 1)}
 THREADS, MAX_HEAD_DIM, WARP = 128, 256, 32
-DISTANCES, TOKENS = 8, 8  # of a block of sum_distances and sum_scores, as in backward.cu
+DISTANCES, TOKENS = 8, 8  # of a block of sum_bands and sum_scores, as in backward.cu
+MMA_STRIP = 16  # rows
 
 
 def _is_general(c_name, padded, has_added):
@@ -45,7 +48,7 @@ INSTANTIATIONS = (
         for is_general in sorted({_is_general(c_name, padded, has_added) for has_added in (False, True)})
         for goal in _goals(c_name, padded, is_general)
     ),
-    *("sum_distances", "sum_rows", "list_distances", "sum_scores", "sum_segments"),
+    *("sum_bands", "sum_rows", "list_distances", "sum_scores", "sum_segments"),
 )
 KERNELS = _cuda.Module(__file__, "backward.cu", INSTANTIATIONS)
 DROPOUT = np.dtype([("seed", np.uint64), ("threshold", np.uint32), ("factor", np.float32)])
@@ -55,7 +58,7 @@ DROPOUT = np.dtype([("seed", np.uint64), ("threshold", np.uint32), ("factor", np
 def dropped_output(output, lse, query, key, arrays, problem, scoring):
     """Write the output of attention whose probabilities dropout has thinned; lse is that of the forward."""
     shared = None, lse, None, *arrays, *products_of(query, key, scoring.relative), problem, _dropout(scoring)
-    _launch("OUTPUT", (None, _memory(output, scoring), None), (0, 0), shared, problem, scoring, query)
+    _launch("OUTPUT", (None, _memory(output, scoring), None, None), (0, 0), shared, problem, scoring, query)
 
 
 def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
@@ -65,7 +68,8 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     arrays, problem = kernel_inputs(query, key, value, scoring)
     grad_output, output = (_contiguous(array, is_packed) for array in (grad_output, output))
     grad_query, grad_key, grad_value = (_zeros(array, is_packed) for array in (query, key, value))
-    grad_scores, longest = _room_for_scores(query, key, scoring)
+    longest = _longest_sequences(query, key, scoring)
+    grad_scores, bands = _room_for_scores(query, longest, scoring, problem), _Bands(query, longest, scoring, problem)
     if query.size and key.size:
         deltas = _cuda.empty(xp, output.size // query.shape[3], np.float32)
         _launch_deltas(grad_output, output, deltas)
@@ -75,14 +79,14 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
         shared = *kept, *arrays, *products_of(query, key, scoring.relative), problem, _dropout(scoring)
         sums = {"KEYS_AND_VALUES": (grad_key, grad_value), "KEYS": (grad_key, None), "VALUES": (None, grad_value)}
         for goal in _goals(*_variant(scoring, problem, query.dtype))[2:]:
-            _launch(goal, (*sums[goal], None), longest, shared, problem, scoring, key)
-        _launch("QUERIES", (grad_query, None, grad_scores), longest, shared, problem, scoring, query)
+            _launch(goal, (*sums[goal], None, None), longest, shared, problem, scoring, key)
+        _launch("QUERIES", (grad_query, None, grad_scores, bands.array), longest, shared, problem, scoring, query)
     grads = [_four_axes(grad, is_packed) for grad in (grad_query, grad_key, grad_value)]
     grad_bias = None if scoring.bias is None else _sum_broadcast(grad_scores, scoring.bias)
     grad_relative = None
     if scoring.relative is not None:
         sums = _Sums(grad_scores, longest, scoring, problem)
-        grad_relative = _relative_gradients(sums, query, key, *grads[:2])
+        grad_relative = _relative_gradients(sums, bands, query, key, *grads[:2])
     for target, grad in zip(out or (), grads, strict=False):
         _cuda.copy(target, grad)
     return *(out or grads), grad_bias, grad_relative
@@ -100,11 +104,13 @@ def _variant(scoring, problem, dtype):
     return c_name, padded, _is_general(c_name, padded, has_added)
 
 
-def shared_memory(padded, dtype):
-    """The bytes of a block's tiles: two of its own and two, in each buffer, of those that it meets."""
+def shared_memory(padded, dtype, has_bands=False):
+    """The bytes of a block's tiles: two of its own and two, in each buffer, of those that it meets; of its scores."""
     rows, others, buffers = (FP32 if dtype == np.float32 else MMA)[padded]
     count = 2 * rows + 2 * buffers * others
-    return 4 * (count * padded + rows * (others + 16)) if dtype == np.float32 else 2 * count * (padded + 8)
+    if dtype == np.float32:
+        return 4 * (count * padded + rows * (others + 16))
+    return 2 * count * (padded + 8) + has_bands * 4 * rows * (others + 8)
 
 
 def _launch_deltas(grad_output, output, deltas):
@@ -114,13 +120,14 @@ def _launch_deltas(grad_output, output, deltas):
 
 
 def _launch(goal, sums, longest, shared, problem, scoring, array):
-    """`array`: the (batch, heads, length, head_dim) queries or keys whose tiles the blocks own."""
+    """`sums`: the first four arguments; `array`: the (batch, heads, length, head_dim) queries or keys of the tiles."""
     c_name, padded, is_general = _variant(scoring, problem, array.dtype)
     rows, *_ = (FP32 if c_name == "float" else MMA)[padded]
     sequences, length = int(problem["sequences"]), array.shape[2]
     tiles = sequences * -(-length // rows) if scoring.cu_seqlens is None else length // rows + sequences
     kernel, args = _kernel(c_name, padded, goal, is_general), (*sums, *map(np.int32, longest), *shared)
-    KERNELS.launch(kernel, (tiles, array.shape[1]), (THREADS,), args, shared_memory(padded, array.dtype))
+    shared_bytes = shared_memory(padded, array.dtype, has_bands=sums[3] is not None)
+    KERNELS.launch(kernel, (tiles, array.shape[1]), (THREADS,), args, shared_bytes)
 
 
 def _dropout(scoring):
@@ -132,16 +139,19 @@ def _struct(below, factor, seed):
     return np.array((seed, below, factor), DROPOUT)[()]
 
 
-def _room_for_scores(query, key, scoring):
-    """(zeros for the gradients of scores that have a use for them, or None; the longest sequences).
-
-    Packed, their lengths are read, which waits for the GPU.
-    """
+def _longest_sequences(query, key, scoring):
+    """Those of queries and of keys where gradients of scores are wanted. Packed ones are read: it waits for the GPU."""
     if scoring.bias is None and scoring.relative is None:
-        return None, (0, 0)
-    longest = longest_sequences(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k)
-    sequences = len(query) if scoring.cu_seqlens is None else len(scoring.cu_seqlens) - 1
-    return _cuda.array_module(query).zeros((sequences, query.shape[1], *longest), np.float32), longest
+        return 0, 0
+    return longest_sequences(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k)
+
+
+def _room_for_scores(query, longest, scoring, problem):
+    """Zeros for the gradients of scores; None where sums along diagonals are enough."""
+    if scoring.bias is None and not has_terms(scoring.relative):
+        return None
+    shape = int(problem["sequences"]), query.shape[1], *longest
+    return _cuda.array_module(query).zeros(shape, np.float32)
 
 
 def _sum_broadcast(grad_scores, bias):
@@ -151,6 +161,37 @@ def _sum_broadcast(grad_scores, bias):
     return total.astype(bias.dtype, copy=False)
 
 
+class _Bands:
+    """Gradients of scores summed up along their diagonals, for biases by distance; `array` is None without."""
+
+    def __init__(self, query, longest, scoring, problem):
+        self.array, self.longest, self.scoring, self.problem = None, longest, scoring, problem
+        if scoring.relative is None or scoring.relative.position_bias is None:
+            return
+        is_mma, (_, padded, _) = query.dtype != np.float32, _variant(scoring, problem, query.dtype)
+        self.rows, self.keys, _ = (MMA if is_mma else FP32)[padded]
+        self.height = MMA_STRIP if is_mma else self.rows
+        strips = tile_count(problem, scoring.cu_seqlens is not None, self.rows) * (self.rows // self.height)
+        shape = strips, query.shape[1], (-(-longest[1] // self.keys) + 1) * self.keys
+        self.array = _cuda.array_module(query).empty(shape, np.float32)
+
+    def by_distance(self):
+        """The gradient of the (rows, heads) biases by distance."""
+        table, count = self.scoring.relative.position_bias, sum(self.longest) + 1
+        xp, (rows, heads) = _cuda.array_module(table), table.shape
+        grad, longest = xp.zeros((rows, heads), np.float32), tuple(map(np.int32, self.longest))
+        if min(self.longest) and grad.size:
+            distances = xp.empty((heads, count), np.float32)
+            offsets = contiguous(self.scoring.cu_seqlens, self.scoring.cu_seqlens_k)
+            sizes = *longest, *map(np.int32, (self.rows, self.height, self.keys))
+            args = self.array, distances, *offsets, self.problem, *sizes
+            KERNELS.launch("sum_bands", (-(-count // DISTANCES), heads), (256,), args)
+            distance_rows = contiguous(self.scoring.relative.distance_rows)[0]
+            args = distances, distance_rows, self.problem["distances"], grad, np.int32(heads), *longest
+            KERNELS.launch("sum_rows", (rows,), (256,), args)
+        return grad.astype(table.dtype, copy=False)
+
+
 class _Sums:
     """Sums of the gradients of scores, by what was added to them."""
 
@@ -158,19 +199,6 @@ class _Sums:
         self.grad_scores, self.longest, self.relative, self.problem = grad_scores, longest, scoring.relative, problem
         self.offsets = contiguous(scoring.cu_seqlens, scoring.cu_seqlens_k)
         self.distance_rows, self._listed = contiguous(self.relative.distance_rows)[0], None
-
-    def by_distance(self):
-        """The gradient of the (rows, heads) biases by distance."""
-        table, count = self.relative.position_bias, sum(self.longest) + 1
-        xp, (rows, heads) = _cuda.array_module(table), table.shape
-        grad, longest = xp.zeros((rows, heads), np.float32), tuple(map(np.int32, self.longest))
-        if self.grad_scores.size and grad.size:
-            distances = xp.empty((heads, count), np.float32)
-            args = self.grad_scores, distances, *self.offsets, self.problem["sequences"], np.int32(heads), *longest
-            KERNELS.launch("sum_distances", (-(-count // DISTANCES), heads), (256,), args)
-            args = distances, self.distance_rows, self.problem["distances"], grad, np.int32(heads), *longest
-            KERNELS.launch("sum_rows", (rows,), (256,), args)
-        return grad.astype(table.dtype, copy=False)
 
     def by_row(self, tokens, of_keys):
         """(heads, tokens, rows): of each query, or key, by row of the tables, times the scale."""
@@ -205,11 +233,11 @@ class _Sums:
         return self._listed
 
 
-def _relative_gradients(sums, query, key, grad_query, grad_key):
+def _relative_gradients(sums, bands, query, key, grad_query, grad_key):
     """The gradients of the terms; adds what is the queries' and keys' own to theirs."""
     relative, found = sums.relative, {}
     if relative.position_bias is not None:
-        found["position_bias"] = sums.by_distance()
+        found["position_bias"] = bands.by_distance()
     if relative.position_key is not None:
         per_row = sums.by_row(query.shape[0] * query.shape[2], False)
         of_query, found["position_key"] = differentiate_query_terms(per_row, query, relative)

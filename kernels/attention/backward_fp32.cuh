@@ -8,6 +8,7 @@ template <int D> struct ByFma {
   static constexpr int GROUPS = S::R, WIDTH = S::C, COUNT = GROUPS * WIDTH;
   using Scores = Fp32Scores<S>;
   using Sums = Fp32Output<S>;
+  static constexpr int STRIP_PITCH = S::PROBS_PITCH;
   float *room;  // of the weights, through which threads hand them to each other
 
   static __device__ __forceinline__ int first_row() { return 0; }
@@ -28,6 +29,14 @@ template <int D> struct ByFma {
       room[row(i / WIDTH, i) * S::PROBS_PITCH + column(i / WIDTH, i)] = weights[i / WIDTH][i % WIDTH];
     __syncwarp();
     multiply_values_fp32<S>(sums, room, others, threadIdx.x / 16, threadIdx.x % 16);
+  }
+
+  // As on tensor cores; all of the block are one strip, whose weights accumulate() has put into the room.
+  static __device__ __forceinline__ bool owns_strip() { return true; }
+  static __device__ __forceinline__ int member() { return threadIdx.x; }
+  __device__ __forceinline__ const float *lay(const Scores &) const {
+    __syncthreads();
+    return room;
   }
 
   static __device__ __forceinline__ void store(float *global, long long stride, float *, const Sums &sums, float factor,

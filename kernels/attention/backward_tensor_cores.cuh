@@ -13,7 +13,8 @@ template <class T, int D> struct OnTensorCores {
   static constexpr int GROUPS = S::KEYS / 8, WIDTH = 4, COUNT = GROUPS * WIDTH;
   using Scores = ::Scores<S>;
   using Sums = float[1][COLUMNS][4];
-  float *room;         // none is needed
+  static constexpr int STRIP_PITCH = S::KEYS + 8;  // no bank conflicts: neither of fragments nor of a row
+  float *room;         // of the strips, for who adds along their diagonals
   Queries<S> held[2];  // fragments of what the block owns
 
   static __device__ __forceinline__ int first_row() { return threadIdx.x / WARP / SHARERS * S::WARP_ROWS; }
@@ -38,6 +39,22 @@ template <class T, int D> struct OnTensorCores {
 
   __device__ __forceinline__ void accumulate(Sums &sums, const Scores &weights, const T *others) const {
     multiply_values<T, S>(sums, weights, others, first_chunk());
+  }
+
+  // Whether the warp adds for its strip; the thread's number among those who do.
+  static __device__ __forceinline__ bool owns_strip() { return first_chunk() == 0; }
+  static __device__ __forceinline__ int member() { return threadIdx.x % WARP; }
+
+  // Rows of the strip's scores, for all who add. After their accumulate().
+  __device__ __forceinline__ const float *lay(const Scores &scores) const {
+    float *strip = room + first_row() * STRIP_PITCH;
+    __syncwarp();  // the warp has read the scores before
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2)
+      *reinterpret_cast<float2 *>(strip + (row(0, i) - first_row()) * STRIP_PITCH + column(i / WIDTH, i)) =
+          make_float2(scores[i / WIDTH][i % WIDTH], scores[i / WIDTH][i % WIDTH + 1]);
+    __syncwarp();
+    return strip;
   }
 
   // Writes sums times `factor`, of which the first `rows` are there, through the block's own tile.

@@ -5,14 +5,18 @@ The cases of conformance/ reach the same functions through the public ones, unde
 
 import functools
 
+import cupy
 import ml_dtypes
 import numpy as np
 import pytest
 
+from bertcore.kernels import _cuda, alibi_positions, attention_backward
 from bertcore.kernels.attention import backward_cuda, reference
 from bertcore.kernels.attention import cuda as on_cuda
 from bertcore.kernels.attention.arguments import UNLIMITED, Scoring
 from bertcore.kernels.attention.positions import RelativePositions
+from tests.cuda_emulator import Emulator
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
@@ -177,6 +181,43 @@ def test_with_biases_by_distance(cuda, dtype):
     check(cuda, dtype, scoring_of(relative=relative))
     offsets = np.array([0, 33, 33, 38, 40], np.int32)
     check(cuda, dtype, scoring_of(offsets, offsets, relative=relative), lengths=(40, 40))
+
+
+@pytest.mark.parametrize("head_dim", [64, 100, 160])
+def test_biases_of_every_distance(cuda, dtype, head_dim):
+    """Strips of queries that are not full, and tiles that some of them do not see."""
+    rows = np.arange(2 * 160 + 1, dtype=np.int32)
+    relative = RelativePositions(rows, position_bias=normal(7, (len(rows), 1), dtype))
+    offsets, offsets_k = np.array([0, 1, 1, 40, 107, 107], np.int32), np.array([0, 39, 40, 40, 140, 143], np.int32)
+    for given in ({"p": 0.2}, {"window": (20, 3)}):
+        check(cuda, dtype, scoring_of(offsets, offsets_k, relative=relative, **given), 1, 1, (107, 143), head_dim)
+    check(cuda, dtype, scoring_of(relative=relative, causal=True), 1, 1, (70, 37), head_dim)
+
+
+class RaceTarget:
+    def run(self, function, *args):
+        with _cuda.use_runtime(Emulator(races=True)):
+            return function(*args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 160])  # a warp for 16 rows, and two that share them
+def test_diagonals_have_no_races(dtype, head_dim):
+    test_biases_of_every_distance(RaceTarget(), dtype, head_dim)
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_biases_by_distance_take_no_array_of_scores(dtype):
+    with driverless(emulated=False) as gpu:
+        array, lse = cupy.zeros((2, 3, 512, 32), dtype), cupy.zeros((2, 3, 512, 2), np.float32)
+        relative = alibi_positions(3, 512, dtype)
+        relative = RelativePositions(
+            cupy.asarray(relative.distance_rows), position_bias=cupy.asarray(relative.position_bias)
+        )
+        attention_backward(*[array] * 5, lse, relative=relative)
+        sizes = {arg.size for launch in gpu.launches for arg in launch.args if isinstance(arg, cupy.ndarray)}
+    assert max(sizes) < 2 * 3 * 512 * 512 / 8
 
 
 def test_with_tables_and_segments(cuda, dtype):
