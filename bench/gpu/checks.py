@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from bench.gpu.products import batch_invariant
 from bench.gpu.timings import Step
 from bertcore import AutoModel, AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad
 from bertcore.kernels import _cuda
+from bertcore.models.encoder import NotCapturedWarning
 from bertcore.models.model import Model
 from bertcore.nn.dropout import dropout_seeds
 from bertcore.training import LAMB, AdamW, StableAdamW
@@ -115,7 +117,8 @@ def _model_error(model: Model, seed: int) -> float:
     ids, mask = _batch(model, seed)
     with use_backend("numpy"):
         expected = model(input_ids=ids, attention_mask=mask)[0]
-    with use_backend("cupy"):
+    with use_backend("cupy"), warnings.catch_warnings():
+        warnings.simplefilter("error", NotCapturedWarning)
         found = model(input_ids=ids, attention_mask=mask)[0]
     assert kernels.array_module(found) is not np, "the result is not on the GPU"
     return _error(found, expected)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels.program import Graphs, Recordings
+from bertcore.kernels.program import Graphs, NotCaptured, Recordings
 from bertcore.models.adapter import Trace
 from bertcore.models.inputs import EncoderInput, KnownOnHost
 from bertcore.models.registry import Family
@@ -20,8 +20,13 @@ from bertcore.nn.layer import LayerContext
 from bertcore.nn.parameter import Block, PerVersion
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import checkpoint, current_tape
+from bertcore.warn import warn_caller
 
 GROUP_TOKENS = 1024
+
+
+class NotCapturedWarning(RuntimeWarning):
+    """A model's passes on the GPU are in no CUDA graph, as one of them could not be captured."""
 
 
 class Encoder(Block):
@@ -88,7 +93,10 @@ class Encoder(Block):
             settings = autocast_dtype(), kernels.is_batch_invariant()
             key, version = (inputs.on_gpu.rooms, known, trace.layers, trace.is_empty, settings), self.version
             if self._graphs.has_seen(version, key):
-                return self._replayed(version, key, inputs, trace)
+                try:
+                    return self._replayed(version, key, known, inputs, trace)
+                except NotCaptured as error:
+                    _warn_not_captured(error)
         state, context = self.adapter.begin(inputs, self.embeddings, trace)
         context.projections = trace.projections
         if cache is not None:
@@ -104,9 +112,10 @@ class Encoder(Block):
             return recordings.run(key, build, state, context.cu_seqlens)
         return self._run_layers(state, context, trace)
 
-    def _replayed(self, version: int, key: tuple[Any, ...], inputs: EncoderInput, trace: Trace) -> Any:
+    def _replayed(
+        self, version: int, key: tuple[Any, ...], known: KnownOnHost, inputs: EncoderInput, trace: Trace
+    ) -> Any:
         """The last hidden state of a batch, and the states that the trace notes, by a CUDA graph."""
-        _, known, *_ = key
 
         def build(joined: Any) -> tuple[tuple[Any, ...], LayerContext]:
             own = replace(trace, states=None if trace.states is None else [])
@@ -136,6 +145,11 @@ class Encoder(Block):
     def extend(self, inputs: EncoderInput, cache: KeyValueCache) -> Any:
         """The last hidden state of tokens that follow those in `cache`, (tokens, hidden); they are added to it."""
         return self._encode(inputs, Trace(), cache)
+
+
+def _warn_not_captured(error: NotCaptured) -> None:
+    message = f"a pass of the model cannot be a CUDA graph, all run operation by operation, slower: {error}"
+    warn_caller(message, NotCapturedWarning)
 
 
 def _can_be_recorded(hidden: Any) -> bool:

@@ -15,8 +15,8 @@ keeps programs, with their memory, for shapes that come again. This folder impor
 On a GPU the same is a CUDA graph, which needs no forms: `Graphs` captures a whole pass, and keeps it.
 """
 
-from .graphs import Graphs
+from .graphs import Graphs, NotCaptured
 from .program import Program
 from .recordings import Recordings
 
-__all__ = ["Graphs", "Program", "Recordings"]
+__all__ = ["Graphs", "NotCaptured", "Program", "Recordings"]

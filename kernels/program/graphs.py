@@ -15,7 +15,7 @@ A pass is captured when its layout comes for the second time:
 From then on a batch is one copy into the array, one launch, and of each result one copy of the rows that are the
 batch's own. All of that goes to the caller's stream; another stream's pass waits for it there, not on the host. What
 the pass does must depend on the layout alone: it may not read the GPU's values, take arrays from the host or keep
-something for later.
+something for later. A pass that does, or that CUDA refuses, is NotCaptured, and no other of its model is tried.
 """
 
 import importlib
@@ -33,6 +33,10 @@ MOST_SEEN = 256  # layouts remembered
 Build = Callable[[Any], tuple[tuple[Any, ...], Any]]
 
 
+class NotCaptured(RuntimeError):
+    """A pass that runs but cannot be a CUDA graph, and why."""
+
+
 class Graphs:
     """The graphs of a model, for any number of threads and streams: those of one version of its parameters.
 
@@ -44,13 +48,16 @@ class Graphs:
         self._kept: OrderedDict[Any, _Graph] = OrderedDict()  # the last used are the last
         self._seen: OrderedDict[Any, None] = OrderedDict()
         self._on_devices: dict[int, _OnDevice] = {}
+        self._is_refused = False  # whether a pass was NotCaptured
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Graphs, ()  # a copy has arrays at other addresses
 
     def has_seen(self, version: Any, key: Any) -> bool:
-        """Whether this layout came before, with this version; from now on it did."""
+        """Whether this layout came before, with this version; from now on it did. False once a pass was NotCaptured."""
+        if self._is_refused:
+            return False
         with self._lock:
             self._take(version)
             key = _device(), key
@@ -82,19 +89,26 @@ class Graphs:
             rows: how many rows of the results are wanted.
 
         Raises:
-            RuntimeError: where the pass cannot be captured; it says why.
+            NotCaptured: where the pass cannot be captured.
         """
         with self._lock:
             self._take(version)
             device = _device()
             if device not in self._on_devices:
                 self._on_devices[device] = _OnDevice()
-            graph = self._kept.pop((device, key), None) or _Graph(self._on_devices[device], build, batch)
+            graph = self._kept.pop((device, key), None) or self._capture(device, build, batch)
             self._kept[device, key] = graph
             if len(self._kept) > MOST_KEPT:
                 (unused, _), _ = self._kept.popitem(last=False)
                 self._on_devices[unused].done.synchronize()  # another stream may still run it
             return graph.run(batch, rows)
+
+    def _capture(self, device: int, build: Build, batch: Any) -> "_Graph":
+        try:
+            return _Graph(self._on_devices[device], build, batch)
+        except NotCaptured:
+            self._is_refused = True
+            raise
 
 
 def _device() -> int:
@@ -124,10 +138,13 @@ class _Graph:
         self._cupy = importlib.import_module("cupy")
         self._shared = shared
         self._batch = batch.copy()
-        build(self._batch)
-        layout = self._measured(build)
-        self._memory = shared.memory(layout.nbytes)
-        self._graph = self._captured(build, Arena(layout, self._memory))
+        build(self._batch)  # what fails here is no matter of graphs
+        try:
+            layout = self._measured(build)
+            self._memory = shared.memory(layout.nbytes)
+            self._graph = self._captured(build, Arena(layout, self._memory))
+        except RuntimeError as error:  # CUDA's own are, too, but for those of memory that does not suffice
+            raise NotCaptured(str(error)) from error
 
     def _measured(self, build: Build) -> Any:
         lifetimes = Lifetimes()

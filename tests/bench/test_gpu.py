@@ -22,6 +22,7 @@ from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.softmax import cuda as softmax_cuda
 from tests.bench.gpu_worker import TorchOnCPU
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
+from tests.cuda_emulator.streams import CaptureError, Stream
 
 ROOT = Path(__file__).parents[2]
 BARE = """
@@ -232,6 +233,21 @@ def test_what_cannot_be_captured_is_timed_by_events():
         seen.clear()
         timed.variant.call()
     assert seen == [1]
+
+
+def test_a_family_that_cannot_be_captured_is_wrong(monkeypatch):
+    """Though it computes what is right."""
+
+    def refuse(stream, mode):
+        raise CaptureError("no graphs here")
+
+    monkeypatch.setattr(Stream, "begin_capture", refuse)
+    with driverless() as gpu:
+        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+        (step,) = (step for step in checks.steps(1, ["bert-base-uncased"]) if step.name == "bert-base-uncased")
+        (row,) = step.run()
+    assert row["status"] == "wrong"
+    assert row["note"].startswith("1 wrong; captured: NotCapturedWarning") and "no graphs here" in row["note"]
 
 
 def test_a_graph_uses_the_memory_of_its_first_run():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertcore import kernels
-from bertcore.kernels.program import Graphs, graphs
+from bertcore.kernels.program import Graphs, NotCaptured, graphs
 from bertcore.kernels.program.arena import ALIGNMENT, Arena, Lifetimes
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.streams import CaptureError, Graph, Stream
@@ -113,14 +113,32 @@ def test_a_replay_launches_nothing_else_and_waits_for_nothing(gpu, table):
     ],
 )
 def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
-    with pytest.raises(CaptureError, match=message):
-        run(Graphs(), build_of(table, extra), [1, 2])
+    made = Graphs()
+    with pytest.raises(NotCaptured, match=message):
+        run(made, build_of(table, extra), [1, 2])
     assert gpu.capture is None
+    assert [made.has_seen(version, "layout") for version in (1, 1, 2, 2)] == [False] * 4  # none is tried again
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_a_pass_that_fails_says_so_itself(gpu, table, error):
+    """Memory that does not suffice, in whichever run, and what fails without any graph, too."""
+    runs = iter((True, error is RuntimeError))
+
+    def fail(array):
+        if next(runs) == (error is RuntimeError):
+            raise error("not here")
+
+    made = Graphs()
+    with pytest.raises(error, match="not here") as raised:
+        run(made, build_of(table, fail), [1, 2])
+    assert raised.type is error
+    assert [made.has_seen(1, "layout") for _ in range(2)] == [False, True]
 
 
 def test_memory_from_elsewhere_is_refused_within_a_capture(gpu, table):
     source = cupy.cuda.get_allocator()
-    with pytest.raises(CaptureError, match="are allocated while a stream is captured"):
+    with pytest.raises(NotCaptured, match="are allocated while a stream is captured"):
         run(Graphs(), build_of(table, lambda array: source(64)), [1, 2])
 
 
@@ -131,10 +149,10 @@ def test_the_default_stream_cannot_be_captured(gpu):
 
 def test_a_pass_that_changes_between_its_runs_is_an_error(gpu, table):
     sizes = iter((3, 3, 5))
-    with pytest.raises(RuntimeError, match=r"array 2 of a pass that is captured takes 5 bytes, expected 3 bytes"):
+    with pytest.raises(NotCaptured, match=r"array 2 of a pass that is captured takes 5 bytes, expected 3 bytes"):
         run(Graphs(), build_of(table, lambda array: cupy.empty(next(sizes), np.int8)), [1, 2])
     left = iter((True, True, False))
-    with pytest.raises(RuntimeError, match="expected none"):
+    with pytest.raises(NotCaptured, match="expected none"):
         run(Graphs(), build_of(table, lambda array: next(left) or [cupy.empty(3) for _ in range(9)]), [1, 2])
 
 
@@ -151,7 +169,7 @@ def test_a_pass_may_keep_what_it_makes_once(gpu, table):
         np.testing.assert_array_equal(run(made, build, ids).get(), ROWS[ids] + 1)
     (graph,) = made._kept.values()
     assert graph._memory.mem.size == 2 * ALIGNMENT
-    with pytest.raises(RuntimeError, match="keeps 12 bytes beside its results"):
+    with pytest.raises(NotCaptured, match="keeps 12 bytes beside its results"):
         run(Graphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
 
 

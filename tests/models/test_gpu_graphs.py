@@ -3,12 +3,14 @@
 Streams are captured, and graphs launched, by what stands for them without a driver (tests/cuda_emulator/streams.py).
 """
 
+import warnings
 from collections import deque
 
 import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
+from bertcore.models.encoder import NotCapturedWarning
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.streams import Graph
 from tests.tiny_families import drawn_anew, runnable, tiny_config
@@ -188,6 +190,28 @@ def test_predictions_of_xlnet_are_not_replayed(gpu):
             expected = model(ids, target_mapping=mapping, use_mems=False)[0]
         found = model(ids, target_mapping=mapping, use_mems=False)[0]
         np.testing.assert_allclose(found.get(), expected, atol=1e-4)
+    assert not gpu.graphs
+
+
+def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, monkeypatch):
+    """One warning for all layouts: what it shows is that the model is slower, and why."""
+    model = tiny_model("bert-base-uncased")
+    embeddings = model.encoder.embeddings
+
+    def waiting(*args, **options):
+        hidden = embeddings(*args, **options)
+        assert not bool(hidden.sum() == 0.5)  # read on the host
+        return hidden
+
+    monkeypatch.setattr(model.encoder, "embeddings", waiting)
+    check(model, texts([5, 11]))
+    with pytest.warns(NotCapturedWarning, match="operation by operation, slower: .* waits for the device") as warned:
+        check(model, texts([4, 12]))
+    assert [one.filename for one in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCapturedWarning)
+        for lengths in ([16, 0], [3, 30], [30, 3], [29, 4]):
+            check(model, texts(lengths))
     assert not gpu.graphs
 
 
