@@ -6,12 +6,17 @@ import signal
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import settings
 
 from bertcore.kernels import unavailable_reason, use_backend
 from bertcore.kernels.threads import detect_threads
 
 CPU_BACKENDS = ("numpy", "numba")
 MOST_WORKERS = 8  # beyond, they compile more kernels twice and take more memory than they save time
+
+# A machine at work is no error, and a run that fails, fails again.
+settings.register_profile("bertcore", deadline=None, derandomize=True)
+settings.load_profile("bertcore")
 
 
 def pytest_xdist_auto_num_workers(config):
