@@ -4,23 +4,18 @@ import json
 
 import pytest
 
-from bertcore import pipeline, use_backend
+from bertcore import pipeline
 from bertcore.cli import main
 from bertcore.tasks.attribution import attention_rollout, integrated_gradients
 from tests.tasks.pipelines.folders import LABELS, LONGEST, TEXTS, save_head
 
 LONG = " ".join(TEXTS) * 5
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return save_head(tmp_path_factory.mktemp("model"), "AutoModelForSequenceClassification", LABELS)
-
-
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
 
 
 def told(capsys, *arguments, code=0):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoModelForMaskedLM, AutoTokenizer, SentenceEncoder, use_backend
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoTokenizer, SentenceEncoder
 from bertcore.cli import main
 from bertcore.tasks.calibration import reliability
 from tests.tiny_bert import CONFIG, VOCABULARY, random_texts, save_tiny_bert, save_tiny_encoder, write_json
@@ -21,12 +21,7 @@ from bertcore.plots.temperature import distillation_temperature
 
 TEXT = "the cat sat on an upper mat."
 MASKED = "paris is the [MASK] of france."
-
-
-@pytest.fixture(autouse=True)
-def on_numpy():
-    with use_backend("numpy"):
-        yield
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
 from tests.tiny_families import drawn_anew, tiny_config
 
 NAMES = list(LABELS.values())
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.fixture(scope="module")
@@ -16,12 +17,6 @@ def classify(tmp_path_factory):
     folder = save_head(tmp_path_factory.mktemp("model"), "AutoModelForSequenceClassification", LABELS)
     with use_backend("numpy"):
         return pipeline("text-classification", folder, dtype="float64")
-
-
-@pytest.fixture(autouse=True)
-def numpy_backend():
-    with use_backend("numpy"):
-        yield
 
 
 def test_rollout(classify):

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from bertcore import pipeline, use_backend
+from bertcore import pipeline
 from bertcore.tasks.calibration import TemperatureScaling
 from bertcore.tasks.ensemble import Ensemble
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
 
 NAMES = list(LABELS.values())
+
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +19,6 @@ def folders(tmp_path_factory):
     for seed, folder in enumerate(made):
         save_head(folder, "AutoModelForSequenceClassification", LABELS, seed=seed)
     return made
-
-
-@pytest.fixture(autouse=True)
-def numpy_backend():
-    with use_backend("numpy"):
-        yield
 
 
 def table(folders, text):

@@ -8,7 +8,7 @@ from tests.tiny_bert import VOCABULARY
 
 
 @pytest.fixture(autouse=True)
-def numpy_backend():
+def on_numba():
     """The backend of every test."""
     with use_backend("numba"):
         yield
