@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "extras": set(),
     "warn": set(),
     "arguments": set(),
-    "nn": {"checkpoint", "kernels", "tape"},
+    "nn": {"checkpoint", "dtypes", "kernels", "tape"},
     "heads": {"kernels", "nn", "tape"},
     "checkpoint": set(),
     # the registry finds families

@@ -14,6 +14,7 @@ from bertcore import checkpoint
 from bertcore.dtypes import INT8
 from bertcore.lora.config import LoraConfig
 from bertcore.models.model import Model
+from bertcore.nn.forms import storage_dtype
 from bertcore.nn.low_rank_adapter import LowRankAdapter
 from bertcore.nn.parameter import Block, Parameter, update_together
 
@@ -139,7 +140,7 @@ class PeftModel(Block):
         """
         weights = [adapter.adapted for adapter in self.adapters]
         sums = [
-            weight.array().astype(adapter.dtype, copy=False) + adapter.product()
+            weight.array().astype(storage_dtype(adapter.precision), copy=False) + adapter.product()
             for weight, adapter in zip(weights, self.adapters, strict=True)
         ]
         update_together(weights, sums)
@@ -212,10 +213,10 @@ class PeftModel(Block):
         return [*(parameter for adapter in self.adapters for parameter in adapter.parameters()), *self._saved]
 
     def _fill(self, arrays: Mapping[str, np.ndarray]) -> None:
-        dtypes = {parameter: adapter.dtype for adapter in self.adapters for parameter in adapter.parameters()}
+        of_adapters = {parameter: adapter.precision for adapter in self.adapters for parameter in adapter.parameters()}
         for parameter in self._trained():
-            dtype = dtypes.get(parameter, parameter.dtype)
-            parameter.fill({name: np.array(arrays[name], dtype) for name in parameter.names}, dtype)
+            precision = of_adapters.get(parameter, parameter.precision)
+            parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, precision)
 
 
 def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) -> Iterator[LowRankAdapter]:

@@ -23,7 +23,7 @@ from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.dropout import dropout_seeds, mixed_seed
-from bertcore.nn.forms import bfloat16, storage_dtype
+from bertcore.nn.forms import bfloat16
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import value_of
 from bertcore.warn import warn_caller
@@ -141,8 +141,8 @@ class Model(NamedParameters):
         model.newly_initialised = absent
         rng, spread = np.random.default_rng(0), model.spec.initializer_range
 
-        def fill(parameter: Parameter, stored: np.dtype) -> None:
-            parameter.fill(ChainMap(parameter.initial_tensors(absent, rng, spread, stored), arrays), stored)
+        def fill(parameter: Parameter, precision: str) -> None:
+            parameter.fill(ChainMap(parameter.initial_tensors(absent, rng, spread, precision), arrays), precision)
 
         model._fill(fill, (stored_dtype or "float32") if dtype is None else dtype)
         return model
@@ -172,16 +172,16 @@ class Model(NamedParameters):
             config = preset_config(config)
         model = cls.class_for_config(config)(config, **options)
         rng, spread = np.random.default_rng(checks.seed("seed", seed)), model.spec.initializer_range
-        model._fill(lambda parameter, stored: parameter.initialise(rng, spread, stored), dtype)
+        model._fill(lambda parameter, precision: parameter.initialise(rng, spread, precision), dtype)
         return model
 
-    def _fill(self, fill: Callable[[Parameter, np.dtype], None], dtype: str) -> None:
-        """Give the parameters their values, one after another, by `fill(parameter, NumPy's dtype)`."""
+    def _fill(self, fill: Callable[[Parameter, str], None], dtype: str) -> None:
+        """Give the parameters their values, one after another, by `fill(parameter, dtype)`."""
         check_one_of("dtype", dtype, DTYPES)
         self.dtype = dtype
         with self._backend_to_fill_for():
             for parameter in self.parameters():
-                fill(parameter, storage_dtype(dtype))
+                fill(parameter, dtype)
 
     def _backend_to_fill_for(self) -> AbstractContextManager[None]:
         """A context with the backend decided that low precision is prepared for; other dtypes need none yet."""

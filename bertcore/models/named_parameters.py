@@ -73,7 +73,7 @@ class NamedParameters(Block):
                 raise ValueError(f"arrays[{name!r}] holds inf or NaN, which int8 cannot stand for")
         with self._backend_to_fill_for():
             for parameter in self.parameters():
-                parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.dtype)
+                parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.precision)
 
     def load_weights(self, folder: str | os.PathLike) -> None:
         """Replace the parameters' values by those that `save_pretrained` wrote into `folder`.

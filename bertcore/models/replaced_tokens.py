@@ -73,7 +73,7 @@ class DisentangledWords(Block):
         self.delta = Embedding(name.removesuffix(".weight"), **sizes)
         self.delta.table.names = (name + DELTA_ENDING,)
         difference = own.table.array() - shared.array()
-        self.delta.table.fill({name + DELTA_ENDING: difference}, own.table.dtype)
+        self.delta.table.fill({name + DELTA_ENDING: difference}, own.table.precision)
 
     def __call__(self, ids: Any) -> Any:
         """(tokens,) integers -> (tokens, features)."""

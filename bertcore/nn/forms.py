@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.dtypes import INT8
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.linear.prepared import dequantized, is_grouped
 from bertcore.kernels.precision import bfloat16
@@ -36,16 +37,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_lock)  # the thread that held it does not live in the child
 
 
-def storage_dtype(name: str) -> np.dtype:
-    """NumPy's dtype for the parameters of a model of `name`, one of DTYPES; int8_weight_only is int8 with its name."""
-    if name == "int8_weight_only":
-        return np.dtype(np.int8, metadata={"name": name})
-    return bfloat16() if name == "bfloat16" else np.dtype(name)
-
-
-def storage_name(dtype: np.dtype) -> str:
-    """The reverse of `storage_dtype`."""
-    return (dtype.metadata or {}).get("name", dtype.name)
+def storage_dtype(precision: str) -> np.dtype:
+    """NumPy's dtype for the parameters of a model of `precision`, one of DTYPES."""
+    return bfloat16() if precision == "bfloat16" else np.dtype("int8" if precision in INT8 else precision)
 
 
 class Forms:
@@ -62,28 +56,29 @@ class Forms:
     Args:
         label: names the values in errors.
         uses: "weight", "table" or "vector", as in `Parameter`.
-        dtype: that of the model.
+        precision: what the model was loaded as, one of DTYPES.
         array: of any dtype; it is not copied if it has the right one. CuPy arrays stay on their device.
         scales: of an int8 `array`.
 
     Attributes:
+        dtype: NumPy's for the precision.
         is_grouped: whether weights are in int8_weight_only, beside which activations are not rounded.
         is_own: whether the array belongs to the parameter alone and may be written to; it is then kept beside the
             weights prepared from it.
     """
 
-    def __init__(self, label: str, uses: Set[str], dtype: np.dtype, array: Any, scales: Scales | None = None):
-        self.label, self.uses, self.dtype = label, uses, dtype
+    def __init__(self, label: str, uses: Set[str], precision: str, array: Any, scales: Scales | None = None):
+        self.label, self.uses, self.precision, self.dtype = label, uses, precision, storage_dtype(precision)
         self.is_own = False
-        self.is_low = dtype.name in LOW_PRECISION
-        self.is_grouped = storage_name(dtype) == "int8_weight_only"
+        self.is_low = precision in LOW_PRECISION
+        self.is_grouped = precision == "int8_weight_only"
         self.array: np.ndarray | None = None
         self.on_gpus: dict[int, Any] = {}
         self.weights: dict[tuple[str, int], kernels.PreparedWeight] = {}
         self.rounded: dict[tuple[Any, ...], Any] = {}
         is_low_on_cpu = self.is_low_on_cpu
         if kernels.array_module(array) is not np:
-            self.on_gpus[array.data.device_id] = array.astype(dtype, copy=False)
+            self.on_gpus[array.data.device_id] = array.astype(self.dtype, copy=False)
             return
         if not is_low_on_cpu or self.uses != {"weight"}:
             array, scales = self._as_array(array, scales), None
@@ -226,7 +221,7 @@ class Forms:
     def _on_device(self) -> Any:
         if self.dtype == np.int8:
             raise ValueError(
-                f"this model was loaded with dtype={storage_name(self.dtype)!r}, which runs on the CPU alone (backends "
+                f"this model was loaded with dtype={self.precision!r}, which runs on the CPU alone (backends "
                 'numpy and numba): load it with dtype="float16" or "bfloat16" for the GPU'
             )
         gpu = kernels.current_gpu()
@@ -272,7 +267,7 @@ class Forms:
             array, scales = self._quantized(array)
         elif scales is None and array.dtype != bfloat16():
             array = np.asarray(array, np.float32)
-        return kernels.prepare_weight(array, *(scales or ()), dtype=storage_name(self.dtype))
+        return kernels.prepare_weight(array, *(scales or ()), dtype=self.precision)
 
     def _quantized(self, array: np.ndarray) -> tuple[np.ndarray, Scales]:
         """The int8 values and scales; in blocks of rows, for a vocabulary's weight is large in float32."""

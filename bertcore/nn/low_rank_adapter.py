@@ -69,10 +69,10 @@ class LowRankAdapter(Block):
 
     def initialise(self, rng: np.random.Generator) -> None:
         """Give both factors the values of a new adapter."""
-        limit, dtype = 1 / max(self.down.part_shape[1], 1) ** 0.5, self.dtype
+        limit = 1 / max(self.down.part_shape[1], 1) ** 0.5
         factors = {name: rng.uniform(-limit, limit, shape) for name, shape in self.down.expected.items()}
-        self.down.fill({name: factor.astype(dtype) for name, factor in factors.items()}, dtype)
-        self.up.initialise(rng, 0.0, dtype)
+        self.down.fill(factors, self.precision)
+        self.up.initialise(rng, 0.0, self.precision)
 
     @property
     def adapted(self) -> Parameter:
@@ -80,9 +80,9 @@ class LowRankAdapter(Block):
         return self._adapted[0]
 
     @property
-    def dtype(self) -> np.dtype:
+    def precision(self) -> str:
         """That of the factors: the adapted weight's, float32 beside low precision on the CPU."""
-        return np.dtype(np.float32) if self.adapted.is_low_on_cpu else self.adapted.dtype
+        return "float32" if self.adapted.is_low_on_cpu else self.adapted.precision
 
     def weight(self, base: Any) -> LowRankWeight:
         """The adapted map's weight, whose own is `base`, for the backend in force."""

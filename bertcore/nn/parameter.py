@@ -11,7 +11,7 @@ from bertcore import kernels
 from bertcore.checkpoint.dtypes import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.autocast import autocast_dtype
-from bertcore.nn.forms import Forms, storage_name
+from bertcore.nn.forms import Forms, storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout, Scales
 from bertcore.nn.mapped_memory import release_pages
 from bertcore.tape import current_tape
@@ -35,6 +35,7 @@ class Parameter(JoinedTensors):
     Attributes:
         uses: all its uses; see `used_as`.
         adapter: the `LowRankAdapter` that is added to the map whose weight this is, or None; see `adapt`.
+        precision: what the model was loaded as, one of `bertcore.dtypes.DTYPES`; dtype: NumPy's for it.
         is_frozen: whether it gets no gradient: under a tape, too, it is a plain array then.
     """
 
@@ -49,7 +50,7 @@ class Parameter(JoinedTensors):
         super().__init__(names, shape, layout)
         self.uses = frozenset({use})
         self.initial = initial
-        self.dtype = np.dtype(np.float32)
+        self.precision, self.dtype = "float32", np.dtype(np.float32)
         self.adapter: Any = None
         self._changes = 0
         self.is_frozen = False
@@ -67,12 +68,12 @@ class Parameter(JoinedTensors):
 
     # --- values in ------------------------------------------------------------------------------------
 
-    def fill(self, arrays: Mapping[str, np.ndarray], dtype: np.dtype) -> None:
-        """Take the values from `arrays`, by name (int8 beside its scales), for a model of `dtype`.
+    def fill(self, arrays: Mapping[str, np.ndarray], precision: str) -> None:
+        """Take the values from `arrays`, by name (int8 beside its scales), for a model of `precision`.
 
         An array of the right dtype is not copied.
         """
-        self._take(*self.joined(arrays), np.dtype(dtype))
+        self._take(*self.joined(arrays), precision)
         for name in self.names:
             release_pages(arrays[name])
 
@@ -88,7 +89,7 @@ class Parameter(JoinedTensors):
             raise TypeError(f"array must be a NumPy or CuPy array, got {type(array).__qualname__}")
         if array.shape != self.shape:
             raise ValueError(f"array has shape {array.shape}, expected {self.shape} for {', '.join(self.names)}")
-        self._take(array, None, self.dtype)
+        self._take(array, None, self.precision)
 
     def change(self, change: Callable[[Any], None]) -> None:
         """Call `change` with an array of the values, which it changes in place; the parameter has the result.
@@ -100,15 +101,15 @@ class Parameter(JoinedTensors):
         """
         change_together([self], lambda arrays: change(*arrays))
 
-    def initialise(self, rng: np.random.Generator, spread: float, dtype: np.dtype) -> None:
+    def initialise(self, rng: np.random.Generator, spread: float, precision: str) -> None:
         """Take the values that a new model has; `spread` is the standard deviation of random ones."""
-        self.fill(self.initial_tensors(self.names, rng, spread, dtype), dtype)
+        self.fill(self.initial_tensors(self.names, rng, spread, precision), precision)
 
     def initial_tensors(
-        self, names: Any, rng: np.random.Generator, spread: float, dtype: np.dtype
+        self, names: Any, rng: np.random.Generator, spread: float, precision: str
     ) -> dict[str, np.ndarray]:
-        """The tensors among `names` as a new model has them, in `dtype`, or float32 where that is of low precision."""
-        dtype = np.dtype(np.float32) if np.dtype(dtype).name in LOW_PRECISION else np.dtype(dtype)
+        """The tensors among `names` as a new model has them, in float32 where `precision` is low."""
+        dtype = storage_dtype("float32" if precision in LOW_PRECISION else precision)
         tensors = {name: np.empty(shape, dtype) for name, shape in self.expected.items() if name in names}
         for tensor in tensors.values():
             if self.initial != "normal":
@@ -120,12 +121,12 @@ class Parameter(JoinedTensors):
                 some[...] = rng.normal(0.0, spread, some.size)
         return tensors
 
-    def _take(self, array: Any, scales: Scales | None, dtype: np.dtype) -> None:
-        self._renew(Forms(", ".join(self.names), self.uses, dtype, array, scales))
+    def _take(self, array: Any, scales: Scales | None, precision: str) -> None:
+        self._renew(Forms(", ".join(self.names), self.uses, precision, array, scales))
 
     def _renew(self, forms: Forms) -> None:
         global _moment
-        self.dtype, self._filled = forms.dtype, forms
+        self.precision, self.dtype, self._filled = forms.precision, forms.dtype, forms
         self._changes += 1
         _moment = object()
 
@@ -211,7 +212,7 @@ class Parameter(JoinedTensors):
         forms = self.forms
         if forms.is_low_on_cpu:
             raise ValueError(
-                f"this model was loaded with dtype={storage_name(self.dtype)!r}, which on the CPU is for inference "
+                f"this model was loaded with dtype={self.precision!r}, which on the CPU is for inference "
                 'alone: load it with dtype="float32" to compute gradients'
             )
         return forms
@@ -231,7 +232,7 @@ def change_together(parameters: Sequence[Parameter], change: Callable[[list[Any]
 def update_together(parameters: Sequence[Parameter], arrays: Sequence[Any]) -> None:
     """`Parameter.update` of several at once, of arrays of their shapes: where one cannot be taken, none is."""
     taken = [
-        Forms(", ".join(parameter.names), parameter.uses, parameter.dtype, array)
+        Forms(", ".join(parameter.names), parameter.uses, parameter.precision, array)
         for parameter, array in zip(parameters, arrays, strict=True)
     ]
     for parameter, forms in zip(parameters, taken, strict=True):

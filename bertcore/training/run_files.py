@@ -109,7 +109,7 @@ def load_run(
     kept = _read_beside(folder / OBJECTIVE, beside) if beside else {}
     model.load_weights(folder)
     for parameter in beside:
-        parameter.fill({name: kept[name] for name in parameter.names}, parameter.dtype)
+        parameter.fill({name: kept[name] for name in parameter.names}, parameter.precision)
     optimizer.load_state_dict(open_checkpoint(folder / OPTIMIZER))
     try:
         schedule.load_state_dict(_read_json(folder / SCHEDULE))

@@ -114,7 +114,7 @@ def test_a_mixture_is_its_definition(cpu_dtype, experts, chosen, tokens):
         name: rng.normal(size=shape) for parameter in mixture.parameters() for name, shape in parameter.expected.items()
     }
     for parameter in mixture.parameters():
-        parameter.fill(arrays, np.dtype(cpu_dtype))
+        parameter.fill(arrays, cpu_dtype)
     hidden = rng.normal(size=(tokens, 12)).astype(cpu_dtype)
     found, tolerance = mixture(hidden, None), {"float64": 1e-10, "float32": 1e-4}[cpu_dtype]
     np.testing.assert_allclose(found, mixture_by_definition(hidden, arrays, chosen), rtol=tolerance, atol=tolerance)

@@ -2,12 +2,12 @@
 
 import math
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from bertcore import kernels
 from bertcore.checkpoint import NameRules, load_parameters, open_checkpoint, save_checkpoint
+from bertcore.nn.forms import storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import Tape
@@ -58,15 +58,15 @@ def test_what_it_computes():
 
 def filled(layout, arrays, dtype="float32"):
     parameter = Parameter(*NAMES, use="weight", layout=layout)
-    parameter.fill(arrays, np.dtype(dtype))
+    parameter.fill(arrays, dtype)
     return parameter
 
 
 @pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow), ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow), "bfloat16"])
 def test_users_see_the_checkpoints_names_and_shapes(cpu_backend, name, dtype):
     layout = LAYOUTS[name]
-    arrays = {name: RNG.normal(size=layout.shape).astype(np.float32).astype(dtype) for name in NAMES}
+    arrays = {name: RNG.normal(size=layout.shape).astype(np.float32).astype(storage_dtype(dtype)) for name in NAMES}
     parameter = filled(layout, arrays, dtype)
     joined = np.concatenate([layout.to_computing(arrays[name]) for name in NAMES])
     np.testing.assert_array_equal(parameter.array(), joined)

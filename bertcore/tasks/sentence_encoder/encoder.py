@@ -91,7 +91,7 @@ class SentenceEncoder:
         self._check_width()
         self.max_seq_length = self._max_seq_length(max_seq_length)
         width = self.model.spec.hidden_size * len(settings.pooling)
-        of_maps = np.dtype(np.float64 if self.model.dtype == "float64" else np.float32)
+        of_maps = "float64" if self.model.dtype == "float64" else "float32"
         self._maps, self._width = read_maps(settings.maps, width, of_maps)
         self.truncate_dim = checked_dimensions(settings.truncate_dim if truncate_dim is None else truncate_dim)
         self.embedding_dimension = min(self._width, self.truncate_dim or self._width)

@@ -36,13 +36,13 @@ class Dense(Block):
         return self.linear(rows, rows if self.residual is None else self.residual(rows))
 
 
-def read_maps(modules: tuple[Module, ...], width: int, dtype: np.dtype) -> tuple[list[Map], int]:
+def read_maps(modules: tuple[Module, ...], width: int, dtype: str) -> tuple[list[Map], int]:
     """The functions of the modules that follow the pooling, and the width of what the last one returns.
 
     Args:
         modules: of kinds that MAPS has.
         width: of the vectors that the first one is given.
-        dtype: of the weights.
+        dtype: of the weights, "float32" or "float64".
 
     Raises CheckpointError: which file is wrong, and how.
     """
@@ -53,7 +53,7 @@ def read_maps(modules: tuple[Module, ...], width: int, dtype: np.dtype) -> tuple
     return maps, width
 
 
-def _dense(folder: Path, width: int, dtype: np.dtype) -> tuple[Map, int]:
+def _dense(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
     file = folder / CONFIG_NAME
     config = read_json_object(file)
     sizes = {key: positive_integer(file, config, key) for key in ("in_features", "out_features")}
@@ -75,7 +75,7 @@ def _dense(folder: Path, width: int, dtype: np.dtype) -> tuple[Map, int]:
     return dense, sizes["out_features"]
 
 
-def _layer_norm(folder: Path, width: int, dtype: np.dtype) -> tuple[Map, int]:
+def _layer_norm(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
     file = folder / CONFIG_NAME
     stated = positive_integer(file, read_json_object(file), "dimension")
     if stated != width:
@@ -85,7 +85,7 @@ def _layer_norm(folder: Path, width: int, dtype: np.dtype) -> tuple[Map, int]:
     return norm, width
 
 
-def _fill(block: Block, checkpoint: Checkpoint, dtype: np.dtype) -> None:
+def _fill(block: Block, checkpoint: Checkpoint, dtype: str) -> None:
     """Give the block's parameters the values of the file, each seen to have its shape."""
     for parameter in block.parameters():
         _check(parameter, checkpoint)
@@ -101,7 +101,7 @@ def _check(parameter: Parameter, checkpoint: Checkpoint) -> None:
 
 
 # A module's kind -> its function and the width that this returns, of the folder, the width before it and the dtype.
-MAPS: dict[str, Callable[[Path, int, np.dtype], tuple[Map, int]]] = {
+MAPS: dict[str, Callable[[Path, int, str], tuple[Map, int]]] = {
     "Dense": _dense,
     "Dropout": lambda folder, width, dtype: ((lambda rows: rows), width),  # which is for training
     "LayerNorm": _layer_norm,

@@ -10,7 +10,6 @@ import numpy as np
 from bertcore.arguments import check_number
 from bertcore.models.with_heads import kept_scores
 from bertcore.nn import functional
-from bertcore.nn.forms import storage_dtype
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
@@ -145,7 +144,7 @@ class Distillation(Objective):
             term.check(model, self.teacher)
             maps = term.maps(f"distillation.{number}", model.spec, self.teacher.spec)
             for parameter in (parameter for each in maps for parameter in each.parameters()):
-                parameter.initialise(rng, parameter.shape[1] ** -0.5, storage_dtype(model.dtype))
+                parameter.initialise(rng, parameter.shape[1] ** -0.5, model.dtype)
             made.append(maps)
         self._student, self._maps, self._options = model, made, self._needed(model)
 

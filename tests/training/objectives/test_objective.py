@@ -86,7 +86,7 @@ def test_a_sum_goes_through_its_batch_as_its_parts_do():
 
 def test_a_sum_trains_what_either_part_has_beside_the_model():
     model, beside = AutoModel.from_config(CONFIG), Parameter("scale", shape=(39,))
-    beside.fill({"scale": np.ones(39, np.float32)}, np.dtype(np.float32))
+    beside.fill({"scale": np.ones(39, np.float32)}, "float32")
 
     class Scaled(MultipleNegativesRanking):
         def parameters(self, model):
