@@ -149,8 +149,8 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
     [
         ({"tf32": True}, "tf32"),
         ({"max_steps": 0}, "max_steps is 0"),
-        ({"max_steps": 1.5}, "max_steps is 1.5, expected an integer"),
-        ({"save_steps": True}, "save_steps is True, expected an integer"),
+        ({"max_steps": 1.5}, "max_steps is 1.5, expected a positive integer"),
+        ({"save_steps": True}, "save_steps is True, expected a positive integer"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"lr_scheduler_type": "steep"}, "lr_scheduler_type is 'steep'"),
