@@ -47,3 +47,5 @@ def run_tests_under(isa: str, file: str, *arguments: str) -> None:
         pytest.skip("this machine lacks instructions for bfloat16, or a C compiler")
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
     assert " passed" in result.stdout
+    if is_trapped:
+        assert ("\n0 instructions of AMX were trapped" in result.stdout) == (isa != "amx"), result.stdout
