@@ -174,8 +174,9 @@ def test_a_gpu_that_an_error_broke_is_given_up(monkeypatch, capsys):
 
 
 def test_what_ends_a_process_costs_one_step(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command, "ENDS", {"kernel": (9.0, 9.0)})
-    assert main(["--minutes", "0.1", "--csv", str(tmp_path / "gpu.csv")], ["-c", HOSTILE]) == 1
+    monkeypatch.setattr(command, "ENDS", {"kernel": (99.0, 99.0)})
+    monkeypatch.setattr(command, "GRACE", 99.0)  # a machine at work takes long to start a process
+    assert main(["--minutes", "0.2", "--csv", str(tmp_path / "gpu.csv")], ["-c", HOSTILE]) == 1
     rows = read(tmp_path / "gpu.csv")
     assert [row["status"] for row in rows] == ["ok", "failed", "ok", "failed", "ok", "ok"]
     assert (rows[1]["note"], rows[3]["note"]) == (
