@@ -170,7 +170,8 @@ def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliabili
         labels: the right classes, (texts,) integers.
         bins: how many.
 
-    Raises ValueError for other shapes, rows that are no probabilities, and `bins` below 1.
+    Raises ValueError for other shapes, rows that are no probabilities, and `bins` below 1, TypeError for those that are
+    no integer.
     """
     check_count("bins", bins)
     probabilities = _probabilities(probabilities)

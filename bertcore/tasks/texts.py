@@ -5,7 +5,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError
 from bertcore.warn import warn_caller
 
@@ -126,12 +125,6 @@ def checked_text(name: str, text: Any, expected: str = "str") -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} is not valid Unicode: a lone surrogate at {error.start}") from error
     return text
-
-
-def checked_batch_tokens(value: Any) -> int:
-    """A positive number of tokens; ValueError for anything else."""
-    check_count("batch_tokens", value)
-    return int(value)
 
 
 def check_words(name: str, value: Any) -> None:

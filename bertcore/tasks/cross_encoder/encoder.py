@@ -29,7 +29,7 @@ from bertcore.tasks.merged_windows import MERGES
 from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.sequence_scores import SequenceScores
-from bertcore.tasks.texts import checked_batch_tokens, checked_text, checked_texts
+from bertcore.tasks.texts import checked_text, checked_texts
 
 Pair = Sequence[str]
 
@@ -192,7 +192,7 @@ class CrossEncoder:
             {"corpus_id": index in `documents`, "score": float} and, if asked for, "text", for each.
 
         Raises:
-            TypeError: a query or document that is no string.
+            TypeError: a query or document that is no string; a `top_k` that is no integer.
             ValueError: for a model of several labels; a `top_k` below 1.
         """
         if self.num_labels != 1:
@@ -219,7 +219,7 @@ class CrossEncoder:
         show_progress: bool | None,
     ) -> Iterator[np.ndarray]:
         """The scores; `long` is what happens to long pairs, and what makes one score of their windows'."""
-        batch_tokens = checked_batch_tokens(batch_tokens)
+        batch_tokens = check_count("batch_tokens", batch_tokens)
         check_one_of("merge", long[1], MERGES)
         activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
         before, backend = self._prompts.resolve(prompt, prompt_name), kernels.get_backend()

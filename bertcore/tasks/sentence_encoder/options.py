@@ -11,7 +11,6 @@ from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.merged_windows import MERGES
 from bertcore.tasks.quantization import PRECISIONS
-from bertcore.tasks.texts import checked_batch_tokens
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def checked_options(
             f"task is {task!r}, but this encoder has {has} in its weights: make another one, "
             f"SentenceEncoder(folder, task={task!r})"
         )
-    batch_tokens = checked_batch_tokens(batch_tokens)
+    batch_tokens = check_count("batch_tokens", batch_tokens)
     if normalize is not None and not isinstance(normalize, bool | np.bool_):
         raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
     check_one_of("precision", precision, PRECISIONS)
@@ -83,7 +82,7 @@ def checked_options(
 
 
 def checked_dimensions(truncate_dim: Any) -> int | None:
-    """A positive number of dimensions or None; ValueError for anything else."""
+    """A positive number of dimensions or None; TypeError or ValueError for anything else."""
     return None if truncate_dim is None else check_count("truncate_dim", truncate_dim)
 
 

@@ -22,7 +22,7 @@ from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.sparse_encoder.pooling import pooled_words
 from bertcore.tasks.sparse_encoder.rows import MergedWords, SparseRow, sparse_row
 from bertcore.tasks.sparse_encoder.settings import read_sparse_settings
-from bertcore.tasks.texts import CutTexts, checked_batch_tokens, checked_texts, sequence_length, uncut
+from bertcore.tasks.texts import CutTexts, checked_texts, sequence_length, uncut
 from bertcore.tokenization import AutoTokenizer
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class SparseEncoder:
         Memory is bounded, however many texts there are. The backend is the one in force at this call; the arguments are
         those of `encode`.
         """
-        checked, batch_tokens = checked_texts(texts), checked_batch_tokens(batch_tokens)
+        checked, batch_tokens = checked_texts(texts), check_count("batch_tokens", batch_tokens)
         before = self.prompt(prompt, prompt_name)
         most = self._max_active if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         cutting, backend = Cutting(truncation, self.max_seq_length, stride), kernels.get_backend()
