@@ -2,15 +2,13 @@
 
 import pytest
 
-from bertcore import SentenceEncoder, use_backend
+from bertcore import SentenceEncoder
 from tests.tiny_bert import save_tiny_encoder, write_json
 
 
 @pytest.fixture(autouse=True)
-def on_numpy():
+def on_numpy(on_numpy):
     """The reference: what is tested here stands above the backends."""
-    with use_backend("numpy"):
-        yield
 
 
 @pytest.fixture(scope="session")

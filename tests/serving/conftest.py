@@ -11,10 +11,8 @@ pytest.importorskip("starlette")
 
 
 @pytest.fixture(autouse=True)
-def on_numpy():
+def on_numpy(on_numpy):
     """The reference: what is tested here stands above the backends."""
-    with use_backend("numpy"):
-        yield
 
 
 @pytest.fixture(scope="session")
