@@ -100,7 +100,7 @@ def _temporary(target: Path, cleanup: contextlib.ExitStack) -> Path:
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
-    else:
+    elif os.path.lexists(path):  # where nothing can be written, removing nothing is an error, too
         path.unlink(missing_ok=True)
 
 

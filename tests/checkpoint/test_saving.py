@@ -1,3 +1,4 @@
+import errno
 import itertools
 import json
 import os
@@ -5,11 +6,13 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
+from bertcore.checkpoint.replacing import temporary_beside
 from tests.checkpoint.files import write_shards
 from tests.processes import run_python
 
@@ -249,3 +252,12 @@ def test_transformers_loads_what_is_saved(tmp_path):
     assert not any(report.values())
     for name, parameter in again.named_parameters():
         np.testing.assert_array_equal(parameter.detach().numpy(), named[name])
+
+
+def test_where_nothing_can_be_written_no_temporary_is_named(tmp_path, monkeypatch):
+    def refuse(path, missing_ok=False):  # of a read-only file system: whether there is such a file or not
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(FileNotFoundError, match="what the block says"), temporary_beside(tmp_path / "a.npy"):
+        raise FileNotFoundError("what the block says")
