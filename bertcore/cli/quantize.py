@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import functools
 import itertools
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -68,6 +67,7 @@ def quantize(
     """
     from bertcore import checkpoint
     from bertcore.checkpoint.config import CONFIG_NAME
+    from bertcore.checkpoint.replacing import naming
     from bertcore.tasks.sentence_encoder.settings import read_settings
 
     settings = read_settings(source)
@@ -84,8 +84,9 @@ def quantize(
     config = checkpoint.with_dtype(config, dtype, unquantized, smoothed=smoothed)
     with _written_beside(target) as beside:
         with_weights = {module.folder for module in settings.maps}  # which stay as they are
-        _copy_files(source, beside, settings.folders, model / CONFIG_NAME, with_weights)
-        checkpoint.save_checkpoint(beside / model.relative_to(source), config, tensors)
+        _copy_files(source, beside, settings.folders, model / CONFIG_NAME, with_weights, target)
+        with naming(target):
+            checkpoint.save_checkpoint(beside / model.relative_to(source), config, tensors)
     return sum(opened[name].nbytes for name in opened), sum(array.nbytes for array in tensors.values())
 
 
@@ -242,27 +243,35 @@ def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
 @contextlib.contextmanager
 def _written_beside(target: Path) -> Iterator[Path]:
     """A new folder beside `target`, which takes its place when the block ends well."""
-    from bertcore.checkpoint.replacing import temporary_beside
+    from bertcore.checkpoint.replacing import naming, temporary_beside
 
-    target = target.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_beside(target) as beside:
-        beside.mkdir()
+    place = target.resolve()
+    with naming(target):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(place) as beside:
+        with naming(target):
+            beside.mkdir()
         yield beside
-        if target.exists():
-            target.rmdir()
-        beside.rename(target)
+        with naming(target):
+            if place.exists():
+                place.rmdir()
+            beside.rename(place)
 
 
 def _copy_files(
-    source: Path, target: Path, folders: Iterable[Path], config: Path, with_weights: Iterable[Path]
+    source: Path, beside: Path, folders: Iterable[Path], config: Path, with_weights: Iterable[Path], target: Path
 ) -> None:
     """Copy what is neither weights nor the file `config` from the folders of a model, which lie in `source`; all from
-    those in `with_weights`."""
+    those in `with_weights`. Errors of writing name `target`, those of reading the file."""
+    from bertcore.checkpoint.replacing import naming
+
     for folder in filter(Path.is_dir, folders):
-        place = target / folder.relative_to(source)
-        place.mkdir(parents=True, exist_ok=True)
+        place = beside / folder.relative_to(source)
+        with naming(target):
+            place.mkdir(parents=True, exist_ok=True)
         for file in folder.iterdir():
             is_weights = file.name.endswith(".index.json") or file == config
             if file.is_file() and (folder in with_weights or (file.suffix in COPIED and not is_weights)):
-                shutil.copyfile(file, place / file.name)
+                content = file.read_bytes()
+                with naming(target):
+                    (place / file.name).write_bytes(content)

@@ -1,5 +1,7 @@
 """bertcore quantize: checkpoints of low precision, whole or not at all."""
 
+import errno
+import os
 import shutil
 
 import numpy as np
@@ -203,6 +205,21 @@ def test_a_failure_leaves_nothing(encoder_folder, tmp_path, monkeypatch, capsys,
     assert "disk full" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == (["target"] if exists else [])
     assert not exists or not any(target.iterdir())
+
+
+@pytest.mark.parametrize("limit", [16, 20_000], ids=["copies", "weights"])
+def test_a_full_disk_names_the_folder_that_was_given(encoder_folder, tmp_path, capsys, limit):
+    resource = pytest.importorskip("resource")
+    sizes = [file.stat().st_size for file in encoder_folder.rglob("*") if file.suffix != ".safetensors"]
+    assert 16 < max(sizes) < 20_000 < (encoder_folder / "model.safetensors").stat().st_size / 4
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        assert run(encoder_folder, tmp_path / "target") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capsys.readouterr().err == f"bertcore quantize: {tmp_path / 'target'}: {os.strerror(errno.EFBIG)}\n"
+    assert not any(tmp_path.iterdir())
 
 
 def test_weights_that_are_not_finite_are_named(masked_lm_folder, tmp_path, capsys):
