@@ -12,12 +12,15 @@ like warm summer days cat sat quietly under this small garden table reading lett
 """
 
 
-def ragged_lengths(texts: int = 32, mean: float = 33, longest: int = 128, sigma: float = 0.8) -> tuple[int, ...]:
-    """Log-normal lengths in tokens, the longest being `longest`: evenly spaced quantiles in a fixed scattered order."""
-    normal = NormalDist(math.log(mean) - sigma**2 / 2, sigma)
+MEAN, LONGEST, SIGMA = 33, 128, 0.8  # of ragged_lengths, in tokens; SIGMA of their logarithms
+
+
+def ragged_lengths(texts: int = 32) -> tuple[int, ...]:
+    """Log-normal lengths in tokens, up to LONGEST: evenly spaced quantiles in a fixed scattered order."""
+    normal = NormalDist(math.log(MEAN) - SIGMA**2 / 2, SIGMA)
     lengths = [math.exp(normal.inv_cdf((rank + 0.5) / texts)) for rank in range(texts)]
-    lengths = [max(1, min(longest, round(length))) for length in lengths]
-    lengths[-1] = longest
+    lengths = [max(1, min(LONGEST, round(length))) for length in lengths]
+    lengths[-1] = LONGEST
     return tuple(sorted(lengths, key=lambda length: math.sin(12.9898 * length)))
 
 
