@@ -53,16 +53,16 @@ def read_json_object(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply") from error
-    if _is_deeper(value, MOST_DEPTH):
+    if _is_too_deep(value):
         raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply")
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} holds a JSON {type(value).__name__}; expected an object")
     return value
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
+def _is_too_deep(value: Any) -> bool:
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(depth):
+    for _ in range(MOST_DEPTH):
         found = (inner.values() if isinstance(inner, dict) else inner for inner in level)
         level = [inner for values in found for inner in values if isinstance(inner, dict | list)]
         if not level:

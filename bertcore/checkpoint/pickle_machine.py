@@ -49,14 +49,14 @@ class Vocabulary:
     reference: Callable[[Any], Any]
 
 
-def read_pickle(data, vocabulary: Vocabulary, start: int = 0, stop: int | None = None) -> tuple[Any, int]:
+def read_pickle(data, vocabulary: Vocabulary, start: int = 0) -> tuple[Any, int]:
     """The value of the pickle that begins at byte `start` of `data` (bytes or a mapped file), and where it ends.
 
     Values are dict (for OrderedDict too), list, tuple, int, float, bool, str, None and what `vocabulary` gives.
     Raises Refused for everything else.
     """
-    stop = len(data) if stop is None else stop
-    machine = _Machine(data, vocabulary, start, min(stop, start + LIMIT), limited=stop > start + LIMIT)
+    stop = min(len(data), start + LIMIT)
+    machine = _Machine(data, vocabulary, start, stop, limited=stop < len(data))
     try:
         return machine.run(), machine.position
     except IndexError as error:
