@@ -114,7 +114,7 @@ def one_of_processes(args: argparse.Namespace) -> Iterator[None]:
             traceback.print_exc()
         where = f"bertcore {args.command}: process {processes.index} of {processes.count}"
         print(f"{where}: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        processes.end_all(1)
+        processes.end_all()
 
 
 def from_first(make: Callable[[], Any]) -> Any:

@@ -131,11 +131,11 @@ class Processes:
             self._buffers[xp, dtype] = xp.empty(size, dtype), xp.empty(size, dtype)
         return self._buffers[xp, dtype]
 
-    def end_all(self, code: int) -> None:
-        """End this process and all others at once: they would wait for it forever."""
+    def end_all(self) -> None:
+        """End this process and all others at once, as a failure: they would wait for it forever."""
         if self.count > 1:
             sys.stderr.flush()
-            self._comm.Abort(code)
+            self._comm.Abort(1)
 
 
 @functools.cache
@@ -176,7 +176,7 @@ def _end_all_after(
         return
     before(kind, error, where)
     print(f"process {processes.index} of {processes.count} failed, which ends them all", file=sys.stderr)
-    processes.end_all(1)
+    processes.end_all()
 
 
 def _buckets(arrays: Sequence[Any], most: int) -> list[list[Any]]:
