@@ -8,7 +8,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.registry import HeadSpec, in_each_layer, pooled_heads, register
+from bertcore.models.registry import POOLED_HEADS, HeadSpec, in_each_layer, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -53,7 +53,7 @@ def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of an ALBERT config."""
     parts = (f"predictions.{part}" for part in ("decoder", "bias", "dense", "LayerNorm"))
-    return pooled_heads() | {
+    return POOLED_HEADS | {
         "masked_lm": LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu_new")),
         "sentence_order": ClassifierSpec("sop_classifier.classifier", "pooler"),
     }

@@ -6,7 +6,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.heads.span_boundary import SpanBoundarySpec
-from bertcore.models.registry import Family, HeadSpec, in_each_layer, pooled_heads, register
+from bertcore.models.registry import POOLED_HEADS, Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 
 
@@ -19,7 +19,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
         transform_norm="cls.predictions.transform.LayerNorm",
         activation=read.activation("hidden_act", "gelu"),
     )
-    return pooled_heads() | {
+    return POOLED_HEADS | {
         "masked_lm": language_model,
         "next_sentence": ClassifierSpec("cls.seq_relationship", "pooler", dropout=0.0),
         "span_boundary": SpanBoundarySpec(),

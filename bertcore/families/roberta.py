@@ -10,7 +10,7 @@ from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.heads.span_boundary import SpanBoundarySpec
-from bertcore.models.registry import HeadSpec, fewer_layers, pooled_heads, register
+from bertcore.models.registry import POOLED_HEADS, HeadSpec, fewer_layers, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -18,7 +18,7 @@ from bertcore.nn.spec import EncoderSpec
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads, the same for every config: the language model's activation is the exact GELU, whatever hidden_act."""
     dense = {"dense": "classifier.dense", "activation": "tanh"}
-    return pooled_heads() | {
+    return POOLED_HEADS | {
         "masked_lm": LanguageModelSpec(
             "lm_head.decoder", "lm_head.bias", "lm_head.dense", "lm_head.layer_norm", activation="gelu"
         ),

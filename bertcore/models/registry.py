@@ -28,10 +28,10 @@ TOKEN_HEADS = {
 }
 
 
-def pooled_heads(name: str = "classifier") -> dict[str, HeadSpec]:
-    """The heads of families that classify the pooler's output by one map, of this name."""
-    classifier = ClassifierSpec(name, "pooler")
-    return TOKEN_HEADS | {"sequence_classification": classifier, "multiple_choice": classifier}
+# The same with those of families that classify the pooler's output by one map.
+POOLED_HEADS = TOKEN_HEADS | dict.fromkeys(
+    ("sequence_classification", "multiple_choice"), ClassifierSpec("classifier", "pooler")
+)
 
 
 def summary_head(read: ConfigReader, output: str, *, source: str, activation: str) -> ClassifierSpec:

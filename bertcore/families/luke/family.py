@@ -12,7 +12,7 @@ from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter
 from bertcore.families.luke.blocks import EntityAwareAttention, EntitySpec
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.models.registry import HeadSpec, pooled_heads, register
+from bertcore.models.registry import POOLED_HEADS, HeadSpec, register
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.spec import EncoderSpec
 
@@ -44,7 +44,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
         untied_bias=bias,
     )
     classifier = ClassifierSpec("classifier", "entities", dropout=read.rate("hidden_dropout_prob", 0.1))
-    return pooled_heads() | {
+    return POOLED_HEADS | {
         "masked_lm": roberta.heads(read)["masked_lm"],
         "masked_entities": entities,
         "entity_classification": classifier,
