@@ -63,7 +63,7 @@ class LoraConfig:
         check_one_of("task_type", self.task_type, TASKS)
         check_one_of("bias", self.bias, ("none",))
         if isinstance(self.target_modules, str):
-            _check_pattern("target_modules", self.target_modules)
+            _check_pattern(self.target_modules)
         else:
             self.target_modules = _names("target_modules", self.target_modules)
         self.modules_to_save = _names("modules_to_save", self.modules_to_save or [])
@@ -112,11 +112,11 @@ class LoraConfig:
             raise ValueError(f"{source}: {error}") from error
 
 
-def _check_pattern(label: str, pattern: str) -> None:
+def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{label} is {pattern!r}, which is no regular expression: {error}") from error
+        raise ValueError(f"target_modules is {pattern!r}, which is no regular expression: {error}") from error
 
 
 def _names(label: str, given: Any) -> list[str]:

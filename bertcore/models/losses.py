@@ -147,12 +147,12 @@ def classification_loss(
     if problem_type == "multi_label_classification":
         return binary_loss(logits, array)
     array = _one_each("labels", array, logits)[:, None] if num_labels == 1 else array
-    return functional.mean_squared_error(logits, labels=floating_labels("labels", array, logits))
+    return functional.mean_squared_error(logits, labels=floating_labels(array, logits))
 
 
 def soft_loss(logits: Any, labels: np.ndarray) -> Any:
     """The mean cross entropy of the probabilities of classes, of the shape of `logits`."""
-    options, array = _options.get(), floating_labels("labels", labels, logits)
+    options, array = _options.get(), floating_labels(labels, logits)
     if not (labels >= 0).all():
         raise ValueError(f"labels holds {labels.min()}, expected probabilities of classes")
     if options is not None:
@@ -165,7 +165,7 @@ def soft_loss(logits: Any, labels: np.ndarray) -> Any:
 
 def binary_loss(logits: Any, labels: np.ndarray) -> Any:
     """The mean binary cross entropy of labels from 0 to 1, of the shape of `logits`."""
-    array = floating_labels("labels", labels, logits)
+    array = floating_labels(labels, logits)
     wrong = np.argwhere(~((labels >= 0) & (labels <= 1)))
     if len(wrong):
         index = ", ".join(map(str, wrong[0]))
@@ -186,13 +186,13 @@ def position_loss(logits: Any, column: int, positions: Any, name: str, shape: tu
     return cross_entropy(scores, labels)
 
 
-def floating_labels(name: str, labels: np.ndarray, logits: Any) -> Any:
+def floating_labels(labels: np.ndarray, logits: Any) -> Any:
     """Labels in the dtype, the shape and the memory of `logits`."""
     plain = value_of(logits)
     if labels.shape != plain.shape:
-        raise ValueError(f"{name} has shape {labels.shape}, expected {plain.shape}")
+        raise ValueError(f"labels has shape {labels.shape}, expected {plain.shape}")
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise ValueError(f"{name} holds {labels[~np.isfinite(labels)][0]}, expected finite numbers")
+        raise ValueError(f"labels holds {labels[~np.isfinite(labels)][0]}, expected finite numbers")
     return kernels.to_backend(labels.astype(plain.dtype))
 
 

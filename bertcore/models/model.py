@@ -297,7 +297,7 @@ class Model(NamedParameters):
         given = input_ids, attention_mask, token_type_ids, position_ids
         own["keep_padding"] = self._keeps_padding(targets)
         if not isinstance(output_projections, bool):
-            self._check_layers("output_projections", output_projections)
+            self._check_layers(output_projections)
         trace = Trace.asked(output_hidden_states, output_attentions, output_projections)
         return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
 
@@ -325,13 +325,14 @@ class Model(NamedParameters):
         """Whether the loss reads outputs of padded positions, so that these have to be computed."""
         return False
 
-    def _check_layers(self, name: str, layers: Collection[int]) -> None:
+    def _check_layers(self, output_projections: Collection[int]) -> None:
         known = range(1, self.spec.num_layers + 1)
-        if not isinstance(layers, Collection) or isinstance(layers, str):
-            raise TypeError(f"{name} is {layers!r}, expected True, False or numbers of layers from 1 to {len(known)}")
-        wrong = [number for number in layers if number not in known]
+        expected = f"numbers of layers from 1 to {len(known)}"
+        if not isinstance(output_projections, Collection) or isinstance(output_projections, str):
+            raise TypeError(f"output_projections is {output_projections!r}, expected True, False or {expected}")
+        wrong = [number for number in output_projections if number not in known]
         if wrong:
-            raise ValueError(f"{name} has {wrong[0]!r}, expected numbers of layers from 1 to {len(known)}")
+            raise ValueError(f"output_projections has {wrong[0]!r}, expected {expected}")
 
     def _check_targets(self, targets: Mapping[str, Any]) -> None:
         unknown = [name for name in targets if name not in self._targets]
