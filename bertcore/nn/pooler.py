@@ -17,11 +17,11 @@ class FirstToken(Block):
 
 
 class Pooler(Block):
-    """activation(linear(hidden state of the first token)); tanh in BERT (Devlin et al. 2018, section 3)."""
+    """tanh(linear(hidden state of the first token)) (Devlin et al. 2018, section 3)."""
 
-    def __init__(self, name: str, spec: EncoderSpec, activation: str = "tanh"):
+    def __init__(self, name: str, spec: EncoderSpec):
         width = spec.hidden_size
-        self.dense = Linear(name, in_features=width, out_features=width, activation=activation)
+        self.dense = Linear(name, in_features=width, out_features=width, activation="tanh")
 
     def __call__(self, hidden: Any, first_tokens: Any) -> Any:
         """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""

@@ -7,12 +7,12 @@ from bertcore.presets.absolute import MLM
 from bertcore.presets.preset import BASE, LARGE, Preset, sizes
 
 
-def _rope(theta: float, factor: float | None = None, *, head_dim: int = 64) -> dict[str, object]:
+def _rope(theta: float, factor: float | None = None) -> dict[str, object]:
     """rope_parameters; with a factor those of NTK's static scaling, which transformers has as "linear": theta times the
-    factor, and every angle divided by factor^(2 / head_dim)."""
+    factor, and every angle divided by factor^(2 / head_dim), where heads have 64 columns."""
     if factor is None:
         return {"rope_type": "default", "rope_theta": theta}
-    return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / head_dim)}
+    return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / 64)}
 
 
 # --- ModernBERT's shape: config.json of ModernBERT-base and -large -------------------------------------------

@@ -72,9 +72,9 @@ def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
     return options | of_attention(rate) if rate else options
 
 
-def split_heads(*projected: Any, num_heads: int, num_key_value_heads: int | None = None) -> list[Any]:
-    """Query, key and value as views (tokens, heads, head_dim) of arrays in which they stand as in `self_attention`."""
-    return _split(projected, num_heads, num_key_value_heads or num_heads)
+def split_heads(qkv: Any, *, num_heads: int) -> list[Any]:
+    """Query, key and value as views (tokens, heads, head_dim) of the array in which they stand side by side."""
+    return _split((qkv,), num_heads, num_heads)
 
 
 def _split(projected, num_heads, num_key_value_heads):
