@@ -57,11 +57,11 @@ def integer(**arrays: Any) -> None:
             raise TypeError(f"{name} has dtype {array.dtype}, expected an integer dtype{order}")
 
 
-def at_least_ndim(ndim: int, **arrays: Any) -> None:
-    """All arrays have `ndim` axes or more."""
+def has_axes(**arrays: Any) -> None:
+    """All arrays have an axis at least."""
     for name, array in arrays.items():
-        if array.ndim < ndim:
-            raise ValueError(f"{name} has shape {array.shape}, expected at least {ndim} axes")
+        if array.ndim == 0:
+            raise ValueError(f"{name} has shape (), expected one or more axes")
 
 
 def shape(expected: tuple[int | None, ...], **arrays: Any) -> None:
@@ -229,7 +229,7 @@ def seed(name: str, value: Any) -> int:
 def rows(backend: str, *, input: Any, weight: Any = None, bias: Any = None, **like_input: Any) -> None:
     """Rows of one floating dtype, whose shape others share, and a weight and a bias for each column."""
     floating(backend, input=input, **like_input, weight=weight, bias=bias)
-    at_least_ndim(1, input=input)
+    has_axes(input=input)
     shape(input.shape, **like_input)
     shape(input.shape[-1:], weight=weight, bias=bias)
 

@@ -123,5 +123,5 @@ def gelu_backward(
 
 def _check_bias(input: Any, bias: Any) -> None:
     if bias is not None:
-        checks.at_least_ndim(1, input=input)
+        checks.has_axes(input=input)
         checks.shape(input.shape[-1:], bias=bias)

@@ -64,6 +64,6 @@ def _check(call: dispatch.Call, input: Any, activation: str, gate: str, **others
     checks.floating(call.backend, input=input, **others)
     checks.choice("activation", activation, ACTIVATIONS)
     checks.choice("gate", gate, GATES)
-    checks.at_least_ndim(1, input=input)
+    checks.has_axes(input=input)
     if input.shape[-1] % 2:
         raise ValueError(f"input has shape {input.shape}, expected two halves along the last axis")

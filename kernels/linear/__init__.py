@@ -248,7 +248,7 @@ def linear_weight_gradient(
         return call.replay()
     grad_output, input, add_to = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output)
-    checks.at_least_ndim(1, input=input, grad_output=grad_output)
+    checks.has_axes(input=input, grad_output=grad_output)
     checks.shape((*input.shape[:-1], None), grad_output=grad_output)
     dtype = input.dtype if dtype is None else checks.floating_dtype("dtype", dtype)
     if add_to is not None:
@@ -285,7 +285,7 @@ def _check(call: dispatch.Call, input: Any, weight: Any, *, bias: Any, **others:
         _check_float32(weight, input=input, bias=bias, **others)
     else:
         checks.floating(call.backend, input=input, weight=weight, bias=bias, **others)
-    checks.at_least_ndim(1, input=input)
+    checks.has_axes(input=input)
     if len(weight.shape) != 2 or weight.shape[1] != input.shape[-1]:
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}, expected (out_features, {input.shape[-1]}) "

@@ -28,7 +28,7 @@ def softmax(input: Any, dim: int = -1, *, backend: str | None = None) -> Any:
         return call.replay()
     (input,) = call.arrays
     checks.floating(call.backend, input=input)
-    checks.at_least_ndim(1, input=input)
+    checks.has_axes(input=input)
     return call.run("softmax", input, checks.axis("dim", dim, input.ndim))
 
 
@@ -52,6 +52,6 @@ def softmax_backward(grad_output: Any, output: Any, dim: int = -1, *, backend: s
         return call.replay()
     grad_output, output = call.arrays
     checks.floating(call.backend, output=output, grad_output=grad_output)
-    checks.at_least_ndim(1, output=output)
+    checks.has_axes(output=output)
     checks.shape(output.shape, grad_output=grad_output)
     return call.run("softmax_backward", grad_output, output, checks.axis("dim", dim, output.ndim))
