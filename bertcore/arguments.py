@@ -40,7 +40,7 @@ def check_number(name: str, value: Any, *, above_zero: bool = False) -> float:
     """
     number = _plain(value)
     if not _is_number(number):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} is {value!r}, expected a number")
     if isinstance(number, int) and number > sys.float_info.max:
         raise ValueError(f"{name} is an integer of {number.bit_length()} bits, expected a finite number")
     if not 0 <= number < math.inf or (above_zero and number == 0):

@@ -93,7 +93,7 @@ def axis(name: str, value: Any, ndim: int) -> int:
 def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
     """`value` as an int, not below `minimum`."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} is {value!r}, expected an integer")
     if minimum is not None and value < minimum:
         raise ValueError(f"{name} is {value}, expected an integer of at least {minimum}")
     return int(value)
@@ -102,7 +102,7 @@ def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
 def boolean(name: str, value: Any) -> bool:
     """`value` as a bool; nothing else is taken for one."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} is {value!r}, expected True or False")
     return bool(value)
 
 
@@ -127,7 +127,7 @@ def choice(name: str, value: Any, options: Collection[Any]) -> None:
 def finite_number(name: str, value: Any, *, minimum: float | None = None) -> float:
     """`value` as a finite float, not below `minimum`."""
     if type(value) is not float and (not isinstance(value, _NUMBERS) or isinstance(value, bool)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} is {value!r}, expected a number")
     if isinstance(value, int) and abs(value) > LARGEST:  # float() and isfinite() raise OverflowError
         raise ValueError(f"{name} is an integer of {value.bit_length()} bits, expected a finite number")
     if not math.isfinite(value) or (minimum is not None and value < minimum):

@@ -320,7 +320,7 @@ class Call:
             return array, "GPU"
         if library == "torch" and hasattr(array, "__dlpack__"):
             return self._from_tensor(name, array)
-        raise TypeError(f"{name} must be a NumPy, CuPy or PyTorch array, got {type(array).__qualname__}")
+        raise TypeError(f"{name} is {type(array).__qualname__}, expected a NumPy, CuPy or PyTorch array")
 
     def _from_tensor(self, name: str, tensor: Any) -> tuple[Any, str]:
         torch = importlib.import_module("torch")

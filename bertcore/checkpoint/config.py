@@ -26,7 +26,7 @@ def checkpoint_folder(path) -> Path:
         return path.parent
     what = "is a file" if path.exists() else "does not exist"
     raise CheckpointError(
-        f"{path} {what}; expected the folder of a checkpoint ({CONFIG_NAME} and weights), "
+        f"{path} {what}, expected the folder of a checkpoint ({CONFIG_NAME} and weights), "
         f"or a file of weights in it ({', '.join(WEIGHTS_ENDINGS)})"
     )
 
@@ -39,7 +39,7 @@ def no_file(file: Path) -> str | None:
             "(a folder of the Hugging Face cache is copied with what its links point to: cp -rL)"
         )
     if file.exists() and not file.is_file():
-        return f"{file} is {'a folder' if file.is_dir() else 'a device or a pipe'}; expected a file"
+        return f"{file} is {'a folder' if file.is_dir() else 'a device or a pipe'}, expected a file"
     return None
 
 
@@ -56,7 +56,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if _is_too_deep(value):
         raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply")
     if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds a JSON {type(value).__name__}; expected an object")
+        raise CheckpointError(f"{file} holds a JSON {type(value).__name__}, expected an object")
     return value
 
 

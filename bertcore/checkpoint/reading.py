@@ -112,7 +112,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
     for file in set(weight_map.values()):
         # An index is downloaded data: it may not point outside its own folder.
         if PurePosixPath(file).name != file or file in ("", ".", "..") or "\\" in file or ":" in file:
-            raise CheckpointError(f"{index} names the file {file!r}; expected a plain name in the same folder")
+            raise CheckpointError(f"{index} names the file {file!r}, expected a plain name in the same folder")
         if not file.isprintable() or len(file.encode()) > LONGEST_NAME:
             raise CheckpointError(f"{index} names the file {file[:40]!r}..., which no file system can hold")
     return weight_map

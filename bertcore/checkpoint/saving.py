@@ -54,9 +54,9 @@ def save_checkpoint(
 
 def _storable(name: str, array) -> np.ndarray:
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"parameter {name} is {type(array).__module__}.{type(array).__name__}; expected a NumPy array")
+        raise TypeError(f"parameter {name} is {type(array).__module__}.{type(array).__name__}, expected a NumPy array")
     if array.dtype.name not in STORABLE:
-        raise TypeError(f"parameter {name} has dtype {array.dtype}; expected one of {', '.join(sorted(STORABLE))}")
+        raise TypeError(f"parameter {name} has dtype {array.dtype}, expected one of {', '.join(sorted(STORABLE))}")
     # safetensors writes the buffer as it lies: a transposed view would be stored scrambled, without an error.
     # (ascontiguousarray would turn a scalar into one element.)
     return np.require(array, requirements="C")

@@ -55,7 +55,7 @@ class LoraConfig:
         for name in ("lora_alpha", "lora_dropout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a number, got {value!r}")
+                raise TypeError(f"{name} is {value!r}, expected a number")
         if not 0 < self.lora_alpha < float("inf"):
             raise ValueError(f"lora_alpha is {self.lora_alpha}, expected a positive number")
         if not 0 <= self.lora_dropout < 1:
@@ -122,5 +122,5 @@ def _check_pattern(pattern: str) -> None:
 def _names(label: str, given: Any) -> list[str]:
     is_list = isinstance(given, Iterable) and not isinstance(given, str)
     if not is_list or not all(isinstance(name, str) and name for name in given):
-        raise TypeError(f"{label} must be a list of names, got {given!r}")
+        raise TypeError(f"{label} is {given!r}, expected a list of names")
     return list(dict.fromkeys(given))

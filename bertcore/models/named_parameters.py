@@ -64,7 +64,7 @@ class NamedParameters(Block):
             raise ValueError(f"arrays: missing are {missing or 'none'}, unknown are {unknown or 'none'}")
         for name, shape in expected.items():
             if not isinstance(arrays[name], np.ndarray):
-                raise TypeError(f"arrays[{name!r}] must be a NumPy array, got {type(arrays[name]).__qualname__}")
+                raise TypeError(f"arrays[{name!r}] is {type(arrays[name]).__qualname__}, expected a NumPy array")
             if arrays[name].shape != shape:
                 raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
             if arrays[name].dtype.kind not in "biufV":

@@ -310,10 +310,10 @@ def _own_name(name: str) -> str:
 
 def _check_pair(generator: Model, discriminator: Model) -> None:
     if not isinstance(generator, AutoModelForMaskedLM):
-        raise TypeError(f"generator must be an AutoModelForMaskedLM, got {type(generator).__name__}")
+        raise TypeError(f"generator is {type(generator).__name__}, expected an AutoModelForMaskedLM")
     if not isinstance(discriminator, Discriminator):
         expected = "an AutoModelForPreTraining with a head for replaced tokens"
-        raise TypeError(f"discriminator must be {expected}, got {type(discriminator).__name__}")
+        raise TypeError(f"discriminator is {type(discriminator).__name__}, expected {expected}")
     if any(model.is_part for model in (generator, discriminator)):
         raise ValueError("generator or discriminator belongs to another ReplacedTokenModel")
     first, second = generator.spec.vocab_size, discriminator.spec.vocab_size

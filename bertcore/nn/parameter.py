@@ -86,7 +86,7 @@ class Parameter(JoinedTensors):
         stand for; nothing is replaced then.
         """
         if not hasattr(array, "shape"):
-            raise TypeError(f"array must be a NumPy or CuPy array, got {type(array).__qualname__}")
+            raise TypeError(f"array is {type(array).__qualname__}, expected a NumPy or CuPy array")
         if array.shape != self.shape:
             raise ValueError(f"array has shape {array.shape}, expected {self.shape} for {', '.join(self.names)}")
         self._take(array, None, self.precision)

@@ -75,7 +75,7 @@ def with_prompt(options: dict[str, Any], prompt: str) -> dict[str, Any]:
 def opened_folder(path: Any, what: str) -> Path:
     """The folder at `path`; CheckpointError for a file, since settings stand beside the weights."""
     if Path(path).is_file():
-        raise CheckpointError(f"{path} is a file; expected the folder of a {what}, or of a plain model")
+        raise CheckpointError(f"{path} is a file, expected the folder of a {what}, or of a plain model")
     return checkpoint_folder(path)
 
 
@@ -101,7 +101,7 @@ def _inside(file: Path, path: str) -> Path:
     """The folder `path` beside `file`; the list is downloaded data and may not point elsewhere."""
     relative = PurePosixPath(path)
     if relative.is_absolute() or ".." in relative.parts or "\\" in path or ":" in path:
-        raise CheckpointError(f"{file} names the path {path!r}; expected a folder inside {file.parent}")
+        raise CheckpointError(f"{file} names the path {path!r}, expected a folder inside {file.parent}")
     return file.parent / relative
 
 

@@ -42,12 +42,12 @@ def _read_vocabulary(file: Path) -> dict[str, int]:
     vocabulary = read_json_object(file)
     wrong = [token for token, number in vocabulary.items() if type(number) is not int]
     if wrong:
-        raise CheckpointError(f"{file}: the id of {wrong[0]!r} is {vocabulary[wrong[0]]!r}; expected an integer")
+        raise CheckpointError(f"{file}: the id of {wrong[0]!r} is {vocabulary[wrong[0]]!r}, expected an integer")
     if json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=len) != len(vocabulary):
         raise CheckpointError(f"{file}: a token occurs twice")
     ids = set(vocabulary.values())
     if len(ids) != len(vocabulary):
-        raise CheckpointError(f"{file}: {len(vocabulary)} tokens share {len(ids)} ids; expected one for each")
+        raise CheckpointError(f"{file}: {len(vocabulary)} tokens share {len(ids)} ids, expected one for each")
     if ids != set(range(len(ids))):
         missing = listed([str(number) for number in range(len(ids)) if number not in ids])
         raise CheckpointError(f"{file}: {len(ids)} tokens have ids other than 0 to {len(ids) - 1}: {missing} missing")
@@ -68,7 +68,7 @@ def _read_merges(file: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, s
             continue
         parts = tuple(line.rstrip("\r").split(" "))
         if len(parts) != 2:
-            raise CheckpointError(f"{file}: line {number} has {len(parts)} parts; expected two tokens")
+            raise CheckpointError(f"{file}: line {number} has {len(parts)} parts, expected two tokens")
         unknown = [token for token in (*parts, "".join(parts)) if token not in vocabulary]
         if unknown:
             raise CheckpointError(f"{file}: line {number} merges {parts}; the vocabulary lacks {unknown[0]!r}")

@@ -15,7 +15,7 @@ def check_charsmap(charsmap: bytes) -> None:
     """Raises ValueError when its parts do not fit together, or a text would lead outside it, or to what is no UTF-8."""
     size = int.from_bytes(charsmap[:4], "little")
     if size == 0 or size % 4 or 4 + size > len(charsmap):
-        raise ValueError(f"its trie has {size} bytes; expected a multiple of 4, and at most {len(charsmap) - 4}")
+        raise ValueError(f"its trie has {size} bytes, expected a multiple of 4, and at most {len(charsmap) - 4}")
     trie = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
     strings = np.frombuffer(charsmap, np.uint8, offset=4 + size)
     _check_strings(strings, _values(trie))

@@ -19,18 +19,18 @@ def as_ids(argument: str, values: Any, *, nested: bool = False) -> list:
     if is_id(found):
         return [found.__index__()]
     if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-        raise TypeError(f"{argument} is {type(values).__name__}; expected {expected}")
+        raise TypeError(f"{argument} is {type(values).__name__}, expected {expected}")
     ids = list(found)
     if nested and ids and isinstance(ids[0], Iterable) and not isinstance(ids[0], str) and not is_id(ids[0]):
         return [as_ids(f"{argument}[{index}]", row) for index, row in enumerate(ids)]
     for index, number in enumerate(ids):
         if not is_id(number):
-            raise TypeError(f"{argument}[{index}] is {type(number).__name__}; expected an integer")
+            raise TypeError(f"{argument}[{index}] is {type(number).__name__}, expected an integer")
     return [number.__index__() for number in ids]
 
 
 def each_of(argument: str, values: Any, entries: str) -> Iterable:
     """`values`, if one can go over them; TypeError naming the argument and its `entries` otherwise."""
     if isinstance(values, bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"{argument} is {type(values).__name__}; expected a list of {entries}")
+        raise TypeError(f"{argument} is {type(values).__name__}, expected a list of {entries}")
     return values

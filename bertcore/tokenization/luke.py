@@ -45,7 +45,7 @@ class LukeTokenizer(Tokenizer):
         self.task = stated.get("task")
         if self.task not in TASKS:
             expected = ", ".join(map(repr, TASKS))
-            raise CheckpointError(f"tokenizer files: task is {self.task!r}; expected one of {expected}")
+            raise CheckpointError(f"tokenizer files: task is {self.task!r}, expected one of {expected}")
         most = check_count("max_entity_length", stated.get("max_entity_length", 32), 1)
         self.max_entity_length = len(MARKERS[self.task]) if self.task in MARKERS else most
         self.max_mention_length = check_count("max_mention_length", stated.get("max_mention_length", 30), 1)
@@ -177,7 +177,7 @@ class LukeTokenizer(Tokenizer):
         """A text's pieces as one encoding, a marker before and after each span, and the spans' tokens with them."""
         ordered = sorted(spans)
         if markers and any(end > start for (_, end), (start, _) in pairwise(ordered)):
-            raise ValueError(f"the entity_spans {ordered} overlap; expected apart for the task {self.task!r}")
+            raise ValueError(f"the entity_spans {ordered} overlap, expected apart for the task {self.task!r}")
         around = [[marker] for marker in markers] or [[] for _ in spans]
         parts, starts, ends = [pieces[0]], {}, {}
         for place, piece in zip(places, pieces[1:], strict=True):

@@ -76,7 +76,7 @@ def read_mentions(
         checked = [_span(f"{where}[{number}]", span, text) for number, span in enumerate(spans[row])]
         wanted = len(MARKERS.get(task, checked))
         if len(checked) != wanted:
-            raise ValueError(f"{where} has {len(checked)} spans; expected {wanted} for the task {task!r}")
+            raise ValueError(f"{where} has {len(checked)} spans, expected {wanted} for the task {task!r}")
         if names is None:
             masks = MASKS.get(task, ("entity_mask_token",) * len(checked))
             ids = [special_ids[name] for name in masks]
@@ -88,14 +88,14 @@ def read_mentions(
 
 def _check_rows(argument: str, rows, texts: list[str]) -> None:
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
-        raise TypeError(f"{argument} is {rows!r:.60}; expected a list for each text")
+        raise TypeError(f"{argument} is {rows!r:.60}, expected a list for each text")
     if len(rows) != len(texts):
-        raise ValueError(f"{argument} has {len(rows)} lists; expected {len(texts)}, one for each text")
+        raise ValueError(f"{argument} has {len(rows)} lists, expected {len(texts)}, one for each text")
 
 
 def _span(name: str, span, text: str) -> Span:
     if not isinstance(span, list | tuple) or len(span) != 2 or not all(hasattr(place, "__index__") for place in span):
-        raise TypeError(f"{name} is {span!r:.60}; expected the first and the last + 1 character of an entity")
+        raise TypeError(f"{name} is {span!r:.60}, expected the first and the last + 1 character of an entity")
     start, end = (place.__index__() for place in span)
     if not 0 <= start <= end <= len(text):
         raise ValueError(f"{name} is ({start}, {end}); the text has {len(text)} characters")
@@ -104,7 +104,7 @@ def _span(name: str, span, text: str) -> Span:
 
 def _named(row: int, names, spans: list[Span], entity_id: Callable[[str], int]) -> list[int]:
     if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"entities[{row}] is {names!r:.60}; expected names")
+        raise TypeError(f"entities[{row}] is {names!r:.60}, expected names")
     if len(names) != len(spans):
         raise ValueError(f"entities[{row}] has {len(names)} names for {len(spans)} spans")
     return [entity_id(name) for name in names]

@@ -51,7 +51,7 @@ def _choice(name: str, value, choices):
     """`value` looked up in `choices`; ValueError naming them when it is not there."""
     if isinstance(value, (bool, str)) and value in choices:
         return choices[value]
-    raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
+    raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
 
 
 def check_tensors(return_tensors) -> None:
@@ -83,7 +83,7 @@ def read_truncation(
     # Two texts that are both too long share the room.
     piece = (length - special) // 2 if pair and strategy == "longest_first" else length - special
     if stride and stride >= piece:
-        raise ValueError(f"stride is {stride}; expected less than the {piece} tokens that a piece may have")
+        raise ValueError(f"stride is {stride}, expected less than the {piece} tokens that a piece may have")
     return Truncation(
         strategy, min(length, sys.maxsize), stride, side
     )  # the library takes no longer one; no text has it
@@ -93,13 +93,13 @@ def read_padding(padding, max_length, multiple, *, side, truncation: Truncation 
     """The padding that the arguments of a call ask for."""
     strategy = _choice("padding", padding, PADDINGS)
     if side not in ("left", "right"):
-        raise ValueError(f"padding_side is {side!r}; expected 'left' or 'right'")
+        raise ValueError(f"padding_side is {side!r}, expected 'left' or 'right'")
     multiple = 1 if multiple is None else check_count("pad_to_multiple_of", multiple, 1, LONGEST_PADDING)
     if strategy and truncation and truncation.max_length % multiple:
-        raise ValueError(f"max_length is {truncation.max_length}; expected a multiple of pad_to_multiple_of={multiple}")
+        raise ValueError(f"max_length is {truncation.max_length}, expected a multiple of pad_to_multiple_of={multiple}")
     length = _length("padding='max_length'", max_length, model_max_length) if strategy == "max_length" else 0
     if length > LONGEST_PADDING:
-        raise ValueError(f"max_length is {length}; expected at most {LONGEST_PADDING} with padding='max_length'")
+        raise ValueError(f"max_length is {length}, expected at most {LONGEST_PADDING} with padding='max_length'")
     return Padding(strategy, length, multiple, side)
 
 

@@ -19,20 +19,20 @@ def as_columns(encoded: Any) -> tuple[dict[str, list], bool]:
     """
     if isinstance(encoded, list | tuple):
         if not all(isinstance(row, Mapping) for row in encoded):
-            raise TypeError("encoded_inputs is a list of other things than rows; expected what a tokenizer returns")
+            raise TypeError("encoded_inputs is a list of other things than rows, expected what a tokenizer returns")
         names = list(encoded[0]) if encoded else ["input_ids"]
         for number, row in enumerate(encoded):
             if set(row) != set(names):
                 raise ValueError(f"encoded_inputs[{number}] has {', '.join(row)}; expected {', '.join(names)}")
         encoded = {name: [row[name] for row in encoded] for name in names}
     if not isinstance(encoded, Mapping) or "input_ids" not in encoded:
-        raise TypeError("encoded_inputs has no input_ids; expected what a tokenizer returns, or a list of it")
+        raise TypeError("encoded_inputs has no input_ids, expected what a tokenizer returns, or a list of it")
     ids = encoded["input_ids"]
     single = len(ids) > 0 and not hasattr(ids[0], "__len__")
     columns = {name: [values] if single else list(values) for name, values in encoded.items()}
     for name, values in columns.items():
         if len(values) != len(columns["input_ids"]):
-            raise ValueError(f"{name} has {len(values)} rows; expected {len(columns['input_ids'])}, as input_ids has")
+            raise ValueError(f"{name} has {len(values)} rows, expected {len(columns['input_ids'])}, as input_ids has")
         if name in PADDED:
             columns[name] = [as_ids(f"{name}[{row}]", value) for row, value in enumerate(values)]
     return columns, single

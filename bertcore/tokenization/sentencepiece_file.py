@@ -72,7 +72,7 @@ def _model(data: bytes) -> SentencePieceModel:
     pieces = [_piece(number, message) for number, message in enumerate(parts["pieces"])]
     unknown = [piece for piece, _, kind in pieces if kind == UNKNOWN]
     if len(unknown) != 1:
-        raise WireError(f"it has {len(unknown)} unknown pieces; expected one")
+        raise WireError(f"it has {len(unknown)} unknown pieces, expected one")
     if len({piece for piece, _, _ in pieces}) != len(pieces):
         raise WireError("a piece occurs twice")
     charsmap = normalizer.get("precompiled_charsmap", b"")
@@ -93,18 +93,18 @@ def _named_fields(message: bytes, names: Mapping[int, tuple[str, int]], where: s
         if number in names:
             name, expected = names[number]
             if kind != expected:
-                raise WireError(f"{where}.{name} is {TYPE_NAMES[kind]}; expected {TYPE_NAMES[expected]}")
+                raise WireError(f"{where}.{name} is {TYPE_NAMES[kind]}, expected {TYPE_NAMES[expected]}")
             yield name, value
 
 
 def _check_kind(trainer: dict, normalizer: dict) -> None:
     model_type = trainer.get("model_type", 1)
     if model_type != 1:
-        raise WireError(f"its model_type is {MODEL_TYPES.get(model_type, model_type)}; expected unigram")
+        raise WireError(f"its model_type is {MODEL_TYPES.get(model_type, model_type)}, expected unigram")
     if trainer.get("treat_whitespace_as_suffix", 0):
-        raise WireError("its treat_whitespace_as_suffix is true; expected false")
+        raise WireError("its treat_whitespace_as_suffix is true, expected false")
     if not normalizer.get("escape_whitespaces", 1):
-        raise WireError("its escape_whitespaces is false; expected true")
+        raise WireError("its escape_whitespaces is false, expected true")
 
 
 def _piece(number: int, message: bytes) -> tuple[str, float, int]:
@@ -118,7 +118,7 @@ def _piece(number: int, message: bytes) -> tuple[str, float, int]:
     if not piece:
         raise WireError(f"pieces[{number}] is empty")
     if not math.isfinite(score):
-        raise WireError(f"pieces[{number}] has the score {score}; expected a finite number")
+        raise WireError(f"pieces[{number}] has the score {score}, expected a finite number")
     if kind not in range(NORMAL, BYTE + 1):
-        raise WireError(f"pieces[{number}] has the type {kind}; expected {NORMAL} to {BYTE}")
+        raise WireError(f"pieces[{number}] has the type {kind}, expected {NORMAL} to {BYTE}")
     return piece, score, kind

@@ -98,7 +98,7 @@ def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
     known = (*OPTIONS, *OTHER_SETTINGS, *ENTITY_SETTINGS, *SPECIAL_TOKEN_NAMES)
     for name in overrides:
         if name not in known and not name.endswith("_token"):
-            raise TypeError(f"{name} is no setting of a tokenizer; expected one of {', '.join(known)}")
+            raise TypeError(f"{name} is no setting of a tokenizer, expected one of {', '.join(known)}")
     return dict(overrides)
 
 
@@ -113,7 +113,7 @@ def _tokenizer_class(values: Mapping[str, Any], folder: Path) -> str:
 
 
 def _wrong(key: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"tokenizer files: {key} is {value!r}; expected {expected}")
+    return CheckpointError(f"tokenizer files: {key} is {value!r}, expected {expected}")
 
 
 def _number(values: Mapping[str, Any], key: str) -> int:

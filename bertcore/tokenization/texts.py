@@ -56,14 +56,14 @@ def _read_batch(text, text_pair, split: bool) -> Texts:
     first = _check_batch("text", text, split)
     second = None if text_pair is None else _check_batch("text_pair", text_pair, split)
     if second is not None and len(second) != len(first):
-        raise ValueError(f"text_pair has {len(second)} texts; expected {len(first)}, one for each of text")
+        raise ValueError(f"text_pair has {len(second)} texts, expected {len(first)}, one for each of text")
     return Texts(first, second, batched=True, split=split)
 
 
 def _check_batch(argument: str, texts, split: bool) -> list:
     if not isinstance(texts, WORDS):
         expected = "a list of words, or a list of such lists" if split else "a string or a list of strings"
-        raise TypeError(f"{argument} is {type(texts).__name__}; expected {expected}")
+        raise TypeError(f"{argument} is {type(texts).__name__}, expected {expected}")
     for row, text in enumerate(texts):
         _check_text(f"{argument}[{row}]", text, split)
     return [list(text) for text in texts] if split else list(texts)
@@ -72,10 +72,10 @@ def _check_batch(argument: str, texts, split: bool) -> list:
 def _check_text(name: str, text, split: bool, why: str = "") -> None:
     if not isinstance(text, WORDS if split else str):
         expected = "a list of words (is_split_into_words)" if split else "a string"
-        raise TypeError(f"{name} is {type(text).__name__}; expected {expected}{why}")
+        raise TypeError(f"{name} is {type(text).__name__}, expected {expected}{why}")
     for number, word in enumerate(text) if split else ():
         if not isinstance(word, str):
-            raise TypeError(f"{name}[{number}] is {type(word).__name__}; expected a string")
+            raise TypeError(f"{name}[{number}] is {type(word).__name__}, expected a string")
 
 
 def _check_unicode(text: str, name: str) -> None:

@@ -73,12 +73,12 @@ def train_tokenizer(
 
 def _family(kind: str | None, name: str | None) -> tuple[str, TokenizerFamily]:
     if kind not in (None, *KINDS):
-        raise ValueError(f"kind is {kind!r}; expected one of {', '.join(KINDS)}")
+        raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}")
     name = name or KINDS[kind or "wordpiece"][0]
     family = FAMILIES.get(name.removesuffix("Fast"))
     if family is None or family.entities:
         known = ", ".join(known for known, one in FAMILIES.items() if not one.entities)
-        raise ValueError(f"tokenizer_class is {name!r}; expected one of {known}")
+        raise ValueError(f"tokenizer_class is {name!r}, expected one of {known}")
     if kind is not None and KINDS[kind][1] != family.model:
         own = next(known for known, (_, model) in KINDS.items() if model == family.model)
         raise ValueError(f"kind is {kind!r}; a {name} is of the kind {own!r}")
@@ -89,7 +89,7 @@ def _settings(name: str, family: TokenizerFamily, lower_case: bool | None, longe
     options: dict[str, bool | None] = {}
     if lower_case is not None:
         if not isinstance(lower_case, bool):
-            raise TypeError(f"lower_case is {lower_case!r}; expected True, False or None")
+            raise TypeError(f"lower_case is {lower_case!r}, expected True, False or None")
         can = family.model == "word_piece" or "lower_case" in family.normalization
         if lower_case and not can:
             raise ValueError(f"lower_case is True, and a {name} keeps upper case")
@@ -208,11 +208,11 @@ def _set_steps(backend: Any, family: TokenizerFamily, settings: TokenizerSetting
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
     if isinstance(texts, str):
-        raise TypeError("texts is a string; expected an iterable of strings")
+        raise TypeError("texts is a string, expected an iterable of strings")
     has_any = False
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"texts[{number}] is {type(text).__name__}; expected a string")
+            raise TypeError(f"texts[{number}] is {type(text).__name__}, expected a string")
         try:
             text.encode()
         except UnicodeEncodeError as error:

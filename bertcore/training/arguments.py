@@ -126,10 +126,10 @@ class TrainingArguments:
             raise ValueError("num_train_epochs is 0, expected more")
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise TypeError(f"{name} is {getattr(self, name)!r}, expected True or False")
         for name in ("greater_is_better", "disable_tqdm"):
             if not isinstance(getattr(self, name), bool | None):
-                raise TypeError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
+                raise TypeError(f"{name} is {getattr(self, name)!r}, expected True, False or None")
         if not isinstance(self.output_dir, str | os.PathLike):
             raise TypeError(f"output_dir is {self.output_dir!r}, expected a folder's path")
         if self.bf16 and self.fp16:

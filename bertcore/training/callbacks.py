@@ -88,7 +88,7 @@ class Callbacks:
         self.all = [callback() if isinstance(callback, type) else callback for callback in callbacks]
         for callback in self.all:
             if not isinstance(callback, TrainerCallback):
-                raise TypeError(f"callbacks must be TrainerCallbacks, got {type(callback).__name__}")
+                raise TypeError(f"callbacks is {type(callback).__name__}, expected TrainerCallbacks")
             for name in dir(callback):
                 if name.startswith("on_") and name not in EVENTS:
                     known = ", ".join(EVENTS)

@@ -250,7 +250,7 @@ def _check_scale(scale: Any, grads: list[Any]) -> None:
     if scale is None:
         return
     if not hasattr(scale, "dtype") or isinstance(scale, np.generic):
-        raise TypeError(f"scale must be an array without axes, got {type(scale).__qualname__}")
+        raise TypeError(f"scale is {type(scale).__qualname__}, expected an array without axes")
     for grad in grads:
         if scale.shape != () or scale.dtype != grad.dtype:
             raise ValueError(f"scale has shape {scale.shape} and dtype {scale.dtype}, expected () and {grad.dtype}")
@@ -289,7 +289,7 @@ def _check_group(label: str, given: Mapping[str, Any]) -> None:
     if unknown or "names" not in given:
         raise ValueError(f'{label} has {", ".join(given)}, expected "names", and "lr" or "weight_decay"')
     if isinstance(given["names"], str) or not given["names"]:
-        raise TypeError(f"{label}: names must be a list of patterns, got {given['names']!r}")
+        raise TypeError(f"{label}: names is {given['names']!r}, expected a list of patterns")
     for key in given.keys() - {"names"}:
         check_number(f"{label}: {key}", given[key])
 

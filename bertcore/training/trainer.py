@@ -77,7 +77,7 @@ class Trainer:
         objective: objectives.Objective | None = None,
     ):
         if not isinstance(args, TrainingArguments):
-            raise TypeError(f"args must be TrainingArguments, got {type(args).__name__}")
+            raise TypeError(f"args is {type(args).__name__}, expected TrainingArguments")
         if args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {args.eval_strategy!r}, and there is no eval_dataset")
         for name in ("bf16", "fp16"):

@@ -80,7 +80,7 @@ def adam_update(
     eps = checks.number_of(dtype, "eps", eps, minimum=0)
     weight_decay = checks.number_of(dtype, "weight_decay", weight_decay, minimum=0, may_vanish=True)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise TypeError(f"betas must be a pair of numbers, got {betas!r}")
+        raise TypeError(f"betas is {betas!r}, expected a pair of numbers")
     betas = tuple(checks.probability(f"betas[{index}]", beta) for index, beta in enumerate(betas))
     step = _checked_step(call, step)
     sets = [given_arrays[index::count] for index in range(count)]

@@ -236,7 +236,7 @@ def _open(
     elif type(relative) is RelativePositions:
         terms = vars(relative)
     else:
-        raise TypeError(f"relative must be RelativePositions, got {type(relative).__qualname__}")
+        raise TypeError(f"relative is {type(relative).__qualname__}, expected RelativePositions")
     return dispatch.open_call(
         __package__, backend, optional=_OPTIONAL, options=options, of_call=seed, query=query, key=key, value=value,
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias, **terms, **of_backward,
@@ -317,7 +317,7 @@ def _named_targets(out: Any) -> dict[str, Any]:
     if out is None:
         return {}
     if not isinstance(out, tuple) or len(out) != 3:
-        raise TypeError(f"out must be a tuple of three arrays, got {out!r:.100}")
+        raise TypeError(f"out is {out!r:.100}, expected a tuple of three arrays")
     return dict(zip(_TARGETS, out, strict=True))
 
 

@@ -65,7 +65,7 @@ def joint_norm(arrays: list[Any], *, backend: str | None = None) -> Any:
 def _is_given(arrays: list[Any]) -> bool:
     """Whether there are some; TypeError for what is no list of arrays."""
     if not isinstance(arrays, list | tuple):
-        raise TypeError(f"arrays must be a list of arrays, got {type(arrays).__qualname__}")
+        raise TypeError(f"arrays is {type(arrays).__qualname__}, expected a list of arrays")
     return len(arrays) > 0
 
 

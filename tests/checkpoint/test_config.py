@@ -14,13 +14,13 @@ def test_reads_the_object(tmp_path):
 
 
 def test_folder_that_is_not_there(tmp_path):
-    with pytest.raises(CheckpointError, match=r"nowhere does not exist; expected the folder"):
+    with pytest.raises(CheckpointError, match=r"nowhere does not exist, expected the folder"):
         read_config(tmp_path / "nowhere")
 
 
 def test_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(CheckpointError, match=r"notes\.txt is a file; expected the folder"):
+    with pytest.raises(CheckpointError, match=r"notes\.txt is a file, expected the folder"):
         read_config(tmp_path / "notes.txt")
 
 
@@ -43,11 +43,11 @@ def test_folder_without_config_names_what_it_holds(tmp_path):
         (b"", "not valid JSON"),
         (b'{"model_type": "bert"', "not valid JSON"),
         (b"\xff\xfe{}", "not valid JSON"),
-        (b"[1, 2]", "holds a JSON list; expected an object"),
+        (b"[1, 2]", "holds a JSON list, expected an object"),
         (b'{"a":' + b"[" * 100_000, "cannot be read: its JSON is nested too deeply"),
         (b'{"a":' + b"[" * 64 + b"]" * 64 + b"}", "cannot be read: its JSON is nested too deeply"),
         (b'{"a":' + b'{"b":' * 990 + b"1" + b"}" * 991, "cannot be read: its JSON is nested too deeply"),
-        (b"null", "holds a JSON NoneType; expected an object"),
+        (b"null", "holds a JSON NoneType, expected an object"),
     ],
 )
 def test_broken_config(tmp_path, content, problem):
@@ -65,7 +65,7 @@ def test_link_to_nowhere(tmp_path):
 
 def test_folder_in_place_of_the_config(tmp_path):
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(CheckpointError, match=r"config\.json is a folder; expected a file"):
+    with pytest.raises(CheckpointError, match=r"config\.json is a folder, expected a file"):
         read_config(tmp_path)
 
 

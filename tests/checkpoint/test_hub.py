@@ -352,14 +352,14 @@ class TestDoors:
     def test_errors_come_through(self, hub, load, tmp_path):
         with pytest.raises(CheckpointError, match=r"the hub .* has no model of that name"):
             load("org/nothing")
-        with pytest.raises(CheckpointError, match=r"nowhere does not exist; expected the folder of a checkpoint"):
+        with pytest.raises(CheckpointError, match=r"nowhere does not exist, expected the folder of a checkpoint"):
             load(tmp_path / "nowhere")
-        with pytest.raises(CheckpointError, match="nowhere does not exist; expected the folder"):
+        with pytest.raises(CheckpointError, match="nowhere does not exist, expected the folder"):
             load("./nowhere")
 
     def test_sentence_encoder_wants_a_folder(self, tmp_path):
         folder = save_tiny_encoder(tmp_path / "made")
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is a file; expected the folder of a sentence"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is a file, expected the folder of a sentence"):
             SentenceEncoder(folder / "model.safetensors")
         assert AutoTokenizer.from_pretrained(folder / "model.safetensors").tokenize("cat") == ["cat"]
 

@@ -239,7 +239,7 @@ def test_what_stands_in_place_of_the_weights_is_told(tmp_path, name):
         open_checkpoint(tmp_path)
     file.unlink()
     file.mkdir()
-    with pytest.raises(CheckpointError, match=rf"{name} is a folder; expected a file"):
+    with pytest.raises(CheckpointError, match=rf"{name} is a folder, expected a file"):
         open_checkpoint(tmp_path)
 
 

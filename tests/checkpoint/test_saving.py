@@ -63,9 +63,9 @@ def test_bfloat16(tmp_path):
 @pytest.mark.parametrize(
     "value, problem",
     [
-        ([1.0, 2.0], r"parameter w is builtins\.list; expected a NumPy array"),
-        (np.float32(1), r"parameter w is numpy\.float32; expected a NumPy array"),
-        (np.array(["x"]), r"parameter w has dtype <U1; expected one of bfloat16"),
+        ([1.0, 2.0], r"parameter w is builtins\.list, expected a NumPy array"),
+        (np.float32(1), r"parameter w is numpy\.float32, expected a NumPy array"),
+        (np.array(["x"]), r"parameter w has dtype <U1, expected one of bfloat16"),
         (np.array([None]), "parameter w has dtype object"),
         (np.zeros(2, np.complex64), "parameter w has dtype complex64"),
     ],

@@ -220,7 +220,7 @@ def test_published_pairs_are_trained_on(inputs, masked_lm_folder, tmp_path, caps
     for model, more, error in (
         ("discriminator", [], "has no generator beside it: give --generator"),
         ("discriminator", [*pair, "--generator-size", "0.5"], "whose generator has its size: leave out"),
-        (masked_lm_folder, pair, "must be an AutoModelForPreTraining with a head for replaced tokens"),
+        (masked_lm_folder, pair, "expected an AutoModelForPreTraining with a head for replaced tokens"),
         ("", pair, "has a generator: leave out --generator and --embeddings"),
     ):
         assert pretrain(inputs, tmp_path / "no", *options, *more, model=first / model) == 1

@@ -163,7 +163,7 @@ def test_no_module_may_lie_outside(encoder_folder, tmp_path, capsys, path):
     kinds = {"": "Transformer", "1_Pooling": "Pooling", path: "Normalize"}
     write_modules(source, {path: f"sentence_transformers.models.{kind}" for path, kind in kinds.items()})
     assert run(source, tmp_path / "new" / "low") == 1
-    assert f"names the path '{path}'; expected a folder inside" in capsys.readouterr().err
+    assert f"names the path '{path}', expected a folder inside" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 

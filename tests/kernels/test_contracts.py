@@ -71,7 +71,7 @@ def test_attention_writes_gradients_where_out_says(backend, shape, offsets):
 
 
 UNWRITABLE = {
-    "one array": (DENSE[0], TypeError, "out must be a tuple of three arrays"),
+    "one array": (DENSE[0], TypeError, r"out is array(.|\n)*, expected a tuple of three arrays"),
     "another shape": ((f32(2, 4, 5, 7), *DENSE[1:]), ValueError, r"out\[0\] has shape \(2, 4, 5, 7\)"),
     "another dtype": ((*DENSE[:2], DENSE[2].astype(float)), TypeError, r"out\[2\] has dtype float64, expected float32"),
     "broadcast": (

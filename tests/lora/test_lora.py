@@ -214,9 +214,9 @@ def test_counts(capsys):
         ({"modules_to_save": ["query"]}, "are one map"),
         ({"modules_to_save": ["attention"]}, "fits no linear map"),  # but what is trained as it is
         ({"target_modules": "query"}, "fits no linear map"),  # a regular expression for the whole name
-        ({"target_modules": [1]}, "target_modules must be a list"),
-        ({"target_modules": None}, "target_modules must be a list of names, got None"),
-        ({"modules_to_save": 3}, "modules_to_save must be a list of names, got 3"),
+        ({"target_modules": [1]}, r"target_modules is \[1\], expected a list"),
+        ({"target_modules": None}, "target_modules is None, expected a list of names"),
+        ({"modules_to_save": 3}, "modules_to_save is 3, expected a list of names"),
         ({"target_modules": "(query"}, "which is no regular expression"),
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": 0}, "lora_alpha is 0"),

@@ -117,7 +117,7 @@ def test_state_dict_is_read_only_and_loading_it_checks_first():
     changed = {key: array + 1 for key, array in state.items()}
     with pytest.raises(ValueError, match=r"cls\.predictions\.bias'\] has shape \(3,\), expected \(61,\)"):
         model.load_state_dict(changed | {name: np.zeros(3)})
-    with pytest.raises(TypeError, match=r"cls\.predictions\.bias'\] must be a NumPy array, got list"):
+    with pytest.raises(TypeError, match=r"cls\.predictions\.bias'\] is list, expected a NumPy array"):
         model.load_state_dict(changed | {name: [0.0] * 61})
     np.testing.assert_array_equal(model.state_dict()[name], state[name])
 

@@ -291,5 +291,5 @@ def test_a_seed_that_is_no_number_from_0_on(seed):
     model = AutoModelForCausalLM.from_config(
         {"model_type": "gpt2", "n_embd": 6, "n_head": 1, "n_layer": 1, "n_positions": 8, "vocab_size": 9}
     )
-    with pytest.raises((TypeError, ValueError), match=r"seed (is|must be) "):
+    with pytest.raises((TypeError, ValueError), match=r"seed is "):
         model.generate([[1, 2]], max_new_tokens=2, do_sample=True, seed=seed)

@@ -174,7 +174,7 @@ def test_what_cannot_be_taken_replaces_nothing(cpu_backend):
     before = parameter.array()
     with pytest.raises(ValueError, match=r"shape \(7, 5\), expected \(14, 5\) for query.weight, key.weight"):
         parameter.update(before[:7])
-    with pytest.raises(TypeError, match="array must be a NumPy or CuPy array, got list"):
+    with pytest.raises(TypeError, match="array is list, expected a NumPy or CuPy array"):
         parameter.update([[1.0]])
     with pytest.raises(ValueError, match="inf or NaN"):
         parameter.update(np.full((14, 5), np.nan, np.float32))

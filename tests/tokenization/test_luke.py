@@ -112,9 +112,9 @@ class TestTasks:
         ("task", "spans", "told"),
         [
             ("entity_classification", None, "entity_spans is None; the task 'entity_classification' needs them"),
-            ("entity_classification", [FIRST, SECOND], r"entity_spans\[0\] has 2 spans; expected 1 for the task"),
-            ("entity_pair_classification", [FIRST], r"entity_spans\[0\] has 1 spans; expected 2"),
-            ("entity_pair_classification", [(0, 9), (4, 13)], r"the entity_spans .* overlap; expected apart"),
+            ("entity_classification", [FIRST, SECOND], r"entity_spans\[0\] has 2 spans, expected 1 for the task"),
+            ("entity_pair_classification", [FIRST], r"entity_spans\[0\] has 1 spans, expected 2"),
+            ("entity_pair_classification", [(0, 9), (4, 13)], r"the entity_spans .* overlap, expected apart"),
         ],
     )
     def test_wrong_spans(self, folder, task, spans, told):
@@ -133,8 +133,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "error", "told"),
         [
-            ({"entity_spans": 3}, TypeError, r"entity_spans is \[3\]; expected a list for each text"),
-            ({"entity_spans": [3]}, TypeError, r"entity_spans\[0\]\[0\] is 3; expected the first and the last"),
+            ({"entity_spans": 3}, TypeError, r"entity_spans is \[3\], expected a list for each text"),
+            ({"entity_spans": [3]}, TypeError, r"entity_spans\[0\]\[0\] is 3, expected the first and the last"),
             ({"entity_spans": [(1, 2, 3)]}, TypeError, r"entity_spans\[0\]\[0\] is \(1, 2, 3\)"),
             ({"entity_spans": [(0, 1.5)]}, TypeError, r"entity_spans\[0\]\[0\] is \(0, 1\.5\)"),
             ({"entity_spans": [(0, 99)]}, ValueError, r"entity_spans\[0\]\[0\] is \(0, 99\); the text has 20 char"),
@@ -142,7 +142,7 @@ class TestBadInput:
             ({"entity_spans": [(-1, 4)]}, ValueError, r"entity_spans\[0\]\[0\] is \(-1, 4\)"),
             ({"entities": ["Tokyo"]}, ValueError, "entities are given without entity_spans"),
             ({"entity_spans": [FIRST], "entities": []}, ValueError, r"entities\[0\] has 0 names for 1 spans"),
-            ({"entity_spans": [FIRST], "entities": [4]}, TypeError, r"entities\[0\] is \[4\]; expected names"),
+            ({"entity_spans": [FIRST], "entities": [4]}, TypeError, r"entities\[0\] is \[4\], expected names"),
             ({"entity_spans": [FIRST], "max_entity_length": 0}, ValueError, "max_entity_length is 0"),
             ({"entity_spans": [FIRST], "return_offsets_mapping": True}, TypeError, "return_offsets_mapping"),
             ({"entity_spans": [FIRST], "return_tensors": "pt"}, ValueError, "return_tensors is 'pt'"),
@@ -154,11 +154,11 @@ class TestBadInput:
             load(folder)(TEXT, **options)
 
     def test_rows(self, folder):
-        with pytest.raises(ValueError, match="entity_spans has 1 lists; expected 2, one for each text"):
+        with pytest.raises(ValueError, match="entity_spans has 1 lists, expected 2, one for each text"):
             load(folder)(["the", "the"], entity_spans=[[FIRST]])
 
     def test_files(self, folder):
-        with pytest.raises(CheckpointError, match="task is 'ner'; expected one of None, 'entity_classification'"):
+        with pytest.raises(CheckpointError, match="task is 'ner', expected one of None, 'entity_classification'"):
             load(folder, task="ner")
         write_json(folder / "entity_vocab.json", {"[PAD]": 0, "[UNK]": 1})
         with pytest.raises(CheckpointError, match=r"entity_vocab\.json lacks the special entities \[MASK\], \[MASK2\]"):

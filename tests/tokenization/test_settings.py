@@ -18,12 +18,12 @@ load = AutoTokenizer.from_pretrained
 
 
 def test_name_that_is_none(roberta):
-    with pytest.raises(TypeError, match="add_prefix_spaces is no setting of a tokenizer; expected one of do_lower"):
+    with pytest.raises(TypeError, match="add_prefix_spaces is no setting of a tokenizer, expected one of do_lower"):
         load(roberta, add_prefix_spaces=True)
 
 
 def test_value_that_is_none(roberta):
-    with pytest.raises(CheckpointError, match="add_prefix_space is 'yes'; expected true, false or null"):
+    with pytest.raises(CheckpointError, match="add_prefix_space is 'yes', expected true, false or null"):
         load(roberta, add_prefix_space="yes")
 
 

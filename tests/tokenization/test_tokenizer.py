@@ -107,14 +107,14 @@ class TestBackToText:
     @pytest.mark.parametrize(
         ("ids", "came"),
         [
-            ("abc", " is str; expected an integer or a sequence of integers"),
-            (b"abc", " is bytes; expected"),
-            (None, " is NoneType; expected"),
-            (1.5, " is float; expected"),
-            ([1.5], r"\[0\] is float; expected an integer"),
-            ([1, "a"], r"\[1\] is str; expected an integer"),
-            (np.array([1.0, 2.0]), r"\[0\] is float; expected an integer"),
-            ({"input_ids": [1]}, " is dict; expected"),
+            ("abc", " is str, expected an integer or a sequence of integers"),
+            (b"abc", " is bytes, expected"),
+            (None, " is NoneType, expected"),
+            (1.5, " is float, expected"),
+            ([1.5], r"\[0\] is float, expected an integer"),
+            ([1, "a"], r"\[1\] is str, expected an integer"),
+            (np.array([1.0, 2.0]), r"\[0\] is float, expected an integer"),
+            ({"input_ids": [1]}, " is dict, expected"),
         ],
     )
     def test_what_is_no_ids(self, tokenizer, ids, came):
@@ -124,9 +124,9 @@ class TestBackToText:
             tokenizer.decode(ids)
 
     def test_what_one_cannot_go_over(self, tokenizer):
-        with pytest.raises(TypeError, match="sequences is NoneType; expected a list of sequences of integers"):
+        with pytest.raises(TypeError, match="sequences is NoneType, expected a list of sequences of integers"):
             tokenizer.batch_decode(None)
-        with pytest.raises(TypeError, match="tokens is int; expected a list of strings"):
+        with pytest.raises(TypeError, match="tokens is int, expected a list of strings"):
             tokenizer.convert_tokens_to_ids(["the", 5])
 
     @pytest.mark.parametrize("flag", ["add_special_tokens", "is_split_into_words"])
@@ -135,9 +135,9 @@ class TestBackToText:
             tokenizer("the", **{flag: None})
 
     def test_what_is_no_batch_of_ids(self, tokenizer):
-        with pytest.raises(TypeError, match=r"token_ids\[1\]\[0\] is str; expected an integer"):
+        with pytest.raises(TypeError, match=r"token_ids\[1\]\[0\] is str, expected an integer"):
             tokenizer.decode([[1], ["a"]])
-        with pytest.raises(TypeError, match=r"token_ids\[0\]\[0\] is list; expected an integer"):
+        with pytest.raises(TypeError, match=r"token_ids\[0\]\[0\] is list, expected an integer"):
             tokenizer.decode([[[1]]])
 
     def test_arrays_of_ids(self, tokenizer):
@@ -163,20 +163,20 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
         [
-            ((3,), TypeError, "text is int; expected a string or a list of strings"),
+            ((3,), TypeError, "text is int, expected a string or a list of strings"),
             ((None,), TypeError, "text is NoneType"),
             ((b"bytes",), TypeError, "text is bytes"),
-            ((["the", None],), TypeError, r"text\[1\] is NoneType; expected a string"),
+            ((["the", None],), TypeError, r"text\[1\] is NoneType, expected a string"),
             ((["the"] * 20 + [3.5],), TypeError, r"text\[20\] is float"),
             (([["the", "value"]],), TypeError, r"text\[0\] is list"),
             (([("the", "value")],), TypeError, r"text\[0\] is tuple"),
             (({"the": 1},), TypeError, "text is dict"),
             (((text for text in ["the"]),), TypeError, "text is generator"),
-            (("the", ["value"]), TypeError, "text_pair is list; expected a string, as text is one"),
-            ((["the"], "value"), TypeError, "text_pair is str; expected a string or a list of strings"),
+            (("the", ["value"]), TypeError, "text_pair is list, expected a string, as text is one"),
+            ((["the"], "value"), TypeError, "text_pair is str, expected a string or a list of strings"),
             ((["the", "the"], ["value", 1]), TypeError, r"text_pair\[1\] is int"),
-            ((["the", "the"], ["value"]), ValueError, "text_pair has 1 texts; expected 2, one for each of text"),
-            (([], ["value"]), ValueError, "text_pair has 1 texts; expected 0"),
+            ((["the", "the"], ["value"]), ValueError, "text_pair has 1 texts, expected 2, one for each of text"),
+            (([], ["value"]), ValueError, "text_pair has 1 texts, expected 0"),
         ],
     )
     def test_texts(self, tokenizer, arguments, error, message):
@@ -201,17 +201,17 @@ class TestBadInput:
             ({"truncation": True}, "truncation needs max_length: the tokenizer's files state no model_max_length"),
             (
                 {"truncation": "first", "max_length": 5},
-                "truncation is 'first'; expected one of False, 'do_not_truncate'",
+                "truncation is 'first', expected one of False, 'do_not_truncate'",
             ),
             ({"truncation": "only_second", "max_length": 5}, "truncation='only_second' needs text_pair"),
-            ({"truncation": 1, "max_length": 5}, "truncation is 1; expected one of"),
+            ({"truncation": 1, "max_length": 5}, "truncation is 1, expected one of"),
             ({"padding": "max_length"}, "padding='max_length' needs max_length"),
-            ({"padding": "left"}, "padding is 'left'; expected one of False, 'do_not_pad', True"),
-            ({"padding": ["longest"]}, "padding is .*; expected one of"),
-            ({"padding": True, "padding_side": "top"}, "padding_side is 'top'; expected 'left' or 'right'"),
+            ({"padding": "left"}, "padding is 'left', expected one of False, 'do_not_pad', True"),
+            ({"padding": ["longest"]}, "padding is .*, expected one of"),
+            ({"padding": True, "padding_side": "top"}, "padding_side is 'top', expected 'left' or 'right'"),
             ({"padding": True, "pad_to_multiple_of": 0}, "pad_to_multiple_of is 0, expected a positive integer"),
             ({"truncation": True, "max_length": 9, "padding": True, "pad_to_multiple_of": 8}, "expected a multiple of"),
-            ({"truncation": True, "max_length": 9, "stride": 7}, "stride is 7; expected less than the 7 tokens"),
+            ({"truncation": True, "max_length": 9, "stride": 7}, "stride is 7, expected less than the 7 tokens"),
             ({"stride": -1}, "stride is -1, expected an integer of at least 0"),
             ({"return_tensors": "pt"}, "return_tensors is 'pt', expected one of None, 'np'"),
         ],
@@ -229,7 +229,7 @@ class TestBadInput:
         ("options", "message"),
         [
             ({"truncation": True, "max_length": 2}, "max_length is 2, but 3 special tokens are added"),
-            ({"truncation": True, "max_length": 11, "stride": 4}, "stride is 4; expected less than the 4 tokens"),
+            ({"truncation": True, "max_length": 11, "stride": 4}, "stride is 4, expected less than the 4 tokens"),
             *[
                 ({"padding": "max_length", "max_length": 10**30, "truncation": cut}, "expected at most 2147483647 with")
                 for cut in (False, True)

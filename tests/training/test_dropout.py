@@ -92,5 +92,5 @@ def test_rates_that_are_none(rate):
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 0.5, "one", True])
 def test_seeds_that_are_none(seed):
-    with pytest.raises((TypeError, ValueError), match=r"seed (is|must be)"):
+    with pytest.raises((TypeError, ValueError), match=r"seed is"):
         new_model().train(seed)

@@ -121,14 +121,14 @@ def test_groups():
     "options, error",
     [
         ({"lr": -1.0}, "lr is -1.0"),
-        ({"lr": "fast"}, "lr must be a number"),
+        ({"lr": "fast"}, "lr is 'fast', expected a number"),
         ({"lr": 10**400}, "lr is an integer of 1329 bits, expected a finite number"),
         ({"betas": (0.9, 1.0)}, "betas is"),
         ({"betas": ("a", None)}, "betas is"),
         ({"groups": None}, "groups is None, expected a list"),
         ({"groups": [3]}, r"groups\[0\] is 3, expected a dict"),
         ({"groups": [{"names": ["*.layer.9.*"], "lr": 1.0}]}, r"groups\[0\]: no other parameter"),
-        ({"groups": [{"names": "*", "lr": 1.0}]}, "names must be a list"),
+        ({"groups": [{"names": "*", "lr": 1.0}]}, r"names is '\*', expected a list"),
         ({"groups": [{"names": ["*"], "rate": 1.0}]}, "groups.0. has names, rate"),
         ({"groups": [{"names": ["*.query.weight"], "lr": 1.0}]}, "are one map"),
     ],
@@ -260,7 +260,7 @@ def test_scales_that_do_not_fit_are_no_step(kind, scale, error):
     model = new_model()
     optimizer = kind(model)
     _, grads = value_and_grad(model)(**BATCH)
-    with pytest.raises(error, match=r"^scale (must|has) "):
+    with pytest.raises(error, match=r"^scale (is|has) "):
         optimizer.step(grads, scale)
     assert optimizer.step_count == 0
 

@@ -240,8 +240,8 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path, change, error):
 @pytest.mark.parametrize(
     "file, content, error",
     [
-        ("scheduler.json", {"position": "x"}, "scheduler.json: position must be a number, got 'x'"),
-        ("scheduler.json", {}, "scheduler.json: position must be a number, got None"),
+        ("scheduler.json", {"position": "x"}, "scheduler.json: position is 'x', expected a number"),
+        ("scheduler.json", {}, "scheduler.json: position is None, expected a number"),
         ("training_args.json", -1.5, "training_args.json holds -1.5, expected an object"),
         ("trainer_state.json", {"global_step": "3"}, "trainer_state.json: global_step is '3', expected int"),
         ("trainer_state.json", {"callbacks": None}, "trainer_state.json: callbacks is None, expected dict"),

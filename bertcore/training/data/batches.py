@@ -52,7 +52,7 @@ class Batches:
     ):
         is_any = _is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)
         if not is_any or isinstance(dataset, str | Mapping):
-            raise TypeError(f"dataset must be a sequence or an iterable of examples, got {type(dataset).__name__}")
+            raise TypeError(f"dataset is {type(dataset).__name__}, expected a sequence or an iterable of examples")
         batch_size = check_count("batch_size", batch_size)
         max_tokens = None if max_tokens is None else check_count("max_tokens", max_tokens)
         for name, flag in {"shuffle": shuffle, "group_by_length": group_by_length, "drop_last": drop_last}.items():

@@ -148,9 +148,9 @@ def test_datasets_of_hugging_face():
         ({"seed": None}, "seed is None"),
         ({"shuffle": "no"}, "shuffle is 'no'"),
         ({"group_by_length": 1}, "group_by_length is 1"),
-        ({"dataset": "text"}, "dataset must"),
-        ({"dataset": 3}, "dataset must"),
-        ({"dataset": {"train": EXAMPLES}}, "dataset must be a sequence or an iterable of examples, got dict"),
+        ({"dataset": "text"}, "dataset is str, expected a sequence"),
+        ({"dataset": 3}, "dataset is int, expected a sequence"),
+        ({"dataset": {"train": EXAMPLES}}, "dataset is dict, expected a sequence or an iterable of examples"),
     ],
 )
 def test_settings_that_are_none(options, error):

@@ -48,10 +48,10 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
         (
             lambda: Distillation(classifier(), SoftTargets(), objective_weight="2"),
             TypeError,
-            "objective_weight must be a number, got '2'",
+            "objective_weight is '2', expected a number",
         ),
         (lambda: SoftTargets(temperature=0), ValueError, "temperature is 0, expected a finite number above 0"),
-        (lambda: SoftTargets(temperature="2"), TypeError, "temperature must be a number, got '2'"),
+        (lambda: SoftTargets(temperature="2"), TypeError, "temperature is '2', expected a number"),
         (lambda: HiddenStates(weight=float("nan")), ValueError, "weight of HiddenStates is nan"),
         (lambda: Relations(of=("hidden",)), ValueError, "of is"),
         (lambda: Relations(heads=0), ValueError, "heads is 0"),
