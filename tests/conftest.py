@@ -62,6 +62,17 @@ def on_numpy():
 
 
 @pytest.fixture
+def emulated_gpu():
+    """The backend is "cupy", whose kernels the emulator computes."""
+    from tests.cuda_emulator.driverless import driverless, unavailable_reason
+
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    with driverless() as gpu, use_backend("cupy"):
+        yield gpu
+
+
+@pytest.fixture
 def ctrl_c():
     """Ctrl-C raises KeyboardInterrupt, as in a terminal; a shell's background jobs ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

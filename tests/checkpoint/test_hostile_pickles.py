@@ -339,7 +339,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from([*OPCODES, *PIECES, *[b"(", b")", b"}", b"]", b"t", b"\x85", b"R", b"u", b"e"] * 5])))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_any_opcodes_are_read_or_refused(pieces):
     with contextlib.suppress(Refused):
         read_pickle(b"\x80\x02" + b"".join(pieces) + b".", VOCABULARY)

@@ -81,3 +81,14 @@ def batch_invariance(wanted):
 def cuda(request):
     """An EmulatorTarget or a GPUTarget."""
     return GPUTarget() if request.param == "gpu" else EmulatorTarget()
+
+
+@pytest.fixture
+def gpu():
+    """Two GPUs without a driver, the first of them the current one; kernels compute nothing."""
+    from tests.cuda_emulator.driverless import driverless, unavailable_reason
+
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    with driverless(emulated=False) as gpu:
+        yield gpu

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.kernels.arrays import DTYPES, LAYOUTS, normal, with_layout  # noqa: F401
 from tests.kernels.forced_isa import FORCED
 
-# Derandomised: a run that fails, fails again.
-QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+QUICK = settings(max_examples=40)
 
 # Those of Numba's kernels, which take a minute and a half to compile in float64. Runs for another CPU are slow anyway.
 NUMBA_DTYPES = [np.float32, pytest.param(np.float64, marks=[] if FORCED else pytest.mark.slow)]

@@ -10,18 +10,11 @@ from bench.ops import calls
 from bench.ops.cases import OPS, cases
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.training import LAMB, AdamW, clip_grad_norm
-from tests.cuda_emulator.driverless import OtherDevice, driverless, unavailable_reason
+from tests.cuda_emulator.driverless import OtherDevice, unavailable_reason
 from tests.kernels.arrays import DTYPES
 from tests.tiny_families import runnable, tiny_config
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
-
-
-@pytest.fixture
-def gpu():
-    """The current GPU is 0; kernels compute nothing."""
-    with driverless(emulated=False) as gpu:
-        yield gpu
 
 
 def devices(arrays):

@@ -9,15 +9,6 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import _cuda
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
-
-
-@pytest.fixture
-def gpu():
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
-    with driverless(emulated=False) as gpu:
-        yield gpu
 
 
 @pytest.fixture

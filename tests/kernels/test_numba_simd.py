@@ -206,7 +206,7 @@ def test_operators_agree_with_numpy(dtype):
     values = st.floats(-100, 100, width=16) | st.sampled_from([math.nan, math.inf, -math.inf, -0.0])
 
     @given(st.lists(st.tuples(values, values, values), min_size=WIDTH[dtype], max_size=WIDTH[dtype]))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def check(rows):
         a, b, c = np.array(rows, dtype).T.copy()
         with np.errstate(all="ignore"):

@@ -388,7 +388,7 @@ def test_whatever_changes_between_calls():
     call does what it does without any."""
     replayed = []
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(st.lists(VARIED, min_size=2, max_size=12))
     def check(varied):
         with counting_gpu() as gpu:

@@ -5,20 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
-
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 cupy = pytest.importorskip("cupy")
 F = pytest.importorskip("bertcore.kernels.torch")
-
-
-@pytest.fixture
-def gpu():
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
-    with driverless(emulated=False) as gpu:
-        yield gpu
 
 
 @pytest.fixture

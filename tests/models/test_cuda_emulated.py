@@ -19,7 +19,6 @@ from bertcore.kernels._cuda import vectors
 from bertcore.nn.dropout import dropout_seeds
 from bertcore.nn.functional import losses
 from bertcore.training import AdamW, clip_grad_norm
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.demo import demo_folder  # noqa: F401
 from tests.kernels.cuda_support import batch_invariance
 from tests.tiny_families import drawn_anew, tiny_config
@@ -29,14 +28,6 @@ NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
 # Of hidden states, relative to their scale. Each kernel is within 1e-3 in float16 (tests/tolerances.py); through the
 # layers of these models rounding the weights to float16 alone, computed in float64, costs up to 1.4e-3.
 TOLERANCE = {"float32": 2e-6, "float16": 3e-3, "bfloat16": 2.5e-2}
-
-
-@pytest.fixture
-def emulated_gpu():
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
-    with driverless() as gpu, use_backend("cupy"):
-        yield gpu
 
 
 def error(found, truth):

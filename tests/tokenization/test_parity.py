@@ -256,7 +256,7 @@ def test_saved(both, by, tmp_path):
     assert again[0].all_special_tokens == ours.all_special_tokens or by == "theirs"
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=4))
 def test_any_text(both, texts):
     ours, theirs = both

@@ -128,7 +128,7 @@ class TestModel:
                 continue
             assert found.pieces == whole.pieces[: len(found.pieces)]  # the end of a field: a shorter message
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def test_any_byte_changed(self, tmp_path, data):
         original = bytearray(model(PIECES, integer_field(3, 1), integer_field(3, 1)))
@@ -175,7 +175,7 @@ class TestCharsmap:
         with pytest.raises(ValueError, match=told):
             check_charsmap(data)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(st.data())
     def test_what_passes_does_not_panic(self, data):
         changed = bytearray(MAP)

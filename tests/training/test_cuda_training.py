@@ -9,7 +9,6 @@ from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.presets import preset_config
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.failures import TrainingDiverged
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.training.tiny_runs import (
     At,
     MaskingCollator,
@@ -24,14 +23,6 @@ from tests.training.tiny_runs import (
 )
 
 EPSILON = 1e-3  # with Adam's own, rounding decides where the gradient of a key's bias, zero, goes
-
-
-@pytest.fixture
-def emulated_gpu():
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
-    with driverless() as gpu, use_backend("cupy"):
-        yield gpu
 
 
 def with_adapters(folder, callbacks=(), **settings):
