@@ -12,6 +12,7 @@ from .adam_update import adam_update
 from .affine import affine, affine_backward
 from .attention import RelativePositions, alibi_positions, attention, attention_backward, bucketed_distances
 from .batch_invariance import is_batch_invariant, set_batch_invariant
+from .cast import cast
 from .clip_norm import clip_norm, joint_norm
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dispatch import (
@@ -62,6 +63,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "bucketed_distances",
+    "cast",
     "clip_norm",
     "cross_entropy",
     "cross_entropy_backward",

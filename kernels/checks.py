@@ -57,6 +57,16 @@ def integer(**arrays: Any) -> None:
             raise TypeError(f"{name} has dtype {array.dtype}, expected an integer dtype{order}")
 
 
+def numbered(**lists: Any) -> dict[str, Any]:
+    """The arrays of lists, each as long as the first, by name: those of the first list, then those of the second ..."""
+    first, count = next((name, len(arrays) if isinstance(arrays, list) else 0) for name, arrays in lists.items())
+    for name, arrays in lists.items():
+        if not isinstance(arrays, list) or len(arrays) != count:
+            found = f"{len(arrays)} arrays" if isinstance(arrays, list) else type(arrays).__qualname__
+            raise ValueError(f"{name} is {found}, expected a list of {count} arrays as {first} has")
+    return {f"{name}[{index}]": array for name, arrays in lists.items() for index, array in enumerate(arrays)}
+
+
 def has_axes(**arrays: Any) -> None:
     """All arrays have an axis at least."""
     for name, array in arrays.items():

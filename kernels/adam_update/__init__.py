@@ -57,7 +57,7 @@ def adam_update(
         BackendUnavailable: if the backend cannot run here.
     """
     given = {"parameter": parameter, "grad": grad, "first_moment": first_moment, "second_moment": second_moment}
-    arrays = _numbered(given) if isinstance(parameter, list) else given
+    arrays = checks.numbered(**given) if isinstance(parameter, list) else given
     if not arrays:
         return
     call = dispatch.open_call(__package__, backend, optional=("grad_scale",), **arrays, grad_scale=grad_scale)
@@ -96,13 +96,3 @@ def _checked_step(call: dispatch.Call, step: Any) -> Any:
     if step >= 1 << 64:
         raise ValueError(f"step is an integer of {step.bit_length()} bits, expected one of at most 64")
     return step
-
-
-def _numbered(lists: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of all lists by name: those of the first list, then those of the second ..."""
-    count = len(lists["parameter"])
-    for name, arrays in lists.items():
-        if not isinstance(arrays, list) or len(arrays) != count:
-            found = f"{len(arrays)} arrays" if isinstance(arrays, list) else type(arrays).__qualname__
-            raise ValueError(f"{name} is {found}, expected a list of {count} arrays as parameter has")
-    return {f"{name}[{index}]": array for name, arrays in lists.items() for index, array in enumerate(arrays)}

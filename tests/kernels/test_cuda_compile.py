@@ -10,7 +10,7 @@ from tests.kernels.machine_code import ARCHITECTURES, compiled, disassembler, re
 
 GENERIC = {  # kernels whose pointers come from memory, so that the compiler does not know what they point to
     *("attention_forward", "relative_attention_forward"),  # AddedScores, in shared memory
-    *("adamw", "move_and_sum", "move_parameter", "sum_squares"),  # a table of parameters
+    *("adamw", "move_and_sum", "move_parameter", "cast", "sum_squares"),  # a table of parameters
 }
 pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')
 

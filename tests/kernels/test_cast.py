@@ -1,0 +1,94 @@
+"""cast: the bits of astype, in arrays that stay where they are; what is refused."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bertcore.kernels import cast
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.kernels.arrays import normal, to_gpu
+
+SHAPES = [(0,), (1,), (7,), (3, 39), (67, 131), (2, 4099), (4096,), ()]
+DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+
+
+def arrays_of(dtype=np.float32):
+    """Of all magnitudes, also those that 16 bits cannot hold, and what lies half way between two of their numbers."""
+    special = [0.0, -0.0, np.inf, -np.inf, 1e-45, 65504.0, 65519.9, 65520.0, 3.4e38, 1 + 2**-11, 1 + 3 * 2**-11]
+    special += [1 + 2**-8, 1 + 3 * 2**-8, 2**-24, 2**-25, 3 * 2**-25]
+    arrays = [np.asarray(normal(index, shape) * 10.0 ** (index - 3), dtype) for index, shape in enumerate(SHAPES)]
+    return [*arrays, np.asarray(special, dtype)]
+
+
+def expected(arrays, dtype):
+    with np.errstate(over="ignore"):
+        return [array.astype(dtype).tobytes() for array in arrays]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_of_astype(cpu_backend, dtype):
+    arrays = arrays_of()
+    outputs = [np.full(array.shape, 7, dtype) for array in arrays]
+    cast(arrays, outputs, backend=cpu_backend)
+    assert [output.tobytes() for output in outputs] == expected(arrays, dtype)
+    cast([], [], backend=cpu_backend)
+
+
+has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+
+
+@has_emulator
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cuda(dtype):
+    """One launch; from and to where no vector begins, and of another order in memory; what lies beside stays."""
+    arrays = arrays_of()
+    arrays[4] = np.asfortranarray(arrays[4])
+    with driverless() as gpu:
+        for shift in (0, 1):
+            given = [to_gpu(array) for array in arrays]
+            around = [to_gpu(np.full(array.size + 2, 7, dtype)) for array in arrays]
+            outputs = [
+                one[shift : shift + array.size].reshape(array.shape) for one, array in zip(around, arrays, strict=True)
+            ]
+            gpu.launches.clear()
+            cast(given, outputs)
+            assert len(gpu.launches) == 1
+            assert [output.get().tobytes() for output in outputs] == expected(arrays, dtype)
+            for one, array in zip(around, arrays, strict=True):
+                beside = np.delete(one.get(), slice(shift, shift + array.size))
+                assert (beside == 7).all()
+            moved = [to_gpu(np.pad(array.reshape(-1), (1, 0)))[1:] for array in arrays]
+            cast(moved, [output.reshape(-1) for output in outputs])
+            assert [output.get().tobytes() for output in outputs] == expected(arrays, dtype)
+
+
+@has_emulator
+def test_cuda_rounds_float32_to_sixteen_bits():
+    with driverless(emulated=False):
+        arrays = {name: to_gpu(np.ones(3, name)) for name in ("float16", "float32")}
+        for array, output in (("float16", "float16"), ("float32", "float32")):
+            with pytest.raises(TypeError, match="expected float32 and float16 or bfloat16"):
+                cast([arrays[array]], [arrays[output]])
+
+
+def test_what_is_refused(cpu_backend):
+    one, half = np.ones(3, np.float32), np.zeros(3, np.float16)
+    read_only = half.copy()
+    read_only.flags.writeable = False
+    for arrays, outputs, kind, message in (
+        ([one], [half, half], ValueError, "outputs is 2 arrays, expected a list of 1 arrays as arrays has"),
+        (one, [half], ValueError, "arrays is ndarray, expected a list of 0 arrays"),
+        ([one], half, ValueError, "outputs is ndarray, expected a list of 1 arrays"),
+        ([one], [np.zeros(4, np.float16)], ValueError, r"outputs\[0\] has shape \(4,\), expected \(3,\)"),
+        ([one, np.ones(3)], [half, half], TypeError, r"arrays\[1\] has dtype float64, expected float32"),
+        ([one, one], [half, one.copy()], TypeError, r"outputs\[1\] has dtype float32, expected float16"),
+        ([np.ones(3, int)], [half], TypeError, r"arrays\[0\] has dtype int64"),
+        ([one], [np.zeros(3, int)], TypeError, r"outputs\[0\] has dtype int64"),
+        ([one], [read_only], ValueError, r"outputs\[0\] is read-only"),
+        ([one], [np.zeros(6, np.float16)[::2]], ValueError, r"outputs\[0\] is not C-contiguous"),
+        ([one], [one.view(np.float16)[:3]], ValueError, r"arrays\[0\] and outputs\[0\] share memory"),
+        ([[1.0]], [half], TypeError, r"arrays\[0\] must be"),
+    ):
+        with pytest.raises(kind, match=message):
+            cast(arrays, outputs, backend=cpu_backend)
+    assert not half.any()
