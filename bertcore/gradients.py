@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.precision import is_bfloat16
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import Tape, Variable, current_tape, value_of
 
@@ -267,7 +268,7 @@ def _parts(name: str, field: Any, gradient: Any) -> Iterator[tuple[Any, Any]]:
     if xp is np and kernels.array_module(given) is not np:
         raise TypeError(f"gradients[{name!r}] is on a GPU, expected an array in host memory as the output is")
     given = xp.asarray(given)
-    if given.dtype.kind not in "iuf":
+    if given.dtype.kind not in "iuf" and not is_bfloat16(given.dtype):
         raise TypeError(f"gradients[{name!r}] is {_described(gradient)}, expected an array of real numbers")
     if given.shape != value.shape:
         raise ValueError(f"gradients[{name!r}] has shape {given.shape}, expected {value.shape}")
