@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_lock)  # the thread that held it does not live in the child
 
 
+Copies = dict[tuple[int, str | None], Any]
+
+
 def storage_dtype(precision: str) -> np.dtype:
     """NumPy's dtype for the parameters of a model of `precision`, one of DTYPES."""
     return bfloat16() if precision == "bfloat16" else np.dtype("int8" if precision in INT8 else precision)
@@ -48,7 +51,9 @@ class Forms:
         array           NumPy: what the CPU backends look tables up in and read vectors from
         on_gpus         the same in the memory of each GPU, by its number
         weights         one PreparedWeight for each place (`kernels.get_place`) that multiplies by it
-        rounded         for `autocast`: weights in its dtype, by place and dtype; and on a GPU the array
+        rounded         for `autocast`: weights in its dtype, by place and dtype
+        copies          for `autocast` on a GPU: the array in its dtype, by the GPU's number and dtype; alone of all
+                        forms it passes to the next version, at its address (`refreshed_copies`)
 
     Each is made when first needed, low-precision weights at once. A weight-only array is freed once it is prepared;
     `on_host` makes it again from the prepared weight.
@@ -75,7 +80,8 @@ class Forms:
         self.array: np.ndarray | None = None
         self.on_gpus: dict[int, Any] = {}
         self.weights: dict[tuple[str, int], kernels.PreparedWeight] = {}
-        self.rounded: dict[tuple[Any, ...], Any] = {}
+        self.rounded: dict[tuple[tuple[str, int], str | None], kernels.PreparedWeight] = {}
+        self.copies: Copies = {}
         is_low_on_cpu = self.is_low_on_cpu
         if kernels.array_module(array) is not np:
             self.on_gpus[array.data.device_id] = array.astype(self.dtype, copy=False)
@@ -135,11 +141,11 @@ class Forms:
         release_pages(array)
         return own
 
-    def next_version(self, own_array: Any) -> Forms:
-        """The forms of the next version, whose values are in `own_array`, of the same dtype."""
+    def next_version(self, own_array: Any, copies: Copies) -> Forms:
+        """The forms of the next version, whose values are in `own_array`, of the same dtype, and in `copies`."""
         forms = object.__new__(Forms)
         vars(forms).update(vars(self))  # copy.copy takes five times as long: there are hundreds of parameters a step
-        forms.weights, forms.rounded, forms.is_own = {}, {}, True
+        forms.weights, forms.rounded, forms.copies, forms.is_own = {}, {}, copies, True
         is_on_host = kernels.array_module(own_array) is np
         forms.array, forms.on_gpus = (own_array, {}) if is_on_host else (None, {own_array.data.device_id: own_array})
         return forms
@@ -210,12 +216,13 @@ class Forms:
         """The device array in the dtype of `autocast`."""
         dtype = autocast_dtype()
         key = kernels.current_gpu(), dtype
-        array = self.rounded.get(key)
+        array = self.copies.get(key)
         if array is None:
             with _preparing:
-                if key not in self.rounded:
-                    self.rounded[key] = self._on_device().astype(bfloat16() if dtype == "bfloat16" else dtype)
-                array = self.rounded[key]
+                if key not in self.copies:
+                    wanted = bfloat16() if dtype == "bfloat16" else dtype
+                    self.copies[key] = self._on_device().astype(wanted, order="C")
+                array = self.copies[key]
         return array
 
     def _on_device(self) -> Any:
@@ -229,7 +236,7 @@ class Forms:
         if array is None:
             with _preparing:
                 if gpu not in self.on_gpus:
-                    self.on_gpus[gpu] = kernels.to_backend(np.asarray(self.on_host(), self.dtype))
+                    self.on_gpus[gpu] = kernels.to_backend(np.asarray(self.on_host(), self.dtype, order="C"))
                 array = self.on_gpus[gpu]
         return array
 
@@ -281,3 +288,22 @@ class Forms:
                 raise ValueError(f"{self.label}: {error}") from error
             scales.append(scale)
         return values, Scales(np.concatenate(scales), None)
+
+
+def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copies]:
+    """The copies in 16 bits of each of `forms` that are on the GPU of its own array, as the arrays' values are now.
+
+    They are written where they are, those of one dtype by one launch: made anew they would be a launch for each
+    parameter, and what reads them by their addresses (a graph of a training step) would have to be, too.
+    """
+    found, together = [], dict[Any, tuple[list[Any], list[Any]]]()
+    for one, array in zip(forms, arrays, strict=True):
+        gpu = None if kernels.array_module(array) is np else array.data.device_id
+        found.append({key: copy for key, copy in one.copies.items() if key[0] == gpu})
+        for key, copy in found[-1].items():
+            changed, copies = together.setdefault(key, ([], []))
+            changed.append(array)
+            copies.append(copy)
+    for changed, copies in together.values():
+        kernels.cast(changed, copies, backend="cupy")
+    return found

@@ -11,7 +11,7 @@ from bertcore import kernels
 from bertcore.checkpoint.dtypes import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.autocast import autocast_dtype
-from bertcore.nn.forms import Forms, storage_dtype
+from bertcore.nn.forms import Copies, Forms, refreshed_copies, storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout, Scales
 from bertcore.nn.mapped_memory import release_pages
 from bertcore.tape import current_tape
@@ -222,11 +222,13 @@ def change_together(parameters: Sequence[Parameter], change: Callable[[list[Any]
     """`Parameter.change` of several at once: `change` gets the list of their arrays."""
     before = [parameter._trainable() for parameter in parameters]
     arrays = [forms.own_array() for forms in before]
+    copies: list[Copies] = [{} for _ in before]
     try:
         change(arrays)
-    finally:  # what it changed before an error is changed
-        for parameter, forms, array in zip(parameters, before, arrays, strict=True):
-            parameter._renew(forms.next_version(array))
+        copies = refreshed_copies(before, arrays)
+    finally:  # what it changed before an error is changed; copies that are of other values are let go
+        for parameter, forms, array, kept in zip(parameters, before, arrays, copies, strict=True):
+            parameter._renew(forms.next_version(array, kept))
 
 
 def update_together(parameters: Sequence[Parameter], arrays: Sequence[Any]) -> None:
@@ -286,22 +288,22 @@ Made = TypeVar("Made")
 
 
 class PerVersion(Generic[Made]):
-    """What is made of parameters: one for each place (`kernels.get_place`), made when it is first needed and again for
-    another version."""
+    """What is made of parameters: one for each place (`kernels.get_place`) and dtype of `autocast`, made when it is
+    first needed and again for another version."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Any, dict[tuple[str, int], Made]] = None, {}
+        self._kept: tuple[Any, dict[Any, Made]] = None, {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerVersion, ()  # a copy of a block makes its own
 
     def get(self, version: Any, make: Callable[[], Made]) -> Made:
-        """What is kept for this version at the place in force; `make` makes it where there is none yet."""
+        """What is kept for this version, here; `make` makes it where there is none yet."""
         known, made = self._kept
         if known != version:
             made = {}
             self._kept = version, made
-        place = kernels.get_place()
-        if place not in made:
-            made[place] = make()
-        return made[place]
+        key = kernels.get_place(), autocast_dtype()
+        if key not in made:
+            made[key] = make()
+        return made[key]

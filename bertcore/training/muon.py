@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertcore import kernels
@@ -48,34 +48,31 @@ class Muon(Optimizer):
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
         return ("momentum",) if is_matrix_of_a_layer(parameter) else MOMENTS
 
-    def _updater(
-        self, group: Group, parameters: list[Parameter], grads: list[Any], number: Any, scale: Any
-    ) -> Callable[[list[Any]], None]:
-        is_matrix = [is_matrix_of_a_layer(parameter) for parameter in parameters]
-        others = [index for index, wanted in enumerate(is_matrix) if not wanted]
-        of_others = [parameters[index] for index in others], [grads[index] for index in others]
-        adamw = super()._updater(group, *of_others, number, scale)
+    def _change(
+        self, group: Group, parameters: list[Parameter], arrays: list[Any], grads: list[Any], number: Any, scale: Any
+    ) -> None:
+        others: tuple[list[Any], ...] = [], [], []
+        for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
+            if is_matrix_of_a_layer(parameter):
+                whole = array, grad, *self._moments_of(parameter, array)
+                for tensors in zip(*map(parameter.pieces, whole), strict=True):
+                    self._change_matrix(group, *tensors, scale)
+            else:
+                for some, one in zip(others, (parameter, array, grad), strict=True):
+                    some.append(one)
+        super()._change(group, *others, number, scale)
 
-        def update(arrays: list[Any]) -> None:
-            adamw([arrays[index] for index in others])
-            for parameter, array, grad, wanted in zip(parameters, arrays, grads, is_matrix, strict=True):
-                if wanted:
-                    whole = array, grad, *self._moments_of(parameter, array)
-                    for tensors in zip(*map(parameter.pieces, whole), strict=True):
-                        self._change(group, *tensors, scale)
-
-        return update
-
-    def _change(self, group: Group, array: Any, grad: Any, momentum: Any, scale: Any) -> None:
+    def _change_matrix(self, group: Group, array: Any, grad: Any, momentum: Any, scale: Any) -> None:
         kept, xp = self.momentum, kernels.array_module(array)
         part = (1 - kept) * (grad if scale is None else grad * scale)
         moved = momentum * kept + part
         direction = orthogonalized(part + kept * moved)
         changed = array * (1 - group.lr * group.weight_decay)
         changed -= group.lr * RMS * max(array.shape) ** 0.5 * direction
-        is_step = True if scale is None else xp.isfinite(scale)
-        momentum[...] = xp.where(is_step, moved, momentum)
-        array[...] = xp.where(is_step, changed, array)
+        if scale is not None:
+            is_step = xp.isfinite(scale)
+            moved, changed = xp.where(is_step, moved, momentum), xp.where(is_step, changed, array)
+        momentum[...], array[...] = moved, changed
 
 
 def is_matrix_of_a_layer(parameter: Parameter) -> bool:

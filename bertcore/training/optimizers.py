@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,9 +111,16 @@ class Optimizer:
         _check_scale(scale, [gradient for _, _, gradients in found for gradient in gradients[:1]])
         with kernels.on_device_of(next(iter(grads.values()), None)):
             number = self._count(scale)
-            if number is not None:
+            if number is None:
+                return
+
+            def change(arrays: list[Any]) -> None:
+                coming = iter(arrays)
                 for group, parameters, gradients in found:
-                    change_together(parameters, self._updater(group, parameters, gradients, number, scale))
+                    of_group = list(itertools.islice(coming, len(parameters)))
+                    self._change(group, parameters, of_group, gradients, number, scale)
+
+            change_together([parameter for _, parameters, _ in found for parameter in parameters], change)
 
     def _count(self, scale: Any) -> Any:
         """The number of this step, from 1 on; None where the host knows that there is none."""
@@ -124,24 +132,21 @@ class Optimizer:
         self._skipped = self._skipped + ~kernels.array_module(scale).isfinite(scale)  # the device alone knows it
         return self._steps - self._skipped
 
-    def _updater(
-        self, group: Group, parameters: list[Parameter], grads: list[Any], number: Any, scale: Any
-    ) -> Callable[[list[Any]], None]:
-        options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": self.rule}
-
-        def update(arrays: list[Any]) -> None:
-            sets: list[tuple[Any, ...]] = []
-            for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
-                whole = array, grad, *self._moments_of(parameter, array)
-                if self.rule == "adamw":  # element by element
-                    sets.append(whole)
-                else:  # by the norms of the tensors
-                    sets += zip(*map(parameter.pieces, whole), strict=True)
-            if sets:
-                arrays = map(list, zip(*sets, strict=True))
-                kernels.adam_update(*arrays, betas=self.betas, eps=self.eps, grad_scale=scale, **options)
-
-        return update
+    def _change(
+        self, group: Group, parameters: list[Parameter], arrays: list[Any], grads: list[Any], number: Any, scale: Any
+    ) -> None:
+        """Change the arrays of parameters of a group in place, at the step of this number."""
+        sets: list[tuple[Any, ...]] = []
+        for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
+            whole = array, grad, *self._moments_of(parameter, array)
+            if self.rule == "adamw":  # element by element
+                sets.append(whole)
+            else:  # by the norms of the tensors
+                sets += zip(*map(parameter.pieces, whole), strict=True)
+        if sets:
+            options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": self.rule}
+            lists = map(list, zip(*sets, strict=True))
+            kernels.adam_update(*lists, betas=self.betas, eps=self.eps, grad_scale=scale, **options)
 
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
         """What is kept of the gradients of `parameter`, an array of its shape each."""
