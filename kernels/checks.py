@@ -236,6 +236,25 @@ def seed(name: str, value: Any) -> int:
     return value
 
 
+def seed_or_array(name: str, value: Any) -> tuple[int, Any]:
+    """(`value` as a seed, None), or, where it is an array, (0, that), which `seed_array` checks."""
+    is_array = hasattr(value, "dtype") and not isinstance(value, np.generic)
+    return (0, value) if is_array else (seed(name, value), None)
+
+
+def seed_array(backend: str, **arrays: Any) -> None:
+    """A seed that is an array (None is skipped) is one uint64, on a backend that reads it when the kernel runs."""
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if backend != "cupy":
+            raise TypeError(f"{name} is an array, backend {backend!r} expects an integer")
+        if array.dtype != np.uint64:
+            raise TypeError(f"{name} has dtype {array.dtype}, expected an integer or an array of uint64")
+        if array.shape not in ((), (1,)):
+            raise ValueError(f"{name} has shape {array.shape}, expected () or (1,)")
+
+
 def rows(backend: str, *, input: Any, weight: Any = None, bias: Any = None, **like_input: Any) -> None:
     """Rows of one floating dtype, whose shape others share, and a weight and a bias for each column."""
     floating(backend, input=input, **like_input, weight=weight, bias=bias)

@@ -214,7 +214,7 @@ def _on_device(index: int) -> AbstractContextManager:
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
-    __slots__ = ("_key", "_recorder", "_tensor_module", "_trace", "arrays", "backend", "of_call", "package", "plan")
+    __slots__ = ("_key", "_recorder", "_seed", "_tensor_module", "_trace", "arrays", "backend", "package", "plan")
 
     def __init__(
         self,
@@ -223,9 +223,9 @@ class Call:
         arrays: dict[str, Any],
         optional: Collection[str],
         options: tuple[Any, ...] | None,
-        of_call: Any,
+        seed: int,
     ):
-        self.package, self.of_call = package, of_call
+        self.package, self._seed = package, seed
         self._tensor_module = self._recorder = self._key = self._trace = self.plan = None
         are_plain, recorder = _plain(arrays, optional)
         if are_plain:  # by far the most calls: nothing to convert, one home
@@ -263,9 +263,9 @@ class Call:
         """The result by the `plan`, which has to be there."""
         plan = self.plan
         if _cuda.runtime().device_index() == plan.device:  # by far the most: a block would take 0.5 us
-            return plan.run(self.arrays, self.of_call)
+            return plan.run(self.arrays, self._seed)
         with _on_device(plan.device):
-            return plan.run(self.arrays, self.of_call)
+            return plan.run(self.arrays, self._seed)
 
     def run(self, function: str, *args: Any) -> Any:
         """Call `function` of the implementation and hand its arrays back as the kind that came in."""
@@ -402,7 +402,7 @@ def open_call(
     *,
     optional: Collection[str] = (),
     options: tuple[Any, ...] | None = None,
-    of_call: Any = None,
+    seed_number: int = 0,
     **arrays: Any,
 ) -> Call:
     """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None.
@@ -410,6 +410,6 @@ def open_call(
     `options`: the function's name and all that its checks and its result depend on beside the arrays. Where they are
     given, and a call on a GPU has the layout and the options of one before it, that one's checks hold for it, too, and
     its launches are kept as `plan`: the function returns `replay()`. Otherwise the call ends with `hand_back`.
-    `of_call`: a checked number that is another in each call, and that launches alone take, as `plans.OfCall`.
+    `seed_number`: the seed of dropout where that is a number, on which no plan depends (`plans.Seed`).
     """
-    return Call(package, backend, arrays, optional, options, of_call)
+    return Call(package, backend, arrays, optional, options, seed_number)

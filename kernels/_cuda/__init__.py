@@ -13,7 +13,7 @@
 `grid` and `block` are tuples of one to three ints. `args` holds arrays (the address of their first element is passed,
 whatever their strides), None (a null pointer) and NumPy scalars (passed by value with the size of their dtype: np.int32
 for int, np.int64 for long long, np.float32 for float, np.bool_ for bool; a scalar of an aligned structured dtype for a
-struct), or an OfCall, which makes one of the call's own number. Every kernel that is launched must be listed in
+struct), or the call's Seed (dropping.py). Every kernel that is launched must be listed in
 `instantiations`, so that the tests compile all of them. A kernel is compiled at its first launch and then kept.
 
 In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the file that includes it (or
@@ -49,7 +49,6 @@ import numpy as np
 
 from ..errors import BackendUnavailable
 from . import plans
-from .plans import OfCall as OfCall
 from .plans import copy as copy
 from .plans import empty as empty
 from .plans import zeros as zeros
@@ -212,15 +211,15 @@ class CuPyRuntime:
         if shared_bytes > loaded.shared_bytes:
             loaded.reserve(shared_bytes)
         ndarray = self.cupy.ndarray
-        given = [arg if isinstance(arg, ndarray) else _by_value(arg) for arg in plans.of_call(args)]
+        given = [arg if isinstance(arg, ndarray) else _by_value(arg) for arg in args]
         loaded.kernel(grid, block, tuple(given), shared_mem=shared_bytes)
         trace = plans.current()
         if trace is not None:
             places = tuple(place for place, arg in enumerate(given) if isinstance(arg, ndarray))
             others = [None if place in places else arg for place, arg in enumerate(given)]
-            of_call = tuple((place, arg.make) for place, arg in enumerate(args) if type(arg) is OfCall)
+            seeds = tuple(place for place, arg in enumerate(args) if type(arg) is plans.Seed)
             arrays = [given[place] for place in places]
-            trace.did(_start, arrays, places, others, of_call, loaded.kernel, grid, block, shared_bytes)
+            trace.did(_start, arrays, places, others, seeds, loaded.kernel, grid, block, shared_bytes)
 
     def _compile(self, module, kernel):
         compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
@@ -229,16 +228,18 @@ class CuPyRuntime:
 
 def _by_value(arg):
     """A number as CuPy takes it, which passes structs by value from host arrays, not from scalars."""
+    if type(arg) is plans.Seed:
+        return arg.as_argument()
     return NULL if arg is None else np.atleast_1d(arg) if type(arg) is np.void else arg
 
 
-def _start(arrays, value, numbers, places, others, of_call, kernel, grid, block, shared_bytes):
-    """Launch a kernel with arrays at these places among its other arguments."""
+def _start(arrays, seed, numbers, places, others, seeds, kernel, grid, block, shared_bytes):
+    """Launch a kernel with arrays, and the seed, at these places among its other arguments."""
     args = others.copy()
     for place, number in zip(places, numbers, strict=True):
         args[place] = arrays[number]
-    for place, make in of_call:
-        args[place] = _by_value(make(value))
+    for place in seeds:
+        args[place] = plans.Seed(seed).as_argument()
     kernel(grid, block, tuple(args), shared_mem=shared_bytes)
 
 

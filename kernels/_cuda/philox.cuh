@@ -3,6 +3,22 @@
 
 constexpr int PHILOX_COUNTERS = 16;  // of a block of 64 columns
 
+// The seed of a call: a number, or, where there is an address, what lies there when the kernel runs, so that each launch
+// of a CUDA graph has its own.
+struct Seed {
+  const long long *at;
+  long long number;
+
+  // Read where bits are drawn, of which the compiler is told no more: it would keep the keys of all rounds in registers,
+  // 20 of them, through the loops around.
+  __device__ __forceinline__ unsigned long long read() const {
+    const unsigned long long seed = at ? *at : number;
+    unsigned low = (unsigned)seed, high = (unsigned)(seed >> 32);
+    asm volatile("" : "+r"(low), "+r"(high));
+    return (unsigned long long)high << 32 | low;
+  }
+};
+
 // The words of columns 64 * block + i + {0, 16, 32, 48} of `row`, counter being 16 * block + i.
 __device__ __forceinline__ uint4 philox(unsigned counter, unsigned long long row, unsigned long long seed) {
   unsigned first = counter, second = (unsigned)row, third = (unsigned)(row >> 32), fourth = 0;

@@ -6,14 +6,15 @@ is made by `empty` and every launch; the Plan that comes of it does the same wit
 
 A launcher takes part by making its arrays with `empty` and `zeros`. All that it does to them, and to the arrays of the
 call, is launches of this package and `copy`. Where a launch is given any other array (a copy, or what a kernel of
-CuPy's has computed), there is no plan, and each such call is computed anew. A number that is another in each call, as
-the seed of dropout is, goes to a launch as `OfCall`.
+CuPy's has computed), there is no plan, and each such call is computed anew. The seed of dropout, another number in
+each call, goes to a launch as a `Seed`: a plan gives it that of its own call.
 """
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 MOST_KEPT = 4096  # of one runtime; each takes about 1 KB
 ALIGNMENT = 256  # bytes: the most that launchers tell apart, and that every array of CuPy's own has
@@ -37,33 +38,31 @@ def layout(arrays):
     return tuple(layouts)
 
 
-class OfCall(NamedTuple):
-    """An argument of a launch that `make` makes of the call's own `value`, on which nothing else depends."""
+class Seed(NamedTuple):
+    """The call's seed, an integer of 64 bits, as an argument of a launch; nothing else may depend on it."""
 
-    make: Callable[[Any], Any]
-    value: Any
+    number: int
 
-
-def of_call(args):
-    """The arguments of a launch, those that are OfCall made."""
-    return [arg.make(arg.value) if type(arg) is OfCall else arg for arg in args]
+    def as_argument(self):
+        """It as a kernel takes it, a long long."""
+        return np.uint64(self.number).view(np.int64)
 
 
 class Plan:
     """The steps of a call, in their order, and where its results are.
 
-    A step is called with the arrays of the call, to which it appends what it makes, the call's value (of OfCall), the
-    numbers of its own arrays among them, and its constants.
+    A step is called with the arrays of the call, to which it appends what it makes, the number of the call's Seed, the
+    places of its own arrays among them, and its constants.
     """
 
     def __init__(self, steps, results, device):
         self._steps, self._results, self.device = steps, results, device
 
-    def run(self, arrays, value=None):
-        """The call's result, with these arrays and this value."""
+    def run(self, arrays, seed):
+        """The call's result, with these arrays and this number as its Seed."""
         arrays = list(arrays)
         for step, numbers, constants in self._steps:
-            step(arrays, value, numbers, *constants)
+            step(arrays, seed, numbers, *constants)
         if type(self._results) is list:
             return tuple([None if result is None else result.of(arrays) for result in self._results])
         return self._results.of(arrays)
@@ -104,7 +103,7 @@ class Trace:
         self._is_whole = self._is_whole and bool(array.size)
 
     def did(self, step, arrays, *constants):
-        """step(arrays, value, numbers, *constants) does what was done, where `numbers` are the places of `arrays`."""
+        """step(arrays, seed, numbers, *constants) does what was done, where `numbers` are the places of `arrays`."""
         numbers = tuple(None if array is None else self._numbers.get(array.data.ptr, -1) for array in arrays)
         self._is_whole = self._is_whole and -1 not in numbers
         self._steps.append((step, numbers, constants))
@@ -135,16 +134,16 @@ class Trace:
         return None
 
 
-def _make(arrays, value, numbers, kind, shape, dtype):
+def _make(arrays, seed, numbers, kind, shape, dtype):
     arrays.append(kind(shape, dtype))
 
 
-def _make_zeros(arrays, value, numbers, kind, shape, dtype):
+def _make_zeros(arrays, seed, numbers, kind, shape, dtype):
     arrays.append(kind(shape, dtype))
     arrays[-1].fill(0)
 
 
-def _copy(arrays, value, numbers, target, source):
+def _copy(arrays, seed, numbers, target, source):
     target.of(arrays)[...] = source.of(arrays)
 
 

@@ -38,7 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 _OF_RELATIVE = tuple(field.name for field in fields(RelativePositions))
-_ARRAYS = ("query", "key", "value", "cu_seqlens", "cu_seqlens_k", "attn_mask", "bias")
+_ARRAYS = ("query", "key", "value", "cu_seqlens", "cu_seqlens_k", "attn_mask", "bias", "dropout_seed")
 _OPTIONAL = (*_ARRAYS[3:], *_OF_RELATIVE[1:])
 _TARGETS = ("out[0]", "out[1]", "out[2]")
 
@@ -67,7 +67,7 @@ def attention(
     relative: RelativePositions | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: Any = 0,
     compute_dtype: str | None = None,
     return_lse: bool = False,
     return_probs: bool = False,
@@ -97,8 +97,9 @@ def attention(
         relative: terms of relative position and of segments.
         scale: 1 / sqrt(head_dim) by default.
         dropout_p: the probability that a weight of the softmax is 0, while the others are divided by 1 - dropout_p.
-            Which weights these are is a function of dropout_seed (64 bits), the query's number among all tokens, its
-            head and the key's place in its sequence (see `dropout`). Not with a compute_dtype.
+            Which weights these are is a function of dropout_seed, the query's number among all tokens, its head and
+            the key's place in its sequence (see `dropout`). Not with a compute_dtype.
+        dropout_seed: as `dropout` takes it, an integer of 64 bits or on CUDA an array of one.
         compute_dtype: "bfloat16" rounds what is multiplied, all of it float32, to bfloat16; sums and softmax stay
             float32. Numba does so on CPUs that multiply bfloat16 faster than float32, with exponentials that are
             2^-18 off before they are rounded (2^-9), and computes in float32 on others. Not on CUDA. By default the
@@ -127,14 +128,16 @@ def attention(
         dropout_p = checks.probability("dropout_p", dropout_p)
     sides = window if isinstance(window, tuple) else (window,)
     options = "attention", dropout_p, is_causal, scale, compute_dtype, *asked, type(window), *sides
-    seed = checks.seed("dropout_seed", dropout_seed) if dropout_p else 0
-    call = _open(backend, relative, options, seed, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+    number, dropout_seed = checks.seed_or_array("dropout_seed", dropout_seed) if dropout_p else (0, None)
+    call = _open(
+        backend, relative, options, number, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, dropout_seed
+    )
     if call.plan is not None:
         return call.replay()
     with call.on_device():
         inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
         check_compute_dtype(compute_dtype, call.backend, inputs[0])
-        scoring = _with_dropout(scoring, dropout_p, seed, compute_dtype)
+        scoring = _with_dropout(scoring, dropout_p, number, call, compute_dtype)
         if return_components and call.backend == "cupy":
             raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
         output, lse, probs, components = call.compute("attention", *inputs, scoring, *asked[1:], compute_dtype)
@@ -163,7 +166,7 @@ def attention_backward(
     relative: RelativePositions | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: Any = 0,
     out: tuple[Any, Any, Any] | None = None,
     backend: str | None = None,
 ) -> Gradients:
@@ -191,9 +194,9 @@ def attention_backward(
     options = "attention_backward", dropout_p, is_causal, scale, out is None, type(window), *sides
     if relative is not None or bias is not None:  # whose gradients take more than launches
         options = None
-    seed = checks.seed("dropout_seed", dropout_seed) if dropout_p else 0
+    number, dropout_seed = checks.seed_or_array("dropout_seed", dropout_seed) if dropout_p else (0, None)
     call = _open(
-        backend, relative, options, seed, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias,
+        backend, relative, options, number, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, dropout_seed,
         grad_output=grad_output, output=output, lse=lse, **_named_targets(out),
     )  # fmt: skip
     if call.plan is not None:
@@ -205,7 +208,7 @@ def attention_backward(
         if bias is not None and 0 in bias.strides:
             arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
         inputs, scoring = _normalise(call.backend, arrays, relative, is_causal, window, scale)
-        scoring = _with_dropout(scoring, dropout_p, seed, None)
+        scoring = _with_dropout(scoring, dropout_p, number, call, None)
         checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
         checks.shape(query.shape, grad_output=grad_output, output=output)
         is_packed = scoring.cu_seqlens is not None
@@ -227,10 +230,11 @@ def attention_backward(
 
 
 def _open(
-    backend: str | None, relative: RelativePositions | None, options: tuple[Any, ...] | None, seed: int, query: Any,
-    key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any, **of_backward: Any,
+    backend: str | None, relative: RelativePositions | None, options: tuple[Any, ...] | None, seed_number: int,
+    query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any, dropout_seed: Any,
+    **of_backward: Any,
 ) -> dispatch.Call:  # fmt: skip
-    """The call; its arrays are query to bias, those of `relative` in the order of its fields, those of the backward."""
+    """The call; its arrays are _ARRAYS, those of `relative` in the order of its fields, those of the backward."""
     if relative is None:
         terms = {}
     elif type(relative) is RelativePositions:
@@ -238,8 +242,9 @@ def _open(
     else:
         raise TypeError(f"relative is {type(relative).__qualname__}, expected RelativePositions")
     return dispatch.open_call(
-        __package__, backend, optional=_OPTIONAL, options=options, of_call=seed, query=query, key=key, value=value,
-        cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias, **terms, **of_backward,
+        __package__, backend, optional=_OPTIONAL, options=options, seed_number=seed_number, query=query, key=key,
+        value=value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
+        dropout_seed=dropout_seed, **terms, **of_backward,
     )  # fmt: skip
 
 
@@ -247,7 +252,7 @@ def _normalise(
     backend: str, arrays: Any, relative: RelativePositions | None, is_causal: Any, window: Any, scale: Any
 ) -> tuple[tuple[Any, Any, Any], Scoring]:
     """((query, key, value), scoring) as the backends take them, of the arrays of `_open` in their order."""
-    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, *terms = arrays
+    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, _, *terms = arrays
     checks.floating(backend, query=query, key=key, value=value, bias=bias)
     if attn_mask is not None and attn_mask.dtype not in (np.bool_, query.dtype):
         raise TypeError(f"attn_mask has dtype {attn_mask.dtype}, expected bool or {query.dtype} as query has")
@@ -267,10 +272,13 @@ def _normalise(
     return (_four_axes(query, is_packed), _four_axes(key, is_packed), _four_axes(value, is_packed)), scoring
 
 
-def _with_dropout(scoring: Scoring, p: float, seed: int, compute_dtype: str | None) -> Scoring:
+def _with_dropout(scoring: Scoring, p: float, number: int, call: dispatch.Call, compute_dtype: str | None) -> Scoring:
+    """The seed is the call's array, where it has one, or else the number."""
     if p == 0:
         return scoring
-    scoring = scoring._replace(dropout_p=p, dropout_seed=seed)
+    seed = call.arrays[_ARRAYS.index("dropout_seed")]
+    checks.seed_array(call.backend, dropout_seed=seed)
+    scoring = scoring._replace(dropout_p=p, dropout_seed=number if seed is None else seed)
     if compute_dtype is not None:
         raise ValueError(f"dropout_p is {p}, but compute_dtype is {compute_dtype!r}, which has none")
     return scoring

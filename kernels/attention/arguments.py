@@ -30,7 +30,7 @@ class Scoring(NamedTuple):
     relative: RelativePositions | None
     scale: float
     dropout_p: float = 0.0
-    dropout_seed: int = 0
+    dropout_seed: Any = 0
 
 
 def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:

@@ -37,12 +37,13 @@ attention_backward(T *first, T *second, float *grad_scores, float *bands, int lo
                    const T *value, const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
                    const T *bias, const T *position_bias, const int *distance_rows, const float *to_position,
                    const float *from_position, const float *segment_scores, const int *segment_ids,
-                   const int *segment_ids_k, const Problem problem, const Dropout dropout) {
+                   const int *segment_ids_k, const Problem problem, const long long *seed_at, long long seed,
+                   unsigned threshold, float factor) {
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
   const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
   differentiate<typename Engine<T, D>::type, GOAL, ADDED, T>(
       first, second, {grad_scores, bands, longest_q, longest_k}, inputs, {grad_output, lse, deltas}, problem, terms,
-      dropout);
+      {{seed_at, seed}, threshold, factor});
 }
 
 // distances (heads, longest_q + longest_k + 1): the gradients of the scores of each distance of query and key, summed

@@ -32,14 +32,14 @@ struct Terms {
 
 // Of the probabilities: those whose bits are below the threshold are dropped, the others multiplied by factor.
 struct Dropout {
-  long long seed;
+  Seed seed;
   unsigned threshold;
   float factor;
 
   // Which of the keys 64 block + residue + {0, 16, 32, 48} stay, a bit each; `row`: query number * heads + head, see
-  // philox.py.
-  __device__ __forceinline__ unsigned kept(long long row, int block, int residue) const {
-    const uint4 words = philox(block * 16 + residue, row, seed);
+  // philox.py; `key`: the seed.
+  __device__ __forceinline__ unsigned kept(long long row, int block, int residue, unsigned long long key) const {
+    const uint4 words = philox(block * 16 + residue, row, key);
     return (words.x >= threshold) | (words.y >= threshold) << 1 | (words.z >= threshold) << 2 |
            (words.w >= threshold) << 3;
   }
@@ -289,9 +289,10 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
     const int block = (BY_KEYS ? sight.first : other) / 64;
     const long long row = at.bits_row + ((BY_KEYS ? other : sight.first) + query) * (long long)problem.heads;
     kept += other / UNIT % 2 * KEPT + query * 8;
+    const unsigned long long key = dropout.seed.read();
 #pragma unroll 1
     for (int i = residue; i < residue + EACH; i += 2)
-      kept[i / 2] = dropout.kept(row, block, i) | dropout.kept(row, block, i + 1) << 4;
+      kept[i / 2] = dropout.kept(row, block, i, key) | dropout.kept(row, block, i + 1, key) << 4;
   }
 
   // A bit for each of the thread's scores: whether its probability stays.

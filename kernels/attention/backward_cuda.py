@@ -5,12 +5,10 @@ relative positions, segments), those of the scores are written out, as one array
 only sums along diagonals are, a row of the scores for 16 queries.
 """
 
-from functools import partial
-
 import numpy as np
 
 from .. import _cuda
-from ..philox import threshold
+from .._cuda.dropping import dropping
 from .problem import contiguous, kernel_inputs, longest_sequences, set_strides, tile_count
 from .relative_cuda import has_terms
 from .relative_products import differentiate_key_terms, differentiate_query_terms, products_of
@@ -51,13 +49,11 @@ INSTANTIATIONS = (
     *("sum_bands", "sum_rows", "list_distances", "sum_scores", "sum_segments"),
 )
 KERNELS = _cuda.Module(__file__, "backward.cu", INSTANTIATIONS)
-DROPOUT = np.dtype([("seed", np.uint64), ("threshold", np.uint32), ("factor", np.float32)])
-"""struct Dropout of backward.cuh."""
 
 
 def dropped_output(output, lse, query, key, arrays, problem, scoring):
     """Write the output of attention whose probabilities dropout has thinned; lse is that of the forward."""
-    shared = None, lse, None, *arrays, *products_of(query, key, scoring.relative), problem, _dropout(scoring)
+    shared = None, lse, None, *arrays, *products_of(query, key, scoring.relative), problem, *_dropping(scoring)
     _launch("OUTPUT", (None, _memory(output, scoring), None, None), (0, 0), shared, problem, scoring, query)
 
 
@@ -76,7 +72,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
         tiles = _cuda.vector_rows(_four_axes(grad_output, is_packed))
         set_strides(problem, grad_output=tiles)
         kept = tiles, xp.ascontiguousarray(lse), deltas
-        shared = *kept, *arrays, *products_of(query, key, scoring.relative), problem, _dropout(scoring)
+        shared = *kept, *arrays, *products_of(query, key, scoring.relative), problem, *_dropping(scoring)
         sums = {"KEYS_AND_VALUES": (grad_key, grad_value), "KEYS": (grad_key, None), "VALUES": (None, grad_value)}
         for goal in _goals(*_variant(scoring, problem, query.dtype))[2:]:
             _launch(goal, (*sums[goal], None, None), longest, shared, problem, scoring, key)
@@ -130,13 +126,8 @@ def _launch(goal, sums, longest, shared, problem, scoring, array):
     KERNELS.launch(kernel, (tiles, array.shape[1]), (THREADS,), args, shared_bytes)
 
 
-def _dropout(scoring):
-    p = scoring.dropout_p
-    return _cuda.OfCall(partial(_struct, threshold(p) if p else 0, 1 / (1 - p)), scoring.dropout_seed)
-
-
-def _struct(below, factor, seed):
-    return np.array((seed, below, factor), DROPOUT)[()]
+def _dropping(scoring):
+    return dropping(scoring.dropout_p, scoring.dropout_seed)
 
 
 def _longest_sequences(query, key, scoring):

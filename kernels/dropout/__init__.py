@@ -5,7 +5,7 @@ from typing import Any
 from .. import checks, dispatch
 
 
-def dropout(input: Any, p: float, seed: int, *, residual: Any = None, backend: str | None = None) -> Any:
+def dropout(input: Any, p: float, seed: Any, *, residual: Any = None, backend: str | None = None) -> Any:
     """Each element of `input` is 0 with probability p, else divided by 1 - p; then `residual` is added.
 
     Which elements are dropped is a function of their place (their number in C order) and of `seed` alone: the same on
@@ -16,7 +16,8 @@ def dropout(input: Any, p: float, seed: int, *, residual: Any = None, backend: s
         input: an array of any shape; float32 or float64 on Numba, float32, float16 or
             bfloat16 on CUDA, any floating dtype on NumPy.
         p: the probability that an element is dropped, at least 0 and below 1.
-        seed: an integer of 64 bits, at least 0.
+        seed: an integer of 64 bits, at least 0; on CUDA also an array of one uint64, () or (1,), which the kernel reads
+            when it runs: each launch of a CUDA graph draws by what is there then.
         residual: of the shape and dtype of `input`, or None.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
@@ -27,19 +28,21 @@ def dropout(input: Any, p: float, seed: int, *, residual: Any = None, backend: s
         TypeError, ValueError: for a wrong kind of array, dtype, shape, probability or seed.
         BackendUnavailable: if the backend cannot run here.
     """
-    options, seed = ("dropout", p), checks.seed("seed", seed)
+    number, seed = checks.seed_or_array("seed", seed)
     call = dispatch.open_call(
-        __package__, backend, optional=("residual",), options=options, of_call=seed, input=input, residual=residual
-    )
+        __package__, backend, optional=("residual", "seed"), options=("dropout", p), seed_number=number, input=input,
+        residual=residual, seed=seed,
+    )  # fmt: skip
     if call.plan is not None:
         return call.replay()
-    input, residual = call.arrays
+    input, residual, seed = call.arrays
     checks.floating(call.backend, input=input, residual=residual)
     checks.shape(input.shape, residual=residual)
-    return call.run("dropout", input, checks.probability("p", p), seed, residual)
+    checks.seed_array(call.backend, seed=seed)
+    return call.run("dropout", input, checks.probability("p", p), number if seed is None else seed, residual)
 
 
-def dropout_backward(grad_output: Any, p: float, seed: int, *, backend: str | None = None) -> Any:
+def dropout_backward(grad_output: Any, p: float, seed: Any, *, backend: str | None = None) -> Any:
     """The gradient of `dropout` with respect to its input: dropout of the gradient of its output.
 
     Args:
@@ -52,10 +55,14 @@ def dropout_backward(grad_output: Any, p: float, seed: int, *, backend: str | No
     Raises:
         As `dropout`.
     """
-    options, seed = ("dropout_backward", p), checks.seed("seed", seed)
-    call = dispatch.open_call(__package__, backend, options=options, of_call=seed, grad_output=grad_output)
+    number, seed = checks.seed_or_array("seed", seed)
+    call = dispatch.open_call(
+        __package__, backend, optional=("seed",), options=("dropout_backward", p), seed_number=number,
+        grad_output=grad_output, seed=seed,
+    )  # fmt: skip
     if call.plan is not None:
         return call.replay()
-    (grad_output,) = call.arrays
+    grad_output, seed = call.arrays
     checks.floating(call.backend, grad_output=grad_output)
-    return call.run("dropout_backward", grad_output, checks.probability("p", p), seed)
+    checks.seed_array(call.backend, seed=seed)
+    return call.run("dropout_backward", grad_output, checks.probability("p", p), number if seed is None else seed)

@@ -3,7 +3,8 @@
 import numpy as np
 
 from .. import _cuda
-from ..philox import BLOCK, COUNTERS, threshold
+from .._cuda.dropping import dropping
+from ..philox import BLOCK, COUNTERS
 
 THREADS = 256
 KERNELS = _cuda.Module(__file__, "dropout.cu", tuple(f"dropout<{c_name}>" for c_name in _cuda.C_TYPES.values()))
@@ -15,15 +16,11 @@ def dropout(input, p, seed, residual):
     input, output = xp.ascontiguousarray(input), _cuda.empty(xp, input.shape, input.dtype)
     if output.size:
         residual = None if residual is None else xp.ascontiguousarray(residual)
-        numbers = np.int64(output.size), _cuda.OfCall(_bits, seed), np.uint32(threshold(p)), np.float32(1 / (1 - p))
+        args = input, residual, output, np.int64(output.size), *dropping(p, seed)
         blocks = -(-output.size // BLOCK) * COUNTERS // THREADS + 1
         name = f"dropout<{_cuda.c_type(input.dtype)}>"
-        KERNELS.launch(name, (blocks,), (THREADS,), (input, residual, output, *numbers))
+        KERNELS.launch(name, (blocks,), (THREADS,), args)
     return output
-
-
-def _bits(seed):
-    return np.uint64(seed).view(np.int64)
 
 
 def dropout_backward(grad_output, p, seed):

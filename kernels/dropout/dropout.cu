@@ -5,11 +5,11 @@
 template <class T>
 __global__ void __launch_bounds__(256)
     dropout(const T *__restrict__ input, const T *__restrict__ residual, T *__restrict__ output, long long size,
-            long long seed, unsigned threshold, float factor) {
+            const long long *__restrict__ seed_at, long long seed, unsigned threshold, float factor) {
   const long long counter = (long long)blockIdx.x * blockDim.x + threadIdx.x;
   const long long first = counter / PHILOX_COUNTERS * (4 * PHILOX_COUNTERS) + counter % PHILOX_COUNTERS;
   if (first >= size) return;
-  const uint4 words = philox((unsigned)counter, 0, seed);
+  const uint4 words = philox((unsigned)counter, 0, Seed{seed_at, seed}.read());
   const unsigned bits[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (int k = 0; k < 4; ++k) {

@@ -4,7 +4,7 @@ from typing import Any
 
 from .. import checks, dispatch
 
-OPTIONAL = ("weight", "bias")
+OPTIONAL = ("weight", "bias", "seed")
 
 
 def dropout_layer_norm(
@@ -15,7 +15,7 @@ def dropout_layer_norm(
     eps: float = 1e-5,
     *,
     p: float,
-    seed: int,
+    seed: Any,
     backend: str | None = None,
 ) -> Any:
     """layer_norm(dropout(input, p, seed) + residual, weight, bias, eps), in one pass over memory.
@@ -30,7 +30,8 @@ def dropout_layer_norm(
         weight, bias: (width,), or None for 1 and 0.
         eps: added to the variance; not negative.
         p: the probability that an element of `input` is dropped, at least 0 and below 1.
-        seed: an integer of 64 bits, at least 0.
+        seed: an integer of 64 bits, at least 0; on CUDA also an array of one uint64, () or (1,), which the kernel reads
+            when it runs: each launch of a CUDA graph draws by what is there then.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
@@ -40,15 +41,16 @@ def dropout_layer_norm(
         TypeError, ValueError: for a wrong kind of array, dtype, shape, eps, probability or seed.
         BackendUnavailable: if the backend cannot run here.
     """
-    options = "dropout_layer_norm", eps, p
+    options, (number, seed) = ("dropout_layer_norm", eps, p), checks.seed_or_array("seed", seed)
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=options, of_call=checks.seed("seed", seed), input=input,
-        residual=residual, weight=weight, bias=bias,
+        __package__, backend, optional=OPTIONAL, options=options, seed_number=number, input=input, residual=residual,
+        weight=weight, bias=bias, seed=seed,
     )  # fmt: skip
     if call.plan is not None:
         return call.replay()
-    arrays = dict(zip(("input", "residual", "weight", "bias"), call.arrays, strict=True))
-    return call.run("dropout_layer_norm", *call.arrays, *_checked(call.backend, arrays, eps, p), call.of_call)
+    *arrays, seed = call.arrays
+    named = dict(zip(("input", "residual", "weight", "bias"), arrays, strict=True))
+    return call.run("dropout_layer_norm", *arrays, *_checked(call.backend, named, eps, p, number, seed))
 
 
 def dropout_layer_norm_backward(
@@ -60,7 +62,7 @@ def dropout_layer_norm_backward(
     eps: float = 1e-5,
     *,
     p: float,
-    seed: int,
+    seed: Any,
     backend: str | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """The gradients of `dropout_layer_norm`; what was dropped, the sum and its statistics are computed again.
@@ -76,18 +78,23 @@ def dropout_layer_norm_backward(
     Raises:
         As `dropout_layer_norm`.
     """
-    options = "dropout_layer_norm_backward", eps, p
+    options, (number, seed) = ("dropout_layer_norm_backward", eps, p), checks.seed_or_array("seed", seed)
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=options, of_call=checks.seed("seed", seed),
-        grad_output=grad_output, input=input, residual=residual, weight=weight, bias=bias,
+        __package__, backend, optional=OPTIONAL, options=options, seed_number=number, grad_output=grad_output,
+        input=input, residual=residual, weight=weight, bias=bias, seed=seed,
     )  # fmt: skip
     if call.plan is not None:
         return call.replay()
-    arrays = dict(zip(("grad_output", "input", "residual", "weight", "bias"), call.arrays, strict=True))
-    return call.run("dropout_layer_norm_backward", *call.arrays, *_checked(call.backend, arrays, eps, p), call.of_call)
+    *arrays, seed = call.arrays
+    named = dict(zip(("grad_output", "input", "residual", "weight", "bias"), arrays, strict=True))
+    return call.run("dropout_layer_norm_backward", *arrays, *_checked(call.backend, named, eps, p, number, seed))
 
 
-def _checked(backend: str, arrays: dict[str, Any], eps: Any, p: Any) -> tuple[float, float]:
-    """The two numbers, once they and the arrays are such as the contract says."""
+def _checked(
+    backend: str, arrays: dict[str, Any], eps: Any, p: Any, number: int, seed: Any
+) -> tuple[float, float, Any]:
+    """eps, p and the seed, the number or the array, once they and the arrays are such as the contract says."""
     checks.rows(backend, **arrays)
-    return checks.number_of(arrays["input"].dtype, "eps", eps, minimum=0), checks.probability("p", p)
+    checks.seed_array(backend, seed=seed)
+    eps, p = checks.number_of(arrays["input"].dtype, "eps", eps, minimum=0), checks.probability("p", p)
+    return eps, p, number if seed is None else seed

@@ -5,15 +5,14 @@ the rows; two sum up the parameters'. Rows that the kernels do not take (they ar
 up to 4096) go through the operations that this one is made of; the sum is not rounded there either, only its parts.
 """
 
-from functools import partial
-
 import numpy as np
 
 from .. import _cuda
 from .._cuda import column_sums, norms, rows
+from .._cuda.dropping import dropping
 from ..dropout import cuda as dropout_cuda
 from ..layer_norm import cuda as layer_norm_cuda
-from ..philox import BLOCK, threshold
+from ..philox import BLOCK
 
 INSTANTIATIONS = (
     *rows.register_instantiations("dropout_norm"),
@@ -22,8 +21,6 @@ INSTANTIATIONS = (
     *column_sums.FINAL,
 )
 KERNELS = _cuda.Module(__file__, "dropout_layer_norm.cu", INSTANTIATIONS)
-DROPOUT = np.dtype([("seed", np.uint64), ("threshold", np.uint32), ("factor", np.float32)])
-"""struct Dropout of dropout_layer_norm.cu."""
 
 
 def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
@@ -33,7 +30,7 @@ def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
     if plan is None:
         dropped = dropout_cuda.dropout(input, p, seed, None)
         return layer_norm_cuda.layer_norm(dropped, weight, bias, eps, residual)
-    KERNELS.launch(*plan, (*arrays, output, *_sizes(input), np.float32(eps), _dropout(p, seed)))
+    KERNELS.launch(*plan, (*arrays, output, *_sizes(input), np.float32(eps), *dropping(p, seed)))
     return output
 
 
@@ -46,7 +43,7 @@ def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps,
     xp, sizes, dtype = _cuda.array_module(input), _sizes(input), input.dtype
     statistics = _cuda.empty(xp, (int(sizes[0]), norms.STATISTICS), np.float32)
     kept = _cuda.empty(xp, input.size * dtype.itemsize // 16, np.uint8)  # a byte for a vector
-    KERNELS.launch(*plan, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), _dropout(p, seed)))
+    KERNELS.launch(*plan, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), *dropping(p, seed)))
     kernel = f"dropout_norm_backward_columns<{_cuda.c_type(dtype)}>"
     args = *arrays[:3], statistics, kept, np.float32(1 / (1 - p))
     return *grads, *norms.parameter_gradients(KERNELS, kernel, args, sizes, weight, bias, dtype)
@@ -75,11 +72,3 @@ def _plan(kernel, array, *beside):
 def _sizes(array):
     width = array.shape[-1]
     return np.int64(array.size // width), np.int32(width)
-
-
-def _dropout(p, seed):
-    return _cuda.OfCall(partial(_struct, threshold(p), 1 / (1 - p)), seed)
-
-
-def _struct(below, factor, seed):
-    return np.array((seed, below, factor), DROPOUT)[()]

@@ -6,7 +6,7 @@
 // that stand side by side have such a block together: each makes as many counters as it has quarters of its elements, and
 // the warp's votes bring every thread the bits of its own.
 struct Dropout {
-  long long seed;
+  Seed seed;
   unsigned threshold;
   float factor;
 
@@ -15,6 +15,7 @@ struct Dropout {
     constexpr unsigned ALL = (1u << Row::SIZE) - 1;
     const int lane = threadIdx.x % WARP, member = lane % LANES;
     const int word = member * Row::SIZE / 16, counter = member * Row::SIZE % 16;  // of the thread's first element
+    const unsigned long long key = seed.read();
     unsigned kept = 0;
 #pragma unroll 1  // in full, it would take registers that rows of float32 do not have
     for (int k = 0; k < Row::VECTORS; ++k) {
@@ -22,7 +23,7 @@ struct Dropout {
       unsigned own = 0;
 #pragma unroll
       for (int turn = 0; turn < PHILOX_COUNTERS / LANES; ++turn) {
-        const uint4 words = philox(begin + turn * LANES + member, 0, seed);
+        const uint4 words = philox(begin + turn * LANES + member, 0, key);
         const unsigned first = __ballot_sync(FULL_MASK, words.x >= threshold);
         const unsigned second = __ballot_sync(FULL_MASK, words.y >= threshold);
         const unsigned third = __ballot_sync(FULL_MASK, words.z >= threshold);
@@ -46,7 +47,8 @@ template <class T, int GROUP, int ITEMS>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
     dropout_norm_rows(const T *__restrict__ input, const T *__restrict__ residual, const T *__restrict__ weight,
                       const T *__restrict__ bias, T *__restrict__ output, long long rows, int width, float eps,
-                      Dropout dropout) {
+                      const long long *__restrict__ seed_at, long long seed, unsigned threshold, float factor) {
+  const Dropout dropout{{seed_at, seed}, threshold, factor};
   normalise_rows<T, GROUP, ITEMS>(input, residual, weight, bias, output, rows, width, eps, true, dropout);
 }
 
@@ -57,7 +59,9 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
                                const T *__restrict__ residual, const T *__restrict__ weight, T *__restrict__ grad_input,
                                T *__restrict__ grad_residual, RowStatistics *__restrict__ statistics,
                                unsigned char *__restrict__ kept, long long rows, int width, float eps,
-                               Dropout dropout) {
+                               const long long *__restrict__ seed_at, long long seed, unsigned threshold,
+                               float factor) {
+  const Dropout dropout{{seed_at, seed}, threshold, factor};
   using Row = RegisterRow<T, GROUP, ITEMS>;
   const auto store = [&](long long index, Row &g, const RowStatistics &by, unsigned bits) {
     const long long begin = index * width;

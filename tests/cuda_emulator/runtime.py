@@ -118,7 +118,8 @@ class Emulator:
             raise EmulatorError(f"kernel {kernel}: {shared_bytes} bytes of shared memory, there are {most}")
 
     def _run(self, library, entry, kernel, grid, block, args, shared_bytes):
-        arguments = _Arguments(kernel, plans.of_call(args))
+        given = [arg.as_argument() if type(arg) is plans.Seed else arg for arg in args]
+        arguments = _Arguments(kernel, given)
         message = ctypes.create_string_buffer(2048)
         request = _Request(
             kernel=kernel.encode(),

@@ -283,7 +283,7 @@ SEEDS = (3, 3, 2**64 - 1, 5)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("width", [768, 7])
 def test_each_call_has_a_seed_of_its_own(gpu, width, dtype):
-    """Plans of dropout hold for any seed, and what they launch has that of the call."""
+    """Plans of dropout hold for any seed, and what they launch has that of the call: a number, or an array."""
     x, y, weight, grad = arrays((6, width), (6, width), (width,), (6, width), dtype=dtype)
     query, lse = *arrays((12, 2, 8), dtype=dtype), cupy.zeros((2, 12, 2), np.float32)
     offsets, joined = cupy.zeros(3, np.int32), cupy.zeros((12, 6, 8), dtype)
@@ -316,6 +316,11 @@ def test_each_call_has_a_seed_of_its_own(gpu, width, dtype):
             gpu.runtime._plans.clear()
             assert same(one, done(gpu, lambda call=call, seed=seed: call(seed))), name
         assert same(*by_plan[:2]) and not same(*by_plan[1:3]), name
+        gpu.replays.clear()
+        for seed, count in zip(arrays(*[(1,)] * 3, dtype=np.uint64), (0, 1, 2), strict=True):
+            done(gpu, lambda call=call, seed=seed: call(seed))
+            assert any(arg is seed for launch in gpu.launches for arg in launch.args), name
+            assert len(gpu.replays) == count, name
         with pytest.raises((TypeError, ValueError), match="seed"):
             call(-1)
         with pytest.raises((TypeError, ValueError), match="seed"):
