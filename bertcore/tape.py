@@ -46,6 +46,19 @@ class Addend:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class OwnGradient(Addend):
+    """A gradient in an array that nobody else has: a leaf need not look for who shares it."""
+
+    array: Any
+
+    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+        if array is None:
+            return self.array if dtype is None else self.array.astype(dtype, copy=False)
+        array += self.array
+        return array
+
+
 class Variable:
     """An array whose gradient is wanted."""
 

@@ -14,6 +14,7 @@ from bertcore.models.joined_integers import JoinedIntegers
 from bertcore.models.spec import MOST_POSITIONS
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
+from bertcore.tape import current_tape
 
 INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_tokens", "last_tokens")
 
@@ -66,7 +67,7 @@ class EncoderInput:
         """The batch of the integers `joined`, laid out as those `on_gpu`, of as many tokens and sequences as there is
         room for.
 
-        Tokens behind the last sequence belong to none. On the host, where such a batch is not known, it counts as one
+        In inference tokens behind the last sequence belong to none. On the host, where such a batch is not known, it counts as one
         sequence of the longest that there may be, with what else is `known`.
         """
         offsets, types = np.array([0, known.longest], np.int32), np.array([known.has_types])
@@ -98,7 +99,8 @@ class EncoderInput:
         """The batch, made in host memory, in that of the backend in force; all integers go to a GPU in one copy."""
         if not kernels.uses_gpu():
             return self
-        joined = JoinedIntegers.of({name: getattr(self, name) for name in INTEGERS}, len(self.cu_seqlens) - 1)
+        integers, sequences = {name: getattr(self, name) for name in INTEGERS}, len(self.cu_seqlens) - 1
+        joined = JoinedIntegers.of(integers, sequences, in_training=current_tape() is not None)
         mask = None if self.key_mask is None else kernels.to_backend(self.key_mask)
         return replace(self, **joined.views(), key_mask=mask, on_gpu=joined, before_upload=self)
 

@@ -1,7 +1,10 @@
 """The integers of a batch side by side in one array on the GPU: one copy takes them there.
 
 The array has room for more tokens and sequences than the batch: the next of a few sizes, so that batches of other sizes
-have the same layout, which is what a pass that is kept as a CUDA graph reads (kernels/program/graphs.py).
+have the same layout, which is what a pass that is kept as a CUDA graph reads (kernels/program/graphs.py). In inference
+nobody looks at what stands behind the batch. In training it has a part in sums, to which it adds zero times whatever
+stands there: these must be numbers, so that the tokens behind are cut into sequences as well, which every kernel
+computes; they are fewer.
 """
 
 from __future__ import annotations
@@ -27,6 +30,13 @@ def room_for(count: int, fewest: int) -> int:
     return middle if fewest < room and middle >= count else room
 
 
+def close_room_for(count: int) -> int:
+    """The least number that is not below `count` and a multiple of an eighth of the power of two below: at most an
+    eighth more."""
+    step = max(1, 1 << max(count - 1, 0).bit_length() >> 4)
+    return -(-count // step) * step
+
+
 class Part(NamedTuple):
     """Where an array stands: the first of its integers, how many of them are the batch's, and for how many there is
     room."""
@@ -47,14 +57,20 @@ class JoinedIntegers:
     parts: Mapping[str, Part]
 
     @classmethod
-    def of(cls, arrays: Mapping[str, np.ndarray | None], sequences: int) -> JoinedIntegers:
+    def of(
+        cls, arrays: Mapping[str, np.ndarray | None], sequences: int, *, in_training: bool = False
+    ) -> JoinedIntegers:
         """The integers of arrays (tokens,), "cu_seqlens" (sequences + 1,) and "first_tokens" and "last_tokens", of at
         most `sequences`; what is None has no part.
 
-        Beyond the batch's tokens and sequences stand zeros, and offsets of empty sequences.
+        Beyond the batch's tokens and sequences stand zeros, and offsets of empty sequences; in training of sequences of
+        all tokens that there is room for, none longer than the batch's longest.
         """
         offsets, parts, first = arrays["cu_seqlens"], {}, 0
-        tokens, most = room_for(int(offsets[-1]), FEWEST_TOKENS), room_for(sequences, FEWEST_SEQUENCES)
+        if in_training:
+            tokens, most = close_room_for(int(offsets[-1])), close_room_for(sequences + -(-sequences // 8))
+        else:
+            tokens, most = room_for(int(offsets[-1]), FEWEST_TOKENS), room_for(sequences, FEWEST_SEQUENCES)
         rooms = {"cu_seqlens": most + 1, "first_tokens": most, "last_tokens": most}
         for name, array in arrays.items():
             if array is not None:
@@ -64,7 +80,9 @@ class JoinedIntegers:
         for name, part in parts.items():
             joined[part.first : part.first + part.count] = arrays[name]
         place = parts["cu_seqlens"]
-        joined[place.first + place.count : place.first + place.room] = offsets[-1]
+        last = tokens if in_training else offsets[-1]
+        behind = np.linspace(offsets[-1], last, place.room - place.count + 1)[1:]
+        joined[place.first + place.count : place.first + place.room] = behind
         return cls(kernels.to_backend(joined), parts)
 
     def views(self) -> dict[str, Any]:

@@ -203,6 +203,11 @@ class Parameter(JoinedTensors):
             weight = tape.leaf(self, make, form=form, dtype=self._gradient_dtype)
         return weight if self.adapter is None else self.adapter.weight(weight)
 
+    def read_in_training(self) -> Any:
+        """What a pass under a tape reads of it for the backend in force: an array, which stays the same where the
+        values change in place; if it is frozen, its forms, which change with its values."""
+        return self.forms if self.is_frozen else self._trainable().array_in_force()
+
     @property
     def _gradient_dtype(self) -> np.dtype | None:
         """That of its gradient where its forms may be of another."""

@@ -12,11 +12,13 @@ too.
 Steps run in their order, so the memory of a Deferred that is gone serves later steps of the same program. `Recordings`
 keeps programs, with their memory, for shapes that come again. This folder imports operations; nothing here imports it.
 
-On a GPU the same is a CUDA graph, which needs no forms: `Graphs` captures a whole pass, and keeps it.
+On a GPU the same is a CUDA graph, which needs no forms: `Graphs` captures a whole pass, and keeps it, `TrainingGraphs` a
+pass and its backward.
 """
 
 from .graphs import Graphs, NotCaptured
 from .program import Program
 from .recordings import Recordings
+from .training_graphs import TrainingGraphs
 
-__all__ = ["Graphs", "NotCaptured", "Program", "Recordings"]
+__all__ = ["Graphs", "NotCaptured", "Program", "Recordings", "TrainingGraphs"]

@@ -8,7 +8,8 @@
         run()                                                # the same allocations in the same order, within `memory`
 
 The second run allocates nothing: its n-th array has the n-th place. So it can be captured as a graph, which the pool
-of CuPy could not promise, since it searches for the best fit among what happens to be free.
+of CuPy could not promise, since it searches for the best fit among what happens to be free. The results stand side by
+side behind all else, so that one copy takes them elsewhere.
 """
 
 import importlib
@@ -18,9 +19,11 @@ ALIGNMENT = 512  # bytes, as of CuPy's pool
 
 
 class Layout(NamedTuple):
-    """(bytes asked for, offset) of each array in the order of their allocation, and the bytes of all together."""
+    """(bytes asked for, offset) of each array in the order of their allocation, where the results begin, and the bytes
+    of all together."""
 
     places: tuple[tuple[int, int], ...]
+    results: int
     nbytes: int
 
 
@@ -82,12 +85,16 @@ class Lifetimes:
         kept = sum(it.size for it in self._arrays if it.died is None and it.memory.ptr not in places)
         if kept:
             raise RuntimeError(f"a pass that is to be captured keeps {kept} bytes beside its results, expected none")
-        placed: list[tuple[int, _Array]] = []
+        found: dict[_Array, int] = {}
         for array in self._arrays:
-            live = sorted((place, it.size) for place, it in placed if it.died is None or it.died > array.born)
-            placed.append((_first_gap(live, array.size), array))
-        end = max((place + it.size for place, it in placed), default=0)
-        return Layout(tuple((it.size, place) for place, it in placed), _aligned(end))
+            if array.died is not None:
+                live = sorted((place, it.size) for it, place in found.items() if it.died > array.born)
+                found[array] = _first_gap(live, array.size)
+        first = end = _aligned(max((place + it.size for it, place in found.items()), default=0))
+        for array in self._arrays:
+            if array.died is None:
+                found[array], end = end, _aligned(end + array.size)
+        return Layout(tuple((it.size, found[it]) for it in self._arrays), first, end)
 
 
 def _first_gap(live: list[tuple[int, int]], size: int) -> int:

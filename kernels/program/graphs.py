@@ -41,15 +41,18 @@ class Graphs:
     """The graphs of a model, for any number of threads and streams: those of one version of its parameters.
 
     Those of another version are dropped, once no stream runs them, when a pass of this one comes.
+
+    Attributes:
+        lock: held while a pass is captured or given to a stream.
     """
 
     def __init__(self) -> None:
         self._version: Any = None
         self._kept: OrderedDict[Any, _Graph] = OrderedDict()  # the last used are the last
         self._seen: OrderedDict[Any, None] = OrderedDict()
-        self._on_devices: dict[int, _OnDevice] = {}
+        self._on_devices: dict[int, OnDevice] = {}
         self._is_refused = False  # whether a pass was NotCaptured
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Graphs, ()  # a copy has arrays at other addresses
@@ -58,7 +61,7 @@ class Graphs:
         """Whether this layout came before, with this version; from now on it did. False once a pass was NotCaptured."""
         if self._is_refused:
             return False
-        with self._lock:
+        with self.lock:
             self._take(version)
             key = _device(), key
             if key in self._seen:
@@ -91,37 +94,44 @@ class Graphs:
         Raises:
             NotCaptured: where the pass cannot be captured.
         """
-        with self._lock:
-            self._take(version)
-            device = _device()
-            if device not in self._on_devices:
-                self._on_devices[device] = _OnDevice()
-            graph = self._kept.pop((device, key), None) or self._capture(device, build, batch)
-            self._kept[device, key] = graph
-            if len(self._kept) > MOST_KEPT:
-                (unused, _), _ = self._kept.popitem(last=False)
-                self._on_devices[unused].done.synchronize()  # another stream may still run it
-            return graph.run(batch, rows)
+        with self.lock:
+            return self.graph(version, key, lambda shared: _Graph(shared, build, batch)).run(batch, rows)
 
-    def _capture(self, device: int, build: Build, batch: Any) -> "_Graph":
-        try:
-            return _Graph(self._on_devices[device], build, batch)
-        except NotCaptured:
-            self._is_refused = True
-            raise
+    def graph(self, version: Any, key: Any, capture: Callable[["OnDevice"], Any]) -> Any:
+        """The graph that is kept, or that `capture` now makes; for who holds the lock."""
+        self._take(version)
+        device = _device()
+        if device not in self._on_devices:
+            self._on_devices[device] = OnDevice()
+        if (device, key) not in self._kept:
+            try:
+                self._kept[device, key] = capture(self._on_devices[device])
+            except NotCaptured:
+                self._is_refused = True
+                raise
+        self._kept.move_to_end((device, key))
+        if len(self._kept) > MOST_KEPT:
+            (unused, _), _ = self._kept.popitem(last=False)
+            self._on_devices[unused].done.synchronize()  # another stream may still run it
+        return self._kept[device, key]
 
 
 def _device() -> int:
     return importlib.import_module("cupy").cuda.runtime.getDevice()
 
 
-class _OnDevice:
-    """What the graphs of a model share on one GPU: a stream to capture them, memory, and the end of the last run."""
+class OnDevice:
+    """What the graphs of a model share on one GPU: a stream to capture them, memory, and the end of the last run.
+
+    Attributes:
+        taken_by: a weak reference to the pass that the memory is now of, if passes take it for themselves.
+    """
 
     def __init__(self) -> None:
         cuda = importlib.import_module("cupy").cuda
         self.stream = cuda.Stream(non_blocking=True)
         self.done = cuda.Event(disable_timing=True)
+        self.taken_by: Any = None
         self._memory: Any = None
 
     def memory(self, nbytes: int) -> Any:
@@ -130,11 +140,26 @@ class _OnDevice:
             self._memory = importlib.import_module("cupy").cuda.alloc(nbytes)
         return self._memory
 
+    def captured(self, work: Callable[[], Any], arena: Arena) -> tuple[Any, Any]:
+        """(the graph of what `work` does, with its arrays in the arena; what it returns)."""
+        cuda = importlib.import_module("cupy").cuda
+        with self.stream:
+            # Other threads may allocate and wait meanwhile; this one may not.
+            self.stream.begin_capture(cuda.runtime.streamCaptureModeThreadLocal)
+            try:
+                with cuda.using_allocator(arena.allocate):
+                    made = work()
+            except BaseException:
+                with suppress(RuntimeError):  # what CUDA refuses ends the capture; that it has ended is no news
+                    self.stream.end_capture()
+                raise
+            return self.stream.end_capture(), made
+
 
 class _Graph:
     """One captured pass."""
 
-    def __init__(self, shared: _OnDevice, build: Build, batch: Any):
+    def __init__(self, shared: OnDevice, build: Build, batch: Any):
         self._cupy = importlib.import_module("cupy")
         self._shared = shared
         self._batch = batch.copy()
@@ -142,7 +167,8 @@ class _Graph:
         try:
             layout = self._measured(build)
             self._memory = shared.memory(layout.nbytes)
-            self._graph = self._captured(build, Arena(layout, self._memory))
+            self._graph, made = shared.captured(lambda: build(self._batch), Arena(layout, self._memory))
+            self._results, self._kept = made
         except RuntimeError as error:  # CUDA's own are, too, but for those of memory that does not suffice
             raise NotCaptured(str(error)) from error
 
@@ -152,20 +178,6 @@ class _Graph:
             results, _ = build(self._batch)
         del _
         return lifetimes.layout(results)
-
-    def _captured(self, build: Build, arena: Arena) -> Any:
-        # Other threads may allocate and wait meanwhile; this one may not.
-        stream, mode = self._shared.stream, self._cupy.cuda.runtime.streamCaptureModeThreadLocal
-        with stream:
-            stream.begin_capture(mode)
-            try:
-                with self._cupy.cuda.using_allocator(arena.allocate):
-                    self._results, self._kept = build(self._batch)
-            except BaseException:
-                with suppress(RuntimeError):  # what CUDA refuses ends the capture; that it has ended is no news
-                    stream.end_capture()
-                raise
-            return stream.end_capture()
 
     def run(self, batch: Any, rows: int) -> Any:
         """The first rows of the results for this batch, in arrays of their own."""

@@ -63,7 +63,7 @@ class Driverless:
         self.emulator = emulator
         self.runtime = _cuda.CuPyRuntime()  # one that has compiled nothing yet
         self.runtime._cublaslt_path = build.build_cublaslt()
-        self.current = 0
+        self.current, self.memory_bytes = 0, 1 << 36
         self.capability, self.checks_resources = compute_capability, checks_resources
         names = (name.partition("cudaDevAttr")[2] for name in dir(cupy.cuda.runtime))
         self.attributes = dict.fromkeys(filter(None, names), 0)
@@ -345,6 +345,7 @@ def _replacements(gpu):
     yield runtime, "getDeviceCount", lambda: 2
     yield runtime, "deviceSynchronize", lambda: gpu.wait("deviceSynchronize")
     yield runtime, "getDeviceProperties", lambda index: {"name": b"none, emulated"}
+    yield runtime, "memGetInfo", lambda: (gpu.memory_bytes, gpu.memory_bytes)
     yield cupy.cuda, "Event", functools.partial(Event, gpu)
     yield cupy.cuda, "get_elapsed_time", lambda start, stop: 1e3 * (stop.time - start.time)
     yield cupy.cuda, "Stream", gpu.stream_class

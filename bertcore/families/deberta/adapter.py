@@ -38,6 +38,8 @@ class ComponentsInput(EncoderInput):
 class DisentangledAdapter(Adapter):
     """Calls take `output_attention_components`: whether to return the terms of the scores, too."""
 
+    backward_reads_gpu = True
+
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
         self.relative = RelativeEmbeddings(names, spec)
