@@ -67,8 +67,8 @@ class EncoderInput:
         """The batch of the integers `joined`, laid out as those `on_gpu`, of as many tokens and sequences as there is
         room for.
 
-        In inference tokens behind the last sequence belong to none. On the host, where such a batch is not known, it counts as one
-        sequence of the longest that there may be, with what else is `known`.
+        In inference tokens behind the last sequence belong to none. On the host, where such a batch is not known, it
+        counts as one sequence of the longest that there may be, with what else is `known`.
         """
         offsets, types = np.array([0, known.longest], np.int32), np.array([known.has_types])
         on_host = EncoderInput(None, types, None, offsets, None, None)

@@ -12,8 +12,8 @@ too.
 Steps run in their order, so the memory of a Deferred that is gone serves later steps of the same program. `Recordings`
 keeps programs, with their memory, for shapes that come again. This folder imports operations; nothing here imports it.
 
-On a GPU the same is a CUDA graph, which needs no forms: `Graphs` captures a whole pass, and keeps it, `TrainingGraphs` a
-pass and its backward.
+On a GPU the same is a CUDA graph, which needs no forms: `Graphs` captures a whole pass, and keeps it, `TrainingGraphs`
+a pass and its backward.
 """
 
 from .graphs import Graphs, NotCaptured

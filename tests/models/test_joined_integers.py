@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.models.joined_integers import FEWEST_TOKENS, JoinedIntegers, room_for
+from bertcore.models.joined_integers import FEWEST_TOKENS, JoinedIntegers, close_room_for, room_for
 
 
 @given(count=st.integers(0, 10**6), fewest=st.sampled_from([1, 16]))
@@ -37,3 +37,24 @@ def test_arrays_stand_apart_with_empty_sequences_behind_them(lengths, has_types)
         assert (behind == (tokens if name == "cu_seqlens" else 0)).all()
     assert len(roomy["input_ids"]) == room_for(tokens, FEWEST_TOKENS)
     assert len(roomy["cu_seqlens"]) == len(roomy["first_tokens"]) + 1 == room_for(len(lengths), 1) + 1
+
+
+@given(count=st.integers(0, 10**6))
+def test_close_rooms_are_at_most_an_eighth_larger(count):
+    room = close_room_for(count)
+    assert count <= room <= count + count / 8
+    assert close_room_for(room) == room
+    assert room % max(1, 2 ** max(room - 1, 1).bit_length() // 16) == 0
+
+
+@given(lengths=st.lists(st.integers(0, 99), max_size=70))
+def test_in_training_all_tokens_are_in_sequences_no_longer_than_the_batchs(lengths):
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    arrays = {"input_ids": np.arange(1, offsets[-1] + 1), "cu_seqlens": offsets}
+    joined = JoinedIntegers.of(arrays, len(lengths), in_training=True)
+    roomy = joined.with_room(joined.array)
+    tokens = close_room_for(int(offsets[-1]))
+    assert len(roomy["input_ids"]) == tokens == roomy["cu_seqlens"][-1]
+    np.testing.assert_array_equal(roomy["cu_seqlens"][: len(offsets)], offsets)
+    found = np.diff(roomy["cu_seqlens"])
+    assert (found >= 0).all() and found.max(initial=0) == max(lengths, default=0)

@@ -1,0 +1,308 @@
+"""Layers under a tape as CUDA graphs: their gradients are those of passes that run operation by operation.
+
+Streams are captured, and graphs launched, by what stands for them without a driver (tests/cuda_emulator/streams.py);
+memory that nobody wrote is NaN there.
+"""
+
+import gc
+import warnings
+from collections import deque
+
+import cupy
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad, vjp
+from bertcore.lora import LoraConfig, get_peft_model
+from bertcore.models.encoder import Encoder, NotCapturedWarning
+from bertcore.nn.autocast import autocast
+from bertcore.nn.parameter import Block
+from bertcore.training.optimizers import AdamW
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.cuda_emulator.streams import Graph
+from tests.tiny_families import drawn_anew, runnable, tiny_config
+
+# Batches of one layout, room for 26 tokens and 6 sequences: none, one and two tokens are spare.
+BATCHES = ([7, 5, 6, 7, 0], [7, 7, 6, 5, 1], [4, 3, 7, 6, 5], [6, 7, 7, 1, 4])
+READS_GPU = ("deberta", "deberta_v2", "jina_bert", "mpnet", "transfo_xl", "xlnet")  # in the backward
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    if unavailable_reason() is not None:
+        pytest.skip(unavailable_reason())
+    launched = []
+    launch = Graph.launch
+    monkeypatch.setattr(Graph, "launch", lambda self, stream=None: (launched.append(self), launch(self, stream)))
+    with driverless("round_robin") as gpu, use_backend("cupy"):
+        gpu.graphs = launched
+        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+        yield gpu
+
+
+@pytest.fixture
+def model():
+    return tiny_model("bert-base-uncased")
+
+
+def tiny_model(name, kind=AutoModelForMaskedLM, **changes):
+    with use_backend("numpy"):
+        return drawn_anew(kind.from_config(tiny_config(name) | changes))
+
+
+def batch_of(lengths, seed=0):
+    rng = np.random.default_rng([seed, *lengths])
+    mask = (np.arange(7) < np.array(lengths)[:, None]).astype(int)
+    ids = rng.integers(6, 90, mask.shape)
+    labels = np.where(mask.astype(bool) & (rng.random(mask.shape) < 0.5), ids, -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def by_operations(monkeypatch, call):
+    """What `call` gives operation by operation."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "_by_graphs", lambda *_: None)
+        return call()
+
+
+def on_host(grads):
+    return {name: array.get() for name, array in grads.items()}
+
+
+def check(found, expected, tolerance=2e-5):
+    assert list(found) == list(expected)
+    most = max(np.abs(array).max() for array in expected.values())
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=tolerance * most, err_msg=name)
+
+
+def check_step(model, batch, monkeypatch):
+    """The loss and gradients of a step are those that it has operation by operation."""
+    loss, expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch))
+    out, grads = value_and_grad(model)(**batch)
+    np.testing.assert_allclose(out.loss.get(), loss.loss.get(), rtol=1e-5)
+    check(on_host(grads), on_host(expected))
+
+
+def test_gradients_of_replays(gpu, model, monkeypatch):
+    for number, lengths in enumerate(BATCHES):
+        batch = batch_of(lengths)
+        expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])  # noqa: B023
+        out, grads = value_and_grad(model)(**batch)
+        assert len(gpu.graphs) == 2 * number  # forward and backward, from the second of the layout on
+        check(on_host(grads), on_host(expected))
+        with use_backend("numpy"):
+            known, expected = value_and_grad(model)(**batch)
+        np.testing.assert_allclose(out.loss.get(), known.loss, rtol=1e-5)
+        check(on_host(grads), expected, 1e-4)
+    assert len(set(gpu.graphs)) == 2
+
+
+@pytest.mark.slow
+def test_gradients_that_are_kept_stay_as_they_were(gpu, model, monkeypatch):
+    """And may be changed in place: those of accumulated batches are."""
+    batches = [batch_of(lengths) for lengths in BATCHES]
+    found = [value_and_grad(model)(**batch)[1] for batch in batches]
+    expected = by_operations(monkeypatch, lambda: [on_host(value_and_grad(model)(**batch)[1]) for batch in batches])
+    assert len(gpu.graphs) == 6
+    for grads, values in zip(found, expected, strict=True):
+        check(on_host(grads), values)
+    total = {name: sum(values[name] for values in expected) for name in expected[0]}
+    for grads in found[1:]:
+        found[0].accumulate(grads)
+    check(on_host(found[0]), total)
+    check(on_host(found[1]), expected[1])
+
+
+@pytest.mark.slow
+def test_passes_while_another_is_under_way_run_by_themselves(gpu, model, monkeypatch):
+    """Two at once, each differentiated later; and one that never is."""
+    batches = [batch_of(lengths) for lengths in BATCHES]
+    expected = by_operations(monkeypatch, lambda: [on_host(value_and_grad(model)(**batch)[1]) for batch in batches])
+    value_and_grad(model)(**batches[0])
+    passes = [vjp(model)(**batch)[1] for batch in batches[:3]]
+    assert len(gpu.graphs) == 1  # the first's forward
+    for pullback, values in zip(passes[1:], expected[1:], strict=False):
+        check(on_host(pullback({"loss": np.float32(1)})), values)
+    assert len(gpu.graphs) == 1
+    check(on_host(passes[0]({"loss": np.float32(1)})), expected[0])
+    assert len(gpu.graphs) == 2
+    dropped = vjp(model)(**batches[1])
+    assert len(gpu.graphs) == 3
+    check(on_host(value_and_grad(model)(**batches[3])[1]), expected[3])
+    assert len(gpu.graphs) == 3
+    del dropped
+    gc.collect()
+    check(on_host(value_and_grad(model)(**batches[3])[1]), expected[3])
+    assert len(gpu.graphs) == 5
+
+
+def test_replays_follow_parameters_that_change_in_place(gpu, model, monkeypatch):
+    optimizer, batch = AdamW(model, lr=0.05), batch_of(BATCHES[0])
+    for number in range(5):
+        expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
+        _, grads = value_and_grad(model)(**batch)
+        check(on_host(grads), on_host(expected))
+        optimizer.step(grads)
+        assert len(gpu.graphs) == 2 * number
+    assert len(set(gpu.graphs)) == 2
+
+
+@pytest.mark.slow
+def test_replaced_parameters_are_captured_anew(gpu, model, monkeypatch):
+    batch = batch_of(BATCHES[0])
+    for seed, graphs in ((0, 0), (None, 2), (None, 4), (1, 4), (None, 6)):
+        if seed is not None:
+            drawn_anew(model, seed)
+        expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
+        check(on_host(value_and_grad(model)(**batch)[1]), on_host(expected))
+        assert len(gpu.graphs) == graphs
+    assert len(set(gpu.graphs)) == 4
+
+
+@pytest.mark.slow
+def test_frozen_parameters(gpu, model, monkeypatch):
+    """Embeddings and a layer, so that what the first layer is given has no gradient; then new values of a frozen one."""
+    batch, encoder = batch_of(BATCHES[0]), model.encoder
+
+    def check_thrice(launched):
+        for number in range(3):
+            expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
+            del gpu.graphs[:]
+            check(on_host(value_and_grad(model)(**batch)[1]), on_host(expected))
+            assert len(gpu.graphs) == (launched if number else 0)
+
+    check_thrice(2)
+    for parameter in [*encoder.embeddings.parameters(), *encoder.layers[0].parameters()]:
+        parameter.is_frozen = True
+    check_thrice(2)
+    weight = encoder.layers[0].feed_forward.expand.weight
+    weight.change(lambda array: array.__imul__(2))
+    check_thrice(2)
+    weight.is_frozen = False
+    check_thrice(2)
+    for layer in encoder.layers:
+        for parameter in layer.parameters():
+            parameter.is_frozen = True
+    check_thrice(0)
+
+
+@pytest.mark.slow
+def test_adapters_of_low_rank(gpu, monkeypatch):
+    with use_backend("numpy"):
+        base = tiny_model("bert-base-uncased")
+        model = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules=["query", "value", "dense"]))
+        rng = np.random.default_rng(3)
+        model.load_state_dict(
+            {name: rng.normal(0, 0.3, it.shape).astype("f") for name, it in model.state_dict().items()}
+        )
+    optimizer, batch = AdamW(model, lr=0.05), batch_of(BATCHES[0])
+    for number in range(4):
+        expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
+        _, grads = value_and_grad(model)(**batch)
+        assert grads and all("lora" in name for name in grads)
+        check(on_host(grads), on_host(expected))
+        optimizer.step(grads)
+        assert len(gpu.graphs) == 2 * number
+
+
+@pytest.mark.slow
+def test_layers_that_are_run_again_in_the_backward(gpu, model, monkeypatch):
+    batch = batch_of(BATCHES[0])
+    for number, again in enumerate((False, True, False, True)):
+        (model.gradient_checkpointing_enable if again else model.gradient_checkpointing_disable)()
+        expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
+        check(on_host(value_and_grad(model)(**batch)[1]), on_host(expected))
+        assert len(set(gpu.graphs)) == (0, 0, 2, 4)[number]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision(gpu, model, monkeypatch, dtype):
+    optimizer, batch = AdamW(model, lr=0.01), batch_of(BATCHES[0])
+    for _ in range(4):
+        with autocast(dtype):
+            expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
+            _, grads = value_and_grad(model)(**batch)
+        check(on_host(grads), on_host(expected), 1e-2)
+        optimizer.step(grads)
+
+
+@pytest.mark.slow
+def test_what_is_not_finite_does_not_stay(gpu, model, monkeypatch):
+    """Neither gradients of NaN nor hidden states."""
+    good, bad = batch_of(BATCHES[0]), batch_of(BATCHES[1])
+    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**good)[1]))
+    words, word = model.encoder.embeddings.words.table, bad["input_ids"][0, 0]
+    for _ in range(3):
+        check(on_host(value_and_grad(model)(**good)[1]), expected)
+    vjp(model)(**bad)[1]({"loss": np.float32(np.nan)})
+    check(on_host(value_and_grad(model)(**good)[1]), expected)
+    row = words.array()[word].copy()
+    for values in (np.nan, cupy.asarray(row)):
+        words.change(lambda array, values=values: array.__setitem__(word, values))
+        out, _ = value_and_grad(model)(**bad)
+        assert np.isfinite(out.loss.get()) == (values is not np.nan)
+    check(on_host(value_and_grad(model)(**good)[1]), expected)
+    assert len(gpu.graphs) == 2 * 7
+
+
+@pytest.mark.slow
+def test_outputs_beside_the_last_hidden_state_are_computed_as_ever(gpu, model, monkeypatch):
+    batch = batch_of(BATCHES[0])
+    for asked in ({"output_hidden_states": True}, {"output_attentions": True}, {"output_projections": True}):
+        for _ in range(3):
+            value_and_grad(model)(**batch, **asked)
+    model.train(0)
+    for _ in range(3):
+        value_and_grad(model)(**batch)
+    assert not gpu.graphs
+
+
+@pytest.mark.slow
+def test_a_pass_that_takes_much_memory_is_not_captured(gpu, model, monkeypatch):
+    batch, gpu.memory_bytes = batch_of(BATCHES[0]), 1 << 20
+    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCapturedWarning)
+        for _ in range(3):
+            check(on_host(value_and_grad(model)(**batch)[1]), expected)
+    assert not gpu.graphs
+
+
+def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, model, monkeypatch):
+    layer, batch = model.encoder.layers[1], batch_of(BATCHES[0])
+    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
+
+    class Waiting(Block):
+        def __init__(self):
+            self.layer = layer
+
+        def __call__(self, hidden, context):
+            cupy.cuda.get_current_stream().synchronize()
+            return self.layer(hidden, context)
+
+    model.encoder.layers[1] = Waiting()
+    value_and_grad(model)(**batch)
+    with pytest.warns(NotCapturedWarning, match="waits for the device") as warned:
+        check(on_host(value_and_grad(model)(**batch)[1]), expected)
+    assert [one.filename for one in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCapturedWarning)
+        check(on_host(value_and_grad(model)(**batch)[1]), expected)
+    assert not gpu.graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", runnable())
+def test_every_family(gpu, monkeypatch, name):
+    model = tiny_model(name, AutoModel)
+    reads_gpu = model.config["model_type"].replace("-", "_") in READS_GPU
+    for number, lengths in enumerate(BATCHES):
+        batch = batch_of(lengths)
+        del batch["labels"]
+        shape = *batch["input_ids"].shape, model.spec.hidden_size
+        gradient = {"last_hidden_state": np.random.default_rng(number).normal(0, 1, shape).astype(np.float32)}
+        expected = by_operations(monkeypatch, lambda: vjp(model)(**batch)[1](gradient))  # noqa: B023
+        check(on_host(vjp(model)(**batch)[1](gradient)), on_host(expected), 1e-4)
+        assert len(gpu.graphs) == (0 if reads_gpu else 2 * number)
