@@ -162,7 +162,7 @@ def test_replaced_parameters_are_captured_anew(gpu, model, monkeypatch):
 
 @pytest.mark.slow
 def test_frozen_parameters(gpu, model, monkeypatch):
-    """Embeddings and a layer, so that what the first layer is given has no gradient; then new values of a frozen one."""
+    """Embeddings and a layer, so that what the first layer is given has no gradient; then a frozen one's new values."""
     batch, encoder = batch_of(BATCHES[0]), model.encoder
 
     def check_thrice(launched):
