@@ -220,12 +220,13 @@ def test_layers_that_are_run_again_in_the_backward(gpu, model, monkeypatch):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision(gpu, model, monkeypatch, dtype):
     optimizer, batch = AdamW(model, lr=0.01), batch_of(BATCHES[0])
-    for _ in range(4):
+    for number in range(4):
         with autocast(dtype):
             expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
             _, grads = value_and_grad(model)(**batch)
         check(on_host(grads), on_host(expected), 1e-2)
         optimizer.step(grads)
+        assert len(gpu.graphs) == 2 * number
 
 
 @pytest.mark.slow
