@@ -1,7 +1,7 @@
 """Checkpoints: config.json, weights (safetensors or pickles, one file or shards), names, saving; ids on the hub."""
 
 from .adapters import AdaptedCheckpoint, Adapters
-from .config import read_config
+from .config import naming_config, read_config
 from .dtypes import INPUT_SCALE, SCALE, split_dtype, with_dtype
 from .errors import CheckpointError
 from .hub import resolve
@@ -21,6 +21,7 @@ __all__ = [
     "NameRules",
     "TensorInfo",
     "load_parameters",
+    "naming_config",
     "open_checkpoint",
     "read_config",
     "resolve",

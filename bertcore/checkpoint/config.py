@@ -1,7 +1,9 @@
 """Reading config.json."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,17 @@ CONFIG_NAME = "config.json"
 WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 
 MOST_DEPTH = 64  # of objects and lists in each other: an error that showed a value 990 deep would fail itself
+
+
+@contextlib.contextmanager
+def naming_config(source) -> Iterator[None]:
+    """A block in which an error about a config, "config: KEY is ...", is a CheckpointError that names its source."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, CheckpointError) or not str(error).startswith("config: "):
+            raise
+        raise CheckpointError(f"{source}: {error}") from error
 
 
 def checkpoint_folder(path) -> Path:

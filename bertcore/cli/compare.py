@@ -146,11 +146,14 @@ def _check_measurement(args: argparse.Namespace) -> None:
 
 
 def _compare_training(args: argparse.Namespace) -> None:
+    from bertcore.checkpoint import naming_config
     from bertcore.training.cost import training_cost
 
     batch, rows = args.batch or 32, []
     for name in args.names:
-        cost = training_cost(described(name)[0], batch, args.length)
+        config, _ = described(name)
+        with naming_config(name):
+            cost = training_cost(config, batch, args.length)
         again = {f"checkpointed_{key}": value for key, value in vars(cost.checkpointed).items()}
         known = {"name": name, **vars(cost), **vars(cost.kept), **again}
         rows.append({key: known[key] for key in TRAINING_COLUMNS})
@@ -230,7 +233,10 @@ def _print(rows: Sequence[Mapping[str, Any]], columns: Columns, args: argparse.N
 
 def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, length: int) -> dict[str, Any]:
     """The values of COLUMNS for one model; None for what is not known of it."""
-    found: Figures = figures(config, length)
+    from bertcore.checkpoint import naming_config
+
+    with naming_config(name):
+        found: Figures = figures(config, length)
     sizes = {f"megabytes_{dtype}": size for dtype, size in found.megabytes.items()}
     known = {"name": name, **vars(found), **sizes, **facts}
     return {key: known.get(key) for key in COLUMNS}

@@ -1,8 +1,7 @@
 """Tell what a model is: its sizes, parameters, FLOPs, memory, and what was published of it.
 
 NAME is a preset, a config file (.json), the folder of a model, or its id on the Hugging Face hub, of which only the
-config is read. Without
-NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model of one.
+config is read. Without NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model of one.
 
 FLOPs are those of the products in the encoder, for each token of a sequence of --length: twice the weights that it
 passes, and for each layer 4 x the tokens it sees x the width of attention (6 x in XLNet, 8 x in DeBERTa, whose scores
@@ -59,8 +58,11 @@ def run(args: argparse.Namespace) -> None:
     if args.name is None:
         print(json.dumps({"presets": _listed()}) if args.json else _list())
         return
+    from bertcore.checkpoint import naming_config
+
     config, facts = described(args.name)
-    found, own = figures(config, args.length), {} if facts else _of_checkpoint(args.name, config)
+    with naming_config(args.name):
+        found, own = figures(config, args.length), {} if facts else _of_checkpoint(args.name, config)
     if args.json:
         print(json.dumps({"name": args.name, **asdict(found), **facts, **own}, ensure_ascii=False))
         return

@@ -79,7 +79,8 @@ def quantize(
         raise CommandError(f"{model} is in {stored_dtype} already: quantize the model it was made from")
     opened = checkpoint.open_checkpoint(model)
     calibrated = {} if texts is None else _calibrated(source, opened, texts, name)
-    tensors, unquantized = converted(opened, config, dtype, calibrated)
+    with checkpoint.naming_config(model):
+        tensors, unquantized = converted(opened, config, dtype, calibrated)
     smoothed = any(name.endswith(checkpoint.INPUT_SCALE) for name in tensors)
     config = checkpoint.with_dtype(config, dtype, unquantized, smoothed=smoothed)
     with _written_beside(target) as beside:

@@ -76,7 +76,8 @@ def _models(name: str | None, dtype: str | None) -> tuple[Any, Any]:
     from bertcore.tasks.sentence_encoder.settings import read_settings
 
     folder: Path = read_settings(model_folder(name)).model_folder
-    kind = class_for(checkpoint.read_config(folder))
+    with checkpoint.naming_config(folder):
+        kind = class_for(checkpoint.read_config(folder))
     with warnings.catch_warnings():  # what the checkpoint lacks is compiled for all the same
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
         encoder = AutoModel.from_pretrained(folder, dtype=dtype)

@@ -72,4 +72,6 @@ def load_model(folder: str | os.PathLike, **options: Any) -> Model:
     """
     hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
     folder = checkpoint.resolve(folder, **hub)
-    return class_for(checkpoint.read_config(folder)).from_pretrained(folder, **options)
+    with checkpoint.naming_config(folder):
+        kind = class_for(checkpoint.read_config(folder))
+    return kind.from_pretrained(folder, **options)

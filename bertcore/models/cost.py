@@ -91,10 +91,11 @@ def pass_costs(members: Sequence[Member], batch: int, length: int, *, backend: s
 
 
 def _megabytes_on_disk(member: Member, length: int) -> float:
-    from bertcore.checkpoint import open_checkpoint
+    from bertcore.checkpoint import naming_config, open_checkpoint
     from bertcore.models.auto import AutoModel
 
-    model = AutoModel.class_for_config(member.config)(member.config)
+    with naming_config(member.name):
+        model = AutoModel.class_for_config(member.config)(member.config)
     longest = model.spec.longest_sequence
     if longest is not None and length > longest:
         raise ValueError(f"length is {length}, and {member.name} takes {longest} tokens")

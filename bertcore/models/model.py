@@ -114,8 +114,8 @@ class Model(NamedParameters):
             options: those of the class (add_pooling_layer of AutoModel, num_labels of classifiers).
 
         Raises:
-            CheckpointError (a ValueError): what is wrong with which file or tensor.
-            ValueError: what is wrong with which key of the config; an unknown task; int8 on CUDA; float16 on Numba.
+            CheckpointError (a ValueError): what is wrong with which file, key of its config, or tensor.
+            TypeError, ValueError: a wrong option; an unknown task; int8 on CUDA; float16 on Numba.
             BackendUnavailable: for low precision on the CPU, if the backend in force cannot run here.
 
         A head, or the pooler, that the checkpoint lacks altogether is newly initialised, with a warning that names it.
@@ -123,7 +123,8 @@ class Model(NamedParameters):
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint.resolve(folder, **hub)
         config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
-        model = cls.class_for_config(config)(config, **options)
+        with checkpoint.naming_config(folder):
+            model = cls.class_for_config(config)(config, **options)
         rules, expected = model.family.name_rules, model.expected_tensors()
         opened = model._with_adapter(checkpoint.open_checkpoint(folder), task)
         grouped = stored_dtype == "int8_weight_only"

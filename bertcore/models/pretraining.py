@@ -91,7 +91,8 @@ def _has_discriminator(known: Preset | None, folder: str | os.PathLike) -> bool:
     """Whether a preset was, or the checkpoint in a folder is, a discriminator."""
     if known is not None:
         return "replaced_tokens" in known.pretraining_heads
-    head = head_specs(checkpoint.read_config(folder)).get("replaced_tokens")
+    with checkpoint.naming_config(folder):
+        head = head_specs(checkpoint.read_config(folder)).get("replaced_tokens")
     return head is not None and f"{head.output}.weight" in checkpoint.open_checkpoint(folder)
 
 

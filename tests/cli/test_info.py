@@ -1,6 +1,7 @@
 """bertcore info: sizes, parameters, FLOPs and memory of presets and folders."""
 
 import json
+import shutil
 
 import pytest
 
@@ -53,6 +54,16 @@ def test_a_config_file(tmp_path, encoder_folder, capsys):
     write_json(file, CONFIG)
     found, expected = (json.loads(shown(capsys, name, "--json")) for name in (file, encoder_folder))
     assert found | {"name": expected["name"]} == expected
+
+
+@pytest.mark.parametrize("command", [["info"], ["compare"], ["compare", "--training"], ["compare", "--measure"]])
+def test_a_wrong_config_is_named(command, tmp_path, encoder_folder, capsys):
+    folder = shutil.copytree(encoder_folder, tmp_path / "broken")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": -1}))
+    assert main([*command, str(folder)]) == 1
+    told = f"bertcore {command[0]}: {folder}: config: hidden_size is -1, expected a positive integer\n"
+    assert capsys.readouterr().err == told
 
 
 def test_the_head_of_a_folder(tmp_path, encoder_folder, capsys):
