@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bertcore.checkpoint.errors import CheckpointError
+from .errors import WrongSetting
 
 
 @dataclass(frozen=True)
@@ -20,4 +20,4 @@ class AddedTokenSettings:
         try:
             self.content.encode()
         except UnicodeEncodeError as error:
-            raise CheckpointError(f"tokenizer files: the token {self.content!r} is not valid Unicode") from error
+            raise WrongSetting("", f"the token {self.content!r} is not valid Unicode") from error

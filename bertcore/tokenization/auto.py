@@ -6,6 +6,7 @@ from typing import Any
 from bertcore.checkpoint import resolve
 from bertcore.checkpoint.config import checkpoint_folder
 
+from .errors import naming_files
 from .luke import LukeTokenizer
 from .settings import read_settings
 from .tokenizer import Tokenizer
@@ -43,12 +44,14 @@ class AutoTokenizer:
         LUKE's tokenizer takes entities, too: see `LukeTokenizer`.
 
         Raises CheckpointError (a ValueError) when the folder holds no tokenizer, or a broken one; the file is named.
-        TypeError for a setting that does not exist, ValueError for one that the tokenizer.json cannot follow.
+        TypeError for one of `settings` that does not exist, ValueError for one that is wrong or that the tokenizer.json
+        cannot follow.
         """
         from .backend import build_backend
 
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint_folder(resolve(folder, "tokenizer", **hub))
-        read = read_settings(folder, settings)
-        built = build_backend(folder, read)
-        return LukeTokenizer(built, read, folder) if built.family.entities else Tokenizer(built, read)
+        with naming_files(folder, settings):
+            read = read_settings(folder, settings)
+            built = build_backend(folder, read)
+            return LukeTokenizer(built, read, folder) if built.family.entities else Tokenizer(built, read)

@@ -13,6 +13,7 @@ from bertcore.checkpoint.replacing import check_complete
 from . import byte_bpe, unigram, word_piece
 from .added_tokens import AddedTokenSettings
 from .engine import library_errors
+from .errors import WrongSetting
 from .families import FAMILIES, GENERIC, TokenizerFamily
 from .settings import GENERIC_CLASSES, SPECIAL_TOKEN_NAMES, TOKENIZER_JSON, TokenizerSettings
 
@@ -175,10 +176,9 @@ def _add_tokens(backend: Tokenizer, settings: TokenizerSettings, special: Mappin
         if token.content not in present:
             backend.add_tokens([_added_token(token)])
         if backend.token_to_id(token.content) != number:
-            raise CheckpointError(
-                f"tokenizer files: added token {token.content!r} has the id {number}, but the vocabulary gives it "
-                f"{backend.token_to_id(token.content)}"
-            )
+            found = backend.token_to_id(token.content)
+            message = f"added token {token.content!r} has the id {number}, but the vocabulary gives it {found}"
+            raise WrongSetting("", message)
         present.add(token.content)
     missing = [token for token in (*special.values(), *settings.extra_special_tokens) if token.content not in present]
     backend.add_special_tokens([_added_token(token) for token in missing])

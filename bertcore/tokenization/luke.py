@@ -13,6 +13,7 @@ from bertcore.checkpoint.errors import CheckpointError
 from bertcore.warn import warn_caller
 
 from .batch import BatchEncoding
+from .errors import WrongSetting
 from .mentions import MARKERS, TASKS, EntityRow, Mentions, Span, read_mentions
 from .options import Padding, Truncation, check_tensors
 from .settings import TokenizerSettings
@@ -45,10 +46,10 @@ class LukeTokenizer(Tokenizer):
         self.task = stated.get("task")
         if self.task not in TASKS:
             expected = ", ".join(map(repr, TASKS))
-            raise CheckpointError(f"tokenizer files: task is {self.task!r}, expected one of {expected}")
-        most = check_count("max_entity_length", stated.get("max_entity_length", 32), 1)
+            raise WrongSetting("task", f"task is {self.task!r}, expected one of {expected}")
+        most = _stated_count(stated, "max_entity_length", 32)
         self.max_entity_length = len(MARKERS[self.task]) if self.task in MARKERS else most
-        self.max_mention_length = check_count("max_mention_length", stated.get("max_mention_length", 30), 1)
+        self.max_mention_length = _stated_count(stated, "max_mention_length", 30)
         self._widths |= {"entity_position_ids": self.max_mention_length}
         names = {name: built.special_tokens.get(name, usual) for name, usual in SPECIAL_ENTITIES.items()}
         self.entity_vocab = _read_entities(folder / ENTITY_VOCABULARY_NAME, names)
@@ -228,6 +229,14 @@ class LukeTokenizer(Tokenizer):
         for name in ("token_type_ids", "attention_mask"):
             names += [f"entity_{name}"] if self._wanted(name, wanted[name]) else []
         return {name: [row[name] for row in values] for name in names}
+
+
+def _stated_count(stated: Mapping, name: str, default: int) -> int:
+    """A setting that is a number of entities or tokens."""
+    try:
+        return check_count(name, stated.get(name, default))
+    except (TypeError, ValueError) as error:
+        raise WrongSetting(name, str(error)) from error
 
 
 def _read_entities(file: Path, special: Mapping[str, str]) -> dict[str, int]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint.config import CONFIG_NAME, read_json_object
-from bertcore.checkpoint.errors import CheckpointError
 
 from .added_tokens import AddedTokenSettings
+from .errors import WrongSetting
 from .families import CLASS_OF_MODEL_TYPE, TokenizerFamily
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -69,8 +69,8 @@ class TokenizerSettings:
 def read_settings(folder: Path, overrides: Mapping[str, Any] | None = None) -> TokenizerSettings:
     """The settings in `folder`; transformers' defaults where it says nothing.
 
-    overrides: settings by name that win over the files'. Raises CheckpointError for broken files, TypeError for a name
-    among the overrides that is no setting.
+    overrides: settings by name that win over the files'. Raises CheckpointError for broken files, WrongSetting for a
+    wrong value, TypeError for a name among the overrides that is no setting.
     """
     values = _read_optional(folder / TOKENIZER_CONFIG_NAME)
     if "added_tokens_decoder" not in values:  # newer files hold all of it in tokenizer_config.json
@@ -112,8 +112,8 @@ def _tokenizer_class(values: Mapping[str, Any], folder: Path) -> str:
     return ""
 
 
-def _wrong(key: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"tokenizer files: {key} is {value!r}, expected {expected}")
+def _wrong(key: str, value: Any, expected: str) -> WrongSetting:
+    return WrongSetting(key, f"{key} is {value!r}, expected {expected}")
 
 
 def _number(values: Mapping[str, Any], key: str) -> int:

@@ -1,6 +1,7 @@
 """What a folder may say about its tokenizer, in all the forms it has been said in, and the ways it can be broken."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -168,7 +169,7 @@ def words_alone(kind, **more):
 PIECES = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"}
 PANICS = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 UNREADABLE = r"tokenizer\.json cannot be read by the tokenizers library: "
-NO_UNICODE = r"tokenizer files: the token '\\ud800' is not valid Unicode"
+NO_UNICODE = r"tokenizer files of .*: the token '\\ud800' is not valid Unicode"
 JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # What stands in which file, beside a vocab.txt -> what is wrong with it.
 BROKEN = [
@@ -211,6 +212,22 @@ def test_what_is_broken(folder, name, content, message):
     else:
         write_json(folder / name, content)
     with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"padding_side": "top"}, "padding_side is 'top', expected 'left' or 'right'"),
+        ({"model_max_length": -5}, "model_max_length is -5, expected a number of at least 0"),
+        ({"mask_token": 3}, "mask_token is 3, expected a string or an object"),
+    ],
+)
+def test_files_are_blamed_for_what_they_say_alone(folder, setting, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        AutoTokenizer.from_pretrained(folder, **setting)
+    write_json(folder / "tokenizer_config.json", setting)
+    with pytest.raises(CheckpointError, match=f"^tokenizer files of {re.escape(str(folder))}: {message}"):
         load(folder)
 
 
