@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_one_of
 from bertcore.heads.classifier import Classifier
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded, Trace
@@ -131,6 +132,8 @@ class AutoModelForSequenceClassification(_SequenceModel):
     _tasks = ("sequence_classification",)
 
     def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None, problem_type: str | None = None):
+        if problem_type is not None:
+            check_one_of("problem_type", problem_type, losses.PROBLEM_TYPES)
         task = {} if problem_type is None else {"problem_type": problem_type}
         super().__init__(with_labels(config, num_labels) | task)
 

@@ -138,6 +138,11 @@ def classification_loss(
         if soft_labels and num_labels > 1 and array.ndim == 2 and array.shape[1] > 1:
             return soft_loss(logits, array)
         problem_type = PROBLEM_TYPES[0 if num_labels == 1 else 1 if array.dtype.kind in "iu" else 2]
+        if array.dtype.kind == "f" and array.ndim == 1 and num_labels > 1:
+            raise ValueError(
+                f"labels holds {array.dtype} of shape {array.shape}, expected integers, a class for each sequence, or "
+                f"numbers of (sequences, {num_labels})"
+            )
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"config: problem_type is {problem_type!r}, known are {', '.join(PROBLEM_TYPES)}")
     if problem_type == "single_label_classification":
@@ -191,9 +196,11 @@ def floating_labels(labels: np.ndarray, logits: Any) -> Any:
     plain = value_of(logits)
     if labels.shape != plain.shape:
         raise ValueError(f"labels has shape {labels.shape}, expected {plain.shape}")
-    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise ValueError(f"labels holds {labels[~np.isfinite(labels)][0]}, expected finite numbers")
-    return kernels.to_backend(labels.astype(plain.dtype))
+    with np.errstate(over="ignore"):
+        array = labels.astype(plain.dtype)
+    if not np.isfinite(array).all():
+        raise ValueError(f"labels holds {labels[~np.isfinite(array)][0]}, expected finite numbers of {plain.dtype}")
+    return kernels.to_backend(array)
 
 
 def label_array(name: str, labels: Any) -> np.ndarray:

@@ -248,13 +248,19 @@ class ConfigReader:
     def num_labels(self) -> int:
         """How many classes a classifying head tells apart: of id2label, or num_labels, 2 by default."""
         labels = self._config.get("id2label")
-        if not isinstance(labels, Mapping) or not labels:
+        if not isinstance(labels, Mapping | None):
+            raise ValueError(f"config: id2label is {labels!r:.60}, expected an object of names by number")
+        if not labels:
             return self.size("num_labels", 2, most=MOST_LABELS)
         if len(labels) > MOST_LABELS:
             raise ValueError(f"config: id2label has {len(labels)} entries, expected at most {MOST_LABELS}")
         return len(labels)
 
     def label_names(self) -> list[str]:
-        """The names of those classes, LABEL_0 and so on where id2label has none."""
-        names = {int(index): str(name) for index, name in (self._config.get("id2label") or {}).items()}
-        return [names.get(index, f"LABEL_{index}") for index in range(self.num_labels())]
+        """The names of those classes, LABEL_0 and so on where there is no id2label."""
+        count, stated = self.num_labels(), self._config.get("id2label") or {}
+        for key in stated:
+            if not str(key).isdecimal() or int(key) >= count:
+                raise ValueError(f"config: id2label has the key {key!r}, expected numbers of classes, 0 to {count - 1}")
+        names = {int(key): str(name) for key, name in stated.items()}
+        return [names.get(index, f"LABEL_{index}") for index in range(count)]

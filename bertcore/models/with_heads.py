@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_count
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.model import Model
 from bertcore.models.outputs import Later
 from bertcore.models.registry import HeadSpec, family_of
-from bertcore.models.spec import ConfigReader
+from bertcore.models.spec import MOST_LABELS, ConfigReader
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.tape import current_tape, value_of
@@ -46,7 +47,7 @@ def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, 
     """The config with this number of labels, named as transformers names new ones; None leaves it as it is."""
     if num_labels is None:
         return dict(config)
-    count = ConfigReader({"num_labels": num_labels}).num_labels()
+    count = check_count("num_labels", num_labels, most=MOST_LABELS)
     names = {str(index): f"LABEL_{index}" for index in range(count)}
     return {**config, "id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
 

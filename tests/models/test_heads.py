@@ -1,13 +1,16 @@
 """The heads: which there are, what they refuse, and that their losses are what their outputs say."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 import bertcore
 from bertcore import value_and_grad
+from bertcore.checkpoint import CheckpointError
 from bertcore.heads.classifier import ClassifierSpec
+from bertcore.models.spec import ConfigReader
 
 CONFIG = {
     "model_type": "bert",
@@ -214,3 +217,66 @@ def test_electra_labels_are_flags():
 def test_a_source_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match="source is 'frist', known are pooler, first"):
         ClassifierSpec("classifier", "frist")
+
+
+@pytest.mark.parametrize("load", [bertcore.AutoModel.from_pretrained, bertcore.load_model], ids=["AutoModel", "load"])
+def test_a_wrong_config_is_named_with_its_folder(load, tmp_path):
+    model("SequenceClassification").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for changes, message in (
+        ({"hidden_size": "6"}, "hidden_size is '6', expected a positive integer"),
+        ({"model_type": "lstm"}, "model_type is 'lstm', known are"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(CheckpointError, match=f"^{re.escape(str(tmp_path))}: config: {message}"):
+            load(tmp_path)
+
+
+def test_a_head_that_the_family_lacks_is_told_of_with_the_folder(tmp_path):
+    model("SequenceClassification").save_pretrained(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=f"^{re.escape(str(tmp_path))}: config: models of type 'bert' have no head"
+    ):
+        bertcore.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "message"),
+    [
+        ({"num_labels": "3"}, TypeError, "^num_labels is '3', expected a positive integer"),
+        ({"num_labels": 2**20 + 1}, ValueError, "^num_labels is 1048577, expected at most 1048576"),
+        ({"problem_type": "classes"}, ValueError, "^problem_type is 'classes', expected one of 'regression'"),
+    ],
+)
+def test_an_option_is_told_of_by_its_name_and_not_as_a_key_of_the_config(tmp_path, option, error, message):
+    bertcore.AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
+    with pytest.raises(error, match=message) as caught:
+        bertcore.AutoModelForSequenceClassification.from_pretrained(tmp_path, **option)
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"no": 0, "yes": 1, "perhaps": 2}, "id2label has the key 'no', expected numbers of classes, 0 to 2"),
+        ({1: "no", 2: "yes", 3: "perhaps"}, "id2label has the key 3, expected numbers of classes, 0 to 2"),
+        (["no", "yes", "perhaps"], r"id2label is \['no', 'yes', 'perhaps'\], expected an object of names"),
+    ],
+    ids=["names first", "from 1 on", "a list"],
+)
+def test_names_of_labels_that_are_none(labels, message):
+    """A class with the name of another, or with none, would be a wrong answer."""
+    with pytest.raises(ValueError, match=f"config: {message}"):
+        ConfigReader({"id2label": labels}).label_names()
+
+
+def test_floats_that_were_meant_as_classes():
+    """As pandas has them for a column of integers in which one is missing."""
+    with pytest.raises(ValueError, match=r"labels holds float64 of shape \(2,\), expected integers, a class for each"):
+        model("SequenceClassification")(IDS, MASK, labels=[1.0, 2.0])
+
+
+def test_a_label_that_is_beyond_the_dtype_of_the_model():
+    one = bertcore.AutoModelForSequenceClassification.from_config(CONFIG, num_labels=1)
+    with pytest.raises(ValueError, match=r"labels holds 1e\+300, expected finite numbers of float32"):
+        one(IDS, MASK, labels=[0.5, 1e300])
