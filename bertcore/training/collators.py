@@ -168,8 +168,11 @@ def ids_of(example: Mapping[str, Any], index: int) -> np.ndarray:
 
 def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys of the batch, which all examples have."""
-    if not isinstance(examples, Sequence) or not examples or not isinstance(examples[0], Mapping):
+    if not isinstance(examples, Sequence) or not examples:
         raise ValueError(f"examples is {examples!r:.60}, expected a list of at least one mapping")
+    for index, example in enumerate(examples):
+        if not isinstance(example, Mapping):
+            raise ValueError(f"examples[{index}] is {example!r:.60}, expected a mapping")
     names = [name for name in examples[0] if name not in LEFT_OUT]
     for index, example in enumerate(examples):
         missing = [name for name in ("input_ids", *names) if name not in example]

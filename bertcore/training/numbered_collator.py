@@ -33,7 +33,12 @@ class NumberedCollator:
     def __call__(self, examples: Sequence[Any], number: int) -> Mapping[str, Any]:
         """The batch of that number."""
         if self._columns is not None:
-            examples = [{key: example[key] for key in example if key in self._columns} for example in examples]
+            examples = [self._kept(example) for example in examples]
         if hasattr(self._collator, "rng"):
             self._collator.rng = np.random.default_rng((self._seed, number))
         return self._collator(examples)
+
+    def _kept(self, example: Any) -> Any:
+        if not isinstance(example, Mapping):
+            return example  # of which the collator tells that it is none
+        return {key: example[key] for key in example if key in self._columns}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertcore import kernels
+from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback
@@ -76,6 +77,8 @@ class Trainer:
         *,
         objective: objectives.Objective | None = None,
     ):
+        if not isinstance(model, Block):
+            raise TypeError(f"model is {type(model).__name__}, expected one of bertcore's models")
         if not isinstance(args, TrainingArguments):
             raise TypeError(f"args is {type(args).__name__}, expected TrainingArguments")
         if args.eval_strategy != "no" and eval_dataset is None:

@@ -209,7 +209,8 @@ def test_examples_without_tokens(tokenizer):
     [
         ([], r"examples is \[\], expected a list of at least one mapping"),
         ({"input_ids": [[1]]}, "examples is {"),
-        ([{"input_ids": [1]}, [1]], r"examples\[1\]"),
+        ([{"input_ids": [1]}, [1]], r"examples\[1\] is \[1\], expected a mapping"),
+        ([None], r"examples\[0\] is None, expected a mapping"),
         ([{"input_ids": [[1], [2]]}], r"examples\[0\]\['input_ids'\] is \[\[1\], \[2\]\]"),
         ([{"input_ids": [[1], []]}], r"examples\[0\]\['input_ids'\]"),
         ([{"input_ids": [1.5]}], r"examples\[0\]\['input_ids'\] is \[1.5\]"),

@@ -178,6 +178,16 @@ def test_settings_that_are_none(tmp_path, settings, error):
         TrainingArguments(**{"output_dir": tmp_path} | settings)
 
 
+def test_what_is_no_model_and_what_is_no_example(tmp_path):
+    args = TrainingArguments(tmp_path, max_steps=1)
+    for wrong, kind in ((None, "NoneType"), ("bert-base-uncased", "str")):
+        with pytest.raises(TypeError, match=f"model is {kind}, expected one of bertcore's models"):
+            Trainer(wrong, args, collate, LABELLED)
+    padding = DataCollatorWithPadding(mock.Mock(pad_token_id=0))
+    with pytest.raises(ValueError, match=r"examples\[0\] is None, expected a mapping"):
+        Trainer(classifier(), args, padding, [None]).train()
+
+
 def test_integers_of_numpy_are_integers(tmp_path):
     names = ("max_steps", "seed", "data_seed", "per_device_train_batch_size", "eval_steps")
     args = TrainingArguments(tmp_path, **{name: np.int64(3) for name in names})
