@@ -12,10 +12,22 @@ from pathlib import Path
 
 from .errors import CheckpointError
 
+if os.name == "posix":
+    import fcntl
+
 STALE_SECONDS = 3600  # a temporary file that nobody has written to for so long is nobody's
 
 # Stands in the place of a file while what belongs to it is replaced. No reader takes it for a config or a tokenizer.
 NOTE = b'{"bertcore_saving": "the files beside this one are being replaced; this one comes last"}\n'
+
+
+def made_folder(folder: str | os.PathLike) -> Path:
+    """The folder of that name, made when it is not there; ValueError for no name, which would be the current folder."""
+    if not os.fspath(folder):
+        raise ValueError("folder is empty, expected the name of a folder ('.' for the current one)")
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]]) -> None:
@@ -23,7 +35,8 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
 
     All are written under temporary names first. Then a note takes the place of the first file (`check_complete` knows
     it), the others are replaced, and the first one last. A process that is killed at any moment leaves the old files,
-    the new ones, or the note; an error or an interrupt leaves the old ones. OSError names the file, not a temporary.
+    the new ones, or the note; an error or an interrupt leaves the old ones. Of several processes and threads that do it
+    at once each leaves its own files whole, the last one those that stay. OSError names the file, not a temporary.
     """
     guard, *others = targets = [folder / name for name in writers]
     for target in targets:
@@ -41,14 +54,30 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
                 write(new[target])
                 shutil.copymode(note, new[target])  # safetensors makes files that only their owner may read
                 sync(new[target])
-        if os.path.lexists(guard):
-            shutil.copy2(guard, old[guard], follow_symlinks=False)
-        try:
-            _switch(guard, others, new, old, note)
-        finally:
-            if os.path.lexists(new[guard]):  # it comes last: all of them stay as they were
-                _restore(targets, new, old)
+        with _alone_in(folder):
+            if os.path.lexists(guard):
+                shutil.copy2(guard, old[guard], follow_symlinks=False)
+            try:
+                _switch(guard, others, new, old, note)
+            finally:
+                if os.path.lexists(new[guard]):  # it comes last: all of them stay as they were
+                    _restore(targets, new, old)
     sync(folder)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """A block that one thread of one process at a time is in for each folder, where the system locks folders."""
+    if os.name != "posix":
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # of file systems without locks (some of NFS)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which ends the lock, as the end of the process does
 
 
 def _switch(guard: Path, others: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path], note: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .config import CONFIG_NAME
 from .reading import WEIGHTS_NAME
-from .replacing import replace_files
+from .replacing import made_folder, replace_files
 
 STORABLE = frozenset(
     ["bool", "bfloat16", "float16", "float32", "float64"]
@@ -40,8 +40,7 @@ def save_checkpoint(
     """
     arrays = {name: _storable(name, array) for name, array in parameters.items()}
     config_text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(folder)
     replace_files(
         folder,
         {

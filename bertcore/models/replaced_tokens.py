@@ -12,6 +12,7 @@ import numpy as np
 
 from bertcore import checkpoint
 from bertcore.arguments import check_one_of
+from bertcore.checkpoint.replacing import made_folder
 from bertcore.checkpoint.saving import write_safetensors
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -167,8 +168,7 @@ class ReplacedTokenModel(NamedParameters):
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write generator/ and discriminator/, which bertcore and transformers load as models of their own, and what it
         takes to train on from here."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = made_folder(folder)
         for part in PARTS:
             model = getattr(self, part)
             arrays = {_own_name(name): array for name, array in model.state_dict().items()}

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from bertcore.checkpoint.replacing import replace_files
+from bertcore.checkpoint.replacing import made_folder, replace_files
 
 from .families import FAMILIES, GENERIC, TokenizerFamily
 from .settings import GENERIC_CLASSES, TOKENIZER_CONFIG_NAME, TOKENIZER_JSON, TokenizerSettings
@@ -38,8 +37,7 @@ def file_contents(
 
 def write_contents(folder, contents: Mapping[str, str]) -> tuple[str, ...]:
     """Write files, name -> text, into `folder`, which is made when it is not there; all of them or none."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(folder)
 
     def writer(text: str):
         return lambda file: file.write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,41 @@ def test_a_process_that_is_killed_leaves_one_model_or_says_so(tmp_path):
         assert contents(folder) == NEW
         assert sorted(entry.name for entry in folder.iterdir()) == ["config.json", "model.safetensors", "vocab.txt"]
     assert any(isinstance(each, str) for each in found)  # between the replacements
+
+
+def test_who_saves_while_another_does_waits_for_it(tmp_path, monkeypatch):
+    """Or the config of one may stand beside the weights of the other, and its files be gone when it looks for them."""
+    save_checkpoint(tmp_path, CONFIG, ARRAYS)
+    is_between, may_go_on, replace = threading.Event(), threading.Event(), os.replace
+
+    def stop_at_the_weights(source, target):
+        if threading.current_thread() is first and Path(target).name == "model.safetensors":
+            is_between.set()
+            assert may_go_on.wait(60)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", stop_at_the_weights)
+    first = threading.Thread(target=save_checkpoint, args=(tmp_path, CONFIG, ARRAYS))
+    second = threading.Thread(target=save_checkpoint, args=(tmp_path, NEW_CONFIG, NEW_ARRAYS))
+    first.start()
+    assert is_between.wait(60)
+    second.start()
+    second.join(0.3)
+    assert second.is_alive()
+    may_go_on.set()
+    first.join()
+    second.join()
+    assert contents(tmp_path) == NEW
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_no_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="folder is empty, expected the name of a folder"):
+        save_checkpoint("", CONFIG, ARRAYS)
+    assert not list(tmp_path.iterdir())
+    save_checkpoint(".", CONFIG, ARRAYS)
+    assert contents(tmp_path) == OLD
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
