@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "demo_model": {"kernels"},
     "plots": {"tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
-    "serving": {"checkpoint", "kernels", "tasks"},
+    "serving": {"checkpoint", "demo_model", "kernels", "tasks"},
     "tasks": {"arguments", "checkpoint", "extras", "kernels", "models", "nn", "tape", "tokenization", "warn"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}

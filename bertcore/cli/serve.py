@@ -7,7 +7,7 @@ import argparse
 import os
 import socket
 
-from bertcore.cli.common import MODEL_HELP, CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+from bertcore.cli.common import MODEL_HELP, CommandError, add_dtype_argument, chosen_backend, positive
 
 HELP = "serve models over HTTP"
 EXAMPLES = """\
@@ -21,6 +21,9 @@ have to bring (Authorization: Bearer KEY). Needs: pip install "bertcore[serve]".
 
 
 BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
+# Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers use one again,
+# or a request is sent on a connection that is being closed, and its client is told 502.
+KEEP_ALIVE = 75
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +59,16 @@ def run(args: argparse.Namespace) -> None:
     key = os.environ.get("BERTCORE_API_KEY") or None
     settings = ServerSettings(**limits, api_key=key, auto_truncate=args.auto_truncate)
     with chosen_backend(args):
-        folders = [name if name != "demo" else model_folder(name) for name in args.models]
-        app = create_app(folders, settings, dtype=args.dtype)
-    options = {"log_level": "warning", "timeout_keep_alive": 15, "timeout_graceful_shutdown": args.graceful_timeout}
+        app = create_app(args.models, settings, dtype=args.dtype)
+    options = {
+        "log_level": "warning",
+        "ws": "none",
+        "timeout_keep_alive": KEEP_ALIVE,
+        "timeout_graceful_shutdown": args.graceful_timeout,
+    }
     with listening_socket(args.host, args.port) as listening:
-        print(f"bertcore: listening at http://{args.host}:{listening.getsockname()[1]}", flush=True)
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        print(f"bertcore: listening at http://{host}:{listening.getsockname()[1]}", flush=True)
         uvicorn.Server(uvicorn.Config(app, **options)).run([listening])
 
 
@@ -69,8 +77,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address, family=family, backlog=BACKLOG)
-    except OSError as error:
+    except UnicodeError as error:  # of a host whose name cannot be one
+        raise CommandError(f"cannot listen at {host}:{port}: {host!r} is no name of a host") from error
+    except socket.gaierror as error:
         raise CommandError(f"cannot listen at {host}:{port}: {error.strerror}") from error
+    except OSError as error:  # to whose message Python adds the address
+        raise CommandError(f"cannot listen at {host}:{port}: {os.strerror(error.errno)}") from error
     # Connections inherit it. asyncio sets it for sockets of its own alone; without it the body of an answer waits
     # until the client has acknowledged the head: 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -18,8 +18,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bertcore.checkpoint import resolve
+from bertcore.demo_model import demo_model_folder
 from bertcore.serving.endpoints import ENDPOINTS, PAGES
-from bertcore.serving.errors import RequestError, body_too_large, body_too_slow, invalid, malformed, timed_out
+from bertcore.serving.errors import (
+    RequestError,
+    body_too_large,
+    body_too_slow,
+    encoded,
+    invalid,
+    malformed,
+    timed_out,
+)
 from bertcore.serving.metrics import Metrics
 from bertcore.serving.models import Models, ServedModel
 from bertcore.serving.settings import ServerSettings
@@ -35,8 +44,8 @@ def create_app(
     """A server of these models, as an ASGI application.
 
     Args:
-        models: folders, or ids on the Hugging Face hub: sentence encoders, sparse encoders, classifiers. Requests call
-            them by the last part of their name.
+        models: folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders, sparse
+            encoders, classifiers. Requests call them by the last part of these names.
         settings: limits; see `ServerSettings`.
         dtype: of the weights, as for AutoModel.
 
@@ -65,11 +74,13 @@ def create_app(
             yield
 
     handlers: Any = {HTTPException: _http_error}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # "/embed/" is no path: behind a proxy that ends TLS it would lead out of TLS
+    return app
 
 
 def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
-    folder = resolve(name, "sentence_encoder")
+    folder = demo_model_folder() if name == "demo" else resolve(name, "sentence_encoder")
     return ServedModel(folder, Path(os.fspath(name)).name or Path(folder).resolve().name, dtype=dtype)
 
 
@@ -112,6 +123,8 @@ async def _read_body(request: Request, settings: ServerSettings) -> dict[str, An
     most, stated = settings.max_body_bytes, request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
         raise body_too_large(f"the body has {stated} bytes, the limit is {most}")
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise encoded(f"content-encoding is {encoding!r:.60}, expected a body that is not compressed")
     parts, size = [], 0
     try:
         async with asyncio.timeout(settings.body_timeout):

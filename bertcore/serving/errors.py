@@ -33,6 +33,11 @@ def invalid(message: str) -> RequestError:
     return RequestError(422, "validation", message)
 
 
+def encoded(message: str) -> RequestError:
+    """A body that is compressed."""
+    return RequestError(415, "malformed", message, is_body_unread=True)
+
+
 def too_large(message: str) -> RequestError:
     """A batch or a text beyond the limits."""
     return RequestError(413, "validation", message)

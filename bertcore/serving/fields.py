@@ -36,13 +36,13 @@ def count(body: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-def texts(body: Mapping[str, Any], name: str, most: int) -> list[str]:
+def texts(body: Mapping[str, Any], name: str, most: int, expected: str = "a list of strings") -> list[str]:
     """A list of strings; RequestError for anything else (422), and for more than `most` (413)."""
     values = body.get(name, REQUIRED)
     if values is REQUIRED:
-        raise invalid(f"{name} is missing, expected a list of strings")
+        raise invalid(f"{name} is missing, expected {expected}")
     if not isinstance(values, list):
-        raise invalid(f"{name} is {_shown(values)}, expected a list of strings")
+        raise invalid(f"{name} is {_shown(values)}, expected {expected}")
     if not values:
         raise invalid(f"{name} is empty, expected at least one string")
     if len(values) > most:
@@ -56,7 +56,7 @@ def texts(body: Mapping[str, Any], name: str, most: int) -> list[str]:
 def one_or_more(body: Mapping[str, Any], name: str, most: int) -> list[str]:
     """A string or a list of strings, as a list."""
     value = body.get(name)
-    return [value] if isinstance(value, str) else texts(body, name, most)
+    return [value] if isinstance(value, str) else texts(body, name, most, "a string or a list of strings")
 
 
 def truncation(body: Mapping[str, Any], default: bool) -> bool:

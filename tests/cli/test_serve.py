@@ -1,6 +1,7 @@
 """`bertcore serve`: where it listens."""
 
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,10 +19,26 @@ def test_a_number_that_is_no_port(port, capsys):
 def test_an_address_that_cannot_be_had():
     with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CommandError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(CommandError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use$"):
             listening_socket("127.0.0.1", port)
         with socket.create_connection(("127.0.0.1", port)):  # it listens already
             pass
+
+
+def test_a_name_that_no_host_can_have():
+    with pytest.raises(CommandError, match=r"cannot listen at a\.\.b:0: 'a\.\.b' is no name of a host"):
+        listening_socket("a..b", 0)
+
+
+def test_idle_connections_outlive_those_of_load_balancers(monkeypatch, capsys):
+    """They use a connection again for 60 s; one that the server closes meanwhile is a request lost."""
+    made = []
+    monkeypatch.setattr("bertcore.serving.create_app", lambda *given, **options: None)
+    server = SimpleNamespace(run=lambda sockets: None)
+    monkeypatch.setattr("uvicorn.Server", lambda config: made.append(config) or server)
+    assert main(["serve", "demo", "--host", "::1", "--port", "0", "--backend", "numpy"]) == 0
+    assert made[0].timeout_keep_alive > 60
+    assert capsys.readouterr().out.startswith("bertcore: listening at http://[::1]:")
 
 
 def test_answers_are_sent_at_once():

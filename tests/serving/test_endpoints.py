@@ -124,6 +124,16 @@ def test_openai_model_that_is_not_served(client, name):
     }
 
 
+def test_the_demonstration_model_goes_by_the_word_that_it_was_asked_by(folders, monkeypatch):
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import create_app
+
+    monkeypatch.setattr("bertcore.serving.app.demo_model_folder", lambda: folders["encoder"])
+    with TestClient(create_app(["demo"])) as client:
+        assert post(client, "/v1/embeddings", input="a", model="demo")["model"] == "demo"
+
+
 @pytest.mark.parametrize(
     ("problem_type", "function"),
     [("multi_label_classification", "sigmoid"), ("regression", "identity"), (None, "softmax")],
@@ -155,8 +165,8 @@ def test_health_metrics_and_page(client):
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/embed", {}, "inputs is missing, expected a list of strings"),
-        ("/embed", {"inputs": 3}, "inputs is 3, expected a list of strings"),
+        ("/embed", {}, "inputs is missing, expected a string or a list of strings"),
+        ("/embed", {"inputs": 3}, "inputs is 3, expected a string or a list of strings"),
         ("/embed", {"inputs": []}, "inputs is empty"),
         ("/embed", {"inputs": ["a", None]}, "inputs[1] is None, expected a string"),
         ("/embed", {"inputs": "a", "normalize": "yes"}, "normalize is 'yes', expected true or false"),

@@ -1,6 +1,7 @@
 """What a server refuses, and how: bodies, keys, queues, time, clients that go away."""
 
 import asyncio
+import gzip
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,7 +33,15 @@ def test_malformed_bodies(client, content, status, message):
     assert answer.status_code == status and message in answer.json()["error"]
 
 
+def test_a_compressed_body_is_told_of_as_such(client):
+    answer = client.post("/embed", content=gzip.compress(b'{"inputs": "a"}'), headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 415
+    assert answer.json()["error"] == "content-encoding is 'gzip', expected a body that is not compressed"
+    assert client.post("/embed", json={"inputs": "a"}, headers={"Content-Encoding": "identity"}).status_code == 200
+
+
 def test_unknown_paths_and_methods(client):
+    assert client.post("/embed/", json={"inputs": "a"}, follow_redirects=False).status_code == 404
     assert client.get("/nothing").json() == {"error": "Not Found", "error_type": "not_found"}
     answer = client.get("/embed")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
