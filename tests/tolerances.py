@@ -22,3 +22,10 @@ def assert_close(found, expected, *, name="result", factor=1.0, at_least=0.0):
     assert error <= tolerance * scale, (
         f"{name} is off by {error:.3g} at a scale of {scale:.3g} (allowed {tolerance:.1g})"
     )
+
+
+def assert_same_arrays(found, expected):
+    """Two mappings of names to arrays (weights, gradients) have the same names and the same bits."""
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)

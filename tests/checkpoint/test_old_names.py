@@ -12,6 +12,7 @@ from bertcore.checkpoint import CheckpointError
 from tests.checkpoint import pickle_files as build
 from tests.checkpoint.files import write_tensors
 from tests.tiny_bert import CONFIG
+from tests.tolerances import assert_same_arrays
 
 IDS = [[2, 7, 8, 9, 3], [2, 10, 3, 0, 0]]
 DECODER, BIAS = "cls.predictions.decoder", "cls.predictions.bias"
@@ -99,8 +100,7 @@ def test_same_model(tmp_path, model, writer, spelling):
         loaded = AutoModelForMaskedLM.from_pretrained(folder)
         encoder = AutoModel.from_pretrained(folder, add_pooling_layer=False)
     assert not loaded.newly_initialised
-    for name, array in model.state_dict().items():
-        np.testing.assert_array_equal(loaded.state_dict()[name], array)
+    assert_same_arrays(loaded.state_dict(), model.state_dict())
     expected = model(IDS, attention_mask=[[1] * 5, [1, 1, 1, 0, 0]], output_hidden_states=True)
     found = loaded(IDS, attention_mask=[[1] * 5, [1, 1, 1, 0, 0]])
     np.testing.assert_array_equal(found.logits, expected.logits)
@@ -115,8 +115,7 @@ def test_untied_decoder(tmp_path, writer, bias):
     model = AutoModelForMaskedLM.from_config(config, seed=4)
     arrays = {bias if name == f"{DECODER}.bias" else name: array for name, array in model.state_dict().items()}
     loaded = AutoModelForMaskedLM.from_pretrained(written(tmp_path, arrays, writer, config))
-    for name, array in model.state_dict().items():
-        np.testing.assert_array_equal(loaded.state_dict()[name], array)
+    assert_same_arrays(loaded.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("writer", WRITERS)

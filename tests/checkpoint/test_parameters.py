@@ -5,6 +5,7 @@ import pytest
 from bertcore.checkpoint import CheckpointError, load_parameters, open_checkpoint
 from bertcore.families.bert import BERT as FAMILY
 from tests.checkpoint.files import write_tensors
+from tests.tolerances import assert_same_arrays
 
 BERT = FAMILY.name_rules
 WORDS, NORM = "embeddings.word_embeddings.weight", "embeddings.LayerNorm.weight"
@@ -35,8 +36,7 @@ def load(folder, arrays, expected, **options):
 
 def check_same(found, wanted):
     assert list(found) == list(wanted)
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array)
+    assert_same_arrays(found, wanted)
 
 
 def renamed(arrays, **names):

@@ -16,7 +16,7 @@ from tests.kernels.attention_forms import FORMS, arguments, attend, in_float64, 
 from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import QUICK, normal, seeds
 from tests.kernels.test_attention import log_buckets
-from tests.tolerances import TOLERANCES, assert_close
+from tests.tolerances import TOLERANCES, assert_close, assert_same_arrays
 
 # A lesser CPU gets the dtype that makes its vectors most different: compiling is what takes the time here.
 DTYPE, OTHER = (np.float64, np.float32) if FORCED == "generic" else (np.float32, np.float64)
@@ -43,8 +43,7 @@ def check(problem):
 
 
 def assert_same_bits(found, expected):
-    for name, array in found.items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    assert_same_arrays(found, expected)
 
 
 # --- any sizes ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from bertcore.training.objectives import MultipleNegativesRanking
 from tests.checkpoint.files import write_tensors
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, runnable, tiny_config
+from tests.tolerances import assert_same_arrays
 
 RNG = np.random.default_rng(3)
 IDS = RNG.integers(6, 60, (3, 11))
@@ -127,8 +128,7 @@ def test_the_base_stays_and_is_packed_once():
     assert losses[-1] < losses[0]
     assert [parameter.forms.weights.get(("numba", 0)) for parameter in base.parameters()] == weights
     assert any(weight is not None for weight in weights)
-    for name, array in base.state_dict().items():
-        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    assert_same_arrays(base.state_dict(), before)
 
 
 def test_programs_follow_the_adapters():
@@ -177,8 +177,7 @@ def test_dropout_of_adapters():
     adapted.gradient_checkpointing_enable()
     again, same = value_and_grad(adapted.train(seed=3))(**BATCH)
     assert again.loss == out.loss
-    for name, array in grads.items():
-        np.testing.assert_array_equal(same[name], array)
+    assert_same_arrays(same, grads)
     np.testing.assert_array_equal(adapted.eval()(IDS).logits, still)
 
 
@@ -292,8 +291,7 @@ def test_states_that_do_not_fit_replace_nothing(damage):
         del state[f"{QUERY}.lora_B.weight"]
     with pytest.raises(ValueError, match=f"{QUERY}.lora_B"):
         adapted.load_state_dict(state)
-    for name, array in adapted.state_dict().items():
-        np.testing.assert_array_equal(array, before[name])
+    assert_same_arrays(adapted.state_dict(), before)
 
 
 def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
@@ -320,8 +318,7 @@ def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
     resumed = trained(tmp_path / "parts", 4, resume_from_checkpoint=True)
     files = {path.name for path in (tmp_path / "whole" / "checkpoint-4").iterdir()}
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
-    for name, array in whole.state_dict().items():
-        np.testing.assert_array_equal(resumed.state_dict()[name], array, err_msg=name)
+    assert_same_arrays(resumed.state_dict(), whole.state_dict())
     with pytest.raises(ValueError, match="fingerprint of the weights beside the adapters is"):
         trained(tmp_path / "parts", 6, seed=2, resume_from_checkpoint=True)
 
@@ -356,8 +353,7 @@ def test_adapters_beside_maps_in_bfloat16(cpu_backend):
     before = low.state_dict()
     AdamW(models[0], lr=0.01).step(grads)
     assert value_and_grad(models[0])(**BATCH)[0].loss < out.loss
-    for name, array in low.state_dict().items():
-        np.testing.assert_array_equal(array, before[name])
+    assert_same_arrays(low.state_dict(), before)
 
 
 def test_adapters_beside_int8_are_not_trained(tmp_path):

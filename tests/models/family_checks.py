@@ -15,6 +15,7 @@ from bertcore.models.model import Model
 from tests import cuda_emulator
 from tests.slopes import assert_slope
 from tests.tiny_families import drawn_anew
+from tests.tolerances import assert_same_arrays
 
 # Of the outputs' scale. Low precision rounds every weight and input, to 8 bits or 1 in 254 of a row's largest.
 TOLERANCE = {"numba": 5e-6, "cupy": 1e-5, "bfloat16": 4e-2, "int8": 0.12}
@@ -81,10 +82,8 @@ def check_loads(model: Model, folder: Path, tensors: Mapping[str, np.ndarray]) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = type(model).from_pretrained(folder)
-    expected = model.state_dict()
-    assert again.state_dict().keys() == expected.keys() and not again.newly_initialised
-    for name, array in again.state_dict().items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    assert not again.newly_initialised
+    assert_same_arrays(again.state_dict(), model.state_dict())
 
 
 def check_spellings(model: Model, folder: Path, *, copies: Mapping[str, str]) -> None:

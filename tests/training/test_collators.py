@@ -11,6 +11,7 @@ from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithP
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.numbered_collator import NumberedCollator
 from tests.tiny_bert import VOCABULARY, save_tiny_bert
+from tests.tolerances import assert_same_arrays
 
 COUNT = 97
 WORDS = Words(
@@ -279,9 +280,7 @@ def test_padding_of_transformers(tmp_path, side):
     found = DataCollatorWithPadding(ours, **options)([{**ours(text), "label": 1} for text in texts])
     peer = transformers.DataCollatorWithPadding(theirs, return_tensors="np", **options)
     expected = peer([{**theirs(text), "label": 1} for text in texts])
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert_same_arrays(found, expected)
 
 
 def test_settings_of_numpy_are_pythons():

@@ -11,6 +11,7 @@ from bertcore.tape import Tape, value_of
 from bertcore.training import LAMB, AdamW, Muon, StableAdamW, clip_grad_norm, get_scheduler
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
+from tests.tolerances import assert_same_arrays
 
 RNG = np.random.default_rng(3)
 IDS = RNG.integers(5, CONFIG["vocab_size"], (3, 13))
@@ -59,8 +60,7 @@ def test_gradients_by_name_train_as_those_by_parameter():
     _, grads = value_and_grad(first)(**BATCH)
     optimizers[1].step({name: np.array(array) for name, array in grads.items()})
     optimizers[0].step(grads)
-    for name, array in first.state_dict().items():
-        np.testing.assert_array_equal(array, second.state_dict()[name], err_msg=name)
+    assert_same_arrays(first.state_dict(), second.state_dict())
 
 
 def test_a_replaced_gradient_counts():
@@ -70,8 +70,7 @@ def test_a_replaced_gradient_counts():
     for name, array in list(grads.items()):
         grads[name] = np.zeros_like(array)
     AdamW(model, weight_decay=0).step(grads)
-    for name, array in model.state_dict().items():
-        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    assert_same_arrays(model.state_dict(), before)
 
 
 @pytest.mark.usefixtures("on_numpy")
@@ -165,8 +164,7 @@ def test_gradients_that_do_not_fit_change_nothing(damage):
     with pytest.raises((TypeError, ValueError), match=last):
         optimizer.step(grads)
     assert optimizer.step_count == 0
-    for name, array in model.state_dict().items():
-        np.testing.assert_array_equal(array, before[name])
+    assert_same_arrays(model.state_dict(), before)
 
 
 @pytest.mark.parametrize("part", ["layer.0.", "embeddings."])
@@ -209,8 +207,7 @@ def test_state_goes_on_to_the_bit(kind):
     second = kind(parts)
     second.load_state_dict(state)
     train(parts, second, 2)
-    for name, array in whole.state_dict().items():
-        np.testing.assert_array_equal(array, parts.state_dict()[name], err_msg=name)
+    assert_same_arrays(whole.state_dict(), parts.state_dict())
 
 
 @pytest.mark.parametrize("damage, error", [("unknown", "unknown are colour"), ("missing", "state has no")])
@@ -232,8 +229,7 @@ def test_clipping():
     exact = np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in grads.values()))
     before = {name: array.copy() for name, array in grads.items()}
     np.testing.assert_allclose(clip_grad_norm(grads, 2 * exact), exact, rtol=1e-6)
-    for name, array in grads.items():
-        np.testing.assert_array_equal(array, before[name])
+    assert_same_arrays(grads, before)
     clip_grad_norm(grads, exact / 3)
     np.testing.assert_allclose(clip_grad_norm(grads, exact), exact / 3, rtol=1e-6)
     for scale in (1e20, 1e-30):  # whose squares float32 cannot hold
@@ -274,8 +270,7 @@ def test_clipping_reaches_what_a_family_stores_in_another_order():
         _, grads = value_and_grad(model)(input_ids=ids, labels=ids)
         clip_grad_norm(grads, 1e-3)
         LAMB(model, eps=1e-3).step({name: np.array(array) for name, array in grads.items()} if is_plain else grads)
-    for name, array in models[0].state_dict().items():
-        np.testing.assert_array_equal(array, models[1].state_dict()[name], err_msg=name)
+    assert_same_arrays(models[0].state_dict(), models[1].state_dict())
 
 
 def test_a_change_that_fails_is_a_change():

@@ -26,6 +26,7 @@ from bertcore.training import (
 )
 from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints, write_folder
 from bertcore.training.objectives.language_modeling import DEFAULT
+from tests.tolerances import assert_same_arrays
 from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, without_times
 
 
@@ -148,8 +149,7 @@ def test_gradients_that_are_no_numbers_end_the_run_before_the_step(tmp_path, mos
     trainer.objective.value_and_grad = value_and_grad_with_inf
     with pytest.raises(TrainingDiverged, match="norm of the gradients inf") as caught:
         trainer.train()
-    for name, array in trainer.model.state_dict().items():
-        np.testing.assert_array_equal(array, before[name])
+    assert_same_arrays(trainer.model.state_dict(), before)
     assert len(json.loads((caught.value.folder / "failure.json").read_text())["non_finite_gradients"]) == 1
 
 

@@ -14,6 +14,7 @@ from bertcore.training import (
     TrainingArguments,
 )
 from tests.tiny_bert import CONFIG
+from tests.tolerances import assert_same_arrays
 
 RNG = np.random.default_rng(5)
 LENGTHS = RNG.integers(2, 14, 23).tolist()
@@ -65,9 +66,7 @@ def class_trainer(folder, callbacks=(), model=None, compute_metrics=None, **sett
 
 
 def assert_same_weights(first, second):
-    assert first.state_dict().keys() == second.state_dict().keys()
-    for name, array in first.state_dict().items():
-        np.testing.assert_array_equal(array, second.state_dict()[name], err_msg=name)
+    assert_same_arrays(first.state_dict(), second.state_dict())
 
 
 def assert_resumes(trainer, folder, steps):

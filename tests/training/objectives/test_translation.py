@@ -9,6 +9,7 @@ from bertcore.training.objectives import TranslationLM
 from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tokenization.family_folders import write_family
+from tests.tolerances import assert_same_arrays
 from tests.training.tiny_runs import assert_resumes
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -65,8 +66,7 @@ def test_positions_start_again(tokenizer, monkeypatch, side, name, offset):
     )
     out, found = objective.value_and_grad(model, batch)
     assert out.loss == expected.loss != model(**{k: v for k, v in batch.items() if k != "restart"}).loss
-    for key, gradient in grads.items():
-        np.testing.assert_array_equal(found[key], gradient)
+    assert_same_arrays(found, grads)
 
 
 def test_a_model_without_a_table_of_positions_keeps_its_distances(tokenizer):
