@@ -14,17 +14,7 @@ from bench.peers import compare
 from bench.peers import plot as peers_plot
 from bench.peers.cases import PRECISIONS, Size
 from bench.peers.libraries import OURS, Session
-from bertcore.kernels import _numba
 from bertcore.presets import PRESETS
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after():
-    before = _numba.num_threads()
-    yield
-    _numba.set_num_threads(before)
-    machine.set_threads(None)
-
 
 # --- cases ----------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from bench.peers.__main__ import VERSIONS, _parse, main
 from bench.peers.cases import MEASURED_MODELS, MODELS, PRECISIONS, SHAPES, Case, Size, random_batch
 from bench.peers.checkpoint import cached, hidden_states_alone, make_checkpoint
 from bench.peers.libraries import OURS, Peer, Session, Unsupported, all_peers, missing_reason
-from bertcore.kernels import _numba
 
 CASE = Case("tiny", "ragged")
 PLAN = compare.Plan(rounds=1, seconds=0, fma_limit=1e9)
@@ -248,14 +247,6 @@ def test_fma_limit_is_that_of_fused_multiply_adds():
 def read(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after():
-    before = _numba.num_threads()
-    yield
-    _numba.set_num_threads(before)
-    machine.set_threads(None)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import pytest
 from bench import machine
 from bench.report import Column, append_csv, table
 from bench.texts import ragged_lengths
-from bertcore.kernels import _numba
 
 MACHINE = {"cpu": "some, CPU", "threads": 2}
 
@@ -59,15 +58,11 @@ def test_machine_is_described_under_its_columns():
 
 def test_threads_are_set_for_kernels_and_blas():
     threadpoolctl = pytest.importorskip("threadpoolctl")
-    before = _numba.num_threads()
-    try:
-        machine.set_threads(1)
-        assert machine.describe()["threads"] == 1
-        pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
-        assert {pool["num_threads"] for pool in pools} == {1}
-        assert machine.describe()["blas"].endswith("x1")
-    finally:
-        machine.set_threads(before)
+    machine.set_threads(1)
+    assert machine.describe()["threads"] == 1
+    pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+    assert {pool["num_threads"] for pool in pools} == {1}
+    assert machine.describe()["blas"].endswith("x1")
 
 
 def test_ragged_lengths_have_the_stated_mean_and_longest():

@@ -1,9 +1,12 @@
 """Fixtures of the command line's tests: tiny models, text on stdin."""
 
 import io
+import signal
+from unittest import mock
 
 import pytest
 
+from bertcore.training.run import Run
 from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 
 
@@ -23,6 +26,19 @@ def encoder_folder(tmp_path_factory):
 def masked_lm_folder(tmp_path_factory):
     """A tiny model with the masked language model's head."""
     return save_tiny_bert(tmp_path_factory.mktemp("masked-lm"), head=True)
+
+
+@pytest.fixture
+def interrupted(ctrl_c):
+    """A function that makes a block in which Ctrl-C comes after the second step of a run."""
+    step = Run._step
+
+    def step_and_ctrl_c(run, part):
+        step(run, part)
+        if run.state.global_step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    return lambda: mock.patch.object(Run, "_step", step_and_ctrl_c)
 
 
 @pytest.fixture

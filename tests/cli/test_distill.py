@@ -1,14 +1,12 @@
 """`bertcore distill`: a student of fewer layers, of another family or of a checkpoint; what is measured and refused."""
 
 import json
-import signal
 
 import numpy as np
 import pytest
 
 from bertcore import AutoModelForSequenceClassification, AutoTokenizer, load_model, use_backend
 from bertcore.cli import main
-from bertcore.training import run as training_run
 from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert, write_json
 
 STEPS = ["--max-steps", "4", "--save-steps", "2", "--batch", "8", "--lr", "0.003", "--backend", "numpy"]
@@ -89,19 +87,10 @@ def test_masked_words(folder, tmp_path, capsys):
     assert type(load_model(tmp_path)).__name__ == "AutoModelForMaskedLM"
 
 
-@pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, capsys, interrupted):
     options = ["--student", str(folder / "narrow.json"), "--take", "none", "--terms", "states=0.1"]
     assert distill(folder, tmp_path / "whole", *options) == 0
-    step = training_run.Run._step
-
-    def interrupted(self, batches):
-        step(self, batches)
-        if self.state.global_step == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run.Run, "_step", interrupted)
+    with interrupted():
         assert distill(folder, tmp_path / "parts", *options) == 130
     assert distill(folder, tmp_path / "parts", *options, "--resume", teacher="other") == 1
     error, taught = capsys.readouterr().err, f"made with --teacher {folder / 'teacher'}"

@@ -3,7 +3,6 @@
 import errno
 import json
 import re
-import signal
 
 import numpy as np
 import pytest
@@ -267,18 +266,9 @@ def test_texts_from_stdin(inputs, masked_lm_folder, tmp_path, stdin, capsys):
     assert main(["pretrain", "-", *options, "--tokenizer", str(masked_lm_folder)]) == 0
 
 
-@pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, monkeypatch, interrupted):
     assert pretrain(inputs, tmp_path / "whole") == 0
-    step = training_run.Run._step
-
-    def interrupted(self, batches):
-        step(self, batches)
-        if self.state.global_step == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run.Run, "_step", interrupted)
+    with interrupted():
         assert pretrain(inputs, tmp_path / "parts") == 130
     shown = capsys.readouterr().err
     assert "the same command with --resume goes on" in shown and "interrupted" in shown
