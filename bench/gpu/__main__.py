@@ -64,9 +64,10 @@ def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", 
 
     `worker`: what Python is to run beside this; tests give others.
     """
-    options = _parse(arguments)
-    run = Run([sys.executable, *worker, *(["--quick"] if options.quick else [])], 60 * options.minutes)
-    rows = []
+    options, rows = _parse(arguments), []
+    files = tempfile.TemporaryDirectory()  # of CuPy and compilers, where the user's folder cannot be written to
+    command = [sys.executable, *worker, *(["--quick"] if options.quick else [])]
+    run = Run(command, 60 * options.minutes, _home(files.name))
     try:
         run.begin()
         check_csv(options.csv, [*COLUMNS, *run.machine])
@@ -81,18 +82,19 @@ def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", 
         return 2
     finally:
         run.stop()
+        files.cleanup()
         if rows:
             print(table(rows, TABLE), f"added to {options.csv}", sep="\n\n")
     return 1 if any(row["status"] in BAD for row in rows) else 0
 
 
 class Run:
-    """All steps, by one process after another."""
+    """All steps, by one process after another, whose home is the folder `home`."""
 
-    def __init__(self, command: list[str], seconds: float):
+    def __init__(self, command: list[str], seconds: float, home: str):
         self._command, self._seconds, self._start = command, seconds, time.perf_counter()
         self._process, self._messages = None, queue.SimpleQueue()
-        self._environment = os.environ | {"HOME": _home()}
+        self._environment = os.environ | {"HOME": home}
         self.machine: dict[str, Any] = {}
         self._steps: list[Any] = []
 
@@ -152,10 +154,10 @@ class Run:
             self._process = None
 
 
-def _home() -> str:
-    """The user's folder, or one made for this run where nothing can be written there: CuPy and compilers keep files."""
+def _home(other: str) -> str:
+    """The user's folder, or the `other` one where nothing can be written there."""
     home = os.path.expanduser("~")
-    return home if os.access(home, os.W_OK) else tempfile.mkdtemp()
+    return home if os.access(home, os.W_OK) else other
 
 
 def _listen(process: subprocess.Popen, messages: queue.SimpleQueue) -> None:

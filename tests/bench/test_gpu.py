@@ -196,14 +196,15 @@ def test_parts_are_run_alone(tmp_path):
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_user_without_a_folder_gets_one(monkeypatch, tmp_path, capsys, is_there):
+def test_a_user_without_a_folder_has_one_for_the_run(monkeypatch, tmp_path, capsys, is_there):
     """CuPy does not import where it can make no folder there."""
     home = tmp_path if is_there else tmp_path / "none"
     monkeypatch.setenv("HOME", str(home))
-    print_home = 'import json, os; print(json.dumps(dict(unavailable=os.environ["HOME"])), flush=True)'
+    told = '{"unavailable": f"{os.path.isdir(home)} {home}"}'
+    print_home = f'import json, os; home = os.environ["HOME"]; print(json.dumps({told}), flush=True)'
     assert main([], ["-c", print_home]) == 2
-    found = Path(capsys.readouterr().err.split()[-1])
-    assert found.is_dir() and (found == home) == is_there
+    *_, was_there, found = capsys.readouterr().err.split()
+    assert was_there == "True" and Path(found).is_dir() == (Path(found) == home) == is_there
 
 
 def test_no_answer_is_no_gpu(monkeypatch, tmp_path, capsys):
