@@ -65,10 +65,6 @@ class Times(NamedTuple):
         return float(np.median(self.samples))
 
     @property
-    def minimum(self) -> float:
-        return float(self.samples.min())
-
-    @property
     def spread(self) -> float:
         """Distance between the quartiles over the median: how noisy the measurement was."""
         low, high = np.quantile(self.samples, [0.25, 0.75])
@@ -77,6 +73,11 @@ class Times(NamedTuple):
     def ratio(self, other: "Times") -> float:
         """How many times as long as `other` it takes, paired by round."""
         return float(np.median(self.samples / other.samples))
+
+    def columns(self) -> dict[str, float]:
+        """What the benchmarks' CSVs have of it."""
+        least = float(self.samples.min())
+        return {"median_s": self.median, "min_s": least, "spread": self.spread, "rounds": len(self.samples)}
 
 
 def measure(variants: Mapping[str, Variant], rounds: int = 21, seconds: float = 2.0) -> dict[str, Times]:

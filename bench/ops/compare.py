@@ -88,10 +88,7 @@ def _figures(case: Case, plan: Plan, name: str, times: dict[str, Times]) -> dict
     """The measured columns of one variant."""
     own = times[name]
     return {
-        "median_s": own.median,
-        "min_s": own.minimum,
-        "spread": own.spread,
-        "rounds": len(own.samples),
+        **own.columns(),
         "repeats": own.repeats,
         **_ratios(name, times),
         "gb_per_s": case.elements * plan.dtype.itemsize / own.median / 1e9,

@@ -138,10 +138,7 @@ def _figures(case: Case, name: str, times: Mapping[str, Times], plan: Plan) -> d
     own = times[name]
     speed = case.flops / own.median
     return {
-        "median_s": own.median,
-        "min_s": own.minimum,
-        "spread": own.spread,
-        "rounds": len(own.samples),
+        **own.columns(),
         "repeats": own.repeats,
         "time_vs_ours": own.ratio(times[OURS]) if OURS in times else None,
         "is_best_peer": int(name == best_peer(times)),

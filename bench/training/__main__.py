@@ -103,10 +103,7 @@ def _endless(loop: Loop, batches: Sequence[Batch]) -> Any:
 def _figures(case: Case, times: Times, ours: Times | None, limit: float) -> dict[str, Any]:
     speed = case.flops / times.median
     return {
-        "median_s": times.median,
-        "min_s": times.minimum,
-        "spread": times.spread,
-        "rounds": len(times.samples),
+        **times.columns(),
         "time_vs_ours": None if ours is None else times.ratio(ours),
         "gflop_per_s": speed / 1e9,
         "share_of_fma_limit": speed / limit,

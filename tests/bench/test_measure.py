@@ -59,7 +59,7 @@ def test_ratios_are_paired_by_round():
     b = Times(np.array([1.0, 1.0, 1.0, 10.0, 10.0]), 1)
     assert a.ratio(b) == 2
     assert b.ratio(a) == 0.5
-    assert a.minimum == 2
+    assert a.columns()["min_s"] == 2
     assert a.spread == pytest.approx((20 - 2) / 20)
 
 
