@@ -34,51 +34,51 @@ SNIPPETS = "vaderSentiment==0.5"
 SNIPPETS_SHA256 = "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a"
 
 
-def package_descriptions(folder: Path = FOLDER) -> list[tuple[str, str, str]]:
+def package_descriptions() -> list[tuple[str, str, str]]:
     """(name, short, long description) of each package, without those whose long one occurred before."""
     texts: dict[str, tuple[str, str]] = {}
-    for name, _, short, long in _descriptions("en", folder):
+    for name, _, short, long in _descriptions("en"):
         texts.setdefault(long, (name, short))
     return [(name, short, long) for long, (name, short) in texts.items()]
 
 
-def translated_descriptions(language: str, folder: Path = FOLDER) -> list[tuple[str, str, str]]:
+def translated_descriptions(language: str) -> list[tuple[str, str, str]]:
     """(name, English description, its translation) of each package that has one into the language ("de", "fr", "it"),
     without those whose translation occurred before."""
-    english = {digest: f"{short}\n{long}" for _, digest, short, long in _descriptions("en", folder)}
+    english = {digest: f"{short}\n{long}" for _, digest, short, long in _descriptions("en")}
     texts: dict[str, tuple[str, str]] = {}
-    for name, digest, short, long in _descriptions(language, folder):
+    for name, digest, short, long in _descriptions(language):
         if digest in english:
             texts.setdefault(f"{short}\n{long}", (name, english[digest]))
     return [(name, original, translation) for translation, (name, original) in texts.items()]
 
 
-def _descriptions(language: str, folder: Path) -> Iterator[tuple[str, str, str, str]]:
+def _descriptions(language: str) -> Iterator[tuple[str, str, str, str]]:
     """(name, MD5 of the English description, short, long description) of each package in that language."""
     entry = re.compile(rf"Package: (.+)\nDescription-md5: (.+)\nDescription-{language}: (.+)\n((?: .*\n?)+)")
-    for file in sorted(_apt_lists(language, folder).glob(f"*_main_i18n_Translation-{language}*")):
+    for file in sorted(_apt_lists(language).glob(f"*_main_i18n_Translation-{language}*")):
         for found in map(entry.match, _run([*CAT_FILE, file]).decode().split("\n\n")):
             if found:
                 paragraphs = re.sub(r"^ ", "", found[4], flags=re.MULTILINE).split("\n.\n")
                 yield found[1], found[2], found[3], "\n".join(" ".join(part.split()) for part in paragraphs)
 
 
-def package_sections(folder: Path = FOLDER) -> dict[str, str]:
+def package_sections() -> dict[str, str]:
     """The section of each package: "python", "games", ..."""
     sections = {}
-    for file in sorted(_apt_lists("en", folder).glob("*_main_*_Packages*")):
+    for file in sorted(_apt_lists("en").glob("*_main_*_Packages*")):
         text = _run([*CAT_FILE, file]).decode()
         sections |= dict(re.findall(r"^Package: (.+)\n(?:.+\n)*?Section: (.+)$", text, flags=re.MULTILINE))
     return sections
 
 
-def film_snippets(folder: Path = FOLDER) -> list[tuple[str, float]]:
+def film_snippets() -> list[tuple[str, float]]:
     """(sentence, mean score) of each snippet, in the order of the file."""
-    file = folder / "vaderSentiment-0.5.zip"
+    file = FOLDER / "vaderSentiment-0.5.zip"
     if not file.is_file():
-        folder.mkdir(exist_ok=True)
+        FOLDER.mkdir(exist_ok=True)
         _run(
-            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", folder, SNIPPETS]
+            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", FOLDER, SNIPPETS]
         )
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != SNIPPETS_SHA256:
@@ -119,14 +119,14 @@ def _documented(file: Path) -> Iterator[tuple[str, str]]:
                 yield doc, ast.unparse(node)
 
 
-def documented_mentions(folder: Path = FOLDER) -> list[dict[str, Any]]:
+def documented_mentions() -> list[dict[str, Any]]:
     """{"page", "text", "entity_spans", "entities"} of each paragraph of Python's documentation that has a link: the
     characters that each link stands in, and the target as the page names it ("len", "os.path.join")."""
-    if not any(folder.glob(f"{DOCUMENTATION}_*.deb")):
-        lists = _apt_lists("en", folder)
+    if not any(FOLDER.glob(f"{DOCUMENTATION}_*.deb")):
+        lists = _apt_lists("en")
         options = [f"Dir::State::lists={lists}", f"Dir::Cache={lists}"]
-        _run(["apt-get", "download", "-qq", *_options(options), DOCUMENTATION], cwd=folder)
-    package = max(folder.glob(f"{DOCUMENTATION}_*.deb"))
+        _run(["apt-get", "download", "-qq", *_options(options), DOCUMENTATION], cwd=FOLDER)
+    package = max(FOLDER.glob(f"{DOCUMENTATION}_*.deb"))
     found = []
     with tarfile.open(fileobj=io.BytesIO(_run(["dpkg-deb", "--fsys-tarfile", package]))) as archive:
         for member in archive:
@@ -155,9 +155,9 @@ def _linked(paragraph: str) -> dict[str, Any]:
     return {"text": text + paragraph[end:], "entity_spans": spans, "entities": targets}
 
 
-def _apt_lists(language: str, folder: Path) -> Path:
+def _apt_lists(language: str) -> Path:
     """The folder of apt's lists, which has the descriptions in that language then."""
-    lists = (folder / "apt").absolute()
+    lists = (FOLDER / "apt").absolute()
     if not any(lists.glob(f"*_Translation-{language}*")):
         (lists / "partial").mkdir(parents=True, exist_ok=True)
         keep = ["APT::Get::List-Cleanup=0", "Debug::NoLocking=1"]
