@@ -47,13 +47,6 @@ def test_attention_returns_what_is_asked_for():
     assert [array.shape for array in packed] == [(7, 4, 8), (4, 7, 2), (2, 4, 4, 4)]
 
 
-def test_attention_reads_slices_of_a_fused_projection():
-    fused = f32(7, 3, 4, 8)
-    slices = [fused[:, index] for index in range(3)]
-    found = kernels.attention(*slices, cu_seqlens=OFFSETS)
-    np.testing.assert_array_equal(found, kernels.attention(*(array.copy() for array in slices), cu_seqlens=OFFSETS))
-
-
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("shape, offsets", [((7, 3, 4, 8), OFFSETS), ((2, 3, 4, 5, 8), None), ((0, 3, 4, 8), [0, 0])])
 def test_attention_writes_gradients_where_out_says(backend, shape, offsets):

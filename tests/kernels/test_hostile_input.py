@@ -322,22 +322,6 @@ HOSTILE = {
         lambda: kernels.attention(*PACKED, cu_seqlens=np.array([0, 5, 4, 7], np.uint8)),
         ValueError, "cu_seqlens[2] 4 5 cu_seqlens[1]",
     ),
-    "attention, gradient's shape": (
-        lambda: kernels.attention_backward(f32(2, 4, 5, 7), *DENSE, DENSE[0], LSE),
-        ValueError, "grad_output (2, 4, 5, 7) (2, 4, 5, 8)",
-    ),
-    "attention, output's dtype": (
-        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0].astype(np.float16), LSE),
-        TypeError, "output float16 float32",
-    ),
-    "attention, lse's shape": (
-        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE[0]),
-        ValueError, "lse (4, 5, 2) (2, 4, 5, 2)",
-    ),
-    "attention, lse's dtype": (
-        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE.astype(np.float64)),
-        TypeError, "lse float64 float32",
-    ),
     "attention, packed lse's shape": (
         lambda: kernels.attention_backward(PACKED[0], *PACKED, PACKED[0], PACKED_LSE, cu_seqlens=OFFSETS),
         ValueError, "lse (7, 4, 2) (4, 7, 2)",
