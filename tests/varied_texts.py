@@ -15,14 +15,14 @@ FILES = ("argparse", "ast", "datetime", "decimal", "email/message", "fractions",
          "threading", "turtle", "typing", "unittest/case", "urllib/parse", "zipfile")  # fmt: skip
 
 
-def varied_texts(count: int, *, longest: int = 450, seed: int = 0) -> list[str]:
-    """`count` different texts of 1 to about `longest` words, as many short as long ones on a logarithmic scale."""
-    rng = np.random.default_rng(seed)
+def varied_texts(count: int) -> list[str]:
+    """`count` different texts of 1 to about 450 words, as many short as long ones on a logarithmic scale."""
+    rng = np.random.default_rng(0)
     sources = sorted((text.split() for text in _sources()), key=len)
     lengths = [len(words) for words in sources]
     texts = dict.fromkeys(text for text in HARD_TEXTS if text.strip())
     while len(texts) < count:
-        length = int(np.exp(rng.uniform(0, np.log(longest))))
+        length = int(np.exp(rng.uniform(0, np.log(450))))
         words = sources[rng.integers(bisect_left(lengths, length), len(sources))]  # of those that are long enough
         first = rng.integers(len(words) - length + 1)
         texts[" ".join(words[first : first + length])] = None

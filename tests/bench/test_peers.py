@@ -33,18 +33,13 @@ def padded(batch, tokens):
     return out
 
 
-def fake(name, spoil=lambda states: states, precisions=PRECISIONS, needs=(), seconds=0.0):
-    """A library that returns the truth after `seconds`, spoilt."""
+def fake(name, spoil=lambda states: states, precisions=PRECISIONS, needs=()):
+    """A library that returns the truth, spoilt."""
 
     def load(folder, precision, threads):
         def bind(batch):
             states = spoil(padded(batch, truth(CASE, batch)))
-
-            def call():
-                time.sleep(seconds)
-                return states
-
-            return call
+            return lambda: states
 
         return Session(bind)
 

@@ -58,11 +58,11 @@ def test_warmup_with_gradients(name, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("compiled ")
 
 
-def with_tokenizer(name, folder, kind):
-    """A random checkpoint with its tokenizer's files, of the class that `kind` chooses among those of the family."""
+def with_tokenizer(name, folder):
+    """A random checkpoint with its tokenizer's files, of a masked language model where the family has one."""
     config = tiny_config(name) | {"initializer_range": 0.2}
     models = models_of(config)
-    type(models.get(kind, models["AutoModel"])).from_config(config).save_pretrained(folder)
+    type(models.get("AutoModelForMaskedLM", models["AutoModel"])).from_config(config).save_pretrained(folder)
     write_family(folder, f"{TOKENIZERS[config['model_type']]}Tokenizer")
     return folder
 
@@ -74,7 +74,7 @@ def run(capsys, *arguments):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if tiny_config(name)["model_type"] in TOKENIZERS])
 def test_embed_precision_and_fill_mask(name, tmp_path, capsys):
-    folder = with_tokenizer(name, tmp_path, "AutoModelForMaskedLM")
+    folder = with_tokenizer(name, tmp_path)
     (tmp_path / "texts").write_text("the value\nthe\nvalue the the value\n", encoding="utf-8")
     lines = run(capsys, "embed", folder, tmp_path / "texts").splitlines()
     assert [len(json.loads(line)) for line in lines] == [48] * 3

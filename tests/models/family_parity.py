@@ -115,11 +115,8 @@ def with_choices(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def run_torch(
-    model: Any, batch: dict, targets: dict, *, double: bool, traced: bool = True, loss: Any = None
-) -> tuple[dict, dict]:
-    """(outputs by name, gradients by parameter) of a transformers model, in float64 or float32; the gradients are of
-    its own loss, or of `loss(out)`."""
+def run_torch(model: Any, batch: dict, targets: dict, *, double: bool, traced: bool = True) -> tuple[dict, dict]:
+    """(outputs by name, gradients of its loss by parameter) of a transformers model, in float64 or float32."""
     import torch
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -131,8 +128,8 @@ def run_torch(
     options = {"output_hidden_states": True, "output_attentions": True} if traced else {}
     out = model(**tensors, **options)
     grads = {}
-    if targets or loss:
-        (loss(out) if loss else out.loss).backward()
+    if targets:
+        out.loss.backward()
         first = model.all_tied_weights_keys  # tied parameters come under the name that stands first in the class
         named = {first.get(name, name): p.grad for name, p in model.named_parameters() if p.grad is not None}
         grads = {

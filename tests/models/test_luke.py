@@ -50,16 +50,16 @@ def small_config(**changes):
     return transformers.LukeConfig(**sizes | changes)
 
 
-def with_entities(batch, counts, rng, *, vocabulary=37, longest_mention=4, most=None):
-    """The batch with so many entities in each sequence, of mentions of 1 to `longest_mention` of its tokens."""
+def with_entities(batch, counts, rng, *, vocabulary=37, most=None):
+    """The batch with so many entities in each sequence, of mentions of 1 to 4 of its tokens."""
     most = most or max(counts)
     real = np.arange(most) < np.array(counts)[:, None]
-    positions = np.full((*real.shape, longest_mention), -1)
+    positions = np.full((*real.shape, 4), -1)
     starts, ends = np.zeros(real.shape, int), np.zeros(real.shape, int)
     for row, column in np.argwhere(real):
         columns = np.flatnonzero(batch["attention_mask"][row])
         first = rng.integers(0, columns.size)
-        mention = columns[first : first + rng.integers(1, longest_mention + 1)]
+        mention = columns[first : first + rng.integers(1, 5)]
         positions[row, column, : mention.size] = mention
         starts[row, column], ends[row, column] = mention[0], mention[-1]
     entities = {
@@ -160,8 +160,8 @@ def test_outputs_have_the_order_of_transformers():
 # --- without torch ----------------------------------------------------------------------------------------
 
 
-def tiny_batch(rng=None, counts=(3, 1, 2)):
-    rng = rng or np.random.default_rng(2)
+def tiny_batch(counts=(3, 1, 2)):
+    rng = np.random.default_rng(2)
     mask = (np.arange(7) < np.array([7, 4, 5])[:, None]).astype(int)
     batch = {"input_ids": np.where(mask, rng.integers(2, 40, mask.shape), 1), "attention_mask": mask}
     return with_entities(batch, counts, rng, vocabulary=19)

@@ -49,9 +49,8 @@ def model_of(config, task="CausalLM", dtype="float64", seed=0):
     return model, {name: np.array(array, np.float64) for name, array in model.state_dict().items()}
 
 
-def memories_of(config, length, seed=1):
-    shape = (config["n_layer"], length, len(IDS), config["d_model"])
-    return np.random.default_rng(seed).normal(size=shape)
+def memories_of(config, length):
+    return np.random.default_rng(1).normal(size=(config["n_layer"], length, len(IDS), config["d_model"]))
 
 
 def lengths():

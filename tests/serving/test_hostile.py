@@ -30,12 +30,11 @@ def server(folders):
         yield found
 
 
-def raw(port, *parts, pause=0.0):
+def raw(port, *parts):
     """A connection on which these bytes were sent."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=60)
     for part in parts:
         connection.sendall(part)
-        time.sleep(pause)
     return connection
 
 

@@ -142,10 +142,10 @@ def test_texts_that_are_cut(classifier_folder):
     assert classify(["the cat"], truncation="error") == classify(["the cat"])
 
 
-def windows_by_hand(tokenizer, text, stride, length=LONGEST):
-    """The token ids of the windows, of the definition: `length` - 2 tokens, of which the next one repeats `stride`."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    room = length - 2
+def windows_by_hand(tokenizer, stride):
+    """The token ids of LONG's windows, of the definition: LONGEST - 2 tokens, of which the next repeats `stride`."""
+    ids = tokenizer(LONG, add_special_tokens=False)["input_ids"]
+    room = LONGEST - 2
     starts = range(0, max(1, len(ids) - stride), room - stride)
     return [[tokenizer.cls_token_id, *ids[start : start + room], tokenizer.sep_token_id] for start in starts]
 
@@ -153,7 +153,7 @@ def windows_by_hand(tokenizer, text, stride, length=LONGEST):
 @pytest.mark.parametrize("stride", [0, 1, 13, 37])
 @pytest.mark.parametrize("merge", ["mean", "max"])
 def test_windows_of_a_long_text(classify, stride, merge):
-    rows = windows_by_hand(classify.tokenizer, LONG, stride)
+    rows = windows_by_hand(classify.tokenizer, stride)
     assert len(rows) > 4
     scores = np.concatenate([classify.model([row]).logits for row in rows]).astype(np.float64)
     each = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
