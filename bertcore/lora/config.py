@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from bertcore.arguments import check_count, check_one_of
+from bertcore.arguments import check_count, check_number, check_one_of
 
 CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
@@ -52,14 +52,10 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         check_count("r", self.r)
-        for name in ("lora_alpha", "lora_dropout"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise TypeError(f"{name} is {value!r}, expected a number")
-        if not 0 < self.lora_alpha < float("inf"):
-            raise ValueError(f"lora_alpha is {self.lora_alpha}, expected a positive number")
-        if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate of at least 0 and below 1")
+        self.lora_alpha = check_number("lora_alpha", self.lora_alpha, above_zero=True)
+        self.lora_dropout = check_number("lora_dropout", self.lora_dropout)
+        if self.lora_dropout >= 1:
+            raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate below 1")
         check_one_of("task_type", self.task_type, TASKS)
         check_one_of("bias", self.bias, ("none",))
         if isinstance(self.target_modules, str):

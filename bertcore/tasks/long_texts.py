@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_count
 from bertcore.tasks.texts import too_long
 
 TRUNCATIONS = (True, "warn", "error", "chunk")
@@ -63,10 +64,8 @@ class Cutting:
             raise ValueError(f"truncation is {self.truncation!r}, expected one of {', '.join(map(repr, TRUNCATIONS))}")
         for name, least in (("max_length", 1), ("stride", 0)):
             value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least
-            ):
-                raise ValueError(f"{name} is {value!r}, expected an integer of at least {least}, or None")
+            if value is not None:
+                check_count(name, value, least)
         if self.stride is not None and not self.reads_all:
             raise ValueError(f"stride is {self.stride} and truncation {self.truncation!r}: windows are for 'chunk'")
 
