@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_flag
+from bertcore.arguments import check_count, check_flag, check_number
 from bertcore.kernels import checks
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
@@ -113,15 +113,10 @@ def _check_choice(
     counts = {"top_k": 1 if top_k is None else top_k, "num_beams": num_beams, "num_return_sequences": returned}
     for name, value in counts.items():
         check_count(name, value)
-    for name, value, most in (("temperature", temperature, np.inf), ("top_p", top_p, 1.0)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or value == np.inf:
-            raise ValueError(f"{name} is {value!r}, expected a number above 0" + (", at most 1" if most == 1 else ""))
-    if (
-        isinstance(length_penalty, bool)
-        or not isinstance(length_penalty, int | float)
-        or not np.isfinite(length_penalty)
-    ):
-        raise ValueError(f"length_penalty is {length_penalty!r}, expected a number")
+    check_number("temperature", temperature, above_zero=True)
+    if check_number("top_p", top_p, above_zero=True) > 1:
+        raise ValueError(f"top_p is {top_p}, expected at most 1")
+    checks.finite_number("length_penalty", length_penalty)
     if num_beams > 1 and do_sample:
         raise ValueError(f"num_beams is {num_beams} and do_sample True, expected one of them")
     if not do_sample and returned > num_beams:
@@ -155,9 +150,7 @@ def _ends(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
 def _padding(model: ModelWithHeads, pad_token_id: Any) -> int | None:
     if pad_token_id is None:
         return model.spec.pad_token_id
-    if not isinstance(pad_token_id, int | np.integer) or isinstance(pad_token_id, bool):
-        raise TypeError(f"pad_token_id is {pad_token_id!r}, expected an integer")
-    return int(pad_token_id)
+    return checks.integer_number("pad_token_id", pad_token_id)
 
 
 class Steps:
