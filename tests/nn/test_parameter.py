@@ -137,7 +137,7 @@ def test_a_weight_that_is_trained_has_no_other_form():
 
 def test_a_pass_of_another_thread_meanwhile_loses_no_values(monkeypatch):
     """Inference frees the array for the prepared weight, and training that for the array."""
-    parameter, find = filled(FLOATS, "float32"), forms.Forms.array_in_force
+    parameter, find, threads = filled(FLOATS, "float32"), forms.Forms.array_in_force, []
     before = parameter.array().copy()
 
     def prepare():
@@ -145,15 +145,18 @@ def test_a_pass_of_another_thread_meanwhile_loses_no_values(monkeypatch):
             parameter.forms.weight_in_force()
 
     def find_meanwhile(self):
-        array, thread = find(self), threading.Thread(target=prepare)
-        thread.start()
-        thread.join(0.2)
+        array = find(self)
+        threads.append(threading.Thread(target=prepare))
+        threads[-1].start()
+        threads[-1].join(0.2)
         return array
 
     monkeypatch.setattr(forms.Forms, "array_in_force", find_meanwhile)
     with kernels.use_backend("numba"), Tape():
         np.testing.assert_array_equal(parameter.weight.value, before)
     np.testing.assert_array_equal(parameter.array(), before)
+    for thread in threads:
+        thread.join()
 
 
 def test_arrays_are_copied_one_after_another_before_they_change(monkeypatch):
