@@ -190,7 +190,7 @@ def with_loss(out: Any, loss: Loss) -> Any:
 
 
 def _scaled(array: Any, factor: Any) -> Any:
-    """In the array's dtype; an array too where it has no axes."""
+    """array * factor in the array's dtype; an array too where it has no axes."""
     return kernels.array_module(array).asarray(array * factor, array.dtype)
 
 

@@ -46,7 +46,7 @@ class Case:
 
     @functools.cached_property
     def flops(self) -> int:
-        """Of the products in the encoder, on real tokens."""
+        """FLOPs of the products in the encoder, on real tokens."""
         model = AutoModel(self.config)
         return sum(length * flops_per_token(model, length) for length in self.lengths)
 

@@ -99,7 +99,7 @@ class Case:
 
     @property
     def folder(self) -> str:
-        """That of the kernels which implements it."""
+        """The folder of kernels/ that implements it."""
         return operations.folder(self.op)
 
     @property

@@ -55,7 +55,7 @@ class Case:
 
     @functools.cached_property
     def flops(self) -> float:
-        """Of the products that a step needs: three times those of a forward that scores labelled tokens alone."""
+        """FLOPs of the products of a step: three times those of a forward that scores labelled tokens alone."""
         model = AutoModel(self.config)
         encoder = sum(length * flops_per_token(model, length) for length in self.lengths)
         head = 0.0

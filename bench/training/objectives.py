@@ -79,7 +79,7 @@ class Case(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of the texts and of the model."""
+    """Sizes of the texts and of the model."""
 
     texts: int = 32
     length: int = 64

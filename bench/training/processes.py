@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def tokens_per_second(count: int, shape: str) -> float:
-    """Of a run of that many processes."""
+    """The tokens a second of a run of `count` processes."""
     mpirun = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if mpirun is None:
         raise SystemExit("mpirun is not here: pip install mpich mpi4py")

@@ -60,8 +60,8 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
 
 
 def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]:
-    """Of scored pairs, how the cosines of their embeddings go with the scores; of others, for how many first texts the
-    own second text is the nearest of all."""
+    """How good the embeddings are: for scored pairs how their cosines go with the scores, for others the share of first
+    texts whose own second text is the nearest of all."""
     import numpy as np
 
     from bertcore import SentenceEncoder

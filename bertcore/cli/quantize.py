@@ -128,7 +128,7 @@ def _encode_all(encoder: Any, texts: Iterable[str]) -> int:
 
 
 def _stored_parts(parameter: Any, rounded: Any) -> dict[str, dict[str, Any]]:
-    """By each name of the parameter its tensors, by the ends of their names."""
+    """{name of a tensor of the parameter: {ending: tensor}} with the int8 values, their scales and their input's."""
     from bertcore.checkpoint import INPUT_SCALE, SCALE
 
     values, scales = dict(parameter.parts(rounded.values)), dict(parameter.parts(rounded.scale[:, None]))

@@ -154,7 +154,7 @@ def _bytes(model: Model, dtype: str) -> int:
 
 
 def _low_bytes(parameter: Parameter, dtype: str) -> int:
-    """In low precision on a CPU: weights in it, tables in bfloat16, vectors in float32."""
+    """The bytes of a parameter in low precision on a CPU: weights in it, tables in bfloat16, vectors in float32."""
     size, found = _size(parameter), 0
     if "weight" in parameter.uses:
         rows, columns = parameter.shape

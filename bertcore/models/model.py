@@ -319,7 +319,7 @@ class Model(NamedParameters):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Those of them that the loss compares the output with."""
+        """The names of the arguments that the loss compares the output with."""
         return tuple(name for name in self._targets if name != "num_choices")
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:

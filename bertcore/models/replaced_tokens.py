@@ -213,7 +213,7 @@ class ReplacedTokenModel(NamedParameters):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Those of them that the loss compares the output with."""
+        """The names of the arguments that the loss compares the output with."""
         return ("labels",)
 
     @property

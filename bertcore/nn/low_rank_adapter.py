@@ -81,7 +81,7 @@ class LowRankAdapter(Block):
 
     @property
     def precision(self) -> str:
-        """That of the factors: the adapted weight's, float32 beside low precision on the CPU."""
+        """The precision of the factors: the adapted weight's, float32 beside low precision on the CPU."""
         return "float32" if self.adapted.is_low_on_cpu else self.adapted.precision
 
     def weight(self, base: Any) -> LowRankWeight:

@@ -64,7 +64,7 @@ class ServedModel:
 
     @property
     def _part(self) -> Any:
-        """Of what tokenizes and computes."""
+        """What tokenizes and computes: the engine, or what a CrossEncoder scores with."""
         return self.engine.scores if self.kind == "classifier" else self.engine
 
     def _on_backend(self, compute: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -94,7 +94,7 @@ class ServedModel:
         return [row for row, _ in found]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
-        """ "pooled" or "tokens", "words", or "logits" of rows of tokens."""
+        """`what` (dense: "pooled" or "tokens"; sparse: "words"; classifier: "logits") of rows of tokens."""
         return await self._batchers[what].submit(rows)
 
     @property

@@ -250,8 +250,8 @@ def first_windows(windows: Iterator[Window], cutting: Cutting, name: str) -> tup
 
 
 def owned(counts: Sequence[int], shared: Sequence[int]) -> list[slice]:
-    """Of the tokens of neighbouring windows those that count: each token that two windows share is read where it has
-    more context, which is in the first window for the first half of what they share.
+    """The tokens of each window that count, so that each is read once: a token that two windows share where it has more
+    context, which is in the first window for the first half of what they share.
 
     Args:
         counts: how many tokens each window has, special ones not counted.

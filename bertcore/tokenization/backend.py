@@ -117,7 +117,7 @@ def _family_of_files(folder: Path, settings: TokenizerSettings) -> tuple[Tokeniz
 
 
 def special_tokens(family: TokenizerFamily, settings: TokenizerSettings) -> dict[str, AddedTokenSettings]:
-    """By name, the usual names first: the family's, but for what the files state."""
+    """The special tokens by name, the usual names first: the family's, but for what the files state."""
     plain = {
         name: token if isinstance(token, AddedTokenSettings) else AddedTokenSettings(token)
         for name, token in family.special_tokens.items()

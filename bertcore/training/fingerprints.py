@@ -17,12 +17,13 @@ def _fingerprint(arrays: Iterable[np.ndarray]) -> str:
 
 
 def fingerprint_of(model: Any | None) -> str | None:
-    """Of the weights of a model; None without one."""
+    """The fingerprint of a model's weights; None without a model."""
     return None if model is None else _fingerprint(model.state_dict().values())
 
 
 def fingerprint_beyond_checkpoints(model: Any) -> str | None:
-    """Of the weights that a checkpoint of the model does not hold, those that adapters stand beside; None without."""
+    """The fingerprint of the weights that a checkpoint of the model does not hold, those beside adapters; None if it
+    holds all."""
     held = model.expected_tensors()
     others = [parameter.array() for parameter in model.parameters() if not held.keys() >= set(parameter.names)]
     return _fingerprint(others) if others else None

@@ -194,7 +194,7 @@ class Run:
         return is_complete or (args.max_seconds is not None and self._seconds() >= args.max_seconds)
 
     def _seconds(self) -> float:
-        """Of training, by the clock of the first process."""
+        """Seconds of training, by the clock of the first process."""
         return self.processes.from_first(lambda: time.monotonic() - self._started)
 
     # --- steps ----------------------------------------------------------------------------------------

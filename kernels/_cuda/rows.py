@@ -22,7 +22,7 @@ def instantiations(kernel):
 
 
 def register_instantiations(kernel):
-    """Those of the template for aligned rows."""
+    """The instantiations of the template for aligned rows."""
     return tuple(
         _expression(f"{kernel}_rows", c_name, shape) for c_name in C_TYPES.values() for shape in REGISTER_SHAPES
     )
@@ -44,7 +44,7 @@ def plan(kernel, array, *beside):
 
 
 def register_plan(kernel, array, *beside):
-    """That of the template for aligned rows; None for rows that are not, or too long."""
+    """`plan` by the template for aligned rows; None for rows that are not aligned, or too long."""
     width = array.shape[-1]
     shape = next((shape for shape in REGISTER_SHAPES if width <= shape[0] * shape[1]), None)
     if shape is None or not is_whole(width, array, *beside):

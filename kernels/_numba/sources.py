@@ -40,7 +40,7 @@ class Sources:
         self._modules: dict[Path, tuple[str, set[Path]]] = {}
 
     def digest(self, file: Path) -> str:
-        """Of the code of a module and of all that it imports, one from another."""
+        """The digest of a module's code and of all that it imports, directly or not."""
         found, waiting = set(), {file}
         while waiting:
             file = waiting.pop()

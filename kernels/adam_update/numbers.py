@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Numbers(NamedTuple):
-    """In the dtype of the arrays:
+    """What a step computes with, in the dtype of the arrays:
 
     g = grad_scale grad, m = keep1 m + take1 g, v = keep2 v + take2 g^2; m' = scale1 m, sqrt(v') = scale2 sqrt(v).
     """
@@ -24,7 +24,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def at_step(cls, dtype, lr, betas, eps, weight_decay, step, grad_scale=1.0):
-        """Those of one step."""
+        """The numbers of one step."""
         scales = 1 / (1 - betas[0] ** step), (1 - betas[1] ** step) ** -0.5
         moments = betas[0], 1 - betas[0], betas[1], 1 - betas[1]
         return cls(*map(dtype.type, (lr, *moments, *scales, eps, weight_decay, grad_scale)))

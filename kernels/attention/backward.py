@@ -274,7 +274,7 @@ def _add(source, begin, end, target):
 
 @helper
 def _begin_biases(step, place, biases, grad_biases):
-    """Those of all distances, descending as the keys ascend; zeros as their gradients."""
+    """Biases of all distances, descending as the keys ascend; zeros as their gradients."""
     _, h, _, _, queries, _, keys = place
     if step.position_bias.address != 0:
         table, rows = view_of(step.position_bias), rows_of(step)

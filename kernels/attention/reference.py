@@ -268,7 +268,7 @@ def _kept(scoring, piece, shape, length):
 
 
 def _empty_gradients(relative, query, cu_seqlens):
-    """By name: room for the gradients of what has one, float64 zeros of tables."""
+    """Room for the gradients of relative terms, by name; that of tables is float64 zeros."""
     grads = {}
     for name in ("position_key", "position_query", "position_bias"):
         if getattr(relative, name) is not None:

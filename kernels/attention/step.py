@@ -52,7 +52,7 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
 
 
 def _rounded(program, arrays):
-    """Those of the operands that the steps before write in bfloat16, by name."""
+    """The operands that the steps before write in bfloat16, by name."""
     found = {name: find_heads(program, arrays.get(name)) for name in OPERANDS}
     return {name: words for name, words in found.items() if words is not None}
 

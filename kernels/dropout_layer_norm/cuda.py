@@ -64,7 +64,7 @@ def _empty_like(array):
 
 
 def _plan(kernel, array, *beside):
-    """That of the kernels above, None for rows that they do not take."""
+    """The `rows.register_plan` of a kernel above; None for rows that it does not take."""
     takes = array.size and array.shape[-1] % BLOCK == 0
     return rows.register_plan(kernel, array, *beside) if takes else None
 

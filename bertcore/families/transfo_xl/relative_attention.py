@@ -39,7 +39,7 @@ class Relations:
     position_keys: dict | None = None
 
     def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
-        """Those of some sequences of a batch, all of one length, for which `distance_rows` stand."""
+        """The terms of some sequences of a batch, all of one length, for which `distance_rows` stand."""
         cut = replace(
             self,
             distance_rows=distance_rows,

@@ -169,7 +169,7 @@ def _places(array, cu_seqlens):
 
 
 def _sum_of_gradients(left, right):
-    """Of two `Gradients` of attention without a bias."""
+    """The sum of two `Gradients` of attention without a bias."""
     terms = {}
     if left.relative is not None:
         both = zip(_TERMS, _terms(left.relative), _terms(right.relative), strict=True)

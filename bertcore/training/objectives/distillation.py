@@ -76,7 +76,7 @@ class Distillation(Objective):
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Those of the student's own objective; without one, each document's tokens in pieces."""
+        """The examples of the student's own objective; without one, each document's tokens in pieces."""
         made = self.objective or MaskedLM()
         return made.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
@@ -84,8 +84,8 @@ class Distillation(Objective):
         return None if self.objective is None else self.objective.collator(tokenizer, seed=seed)
 
     def weight(self, batch: Batch) -> float:
-        """That of the student's own objective. Without one, what the terms are means over: the real tokens, or the
-        texts where the only terms are soft targets of texts."""
+        """The weight by the student's own objective. Without one, what the terms are means over: the real tokens, or
+        the texts where the only terms are soft targets of texts."""
         if self.objective is not None:
             return self.objective.weight(batch)
         is_of_texts = all(term.is_of_texts(self.teacher) for term in self.terms)

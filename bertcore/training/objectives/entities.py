@@ -71,7 +71,7 @@ class EntityMaskedLM(MaskedLM):
         return collator
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """That of the words alone for a batch without a masked entity."""
+        """The model's loss; of the words alone for a batch without a masked entity."""
         if not (host_array(batch["entity_labels"]) != IGNORED).any():
             batch = {name: value for name, value in batch.items() if name != "entity_labels"}
         return super().loss(model, batch)

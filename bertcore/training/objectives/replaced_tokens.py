@@ -39,7 +39,7 @@ class ReplacedToken(Objective):
     def examples(
         self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Those of `MaskedLM`."""
+        """The examples of `MaskedLM`."""
         return self.words.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> DataCollatorForReplacedTokens:
