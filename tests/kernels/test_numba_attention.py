@@ -42,10 +42,6 @@ def check(problem):
         assert_close(found, expected[name], name=name, factor=3, at_least=at_least)
 
 
-def assert_same_bits(found, expected):
-    assert_same_arrays(found, expected)
-
-
 # --- any sizes ------------------------------------------------------------------------------------
 
 sizes = {
@@ -274,7 +270,7 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, form):
     expected = results(problem, "numba")
     for count in (1, 3):
         monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
-        assert_same_bits(results(problem, "numba"), expected)
+        assert_same_arrays(results(problem, "numba"), expected)
 
 
 def test_several_python_threads_at_once():
@@ -282,7 +278,7 @@ def test_several_python_threads_at_once():
     expected = results(problem, "numba")
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: results(problem, "numba"), range(40)):
-            assert_same_bits(found, expected)
+            assert_same_arrays(found, expected)
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -310,7 +306,7 @@ def test_misaligned_masks_are_read_where_they_are(name):
     shifted = np.frombuffer(bytearray(mask.nbytes + 1), "f4", mask.size, 1).reshape(mask.shape)
     shifted[...] = mask
     assert not shifted.flags.aligned
-    assert_same_bits(results(problem | {name: shifted}, "numba"), results(problem | {name: mask}, "numba"))
+    assert_same_arrays(results(problem | {name: shifted}, "numba"), results(problem | {name: mask}, "numba"))
 
 
 def test_scratch_that_there_is_no_memory_for_is_an_error_with_its_size(monkeypatch):
