@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, positive
-from bertcore.cli.corpus import fingerprint, held_out_parts, stored_examples
 from bertcore.cli.finetune import add_data_arguments, columns_of, labelled_rows, metric_of, tell_longest, told_labels
 from bertcore.cli.pretrain import kind_of, with_ids_of
 from bertcore.cli.training import (
@@ -40,6 +39,7 @@ from bertcore.cli.training import (
     train_and_tell,
     training_arguments,
 )
+from bertcore.cli.training_examples import fingerprint, held_out_parts, stored_examples
 
 HELP = "teach a smaller model to do as a larger one"
 EXAMPLES = """\

@@ -14,9 +14,9 @@ from typing import Any
 
 from bertcore.checkpoint.config import read_json_object
 from bertcore.cli.common import CommandError, chosen_backend
+from bertcore.cli.corpus_parts import Part, corpus_files, parts_of, texts_of
 from bertcore.cli.embeddings import encoder_of, encoding_options, write_embeddings
 from bertcore.cli.outputs import output_stream
-from bertcore.cli.parts import Part, corpus_files, parts_of, texts_of
 from bertcore.cli.signals import TERMINATED
 
 NOTE = "embed.json"  # beside the parts: what they were made of

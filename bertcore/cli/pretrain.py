@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
-from bertcore.cli.corpus import documents_of, examples_of_mentions, held_out_parts, stored_examples
 from bertcore.cli.lora import add_lora_arguments, with_adapters
 from bertcore.cli.training import (
     STORED,
@@ -36,6 +35,7 @@ from bertcore.cli.training import (
     train_and_tell,
     training_arguments,
 )
+from bertcore.cli.training_examples import documents_of, examples_of_mentions, held_out_parts, stored_examples
 
 HELP = "pretrain a model on raw texts"
 EXAMPLES = """\
