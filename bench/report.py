@@ -52,6 +52,12 @@ def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[s
         writer.writerows({**row, **machine} for row in rows)
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV by the names of their columns."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def check_csv(path: Path, expected: list[str]) -> bool:
     """Whether the CSV at `path` is still empty; makes it, to see that it can be written.
 

@@ -4,7 +4,6 @@ One panel per model and precision, one bar per library and batch: GFLOP/s of rea
 """
 
 import argparse
-import csv
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.compare import OK
+from bench.report import read_csv
 
 FOLDER = Path(__file__).parents[1] / "results"
 COLOURS = {
@@ -33,8 +33,7 @@ def unavailable_reason() -> str | None:
 
 def last_runs(path: Path) -> list[dict[str, str]]:
     """The timed rows of the CSV that have the commit and the CPU of its last line."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(path)
     commit, cpu = rows[-1]["commit"], rows[-1]["cpu"]
     return [row for row in rows if (row["commit"], row["cpu"], row["status"]) == (commit, cpu, OK)]
 

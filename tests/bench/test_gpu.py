@@ -1,6 +1,5 @@
 """bench.gpu: the command runs from a copied folder on a bare machine, and reports what is wrong."""
 
-import csv
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from bench.gpu.__main__ import ENDS, main
 from bench.gpu.clock import by_graph
 from bench.gpu.timings import Step
 from bench.gpu.worker import rows_of
+from bench.report import read_csv
 from bertcore import kernels
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.softmax import cuda as softmax_cuda
@@ -64,11 +64,6 @@ def copied_folder(tmp_path):
     return tmp_path
 
 
-def read(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.slow  # two minutes: every kernel and every model
 def test_the_command_runs_from_a_copied_folder(copied_folder, tmp_path):
     path = tmp_path / "results.csv"
@@ -77,7 +72,7 @@ def test_the_command_runs_from_a_copied_folder(copied_folder, tmp_path):
     done = subprocess.run(command, cwd=copied_folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no NVIDIA GPU is visible" in done.stderr
-    rows = read(path)
+    rows = read_csv(path)
     assert {row["status"] for row in rows} == {"ok"}
     named = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in ENDS}
     assert named["kernel"] == {"compile", *checks.on_disk("cupy"), checks.BATCH_INVARIANT}
@@ -91,7 +86,7 @@ def test_the_command_runs_from_a_copied_folder(copied_folder, tmp_path):
 def run(tmp_path, *arguments):
     """(status, rows) of the command with a worker that has no GPU."""
     path, worker = tmp_path / "gpu.csv", ["-m", "tests.bench.gpu_worker", "--timings", *arguments]
-    return main(["--quick", "--minutes", "60", "--csv", str(path)], worker), read(path)
+    return main(["--quick", "--minutes", "60", "--csv", str(path)], worker), read_csv(path)
 
 
 @pytest.mark.slow
@@ -177,7 +172,7 @@ def test_what_ends_a_process_costs_one_step(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "ENDS", {"kernel": (99.0, 99.0)})
     monkeypatch.setattr(command, "GRACE", 99.0)  # a machine at work takes long to start a process
     assert main(["--minutes", "0.2", "--csv", str(tmp_path / "gpu.csv")], ["-c", HOSTILE]) == 1
-    rows = read(tmp_path / "gpu.csv")
+    rows = read_csv(tmp_path / "gpu.csv")
     assert [row["status"] for row in rows] == ["ok", "failed", "ok", "failed", "ok", "ok"]
     assert (rows[1]["note"], rows[3]["note"]) == (
         "the process that has the GPU ended with status -11",
@@ -192,7 +187,7 @@ def test_parts_are_run_alone(tmp_path):
     path = tmp_path / "gpu.csv"
     for kinds, statuses in ((["family"], []), (["family", "kernel"], ["not run"] * 6)):
         assert main(["--minutes", "0", "--csv", str(path), "--kinds", *kinds], ["-c", HOSTILE]) == 0
-        assert [row["status"] for row in read(path)] == statuses
+        assert [row["status"] for row in read_csv(path)] == statuses
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -223,7 +218,7 @@ def test_a_csv_that_takes_no_rows_is_known_before_anything_is_done(tmp_path, cap
 def test_what_there_is_no_time_for_is_reported(tmp_path, capsys):
     path, idle = tmp_path / "gpu.csv", ["-m", "tests.bench.gpu_worker", "--idle"]
     assert main(["--quick", "--minutes", "0", "--csv", str(path)], idle) == 0
-    assert {row["status"] for row in read(path)} == {"not run"}
+    assert {row["status"] for row in read_csv(path)} == {"not run"}
     assert "attention bias 7 float16: not run" in capsys.readouterr().err
 
 

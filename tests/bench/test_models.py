@@ -1,7 +1,5 @@
 """The benchmark of the family's members: what is compared, and what is written of it."""
 
-import csv
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from bench.peers import compare
 from bench.peers import plot as peers_plot
 from bench.peers.cases import PRECISIONS, Size
 from bench.peers.libraries import OURS, Session
+from bench.report import read_csv
 from bertcore.presets import PRESETS
 
 # --- cases ----------------------------------------------------------------------------------------
@@ -86,8 +85,7 @@ def test_the_command_writes_a_row_for_each_library(tmp_path, capsys):
     status = main([*arguments, "--workdir", str(tmp_path / "work")])
     printed = capsys.readouterr().out
     assert status == 0, printed
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(path)
     versions = ["transformers", "fma_limit_gflop_per_s"]  # PyTorch's is among the machine's
     assert list(rows[0]) == [*compare.COLUMNS, f"time_vs_{BESIDE}", *machine.COLUMNS, *versions]
     assert [(row["model"], row["library"], row["status"]) for row in rows] == [

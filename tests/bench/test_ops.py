@@ -1,6 +1,5 @@
 """bench.ops: every case is right at a tiny size, a wrong kernel is caught before it is timed, the command works."""
 
-import csv
 import importlib
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from bench import machine
 from bench.ops import baselines, calls, compare, peers
 from bench.ops.__main__ import main
 from bench.ops.cases import DIRECTIONS, LENGTHS, OPS, SIZES, TRAINING, cases
+from bench.report import read_csv
 from bertcore import kernels
 from bertcore.kernels import _cuda, dispatch
 from tests import cuda_emulator
@@ -192,8 +192,7 @@ def test_quick_prints_every_case_and_backend_and_writes_the_csv(tmp_path, capsys
     path = tmp_path / "ops.csv"
     status, printed = run_main(capsys, "--csv", path)
     assert status == 0
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(path)
     assert list(rows[0]) == [*compare.COLUMNS, *machine.COLUMNS]
     expected = [case for case in cases("mini") if case.length == "short"]
     assert [(row["op"], row["name"], row["direction"]) for row in rows if row["variant"] == "numpy"] == [

@@ -1,6 +1,5 @@
 """bench.peers: what is selected, checked, timed and told; all libraries that are installed, at a tiny size."""
 
-import csv
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from bench.peers.__main__ import VERSIONS, _parse, main
 from bench.peers.cases import MEASURED_MODELS, MODELS, PRECISIONS, SHAPES, Case, Size, random_batch
 from bench.peers.checkpoint import cached, hidden_states_alone, make_checkpoint
 from bench.peers.libraries import OURS, Peer, Session, Unsupported, all_peers, missing_reason
+from bench.report import read_csv
 
 CASE = Case("tiny", "ragged")
 PLAN = compare.Plan(rounds=1, seconds=0, fma_limit=1e9)
@@ -239,11 +239,6 @@ def test_fma_limit_is_that_of_fused_multiply_adds():
 # --- the command ----------------------------------------------------------------------------------
 
 
-def read(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     return tmp_path_factory.mktemp("peers")
@@ -256,7 +251,7 @@ def test_the_command_writes_a_row_for_each_library_and_case(workdir, tmp_path, c
     status = main([*arguments, "--peers", OURS, "torch", "--workdir", str(workdir), "--csv", str(path)])
     printed = capsys.readouterr().out
     assert status == 0, printed
-    rows = read(path)
+    rows = read_csv(path)
     assert list(rows[0]) == [*compare.COLUMNS, *machine.COLUMNS, *VERSIONS[1:], "fma_limit_gflop_per_s"]
     assert [(row["shape"], row["library"]) for row in rows] == [
         (shape, name) for shape in ("1x16", "ragged") for name in (OURS, "torch")

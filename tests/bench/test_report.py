@@ -1,26 +1,19 @@
 """The table and the CSV of results."""
 
-import csv
-
 import pytest
 
 from bench import machine
-from bench.report import Column, append_csv, table
+from bench.report import Column, append_csv, read_csv, table
 from bench.texts import ragged_lengths
 
 MACHINE = {"cpu": "some, CPU", "threads": 2}
-
-
-def read(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_csv_grows_and_each_line_has_the_machine(tmp_path):
     path = tmp_path / "new" / "results.csv"
     append_csv(path, [{"op": "softmax", "median_s": 0.5}], MACHINE)
     append_csv(path, [{"op": "gelu", "median_s": None}], MACHINE)
-    assert read(path) == [
+    assert read_csv(path) == [
         {"op": "softmax", "median_s": "0.5", "cpu": "some, CPU", "threads": "2"},
         {"op": "gelu", "median_s": "", "cpu": "some, CPU", "threads": "2"},
     ]
