@@ -200,7 +200,7 @@ def writable_rows(name: str, array: Any) -> None:
         raise ValueError(f"{name} is {what}, expected an array that can be written to row by row")
 
 
-def separate(**arrays: Any) -> None:
+def no_two_overlap(**arrays: Any) -> None:
     """No two C-contiguous arrays share memory; a GPU's are not looked at."""
     on_host = [(name, array) for name, array in arrays.items() if isinstance(array, np.ndarray)]
     for (name, array), (other, beside) in itertools.combinations(on_host, 2):
@@ -208,7 +208,7 @@ def separate(**arrays: Any) -> None:
             raise ValueError(f"{name} and {other} share memory, expected arrays that are updated apart")
 
 
-def apart(target: str, arrays: dict[str, Any]) -> None:
+def overlaps_none(target: str, arrays: dict[str, Any]) -> None:
     """The array named `target` shares memory with none of the others (Nones are skipped); a GPU's are not looked at.
 
     0.3 us for each pair that lies apart; where two are views of one array, up to 30.

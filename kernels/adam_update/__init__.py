@@ -70,7 +70,7 @@ def adam_update(
     for index in range(count):
         of_one = dict(items[index::count])
         checks.shape(call.arrays[index].shape, **of_one)
-        checks.separate(**of_one)
+        checks.no_two_overlap(**of_one)
     for name, array in named.items():
         if not name.startswith("grad"):
             checks.updatable(name, array)

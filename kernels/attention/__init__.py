@@ -335,7 +335,7 @@ def _check_overlap(arrays: Any, relative: RelativePositions | None) -> None:
     names = *_ARRAYS, *of_relative, "grad_output", "output", "lse", *_TARGETS
     named = dict(zip(names, arrays, strict=True))
     for name in _TARGETS:
-        checks.apart(name, named)
+        checks.overlaps_none(name, named)
 
 
 def _check_targets(targets: Any, arrays: Any, is_packed: bool) -> tuple[Any, ...]:

@@ -31,5 +31,5 @@ def cast(arrays: list[Any], outputs: list[Any], *, backend: str | None = None) -
         pair = {names[index]: array, names[count + index]: output}
         checks.shape(array.shape, **pair)
         checks.updatable(names[count + index], output)
-        checks.separate(**pair)
+        checks.no_two_overlap(**pair)
     call.compute("cast", given[:count], given[count:])

@@ -89,7 +89,7 @@ def cross_entropy_backward(
     checks.shape(target.shape if reduction == "none" else (), grad_output=grad_output)
     if out is not None:
         read = {"grad_output": grad_output, "target": target, "lse": lse}
-        checks.apart("out", {"out": out} | read | ({} if _is_same(out, input) else {"input": input}))
+        checks.overlaps_none("out", {"out": out} | read | ({} if _is_same(out, input) else {"input": input}))
     with call.on_device():
         if lse is None:
             _, lse = call.compute("cross_entropy", input, target, ignore_index)
