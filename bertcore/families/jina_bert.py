@@ -13,7 +13,7 @@ from bertcore.models.adapter import Adapter, Trace
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import register
 from bertcore.models.spec import ConfigReader, standard_spec
-from bertcore.nn.layer import LayerContext
+from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of

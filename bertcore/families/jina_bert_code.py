@@ -7,7 +7,7 @@ from typing import Any
 
 from bertcore.families.jina_bert import JINA_BERT, spec
 from bertcore.models.registry import register
-from bertcore.nn.layer import LayerContext, SelfAttention, make_norm
+from bertcore.nn.encoder_layer import LayerContext, SelfAttention, make_norm
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.models.inputs import EncoderInput, KnownOnHost, pack, pack_sequences
-from bertcore.nn.layer import LayerContext
+from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block

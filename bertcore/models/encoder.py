@@ -16,8 +16,8 @@ from bertcore.models.registry import Family
 from bertcore.models.trained_layers import TrainedLayers
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.dropout import is_dropping, within_site
+from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.key_value_cache import KeyValueCache
-from bertcore.nn.layer import LayerContext
 from bertcore.nn.parameter import Block, PerVersion
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import checkpoint, current_tape

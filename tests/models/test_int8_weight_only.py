@@ -8,7 +8,7 @@ from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, valu
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config
 from bertcore.cli import main
 from bertcore.kernels import dispatch
-from bertcore.nn.layer import attention_dtype
+from bertcore.nn.encoder_layer import attention_dtype
 from tests.checkpoint.files import write_tensors
 from tests.models.test_low_precision import QUANTIZATION
 from tests.tiny_bert import CONFIG

@@ -11,7 +11,7 @@ from bertcore.families.deberta.operations import mean_value_for_padding, spread_
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
 from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.layer import LayerContext, SelfAttention, attention_dtype
+from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.lock_free_property import lock_free_property

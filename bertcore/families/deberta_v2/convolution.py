@@ -8,7 +8,7 @@ from bertcore import kernels
 from bertcore.families.deberta.blocks import DisentangledContext, Disentanglement
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
-from bertcore.nn.layer import EncoderLayer
+from bertcore.nn.encoder_layer import EncoderLayer
 from bertcore.nn.layers import LayerNorm, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation

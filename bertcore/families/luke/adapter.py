@@ -12,7 +12,7 @@ from bertcore.families.luke.operations import merge_rows
 from bertcore.models.adapter import Adapter, Encoded, Trace
 from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types
 from bertcore.nn import functional
-from bertcore.nn.layer import LayerContext
+from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec

@@ -8,7 +8,7 @@ from typing import Any
 from bertcore.families.luke.operations import average_rows, entity_aware_attention
 from bertcore.nn import functional
 from bertcore.nn.dropout import of_attention
-from bertcore.nn.layer import LayerContext, SelfAttention, attention_dtype
+from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block, Parameter

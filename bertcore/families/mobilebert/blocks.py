@@ -10,7 +10,7 @@ from typing import Any
 
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.layer import FeedForward, LayerContext, SelfAttention
+from bertcore.nn.encoder_layer import FeedForward, LayerContext, SelfAttention
 from bertcore.nn.layers import Embedding, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec

@@ -8,7 +8,7 @@ from bertcore import kernels
 from bertcore.kernels.precision import working_dtype
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
-from bertcore.nn.layer import EncoderLayer, LayerContext, SelfAttention, Sublayer, make_norm
+from bertcore.nn.encoder_layer import EncoderLayer, LayerContext, SelfAttention, Sublayer, make_norm
 from bertcore.nn.layers import Linear, dropped_linear
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation

@@ -6,7 +6,7 @@ from typing import Any
 
 from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
 from bertcore.nn import functional
-from bertcore.nn.layer import make_norm
+from bertcore.nn.encoder_layer import make_norm
 from bertcore.nn.layers import Linear
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter

@@ -8,7 +8,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.nn import functional
-from bertcore.nn.layer import LayerContext, Sublayer, attention_dtype
+from bertcore.nn.encoder_layer import LayerContext, Sublayer, attention_dtype
 from bertcore.nn.parameter import Parameter
 from bertcore.nn.spec import LayerSpec
 

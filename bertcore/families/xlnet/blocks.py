@@ -8,7 +8,7 @@ from bertcore.families.transfo_xl.relative_attention import RecurrentContext, Re
 from bertcore.families.xlnet.operations import mix_rows, segment_scores
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
-from bertcore.nn.layer import FeedForward, make_norm
+from bertcore.nn.encoder_layer import FeedForward, make_norm
 from bertcore.nn.layers import Embedding, drop, dropped_linear
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
