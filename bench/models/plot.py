@@ -3,12 +3,11 @@
 One panel per batch and precision: milliseconds of each member, ours and transformers on PyTorch.
 """
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers.plot import COLOURS, FOLDER, last_runs, run
+from bench.peers.plot import COLOURS, FOLDER, last_runs, pyplot_without_screen, run
 
 CSV = FOLDER / "models.csv"
 LIBRARIES = ("bertcore", "torch")
@@ -16,11 +15,7 @@ LIBRARIES = ("bertcore", "torch")
 
 def draw(source: Path, target: Path) -> None:
     """Plot the last runs of the CSV `source` into the PNG `target`. Raises ValueError if nothing was timed in it."""
-    rows = last_runs(source)
-    if not rows:
-        raise ValueError(f"{source}: the last runs have no times to plot")
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    rows, pyplot = last_runs(source), pyplot_without_screen()
     groups = list(dict.fromkeys((row["shape"], row["precision"]) for row in rows))
     models = list(dict.fromkeys(row["model"] for row in rows))
     size = (6 * len(groups) + 2, 0.5 * len(models) + 1.5)

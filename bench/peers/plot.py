@@ -32,19 +32,24 @@ def unavailable_reason() -> str | None:
 
 
 def last_runs(path: Path) -> list[dict[str, str]]:
-    """The timed rows of the CSV that have the commit and the CPU of its last line."""
+    """The timed rows of the CSV that have the commit and the CPU of its last line; ValueError if there are none."""
     rows = read_csv(path)
     commit, cpu = rows[-1]["commit"], rows[-1]["cpu"]
-    return [row for row in rows if (row["commit"], row["cpu"], row["status"]) == (commit, cpu, OK)]
+    timed = [row for row in rows if (row["commit"], row["cpu"], row["status"]) == (commit, cpu, OK)]
+    if not timed:
+        raise ValueError(f"{path}: the last runs have no times to plot")
+    return timed
+
+
+def pyplot_without_screen() -> Any:
+    """matplotlib.pyplot, which draws into files."""
+    importlib.import_module("matplotlib").use("Agg")
+    return importlib.import_module("matplotlib.pyplot")
 
 
 def draw(source: Path, target: Path) -> None:
     """Plot the last runs of the CSV `source` into the PNG `target`. Raises ValueError if nothing was timed in it."""
-    rows = last_runs(source)
-    if not rows:
-        raise ValueError(f"{source}: the last runs have no times to plot")
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    rows, pyplot = last_runs(source), pyplot_without_screen()
     models, precisions = (list(dict.fromkeys(row[key] for row in rows)) for key in ("model", "precision"))
     size = (5 * len(precisions) + 1, 3 * len(models) + 1)
     figure, panels = pyplot.subplots(len(models), len(precisions), figsize=size, squeeze=False, sharey="row")
