@@ -27,6 +27,7 @@ COMPUTE_32F = 68  # sums in float32, and products of float32 as such: TF32 is a 
 EPILOGUES = {None: 0, "gelu_tanh": 32}  # cublasLtEpilogue_t; its GELU is the tanh form
 NO_EPILOGUE, ADD_BIAS = 1, 4
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
+BATCH, BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 WORKSPACE, REDUCTIONS, ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; alignments of A to D
 # cublasLtReductionScheme_t: where few rows leave a GPU idle the library may split a product along its sums. The parts
 # stand in the workspace in float32, are added in a separate step and rounded once; elsewhere each would be rounded.
@@ -44,7 +45,7 @@ _SIGNATURES = {  # of each function: the types of its arguments
     **{f"cublasLt{kind}Destroy": (c_void_p,) for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference")},
     **{
         f"cublasLt{kind}SetAttribute": (c_void_p, c_int, c_void_p, c_size_t)
-        for kind in ("MatmulDesc", "MatmulPreference")
+        for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference")
     },
     "cublasLtMatmulAlgoGetHeuristic": (*[c_void_p] * 7, c_int, c_void_p, c_void_p),
     "cublasLtMatmul": (*[c_void_p] * 14, c_size_t, c_void_p),
@@ -64,18 +65,20 @@ class _Choice(ctypes.Structure):
 
 
 class Product(NamedTuple):
-    """What an algorithm is chosen for, in terms of our rows; strides are elements from row to row."""
+    """What an algorithm is chosen for, in terms of our rows; strides are elements from matrix to matrix of a batch, 0
+    without one, and from row to row."""
 
     device: int
+    batch: int  # how many products; 1 without one
     rows: int
     columns: int
     depth: int
     transpose_left: bool
     transpose_right: bool
-    left_stride: int
-    right_stride: int
-    addend_stride: int
-    output_stride: int
+    left_strides: tuple[int, int]
+    right_strides: tuple[int, int]
+    addend_strides: tuple[int, int]
+    output_strides: tuple[int, int]
     dtype: np.dtype
     output_dtype: np.dtype
     epilogue: int
@@ -177,14 +180,22 @@ def _layouts(library, product):
     right = (depth, columns) if product.transpose_right else (columns, depth)
     left = (rows, depth) if product.transpose_left else (depth, rows)
     return [
-        Descriptor(library, "MatrixLayout", TYPES[dtype.name], *shape, stride)
-        for dtype, shape, stride in (
-            (product.dtype, right, product.right_stride),
-            (product.dtype, left, product.left_stride),
-            (product.output_dtype, (columns, rows), product.addend_stride),
-            (product.output_dtype, (columns, rows), product.output_stride),
+        _layout(library, product.batch, dtype, shape, *strides)
+        for dtype, shape, strides in (
+            (product.dtype, right, product.right_strides),
+            (product.dtype, left, product.left_strides),
+            (product.output_dtype, (columns, rows), product.addend_strides),
+            (product.output_dtype, (columns, rows), product.output_strides),
         )
     ]
+
+
+def _layout(library, batch, dtype, shape, batch_stride, stride):
+    layout = Descriptor(library, "MatrixLayout", TYPES[dtype.name], *shape, stride)
+    if batch > 1:
+        layout.set(BATCH, c_int32(batch))
+        layout.set(BATCH_STRIDE, c_int64(batch_stride))
+    return layout
 
 
 def multiply(
@@ -192,8 +203,10 @@ def multiply(
 ):
     """output = activation(left @ right + addend + bias), summed in float32 and rounded once.
 
+    Arrays with three axes are batches, (batch, rows, columns): as many products.
+
     Args:
-        output: (rows, columns), written; float32, or the dtype of the factors.
+        output: (rows, columns), written; float32, or the dtype of the factors. Its rows are contiguous and apart.
         left, right: (rows, depth) and (depth, columns), or their transposes, of one dtype; no size is 0.
         transpose_left, transpose_right: whether the factor is the transpose of the array that is given.
         bias: (columns,), contiguous, of the output's dtype; or None.
@@ -204,17 +217,18 @@ def multiply(
     beta = ZERO if addend is None else ONE
     addend = output if addend is None else addend
     left, right, addend = (_matrix(here, array) for array in (left, right, addend))
-    rows, columns = output.shape
+    *batch, rows, columns = output.shape
     addresses = tuple(here.address(array) for array in (right, left, addend, output))
     bias_address = None if bias is None else here.address(bias)
     product = Product(
         here.device_index(),
+        batch[0] if batch else 1,
         rows,
         columns,
-        left.shape[0] if transpose_left else left.shape[1],
+        left.shape[-2] if transpose_left else left.shape[-1],
         transpose_left,
         transpose_right,
-        *(_stride(array) for array in (left, right, addend, output)),
+        *(_strides(array) for array in (left, right, addend, output)),
         left.dtype,
         output.dtype,
         (EPILOGUES[activation] | (0 if bias is None else ADD_BIAS)) or NO_EPILOGUE,
@@ -263,16 +277,18 @@ def plan(path, product):
 
 def _matrix(here, array):
     """The array itself if its rows are contiguous and do not overlap, else a copy."""
-    (rows, columns), (step, step_in_row), itemsize = array.shape, array.strides, array.itemsize
+    (rows, columns), (step, step_in_row), itemsize = array.shape[-2:], array.strides[-2:], array.itemsize
     is_apart = rows == 1 or (step >= columns * itemsize and step % itemsize == 0)
     if is_apart and (columns == 1 or step_in_row == itemsize):
         return array
     return here.array_module(array).ascontiguousarray(array)
 
 
-def _stride(array):
-    rows, columns = array.shape
-    return columns if rows == 1 else array.strides[0] // array.itemsize
+def _strides(array):
+    """(elements from matrix to matrix of a batch, elements from row to row)."""
+    rows, columns = array.shape[-2:]
+    of_batch = array.strides[0] // array.itemsize if array.ndim == 3 else 0
+    return of_batch, columns if rows == 1 else array.strides[-2] // array.itemsize
 
 
 def _alignment(address):

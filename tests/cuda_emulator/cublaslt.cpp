@@ -51,7 +51,8 @@ void write(void *array, size_t index, int type, float value) {
 struct Layout {
   int type;
   uint64_t rows, columns;
-  int64_t leading;
+  int64_t leading, batch_stride = 0;
+  int32_t batch = 1;
 };
 
 struct Operation {
@@ -66,7 +67,7 @@ struct Preference {
 };
 
 struct Algorithm {  // what its 64 bytes hold: the product that it was chosen for
-  uint32_t rows, columns, depth, epilogue, alignments[4], bias_alignment, workspace;
+  uint32_t rows, columns, depth, batch, epilogue, alignments[4], bias_alignment, workspace;
 };
 static_assert(sizeof(Algorithm) <= 64, "cublasLtMatmulAlgo_t has 64 bytes");
 
@@ -99,9 +100,11 @@ int sizes(const Operation &operation, const Layout &a, const Layout &b, const La
   if (depth != depth_of_b) return refuse(INVALID_VALUE, "sums of %zu and of %zu", size_t(depth), size_t(depth_of_b));
   for (const Layout *it : {&c, &d})
     if (it->rows != rows || it->columns != columns) return refuse(INVALID_VALUE, "C or D is not as large as A B");
+  for (const Layout *it : {&a, &b, &c})
+    if (it->batch != d.batch) return refuse(INVALID_VALUE, "batches of %d and of %d", it->batch, d.batch);
   if (a.type != b.type || c.type != d.type || (d.type != a.type && d.type != FLOAT))
     return refuse(NOT_SUPPORTED, "types %d, %d, %d, %d", a.type, b.type, c.type, d.type);
-  product = {uint32_t(rows), uint32_t(columns), uint32_t(depth), operation.epilogue};
+  product = {uint32_t(rows), uint32_t(columns), uint32_t(depth), uint32_t(d.batch), operation.epilogue};
   return SUCCESS;
 }
 
@@ -115,6 +118,34 @@ std::vector<float> unpacked(const void *array, const Layout &layout, bool depth_
 }
 
 float gelu(float x) { return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x))); }
+
+const void *at(const void *array, const Layout &layout, int64_t i) {
+  return static_cast<const char *>(array) + i * layout.batch_stride * int64_t(size_of(layout.type));
+}
+
+void multiply(const Operation &operation, const Algorithm &product, float alpha, const void *a, const Layout &a_layout,
+              const void *b, const Layout &b_layout, float beta, const void *c, const Layout &c_layout, void *d,
+              const Layout &d_layout) {
+  const size_t rows = product.rows, columns = product.columns, depth = product.depth;
+  const std::vector<float> left = unpacked(a, a_layout, operation.transpose_a, rows, depth);
+  const std::vector<float> right = unpacked(b, b_layout, !operation.transpose_b, columns, depth);
+  const size_t piece = depth / (1 + columns % 3) + 1;
+  for (size_t column = 0; column < columns; ++column)
+    for (size_t row = 0; row < rows; ++row) {
+      float sum = 0;
+      for (size_t first = 0; first < depth; first += piece) {
+        float part = 0;
+        for (size_t k = first; k < depth && k < first + piece; ++k)
+          part += left[row * depth + k] * right[column * depth + k];
+        sum += part;
+      }
+      sum *= alpha;
+      if (beta != 0) sum += beta * read(c, row + column * c_layout.leading, c_layout.type);
+      if (operation.epilogue & BIAS) sum += read(operation.bias, row, d_layout.type);
+      if (operation.epilogue & GELU) sum = gelu(sum);
+      write(d, row + column * d_layout.leading, d_layout.type, sum);
+    }
+}
 
 }  // namespace
 
@@ -163,6 +194,12 @@ int cublasLtMatmulDescSetAttribute(Operation *operation, int attribute, const vo
   return refuse(INVALID_VALUE, "attribute %d of an operation", attribute);
 }
 
+int cublasLtMatrixLayoutSetAttribute(Layout *layout, int attribute, const void *value, size_t bytes) {
+  if (attribute == 5) return set(layout->batch, value, bytes);
+  if (attribute == 6) return set(layout->batch_stride, value, bytes);
+  return refuse(INVALID_VALUE, "attribute %d of a layout", attribute);
+}
+
 int cublasLtMatmulPreferenceSetAttribute(Preference *preference, int attribute, const void *value, size_t bytes) {
   if (attribute == 1) return set(preference->workspace, value, bytes);
   if (attribute == 3) return set(preference->reductions, value, bytes);
@@ -199,7 +236,7 @@ int cublasLtMatmul(void *handle, Operation *operation, const float *alpha, const
   Algorithm product;
   if (!handle) return refuse(INVALID_VALUE, "no handle");
   if (const int status = sizes(*operation, *a_layout, *b_layout, *c_layout, *d_layout, product)) return status;
-  if (std::memcmp(&product, algorithm, 4 * sizeof(uint32_t)))
+  if (std::memcmp(&product, algorithm, 5 * sizeof(uint32_t)))
     return refuse(INVALID_VALUE, "the algorithm was chosen for another product");
   const void *addresses[4] = {a, b, c, d};
   for (int i = 0; i < 4; ++i)
@@ -213,25 +250,9 @@ int cublasLtMatmul(void *handle, Operation *operation, const float *alpha, const
   if (algorithm->workspace) std::memset(workspace, 0xff, algorithm->workspace);
   products += 1, last_stream = stream;
 
-  const size_t rows = product.rows, columns = product.columns, depth = product.depth;
-  const std::vector<float> left = unpacked(a, *a_layout, operation->transpose_a, rows, depth);
-  const std::vector<float> right = unpacked(b, *b_layout, !operation->transpose_b, columns, depth);
-  const size_t piece = depth / (1 + columns % 3) + 1;
-  for (size_t column = 0; column < columns; ++column)
-    for (size_t row = 0; row < rows; ++row) {
-      float sum = 0;
-      for (size_t first = 0; first < depth; first += piece) {
-        float part = 0;
-        for (size_t k = first; k < depth && k < first + piece; ++k)
-          part += left[row * depth + k] * right[column * depth + k];
-        sum += part;
-      }
-      sum *= *alpha;
-      if (*beta != 0) sum += *beta * read(c, row + column * c_layout->leading, c_layout->type);
-      if (has_bias) sum += read(operation->bias, row, d_layout->type);
-      if (operation->epilogue & GELU) sum = gelu(sum);
-      write(d, row + column * d_layout->leading, d_layout->type, sum);
-    }
+  for (int64_t i = 0; i < product.batch; ++i)
+    multiply(*operation, product, *alpha, at(a, *a_layout, i), *a_layout, at(b, *b_layout, i), *b_layout, *beta,
+             at(c, *c_layout, i), *c_layout, const_cast<void *>(at(d, *d_layout, i)), *d_layout);
   return SUCCESS;
 }
 

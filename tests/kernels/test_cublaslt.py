@@ -90,6 +90,24 @@ def test_views(dtype, offset):
         assert_close(output, wide(left) @ wide(right))
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_batches(dtype, heads):
+    """Of heads that lie side by side in the rows of tokens, read and written where they are; one factor for all."""
+    tokens, rows, size = 37, 11, 8
+    vectors, table = normal(0, (tokens, heads, size), dtype), normal(1, (rows, heads, size), dtype)
+    left, right = vectors.transpose(1, 0, 2), table.transpose(1, 0, 2)
+    products = np.full((heads, tokens, rows), np.nan, np.float32)
+    cublaslt.multiply(products, left, right, transpose_right=True)
+    assert_close(products, wide(left) @ wide(right).swapaxes(1, 2))
+    shared = np.broadcast_to(right[0], right.shape)
+    cublaslt.multiply(products, left, shared, transpose_right=True, addend=products)
+    assert_close(products, wide(left) @ (wide(right) + wide(shared)).swapaxes(1, 2), at_least=1)
+    weights, expected = normal(2, (heads, tokens, rows), dtype), wide(right)
+    cublaslt.multiply(right, weights, left, transpose_left=True, addend=right)
+    assert_close(right, expected + wide(weights).swapaxes(1, 2) @ wide(left))
+    np.testing.assert_array_equal(table.transpose(1, 0, 2), right)
+
+
 def test_a_plan_is_made_once_for_a_shape_and_its_alignments():
     storage, right = normal(0, (9 * 40 + 8,), np.float32), normal(1, (24, 40), np.float32)
     output = np.empty((9, 24), np.float32)
@@ -115,7 +133,9 @@ def test_a_product_without_an_algorithm_is_an_error(monkeypatch):
 
     monkeypatch.setattr(cublaslt.Library, "call", find_none)
     ones = np.ones((11, 11), np.float32)  # of which no test has a plan
-    with pytest.raises(RuntimeError, match=r"cuBLASLt has no algorithm for Product\(device=0, rows=11, columns=11"):
+    with pytest.raises(
+        RuntimeError, match=r"cuBLASLt has no algorithm for Product\(device=0, batch=1, rows=11, columns=11"
+    ):
         cublaslt.multiply(np.empty((11, 11), np.float32), ones, ones)
 
 
@@ -206,6 +226,8 @@ NUMBERS = {  # by their names in the library's headers
     "CUBLASLT_MATMUL_DESC_TRANSB": cublaslt.TRANSPOSE_B,
     "CUBLASLT_MATMUL_DESC_EPILOGUE": cublaslt.EPILOGUE,
     "CUBLASLT_MATMUL_DESC_BIAS_POINTER": cublaslt.BIAS_POINTER,
+    "CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT": cublaslt.BATCH,
+    "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET": cublaslt.BATCH_STRIDE,
     "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES": cublaslt.WORKSPACE,
     "CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK": cublaslt.REDUCTIONS,
     "CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE": cublaslt.REDUCED_IN_FLOAT32,
@@ -264,8 +286,8 @@ def attribute_of(library, kind, descriptor, attribute, made):
 
 def test_the_real_library_takes_our_descriptors(real_library):
     """All but the choice of an algorithm and the product itself, which need a GPU."""
-    strides, dtypes = (8, 16, 5, 6), (np.dtype(np.float16), np.dtype(np.float32))
-    product = cublaslt.Product(0, 3, 5, 8, False, True, *strides, *dtypes, 36, (256, 16, 4, 4, 2))
+    strides, dtypes = ((24, 8), (80, 16), (15, 5), (18, 6)), (np.dtype(np.float16), np.dtype(np.float32))
+    product = cublaslt.Product(0, 7, 3, 5, 8, False, True, *strides, *dtypes, 36, (256, 16, 4, 4, 2))
     operation = cublaslt._operation(real_library, product)
     of_operation = {cublaslt.TRANSPOSE_A: 1, cublaslt.TRANSPOSE_B: 0, cublaslt.EPILOGUE: 36}
     for attribute, expected in of_operation.items():
@@ -275,13 +297,15 @@ def test_the_real_library_takes_our_descriptors(real_library):
     assert attribute_of(real_library, "MatmulDesc", operation, compute_type, ctypes.c_int32()) == cublaslt.COMPUTE_32F
     assert attribute_of(real_library, "MatmulDesc", operation, scale_type, ctypes.c_int32()) == 0
     kind, type_, rows, columns, leading = "MatrixLayout", 0, 2, 3, 4
-    expected = [(2, 8, 5, 16), (2, 8, 3, 8), (0, 5, 3, 5), (0, 5, 3, 6)]
+    expected = [(2, 8, 5, 16, 7, 80), (2, 8, 3, 8, 7, 24), (0, 5, 3, 5, 7, 15), (0, 5, 3, 6, 7, 18)]
     for layout, numbers in zip(cublaslt._layouts(real_library, product), expected, strict=True):
         assert numbers == (
             attribute_of(real_library, kind, layout, type_, ctypes.c_uint32()),
             attribute_of(real_library, kind, layout, rows, ctypes.c_uint64()),
             attribute_of(real_library, kind, layout, columns, ctypes.c_uint64()),
             attribute_of(real_library, kind, layout, leading, ctypes.c_int64()),
+            attribute_of(real_library, kind, layout, cublaslt.BATCH, ctypes.c_int32()),
+            attribute_of(real_library, kind, layout, cublaslt.BATCH_STRIDE, ctypes.c_int64()),
         )
     preference = cublaslt._preference(real_library, product)
     of_preference = [(cublaslt.WORKSPACE, ctypes.c_uint64(), 32 << 20), (cublaslt.REDUCTIONS, ctypes.c_uint32(), 2)]
