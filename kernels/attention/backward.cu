@@ -32,8 +32,8 @@ template <int D> struct Engine<float, D> {
 // blocks per multiprocessor: it is told one.
 template <class T, int D, int GOAL, bool ADDED>
 __global__ void __launch_bounds__(Engine<T, D>::type::S::THREADS, 1)
-attention_backward(T *first, T *second, float *grad_scores, float *bands, int longest_q, int longest_k,
-                   const T *grad_output, const float2 *lse, const float *deltas, const T *query, const T *key,
+attention_backward(T *first, T *second, float *grad_scores, float *bands, int score_rows, int longest_q,
+                   int longest_k, int first_head, int all_heads, const T *grad_output, const float2 *lse, const float *deltas, const T *query, const T *key,
                    const T *value, const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
                    const T *bias, const T *position_bias, const int *distance_rows, const float *to_position,
                    const float *from_position, const float *segment_scores, const int *segment_ids,
@@ -42,8 +42,8 @@ attention_backward(T *first, T *second, float *grad_scores, float *bands, int lo
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
   const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
   differentiate<typename Engine<T, D>::type, GOAL, ADDED, T>(
-      first, second, {grad_scores, bands, longest_q, longest_k}, inputs, {grad_output, lse, deltas}, problem, terms,
-      {{seed_at, seed}, threshold, factor});
+      first, second, {grad_scores, bands, score_rows, longest_q, longest_k}, inputs, {grad_output, lse, deltas},
+      problem, terms, {{seed_at, seed}, threshold, factor}, {first_head, all_heads});
 }
 
 // distances (heads, longest_q + longest_k + 1): the gradients of the scores of each distance of query and key, summed
@@ -114,73 +114,78 @@ list_distances(const int *distance_rows, int known, int *starts, int *listed, in
   }
 }
 
-// A query, or key, of one head: where it stands in its sequence, whom it meets there, and the gradients of its scores.
+// A query, or key: where it stands in its sequence, whom it sees there, and the gradients of its scores.
 struct Token {
-  const float *scores;
-  int own, others, position;  // own: -1 beyond the last sequence; position: of query 0 among the keys
-  int begin_k;                // of the sequence's keys
+  const float *scores;             // of the sequence's first query and key
+  int own, first, end, begin_k;    // first, end: whom it sees; begin_k: of the sequence's keys
+  int position;                    // of query 0 among the keys
 
-  __device__ __forceinline__ Token(const float *grad_scores, const int *cu_seqlens, const int *cu_seqlens_k,
-                                   int sequences, int heads, int longest_q, int longest_k, int token, bool of_keys) {
-    const int *offsets = of_keys ? cu_seqlens_k : cu_seqlens;
-    int sequence = token / max(of_keys ? longest_k : longest_q, 1);
+  __device__ __forceinline__ Token(const ScoreGradients &of, const Inputs<float> &inputs, const Problem &problem,
+                                   int token, bool of_keys) {
+    const int *offsets = of_keys ? inputs.cu_seqlens_k : inputs.cu_seqlens;
+    int sequence = token / max(of_keys ? problem.length_k : problem.length, 1);
     if (offsets) {
       sequence = 0;
-      for (int end = sequences; end - sequence > 1;) {
+      for (int end = problem.sequences; end - sequence > 1;) {
         const int middle = (sequence + end) / 2;
         if (offsets[middle] <= token) sequence = middle;
         else end = middle;
       }
     }
-    const int begin = cu_seqlens ? cu_seqlens[sequence] : sequence * longest_q;
-    begin_k = cu_seqlens_k ? cu_seqlens_k[sequence] : sequence * longest_k;
-    const int queries = cu_seqlens ? cu_seqlens[sequence + 1] - begin : longest_q;
-    const int keys = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - begin_k : longest_k;
-    scores = grad_scores + ((long long)sequence * heads + blockIdx.y) * longest_q * longest_k;
+    const Place place = place_of(problem, inputs, sequence, 0, 0);
+    const int begin = offsets ? place.begin : sequence * problem.length, keys = min(place.keys, of.longest_k);
+    begin_k = offsets ? place.begin_k : sequence * problem.length_k;
+    scores = of.each_of(sequence, begin, blockIdx.y);
     own = token - (of_keys ? begin_k : begin);
-    if (own >= (of_keys ? keys : queries)) own = -1;
-    others = of_keys ? queries : keys;
-    position = keys - queries;
+    first = max(of_keys ? own - place.above : own + place.below, 0);
+    end = min(of_keys ? own - place.below : own + place.above, (of_keys ? place.queries : keys) - 1) + 1;
+    if (own >= (of_keys ? keys : place.queries)) end = first;  // beyond the last sequence
+    position = place.keys - place.queries;
   }
 };
 
-// The gradients of scores added up by the row that their distance has: table (heads, tokens, columns). A warp owns a
-// token and a head, a thread every 32nd column, whose distances it takes in order.
+// The gradients of scores added up by the row that their distance has, times the scale: table (heads, tokens, columns).
+// A warp owns a token and a head, a thread every 32nd column, whose distances it takes in order.
 constexpr int TOKENS = 8;  // of a block
 
+template <class T>
 __global__ void __launch_bounds__(WARP * TOKENS)
-sum_scores(const float *grad_scores, float *table, const int *cu_seqlens, const int *cu_seqlens_k, const int *starts,
-           const int *listed, int sequences, int heads, int longest_q, int longest_k, int tokens, int columns,
-           float scale, bool of_keys) {
+sum_scores(float *grad_scores, T *table, const int *cu_seqlens, const int *cu_seqlens_k, const int *starts,
+           const int *listed, const Problem problem, int score_rows, int longest_q, int longest_k, int tokens,
+           bool of_keys) {
   const int token = blockIdx.x * TOKENS + threadIdx.y;
   if (token >= tokens) return;
-  const Token at(grad_scores, cu_seqlens, cu_seqlens_k, sequences, heads, longest_q, longest_k, token, of_keys);
-  table += ((long long)blockIdx.y * tokens + token) * columns;
-  for (int column = threadIdx.x; column < columns; column += WARP) {
+  Inputs<float> inputs = {};
+  inputs.cu_seqlens = cu_seqlens, inputs.cu_seqlens_k = cu_seqlens_k;
+  const Token at({grad_scores, nullptr, score_rows, longest_q, longest_k}, inputs, problem, token, of_keys);
+  table += ((long long)blockIdx.y * tokens + token) * problem.rows;
+  for (int column = threadIdx.x; column < problem.rows; column += WARP) {
     float total = 0.f;
-    for (int entry = starts[column]; at.own >= 0 && entry < starts[column + 1]; ++entry) {
+    for (int entry = starts[column]; entry < starts[column + 1]; ++entry) {
       const int across = listed[entry] - at.position, other = of_keys ? at.own + across : at.own - across;
-      if ((unsigned)other >= (unsigned)at.others) continue;
+      if (other < at.first || other >= at.end) continue;
       total += at.scores[of_keys ? other * (long long)longest_k + at.own : at.own * (long long)longest_k + other];
     }
-    table[column] = total * scale;
+    table[column] = from_float<T>(total * problem.scale);
   }
 }
 
 // The gradients of the scores of each query for keys of its segment, and of another: table (heads, tokens, 2).
 __global__ void __launch_bounds__(128)
-sum_segments(const float *grad_scores, float *table, const int *cu_seqlens, const int *cu_seqlens_k,
-             const int *segment_ids, const int *segment_ids_k, int sequences, int heads, int longest_q, int longest_k,
-             int tokens, float scale) {
+sum_segments(float *grad_scores, float *table, const int *cu_seqlens, const int *cu_seqlens_k, const int *segment_ids,
+             const int *segment_ids_k, const Problem problem, int score_rows, int longest_q, int longest_k,
+             int tokens) {
   const int token = blockIdx.x * 128 + threadIdx.x;
   if (token >= tokens) return;
-  const Token at(grad_scores, cu_seqlens, cu_seqlens_k, sequences, heads, longest_q, longest_k, token, false);
+  Inputs<float> inputs = {};
+  inputs.cu_seqlens = cu_seqlens, inputs.cu_seqlens_k = cu_seqlens_k;
+  const Token at({grad_scores, nullptr, score_rows, longest_q, longest_k}, inputs, problem, token, false);
   float same = 0.f, another = 0.f;
-  for (int j = 0; at.own >= 0 && j < at.others; ++j) {
+  for (int j = at.first; j < at.end; ++j) {
     const float grad = at.scores[at.own * (long long)longest_k + j];
     if (segment_ids[token] == segment_ids_k[at.begin_k + j]) same += grad;
     else another += grad;
   }
   table += 2 * ((long long)blockIdx.y * tokens + token);
-  table[0] = same * scale, table[1] = another * scale;
+  table[0] = same * problem.scale, table[1] = another * problem.scale;
 }

@@ -24,7 +24,7 @@ template <class T> struct BackwardInputs {
 
 // What relative positions and segments add to the products of queries and keys, null where absent; Products in
 // relative_products.py. Contiguous: (heads, tokens, rows), (heads, tokens of keys, rows), (heads, tokens, 2), ids of
-// the tokens.
+// the tokens. The heads are those of the launch.
 struct Terms {
   const float *to_position, *from_position, *segment_scores;
   const int *segment_ids, *segment_ids_k;
@@ -45,6 +45,11 @@ struct Dropout {
   }
 };
 
+// The heads of a launch, of queries or of keys, are gridDim.y from `first` on, of `all`.
+struct Heads {
+  int first, all;
+};
+
 // One sequence and head: where its arrays begin.
 template <class T> struct Sequence {
   Inputs<T> inputs;
@@ -57,7 +62,7 @@ template <class T> struct Sequence {
   long long deltas_stride, bits_row;  // of a query; of query 0
 
   __device__ __forceinline__ Sequence(const Problem &problem, const Inputs<T> &all, const BackwardInputs<T> &backward,
-                                      const Terms &given, const Place &place)
+                                      const Terms &given, const Place &place, int head_of_launch)
       : inputs(all), added(find_added_scores(problem, place)), terms(given), place(place) {
     const bool packed = all.cu_seqlens;
     enter(inputs, problem, place);
@@ -69,7 +74,7 @@ template <class T> struct Sequence {
     const long long token = place.begin + sequence * problem.length;
     const long long token_k = place.begin_k + sequence * problem.length_k;
     bits_row = token * problem.heads + place.head;
-    enter_terms(problem, place.head, token, token_k, packed ? 1 : problem.sequences);
+    enter_terms(problem, head_of_launch, token, token_k, packed ? 1 : problem.sequences);
   }
 
   __device__ __forceinline__ void enter_terms(const Problem &problem, int head, long long token, long long token_k,
@@ -129,12 +134,18 @@ struct Sight {
 
 // Where the goal QUERIES writes gradients of scores, null where nobody asks.
 //
-// each (sequences, heads, longest_q, longest_k): of it only what a query sees is written.
+// each (heads of the launch, rows, longest_k): of it only what a query sees is sure to be written. A sequence has
+// longest_q rows, or, where that is 0, one for each of its queries.
 // bands (tiles, strips of a tile, heads, band_size): a strip's sums along its diagonals: of keys j and queries i at
 // j - i + KEYS, the strip's first query being 0. Only diagonals on which a query sees a key are sure to be written.
 struct ScoreGradients {
   float *each, *bands;
-  int longest_q, longest_k;
+  int rows, longest_q, longest_k;
+
+  // Those of a sequence, whose first query has this number among all, and head of the launch.
+  __device__ __forceinline__ float *each_of(int sequence, long long token, int head) const {
+    return each + (head * (long long)rows + (longest_q ? sequence * (long long)longest_q : token)) * longest_k;
+  }
 };
 
 __device__ __forceinline__ int band_size(int longest_k, int keys) {
@@ -327,29 +338,34 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
 template <class E, int GOAL, bool ADDED, class T>
 __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, ScoreGradients to, const Inputs<T> &inputs,
                                               const BackwardInputs<T> &backward, const Problem &problem,
-                                              const Terms &terms, const Dropout &dropout) {
+                                              const Terms &terms, const Dropout &dropout, const Heads &grid) {
   using W = Walk<E, GOAL, ADDED, T>;
   using S = typename E::S;
-  const int heads = W::BY_KEYS ? problem.sharing : 1, head = blockIdx.y * heads;
+  const int heads = W::BY_KEYS ? problem.sharing : 1, own_head = grid.first + blockIdx.y, head = own_head * heads;
   int sequence;
   const int first = W::BY_KEYS ? find_tile(sequence, inputs.cu_seqlens_k, problem.length_k, problem.sequences, S::ROWS)
                                : find_tile(sequence, inputs.cu_seqlens, problem.length, problem.sequences, S::ROWS);
   const Place place = place_of(problem, inputs, sequence, head, 0);
-  const Sight sight = W::BY_KEYS ? Sight{first, place.keys, place.queries, -place.above, -place.below}
-                                 : Sight{first, place.queries, place.keys, place.below, place.above};
+  Sight sight = W::BY_KEYS ? Sight{first, place.keys, place.queries, -place.above, -place.below}
+                           : Sight{first, place.queries, place.keys, place.below, place.above};
   if (first >= sight.own) return;
+  const bool packed = inputs.cu_seqlens;
+  if constexpr (GOAL == QUERIES && ADDED)  // nothing is written beyond a longest that is wrong
+    if (to.each || to.bands) sight.others = min(sight.others, to.longest_k);
   DYNAMIC_SHARED(shared);
   SHARED_ARRAY(float4, states, W::STATES);
   SHARED_ARRAY(unsigned char, kept, 2 * W::KEPT);
   T *own = reinterpret_cast<T *>(shared);
-  if (to.each) to.each += ((long long)sequence * problem.heads + head) * to.longest_q * to.longest_k;
+  if (to.each)
+    to.each = to.each_of(sequence, place.begin + (packed ? 0 : sequence * (long long)problem.length), blockIdx.y);
   const long long strip = blockIdx.x * (S::ROWS / E::HEIGHT) + E::first_row() / E::HEIGHT;
   if (to.bands) to.bands += (strip * problem.heads + head) * band_size(to.longest_k, S::KEYS);
   W walk{inputs, backward, problem, terms, dropout, to,
          E{reinterpret_cast<float *>(own + 2 * W::OWN + E::STAGES * 2 * W::OTHER)}};
 #pragma unroll 1
   for (int i = 0; i < heads; ++i) {
-    const Sequence<T> at(problem, inputs, backward, terms, place_of(problem, inputs, sequence, head + i, 0));
+    const Sequence<T> at(problem, inputs, backward, terms, place_of(problem, inputs, sequence, head + i, 0),
+                         blockIdx.y * heads + i);
     if (i) __syncthreads();  // everybody has left the tiles
     if (i == 0) {
       const bool by_keys = W::BY_KEYS;
@@ -365,13 +381,10 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, Score
   cp_async_commit();  // where there was nobody to meet, nothing has committed the copies of what is the block's own
   cp_async_wait<0>();
   __syncthreads();
-  const bool packed = inputs.cu_seqlens;
-  const int all_heads = gridDim.y;
   const long long length = W::BY_KEYS ? problem.length_k : problem.length;
   const long long begin = (W::BY_KEYS ? place.begin_k : place.begin) + first;
-  const long long row = packed ? begin * all_heads + blockIdx.y
-                               : (sequence * (long long)all_heads + blockIdx.y) * length + begin;
-  const long long stride = (packed ? all_heads : 1) * (long long)problem.head_dim;
+  const long long row = packed ? begin * grid.all + own_head : (sequence * (long long)grid.all + own_head) * length + begin;
+  const long long stride = (packed ? grid.all : 1) * (long long)problem.head_dim;
   const int rows = sight.own - first;
   if constexpr (W::FIRST)
     E::store(first_sum + row * problem.head_dim, stride, own, walk.first, problem.scale, rows, problem.head_dim);

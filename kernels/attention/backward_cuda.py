@@ -1,9 +1,12 @@
 """CUDA kernels of attention's gradients and of its forward with dropout, which cuda.py launches.
 
 float16 and bfloat16 on tensor cores, float32 by FMA. Where something added to scores has a gradient (a bias, tables of
-relative positions, segments), those of the scores are written out, as one array of their size. Of biases by distance
+relative positions, segments), those of the scores are written out: with a bias as one array of their size, else of a
+few heads at a time (relative_products.py), a row for each token, as long as the longest sequence. Of biases by distance
 only sums along diagonals are, a row of the scores for 16 queries.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -11,13 +14,14 @@ from .. import _cuda
 from .._cuda.dropping import dropping
 from .problem import contiguous, kernel_inputs, longest_sequences, set_strides, tile_count
 from .relative_cuda import has_terms
-from .relative_products import differentiate_key_terms, differentiate_query_terms, products_of
+from .relative_products import RelativeProducts, some_heads
 
 # What the kernels are instantiated for: {padded head_dim: (rows of a block, rows that it meets at once, buffers of
 # these)}, OnTensorCores in backward_tensor_cores.cuh and ByFma in backward_fp32.cuh.
 MMA = {64: (64, 32, 2), 128: (64, 16, 2), 256: (32, 16, 1)}
 FP32 = {64: (32, 64, 1), 128: (16, 32, 1), 256: (8, 16, 1)}
 THREADS, MAX_HEAD_DIM, WARP = 128, 256, 32
+NOWHERE = None, None, *[np.int32(0)] * 3  # an empty struct ScoreGradients
 DISTANCES, TOKENS = 8, 8  # of a block of sum_bands and sum_scores, as in backward.cu
 MMA_STRIP = 16  # rows
 
@@ -46,15 +50,18 @@ INSTANTIATIONS = (
         for is_general in sorted({_is_general(c_name, padded, has_added) for has_added in (False, True)})
         for goal in _goals(c_name, padded, is_general)
     ),
-    *("sum_bands", "sum_rows", "list_distances", "sum_scores", "sum_segments"),
+    *("sum_bands", "sum_rows", "list_distances", "sum_segments"),
+    *(f"sum_scores<{c_name}>" for c_name in _cuda.C_TYPES.values()),
 )
 KERNELS = _cuda.Module(__file__, "backward.cu", INSTANTIATIONS)
 
 
 def dropped_output(output, lse, query, key, arrays, problem, scoring):
     """Write the output of attention whose probabilities dropout has thinned; lse is that of the forward."""
-    shared = None, lse, None, *arrays, *products_of(query, key, scoring.relative), problem, *_dropping(scoring)
-    _launch("OUTPUT", (None, _memory(output, scoring), None, None), (0, 0), shared, problem, scoring, query)
+    products = RelativeProducts(query, key, scoring.relative, problem)
+    for heads in some_heads(problem, products):
+        shared = None, lse, None, *arrays, *products.of(heads), problem, *_dropping(scoring)
+        _launch("OUTPUT", (None, _memory(output, scoring)), NOWHERE, heads, shared, problem, scoring, query)
 
 
 def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
@@ -64,28 +71,30 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     arrays, problem = kernel_inputs(query, key, value, scoring)
     grad_output, output = (_contiguous(array, is_packed) for array in (grad_output, output))
     grad_query, grad_key, grad_value = (_zeros(array, is_packed) for array in (query, key, value))
+    grads = [_four_axes(grad, is_packed) for grad in (grad_query, grad_key, grad_value)]
     longest = _longest_sequences(query, key, scoring)
-    grad_scores, bands = _room_for_scores(query, longest, scoring, problem), _Bands(query, longest, scoring, problem)
+    scores, bands = _Scores(query, longest, scoring, problem), _Bands(query, longest, scoring, problem)
+    relative = None if scoring.relative is None else _RelativeGradients(scores, bands, scoring, problem)
     if query.size and key.size:
         deltas = _cuda.empty(xp, output.size // query.shape[3], np.float32)
         _launch_deltas(grad_output, output, deltas)
         tiles = _cuda.vector_rows(_four_axes(grad_output, is_packed))
         set_strides(problem, grad_output=tiles)
         kept = tiles, xp.ascontiguousarray(lse), deltas
-        shared = *kept, *arrays, *products_of(query, key, scoring.relative), problem, *_dropping(scoring)
         sums = {"KEYS_AND_VALUES": (grad_key, grad_value), "KEYS": (grad_key, None), "VALUES": (None, grad_value)}
-        for goal in _goals(*_variant(scoring, problem, query.dtype))[2:]:
-            _launch(goal, (*sums[goal], None, None), longest, shared, problem, scoring, key)
-        _launch("QUERIES", (grad_query, None, grad_scores, bands.array), longest, shared, problem, scoring, query)
-    grads = [_four_axes(grad, is_packed) for grad in (grad_query, grad_key, grad_value)]
-    grad_bias = None if scoring.bias is None else _sum_broadcast(grad_scores, scoring.bias)
-    grad_relative = None
-    if scoring.relative is not None:
-        sums = _Sums(grad_scores, longest, scoring, problem)
-        grad_relative = _relative_gradients(sums, bands, query, key, *grads[:2])
+        products = RelativeProducts(query, key, scoring.relative, problem)
+        for heads in some_heads(problem, products, scores):
+            shared = *kept, *arrays, *products.of(heads), problem, *_dropping(scoring)
+            for goal in _goals(*_variant(scoring, problem, query.dtype))[2:]:
+                _launch(goal, sums[goal], NOWHERE, heads, shared, problem, scoring, key)
+            to = scores.of(heads), bands.array, *scores.sizes
+            _launch("QUERIES", (grad_query, None), to, heads, shared, problem, scoring, query)
+            if relative is not None:
+                relative.add(products, heads, *grads[:2])
+    grad_bias = None if scoring.bias is None else _sum_broadcast(scores.of_bias(), scoring.bias)
     for target, grad in zip(out or (), grads, strict=False):
         _cuda.copy(target, grad)
-    return *(out or grads), grad_bias, grad_relative
+    return *(out or grads), grad_bias, None if relative is None else relative.result()
 
 
 def check_head_dim(query):
@@ -115,15 +124,18 @@ def _launch_deltas(grad_output, output, deltas):
     KERNELS.launch(kernel, (blocks,), (THREADS,), (grad_output, output, deltas, *sizes))
 
 
-def _launch(goal, sums, longest, shared, problem, scoring, array):
-    """`sums`: the first four arguments; `array`: the (batch, heads, length, head_dim) queries or keys of the tiles."""
+def _launch(goal, sums, scores, heads, shared, problem, scoring, array):
+    """`sums`: the first two arguments; `scores`: struct ScoreGradients; `heads`: a slice of those of the queries;
+    `array`: the (batch, heads, length, head_dim) queries or keys of the tiles."""
     c_name, padded, is_general = _variant(scoring, problem, array.dtype)
     rows, *_ = (FP32 if c_name == "float" else MMA)[padded]
-    sequences, length = int(problem["sequences"]), array.shape[2]
+    sequences, all_heads, length = int(problem["sequences"]), *array.shape[1:3]
+    sharing = int(problem["heads"]) // all_heads
+    first, end = heads.start // sharing, heads.stop // sharing
     tiles = sequences * -(-length // rows) if scoring.cu_seqlens is None else length // rows + sequences
-    kernel, args = _kernel(c_name, padded, goal, is_general), (*sums, *map(np.int32, longest), *shared)
-    shared_bytes = shared_memory(padded, array.dtype, has_bands=sums[3] is not None)
-    KERNELS.launch(kernel, (tiles, array.shape[1]), (THREADS,), args, shared_bytes)
+    args = *sums, *scores, np.int32(first), np.int32(all_heads), *shared
+    shared_bytes = shared_memory(padded, array.dtype, has_bands=scores[1] is not None)
+    KERNELS.launch(_kernel(c_name, padded, goal, is_general), (tiles, end - first), (THREADS,), args, shared_bytes)
 
 
 def _dropping(scoring):
@@ -137,19 +149,48 @@ def _longest_sequences(query, key, scoring):
     return longest_sequences(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k)
 
 
-def _room_for_scores(query, longest, scoring, problem):
-    """Zeros for the gradients of scores; None where sums along diagonals are enough."""
-    if scoring.bias is None and not has_terms(scoring.relative):
-        return None
-    shape = int(problem["sequences"]), query.shape[1], *longest
-    return _cuda.array_module(query).zeros(shape, np.float32)
-
-
 def _sum_broadcast(grad_scores, bias):
     """The gradient of the bias, of size 1 along the axes of stride 0."""
     axes = tuple(axis for axis, stride in enumerate(bias.strides) if stride == 0 and grad_scores.size)
     total = grad_scores.sum(axis=axes, keepdims=True) if axes else grad_scores
     return total.astype(bias.dtype, copy=False)
+
+
+class _Scores:
+    """Gradients of scores where anything needs them one by one: of some heads, of all where a bias has a gradient.
+
+    Attributes:
+        sizes: rows of a head, those of a sequence or 0, and the longest sequence of keys: struct ScoreGradients.
+    """
+
+    def __init__(self, query, longest, scoring, problem):
+        self._xp, self._is_whole, self._array = _cuda.array_module(query), scoring.bias is not None, None
+        is_padded = self._is_whole or scoring.cu_seqlens is None
+        rows = int(problem["sequences"]) * longest[0] if is_padded else query.shape[2]
+        self.sizes = (*map(np.int32, (rows, longest[0] if is_padded else 0, longest[1])),)
+        self._shape = query.shape[1], rows, longest[1]
+        is_needed = self._is_whole or has_terms(scoring.relative)
+        self.bytes_of_head = 0 if self._is_whole or not is_needed else 4 * rows * longest[1]
+        if self._is_whole:
+            self._array = self._xp.zeros(self._shape, np.float32)
+
+    def reserve(self, count):
+        """Have memory for as many heads."""
+        if self.bytes_of_head:
+            self._array = _cuda.empty(self._xp, (count, *self._shape[1:]), np.float32)
+
+    def of(self, heads):
+        """(heads, rows, longest sequence of keys), or None."""
+        if self._array is None:
+            return None
+        return self._array[heads] if self._is_whole else self._array[: heads.stop - heads.start]
+
+    def of_bias(self):
+        """(sequences, heads, longest sequence of queries, of keys), zeros where no key is seen."""
+        heads, rows, longest_k = self._shape
+        longest_q = int(self.sizes[1])
+        sequences = rows // max(longest_q, 1)
+        return self._array.reshape(heads, sequences, longest_q, longest_k).transpose(1, 0, 2, 3)
 
 
 class _Bands:
@@ -183,81 +224,73 @@ class _Bands:
         return grad.astype(table.dtype, copy=False)
 
 
-class _Sums:
-    """Sums of the gradients of scores, by what was added to them."""
+class _RelativeGradients:
+    """The gradients of relative terms."""
 
-    def __init__(self, grad_scores, longest, scoring, problem):
-        self.grad_scores, self.longest, self.relative, self.problem = grad_scores, longest, scoring.relative, problem
-        self.offsets = contiguous(scoring.cu_seqlens, scoring.cu_seqlens_k)
-        self.distance_rows, self._listed = contiguous(self.relative.distance_rows)[0], None
+    def __init__(self, scores, bands, scoring, problem):
+        self._scores, self._bands, self._relative, self._problem = scores, bands, scoring.relative, problem
+        self._offsets = contiguous(*scoring[:2])
+        self._is_packed, relative = scoring.cu_seqlens is not None, scoring.relative
+        self._listed, self._found = None, {}
+        for name in ("position_key", "position_query"):
+            table = getattr(relative, name)
+            if table is not None:
+                self._found[name] = _cuda.zeros(_cuda.array_module(table), table.shape, table.dtype)
+        for name in ("query_for_position", "segment_scores"):
+            array = getattr(relative, name)
+            if array is not None:
+                self._found[name] = _four_axes(_zeros(array, self._is_packed), self._is_packed)
 
-    def by_row(self, tokens, of_keys):
+    def add(self, products, heads, grad_query, grad_key):
+        """Those of some heads, whose gradients of scores are there; adds to the queries' and keys' own."""
+        relative, found = self._relative, self._found
+        if relative.position_key is not None:
+            of_vectors = found.get("query_for_position", grad_query)
+            products.differentiate_queries(
+                partial(self._sum_by_row, heads, False), heads, of_vectors, found["position_key"]
+            )
+        if relative.position_query is not None:
+            products.differentiate_keys(
+                partial(self._sum_by_row, heads, True), heads, grad_key, found["position_query"]
+            )
+        if relative.segment_scores is not None:
+            self._sum_by_segment(heads, found["segment_scores"])
+
+    def result(self):
+        """All of them, once every head was added."""
+        if self._relative.position_bias is not None:
+            self._found["position_bias"] = self._bands.by_distance()
+        return type(self._relative)(None, **self._found)
+
+    def _sum_by_row(self, heads, of_keys, table):
         """(heads, tokens, rows): of each query, or key, by row of the tables, times the scale."""
-        columns = int(self.problem["rows"])
-        numbers = np.int32(columns), self.problem["scale"], np.bool_(of_keys)
-        shape = (tokens, columns), TOKENS, (WARP, TOKENS)
-        return self._sum("sum_scores", *shape, self._listed_distances, numbers)
+        count, tokens, _ = table.shape
+        args = self._scores.of(heads), table, *self._offsets, *self._listed_distances(), self._problem
+        kernel, grid = f"sum_scores<{_cuda.c_type(table.dtype)}>", (-(-tokens // TOKENS), count)
+        numbers = *self._scores.sizes, np.int32(tokens), np.bool_(of_keys)
+        KERNELS.launch(kernel, grid, (WARP, TOKENS), (*args, *numbers))
 
-    def by_segment(self, tokens):
-        """(heads, tokens, 2): of each query for keys of its segment and of another, times the scale."""
-        shape, segments = ((tokens, 2), THREADS, (THREADS,)), (self.relative.segment_ids, self.relative.segment_ids_k)
-        return self._sum("sum_segments", *shape, lambda: contiguous(*segments), (self.problem["scale"],))
-
-    def _sum(self, kernel, shape, tokens_of_block, block, integers, numbers):
-        xp, heads = _cuda.array_module(self.grad_scores), int(self.problem["heads"])
-        if not self.grad_scores.size:
-            return xp.zeros((heads, *shape), np.float32)
-        table = xp.empty((heads, *shape), np.float32)
-        if table.size:
-            sizes = self.problem["sequences"], np.int32(heads), *map(np.int32, (*self.longest, shape[0]))
-            args = self.grad_scores, table, *self.offsets, *integers(), *sizes, *numbers
-            KERNELS.launch(kernel, (-(-shape[0] // tokens_of_block), heads), block, args)
-        return table
+    def _sum_by_segment(self, heads, grad):
+        """Of each query for keys of its segment and of another, times the scale."""
+        batch, _, length, _ = grad.shape
+        count, tokens, xp = heads.stop - heads.start, batch * length, _cuda.array_module(grad)
+        table = _cuda.empty(xp, (count, tokens, 2), np.float32)
+        segments = contiguous(self._relative.segment_ids, self._relative.segment_ids_k)
+        args = self._scores.of(heads), table, *self._offsets, *segments, self._problem
+        grid = -(-tokens // THREADS), count
+        KERNELS.launch("sum_segments", grid, (THREADS,), (*args, *self._scores.sizes, np.int32(tokens)))
+        grad[:, heads] = table.reshape(count, batch, length, 2).transpose(1, 0, 2, 3).astype(grad.dtype)
 
     def _listed_distances(self):
         """(starts, distances) of list_distances, made once."""
         if self._listed is None:
-            xp, rows = _cuda.array_module(self.grad_scores), int(self.problem["rows"])
-            self._listed = xp.empty(rows + 1, np.int32), xp.empty(sum(self.longest) + 1, np.int32)
-            args = self.distance_rows, self.problem["distances"], *self._listed, *map(np.int32, self.longest)
+            relative, (rows, longest) = self._relative, (int(self._problem["rows"]), self._bands.longest)
+            xp = _cuda.array_module(relative.distance_rows)
+            self._listed = xp.empty(rows + 1, np.int32), xp.empty(sum(longest) + 1, np.int32)
+            distance_rows = contiguous(relative.distance_rows)[0]
+            args = distance_rows, self._problem["distances"], *self._listed, *map(np.int32, longest)
             KERNELS.launch("list_distances", (rows + 1,), (WARP,), args)
         return self._listed
-
-
-def _relative_gradients(sums, bands, query, key, grad_query, grad_key):
-    """The gradients of the terms; adds what is the queries' and keys' own to theirs."""
-    relative, found = sums.relative, {}
-    if relative.position_bias is not None:
-        found["position_bias"] = bands.by_distance()
-    if relative.position_key is not None:
-        per_row = sums.by_row(query.shape[0] * query.shape[2], False)
-        of_query, found["position_key"] = differentiate_query_terms(per_row, query, relative)
-        if relative.query_for_position is None:
-            _add_by_token(grad_query, of_query)
-        else:
-            found["query_for_position"] = _as_tokens(of_query, relative.query_for_position, sums.offsets[0] is not None)
-    if relative.position_query is not None:
-        per_row = sums.by_row(key.shape[0] * key.shape[2], True)
-        of_key, found["position_query"] = differentiate_key_terms(per_row, query, key, relative)
-        _add_by_token(grad_key, of_key)
-    if relative.segment_scores is not None:
-        by_segment = sums.by_segment(query.shape[0] * query.shape[2])
-        found["segment_scores"] = _as_tokens(by_segment, relative.segment_scores, sums.offsets[0] is not None)
-    return type(relative)(None, **found)
-
-
-def _as_tokens(by_token, like, is_packed):
-    """(heads, tokens, size) in the shape and dtype of `like`, (batch, heads, length, size)."""
-    array = _four_axes(_zeros(like, is_packed), is_packed)
-    _add_by_token(array, by_token)
-    return array
-
-
-def _add_by_token(array, by_token):
-    """Add (heads, tokens, size) of float32 to a (batch, heads, length, size) array."""
-    batch, heads, length, size = array.shape
-    added = by_token.reshape(heads, batch, length, size).transpose(1, 0, 2, 3)
-    array[...] = (array.astype(np.float32) + added).astype(array.dtype)
 
 
 # ---- how arrays lie: (tokens, heads, head_dim) when packed, else (batch, heads, length, head_dim) --------------------
