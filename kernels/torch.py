@@ -18,13 +18,14 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from .attention import RelativePositions
+from .attention.positions import OF_RELATIVE
 
 _kernels = importlib.import_module(__package__)  # by whatever name the folder goes
 
@@ -318,7 +319,7 @@ def attention(
     }  # fmt: skip
     if not isinstance(relative, RelativePositions | None):
         raise TypeError(f"relative is of type {type(relative).__name__}, expected RelativePositions or None")
-    names = [] if relative is None else [field.name for field in fields(relative)]
+    names = [] if relative is None else OF_RELATIVE
 
     def given(bias: Tensor | None, terms: Sequence[Tensor | None]) -> dict[str, Any]:
         changed = None if relative is None else replace(relative, **dict(zip(names, terms, strict=True)))

@@ -5,16 +5,14 @@ gradients are called "grad_" and the name of the argument.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from typing import Any
 
 from bertcore import kernels
+from bertcore.kernels.attention.positions import OF_RELATIVE
 from bertcore.kernels.precision import working_dtype
 
 Named = Iterator[tuple[str, Any]]
 Grad = Callable[[Any], Any]  # from the output to the gradient that comes in
-
-OF_RELATIVE = {field.name for field in fields(kernels.RelativePositions)}
 
 
 def public_arguments(given: dict[str, Any]) -> dict[str, Any]:

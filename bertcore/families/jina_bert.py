@@ -33,7 +33,8 @@ class AlibiAdapter(Adapter):
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
         hidden, context = super().begin(inputs, embeddings, trace)
         tokens, _ = value_of(hidden).shape
-        context.relative = self._positions(tokens, value_of(hidden).dtype)
+        positions = self._positions(tokens, value_of(hidden).dtype)
+        context.relative = replace(positions, longest=inputs.longest)
         return hidden, context
 
     def _positions(self, tokens: int, dtype: Any) -> kernels.RelativePositions:

@@ -36,7 +36,8 @@ class BiasAdapter(Adapter):
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
         hidden, context = super().begin(inputs, embeddings, trace)
         rows = self._distance_rows.get(None, lambda: kernels.to_backend(self.distance_rows))
-        context.relative = kernels.RelativePositions(rows, position_bias=self.biases.value)
+        biases = self.biases.value
+        context.relative = kernels.RelativePositions(rows, position_bias=biases, longest=inputs.longest)
         return hidden, context
 
 

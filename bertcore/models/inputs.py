@@ -63,6 +63,11 @@ class EncoderInput:
         """The same batch in host memory, for what is decided there: reading the GPU's would be waiting for it."""
         return self if self.before_upload is None else self.before_upload
 
+    @property
+    def longest(self) -> int:
+        """No sequence has more tokens."""
+        return int(np.diff(self.on_host.cu_seqlens).max(initial=0))
+
     def with_room(self, joined: Any, known: KnownOnHost) -> EncoderInput:
         """The batch of the integers `joined`, laid out as those `on_gpu`, of as many tokens and sequences as there is
         room for.

@@ -13,7 +13,7 @@ batch is 1. grad_bias may have size 1 along axes on which bias has a stride of 0
 gradients go.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,21 +25,21 @@ from .arguments import (
     broadcast_mask,
     check_compute_dtype,
     check_dense,
+    check_longest,
     check_packed,
     check_relative,
     check_window,
     scale_or_default,
     scores_shape,
 )
-from .positions import RelativePositions, alibi_positions, bucketed_distances
+from .positions import OF_RELATIVE, RelativePositions, alibi_positions, bucketed_distances
 
 __all__ = [
     "Gradients", "RelativePositions", "alibi_positions", "attention", "attention_backward", "bucketed_distances",
 ]  # fmt: skip
 
-_OF_RELATIVE = tuple(field.name for field in fields(RelativePositions))
 _ARRAYS = ("query", "key", "value", "cu_seqlens", "cu_seqlens_k", "attn_mask", "bias", "dropout_seed")
-_OPTIONAL = (*_ARRAYS[3:], *_OF_RELATIVE[1:])
+_OPTIONAL = (*_ARRAYS[3:], *OF_RELATIVE[1:])
 _TARGETS = ("out[0]", "out[1]", "out[2]")
 
 
@@ -211,6 +211,8 @@ def attention_backward(
         scoring = _with_dropout(scoring, dropout_p, number, call, None)
         checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
         checks.shape(query.shape, grad_output=grad_output, output=output)
+        if relative is not None:
+            check_longest(relative.longest, scoring.cu_seqlens, scoring.cu_seqlens_k)
         is_packed = scoring.cu_seqlens is not None
         lse = _check_lse(lse, query, is_packed)
         grad_output, output = (_four_axes(array, is_packed) for array in (grad_output, output))
@@ -225,7 +227,7 @@ def attention_backward(
         if bias is not None:
             grad_bias = _sum_to_shape(grad_bias, bias.shape)
     if grad_relative is not None:
-        grad_relative = RelativePositions(*call.hand_back(tuple(getattr(grad_relative, it) for it in _OF_RELATIVE)))
+        grad_relative = RelativePositions(*call.hand_back(tuple(getattr(grad_relative, it) for it in OF_RELATIVE)))
     return Gradients(*call.hand_back((*grads, grad_bias)), grad_relative)
 
 
@@ -238,7 +240,7 @@ def _open(
     if relative is None:
         terms = {}
     elif type(relative) is RelativePositions:
-        terms = vars(relative)
+        terms = {name: getattr(relative, name) for name in OF_RELATIVE}
     else:
         raise TypeError(f"relative is {type(relative).__qualname__}, expected RelativePositions")
     return dispatch.open_call(
@@ -262,7 +264,7 @@ def _normalise(
     else:
         check_dense(query, key, value, cu_seqlens_k)
     if relative is not None:
-        relative = _normalise_relative(backend, RelativePositions(*terms), query, key, is_packed)
+        relative = _normalise_relative(backend, RelativePositions(*terms, relative.longest), query, key, is_packed)
     if attn_mask is not None or bias is not None:
         shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
         attn_mask, bias = broadcast_mask("attn_mask", attn_mask, shape), broadcast_mask("bias", bias, shape)
@@ -331,7 +333,7 @@ def _named_targets(out: Any) -> dict[str, Any]:
 
 def _check_overlap(arrays: Any, relative: RelativePositions | None) -> None:
     """What the gradients of query, key and value go to, the last three arrays, overlaps no other array."""
-    of_relative = () if relative is None else _OF_RELATIVE
+    of_relative = () if relative is None else OF_RELATIVE
     names = *_ARRAYS, *of_relative, "grad_output", "output", "lse", *_TARGETS
     named = dict(zip(names, arrays, strict=True))
     for name in _TARGETS:

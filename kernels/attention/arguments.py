@@ -144,6 +144,16 @@ def check_relative(relative: RelativePositions, query: Any, key: Any) -> Relativ
     return replace(relative, distance_rows=rows, segment_ids=ids, segment_ids_k=ids_k)
 
 
+def check_longest(longest: Any, *offsets: Any) -> None:
+    """No sequence of these offsets (None of dense arrays) is longer; those on a GPU are not read."""
+    if longest is None:
+        return
+    longest = checks.integer_number("longest", longest, minimum=0)
+    found = max((int(np.diff(it).max(initial=0)) for it in offsets if isinstance(it, np.ndarray)), default=0)
+    if found > longest:
+        raise ValueError(f"longest is {longest}, but cu_seqlens has a sequence of {found}")
+
+
 def table_rows(relative: RelativePositions) -> int:
     """How many rows its tables have."""
     tables = relative.position_key, relative.position_query, relative.position_bias

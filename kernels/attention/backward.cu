@@ -33,10 +33,11 @@ template <int D> struct Engine<float, D> {
 template <class T, int D, int GOAL, bool ADDED>
 __global__ void __launch_bounds__(Engine<T, D>::type::S::THREADS, 1)
 attention_backward(T *first, T *second, float *grad_scores, float *bands, int score_rows, int longest_q,
-                   int longest_k, int first_head, int all_heads, const T *grad_output, const float2 *lse, const float *deltas, const T *query, const T *key,
-                   const T *value, const int *cu_seqlens, const int *cu_seqlens_k, const void *attn_mask,
-                   const T *bias, const T *position_bias, const int *distance_rows, const float *to_position,
-                   const float *from_position, const float *segment_scores, const int *segment_ids,
+                   int longest_k, int first_head, int all_heads, const T *grad_output, const float2 *lse,
+                   const float *deltas, const T *query, const T *key, const T *value, const int *cu_seqlens,
+                   const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
+                   const int *distance_rows, const float *to_position, const float *from_position,
+                   const float *segment_scores, const int *segment_ids,
                    const int *segment_ids_k, const Problem problem, const long long *seed_at, long long seed,
                    unsigned threshold, float factor) {
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};

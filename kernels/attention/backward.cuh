@@ -383,7 +383,8 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, Score
   __syncthreads();
   const long long length = W::BY_KEYS ? problem.length_k : problem.length;
   const long long begin = (W::BY_KEYS ? place.begin_k : place.begin) + first;
-  const long long row = packed ? begin * grid.all + own_head : (sequence * (long long)grid.all + own_head) * length + begin;
+  const long long row = packed ? begin * grid.all + own_head
+                               : (sequence * (long long)grid.all + own_head) * length + begin;
   const long long stride = (packed ? grid.all : 1) * (long long)problem.head_dim;
   const int rows = sight.own - first;
   if constexpr (W::FIRST)

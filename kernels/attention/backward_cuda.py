@@ -143,9 +143,12 @@ def _dropping(scoring):
 
 
 def _longest_sequences(query, key, scoring):
-    """Those of queries and of keys where gradients of scores are wanted. Packed ones are read: it waits for the GPU."""
+    """Those of queries and of keys where gradients of scores are wanted. Packed ones are read, which waits for the GPU,
+    unless there is no bias, whose gradient has this shape, and the caller knows a bound."""
     if scoring.bias is None and scoring.relative is None:
         return 0, 0
+    if scoring.bias is None and scoring.cu_seqlens is not None and scoring.relative.longest is not None:
+        return tuple(min(scoring.relative.longest, array.shape[2]) for array in (query, key))
     return longest_sequences(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k)
 
 

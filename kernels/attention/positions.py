@@ -1,7 +1,7 @@
 """Terms of attention's scores that depend on how far a key stands from a query."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class RelativePositions:
         segment_ids_k: the same for the keys; by default segment_ids.
         segment_scores: for keys of the same segment and of another, of the query's shape but for the last axis, which
             has size 2. Given with segment_ids.
+        longest: the tokens of the longest sequence of packed arrays, of queries and of keys, or more. On a GPU, where
+            it is not checked, gradients take memory by it, and without it read cu_seqlens, which waits for the GPU.
     """
 
     distance_rows: Any
@@ -51,6 +53,10 @@ class RelativePositions:
     segment_ids: Any = None
     segment_ids_k: Any = None
     segment_scores: Any = None
+    longest: int | None = None
+
+
+OF_RELATIVE = tuple(field.name for field in fields(RelativePositions) if field.name != "longest")
 
 
 def alibi_positions(num_heads: int, longest: int, dtype: Any = np.float32) -> RelativePositions:

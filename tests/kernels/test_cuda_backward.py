@@ -4,7 +4,9 @@ The cases of conformance/ reach the same functions through the public ones, unde
 """
 
 import functools
+import itertools
 from collections import deque
+from dataclasses import replace
 
 import cupy
 import ml_dtypes
@@ -15,7 +17,8 @@ from bertcore.kernels import _cuda, alibi_positions, attention, attention_backwa
 from bertcore.kernels.attention import backward_cuda, reference, relative_products
 from bertcore.kernels.attention import cuda as on_cuda
 from bertcore.kernels.attention.arguments import UNLIMITED, Scoring
-from bertcore.kernels.attention.positions import RelativePositions
+from bertcore.kernels.attention.positions import OF_RELATIVE, RelativePositions
+from bertcore.kernels.program import Graphs
 from bertcore.kernels.program.arena import Lifetimes
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
@@ -268,13 +271,14 @@ def with_tables(dtype, heads, heads_k, lengths, terms=TERMS):
 def on_backend(backend, arrays, relative, lengths, to=lambda array: array, **options):
     """The gradients, flat, of a forward and a backward by the public functions."""
     grad, *heads = map(to, arrays)
-    relative = RelativePositions(**{name: None if it is None else to(it) for name, it in vars(relative).items()})
+    terms = {name: getattr(relative, name) for name in OF_RELATIVE}
+    relative = replace(relative, **{name: None if it is None else to(it) for name, it in terms.items()})
     options |= {"relative": relative, "backend": backend}
     if lengths is not None:
         options["cu_seqlens"] = to(np.cumsum((0, *lengths), dtype=np.int32))
     output, lse = attention(*heads, **options, return_lse=True)
     found = attention_backward(grad, *heads, output, lse, **options)
-    return [*found[:3], *vars(found.relative).values()]
+    return [*found[:3], *(getattr(found.relative, name) for name in OF_RELATIVE)]
 
 
 @pytest.fixture
@@ -296,9 +300,22 @@ HEADS = {  # heads of queries, heads of keys, lengths, options
 }
 
 
-@pytest.mark.parametrize(("heads", "heads_k", "lengths", "options"), HEADS.values(), ids=HEADS)
-def test_some_heads_at_a_time(gpu, monkeypatch, dtype, heads, heads_k, lengths, options):
+ONE_DTYPE = pytest.mark.parametrize(
+    "dtype", [DTYPES[1], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[::2])], ids=str
+)
+BY_DEFAULT = {("ragged, shared, window", np.dtype(np.float16)), ("dense, shared, causal", np.dtype(np.float32))}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "case"),
+    [
+        pytest.param(dtype, case, id=f"{case}-{dtype}", marks=[] if (case, dtype) in BY_DEFAULT else pytest.mark.slow)
+        for case, dtype in itertools.product(HEADS, DTYPES)
+    ],
+)
+def test_some_heads_at_a_time(gpu, monkeypatch, dtype, case):
     """As the definition says, with the same bits however many heads there is memory for."""
+    heads, heads_k, lengths, options = HEADS[case]
     arrays, relative = with_tables(dtype, heads, heads_k, lengths)
     numpy_arrays, numpy_relative = [wide(array) for array in arrays], widened_terms(relative)
     expected = on_backend("numpy", numpy_arrays, numpy_relative, lengths, **options)
@@ -315,6 +332,7 @@ def test_some_heads_at_a_time(gpu, monkeypatch, dtype, heads, heads_k, lengths, 
             assert_close(host(some), one, name=f"gradient {index}", at_least=1, factor=3)
 
 
+@ONE_DTYPE
 def test_a_table_that_only_one_side_meets(gpu, dtype):
     for name in TERMS[:2]:
         arrays, relative = with_tables(dtype, 2, 2, RAGGED, [name])
@@ -353,3 +371,52 @@ def test_memory_of_tables(monkeypatch, lengths):
         taken = bytes_at_once(run)
     results, of_head = 3 * array.nbytes + 2 * table.nbytes, 4 * tokens * (2 * rows + 512)
     assert results + of_head < taken < results + of_head + array.nbytes
+
+
+def test_tables_in_a_graph(gpu):
+    """With `longest` nothing is read, and each launch computes what the offsets then say."""
+    gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+    made, (arrays, relative) = Graphs(), with_tables(np.dtype(np.float32), 2, 2, (39, 0, 5))
+    on_gpu, names = list(map(cupy.asarray, arrays)), ("distance_rows", "segment_ids", *TERMS)
+    terms = RelativePositions(**{name: cupy.asarray(getattr(relative, name)) for name in names}, longest=40)
+
+    def build(offsets):
+        options = {"cu_seqlens": offsets, "relative": terms, "dropout_p": 0.3, "dropout_seed": 3}
+        output, lse = attention(*on_gpu[1:], **options, return_lse=True)
+        found = attention_backward(on_gpu[0], *on_gpu[1:], output, lse, **options)
+        return (*found[:3], *(getattr(found.relative, name) for name in TERMS)), None
+
+    gpu.waits.clear()
+    for lengths in ((39, 0, 5), (1, 23, 20), (3, 40, 0)):
+        found = made.run(1, "layout", build, cupy.asarray(np.cumsum((0, *lengths), dtype=np.int32)), 44)
+        assert not gpu.waits
+        expected = build(cupy.asarray(np.cumsum((0, *lengths), dtype=np.int32)))[0]
+        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+            np.testing.assert_array_equal(host(one), host(other)[:44], err_msg=index)
+
+
+@ONE_DTYPE
+def test_a_longest_sequence_that_is_given(gpu, dtype):
+    """A bound gives the same bits as the length; on a GPU nothing is written beyond one that is wrong."""
+    for terms in (("position_key", "position_query"), ("segment_scores", "position_bias")):
+        arrays, relative = with_tables(dtype, 2, 2, RAGGED, terms)
+        if "position_bias" in terms:
+            relative = replace(relative, position_bias=normal(3, (19, 2), dtype))
+        found = []
+        for longest in (None, 160, 170):
+            gpu.waits.clear()
+            found.append(on_backend("cupy", arrays, replace(relative, longest=longest), RAGGED, cupy.asarray))
+            assert bool(gpu.waits) == (longest is None)
+        for one, *others in zip(*found, strict=True):
+            for other in others:
+                np.testing.assert_array_equal(*(it if it is None else host(it) for it in (one, other)))
+        on_backend("cupy", arrays, replace(relative, longest=50), RAGGED, cupy.asarray)
+
+
+def test_a_longest_sequence_that_is_wrong():
+    for longest, message in ((-1, "longest is -1"), (159, "longest is 159, but cu_seqlens has a sequence of 160")):
+        arrays, relative = with_tables(np.dtype(np.float32), 2, 2, RAGGED)
+        with pytest.raises(ValueError, match=message):
+            on_backend("numpy", arrays, replace(relative, longest=longest), RAGGED)
+    with pytest.raises(TypeError, match=r"longest is 1\.5, expected an integer"):
+        on_backend("numpy", arrays, replace(relative, longest=1.5), RAGGED)

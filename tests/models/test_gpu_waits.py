@@ -14,6 +14,7 @@ from bertcore import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     use_backend,
+    value_and_grad,
 )
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.tiny_families import runnable, tiny_config
@@ -47,6 +48,7 @@ MODELS = {
     "predictions": (AutoModel, "xlnet-base-cased", PERMUTED),
     "memories": (AutoModel, "xlnet-base-cased", {"use_mems": True}),
 }
+RELATIVE = ("deberta-v3-small", "jina-embeddings-v2-base-en", "mpnet-base", "xlnet-base-cased")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,14 @@ def test_a_forward_waits_for_nothing(gpu, name):
         assert again(gpu, model, IDS, mask, **inputs) == []
     if not inputs:
         assert again(gpu, model.encode_packed, [row[:size] for row, (size,) in zip(IDS, LENGTHS, strict=True)]) == []
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_gradients_of_relative_positions_wait_for_nothing(gpu, name):
+    """The longest sequence, by which they take memory, is known on the host."""
+    step = value_and_grad(AutoModelForTokenClassification.from_config(tiny_config(name)))
+    mask = (np.arange(9) < LENGTHS).astype(int)
+    assert again(gpu, step, input_ids=IDS, attention_mask=mask, labels=np.where(mask, IDS % 2, -100)) == []
 
 
 def test_a_batch_goes_to_the_gpu_in_one_copy(gpu):

@@ -58,8 +58,9 @@ class DisentangledAdapter(Adapter):
         if mask is not None:
             is_real, mask = real_tokens(inputs), _pair_mask(mask)
             padding = padding_of_sequences(packed.strip(packed.is_real), packed.cu_seqlens)
-        longest = inputs.input_ids.shape[0] if packed is None else int(packed.lengths.max(initial=0))
-        positions = PositionsOfPass(self.relative, longest, is_real, padding, getattr(inputs, "components", None))
+        positions = PositionsOfPass(
+            self.relative, inputs.longest, is_real, padding, getattr(inputs, "components", None)
+        )
         return DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:

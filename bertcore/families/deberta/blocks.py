@@ -177,6 +177,10 @@ class PositionsOfPass:
         self.distance_rows = kernels.to_backend(rows - self._first)
         _ = self.embeddings  # made before the layers, of which each may run again
 
+    def relative(self, *tables: Any) -> kernels.RelativePositions:
+        """The terms of a layer, whose tables these are."""
+        return kernels.RelativePositions(self.distance_rows, *tables, longest=self.longest)
+
     @lock_free_property
     def embeddings(self) -> Any:
         """(rows, hidden): those that `distance_rows` counts, in inference all 2 * span."""
@@ -261,7 +265,7 @@ class DisentangledAttention(SelfAttention):
         attended = functional.self_attention(
             *projected,
             **heads,
-            relative=kernels.RelativePositions(positions.distance_rows, *tables) if has_tables else None,
+            relative=positions.relative(*tables) if has_tables else None,
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
             scale=self.spec.scale,

@@ -105,7 +105,7 @@ class RecurrentAdapter(Adapter):
         is_masked = getattr(inputs, "visible", None) is not None or inputs.key_mask is not None
         if has_memory or is_masked or self.needs_whole_batch:
             return None
-        longest = room_for(int(np.diff(inputs.on_host.cu_seqlens).max(initial=0)), FEWEST_TOKENS)
+        longest = room_for(inputs.longest, FEWEST_TOKENS)
         types = inputs.on_host.token_type_ids
         return KnownOnHost(longest, types is not None and bool(types.any()))
 
@@ -121,7 +121,7 @@ class RecurrentAdapter(Adapter):
     def _relations(self, inputs: EncoderInput, hidden: Any, memory: Any) -> tuple[Relations, int, int]:
         """The layers' relations, and the longest sequence and its memory."""
         sequences = len(inputs.cu_seqlens) - 1
-        longest = int(np.diff(inputs.on_host.cu_seqlens).max(initial=0))
+        longest = inputs.longest
         before = 0 if memory is None else memory.shape[0] // sequences
         xp, dtype = kernels.array_module(inputs.cu_seqlens), str(value_of(hidden).dtype)
         first, last, distance_rows = self._distances(xp, longest, before)

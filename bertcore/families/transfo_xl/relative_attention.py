@@ -190,6 +190,7 @@ class RelativeAttention(Sublayer):
             segment_ids=None if scores is None else relations.segment_ids,
             segment_ids_k=None if scores is None else relations.segment_ids_k,
             segment_scores=scores,
+            longest=(len(relations.distance_rows) + 1) // 2,
         )
         return functional.attention(
             query,
