@@ -13,7 +13,7 @@ from bertcore.kernels.program import Graphs, NotCaptured, Recordings
 from bertcore.models.adapter import Trace
 from bertcore.models.inputs import EncoderInput, KnownOnHost
 from bertcore.models.registry import Family
-from bertcore.models.trained_layers import TrainedLayers
+from bertcore.models.trained_layers import TrainedLayers, is_worth_graphs, with_room
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.dropout import is_dropping, within_site
 from bertcore.nn.encoder_layer import LayerContext
@@ -89,22 +89,15 @@ class Encoder(Block):
         if current_tape() is None:
             may_be = notes_states_alone and not is_dropping()
         else:
-            may_be = trace.is_empty and not is_dropping() and not self.adapter.backward_reads_gpu
+            may_be = trace.is_empty and not self.adapter.backward_reads_gpu
+            may_be = may_be and is_worth_graphs(self._layer_blocks, inputs)
         return self.adapter.known_to_graph(inputs) if may_be else None
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
         known = None if cache is not None else self._known_to_graph(inputs, trace)
-        embeddings = self.embeddings
         if known is not None and current_tape() is not None:
-            hidden = self.embeddings(inputs)
-            output = self._by_graphs(hidden, inputs, known, trace)
-            if output is not None:
-                return output
-
-            def embeddings(inputs: EncoderInput) -> Any:
-                return hidden
-
-        elif known is not None:
+            return self._in_training(inputs, known, trace)
+        if known is not None:
             settings = autocast_dtype(), kernels.is_batch_invariant()
             key, version = (inputs.on_gpu.rooms, known, trace.layers, trace.is_empty, settings), self.version
             if self._graphs.has_seen(version, key):
@@ -112,7 +105,7 @@ class Encoder(Block):
                     return self._replayed(version, key, known, inputs, trace)
                 except NotCaptured as error:
                     _warn_not_captured(error)
-        state, context = self.adapter.begin(inputs, embeddings, trace)
+        state, context = self.adapter.begin(inputs, self.embeddings, trace)
         context.projections = trace.projections
         if cache is not None:
             return self._run_layers(state, replace(context, cache=cache), trace)
@@ -143,22 +136,26 @@ class Encoder(Block):
             trace.states.extend(results)
         return results[-1]
 
-    def _by_graphs(self, hidden: Any, inputs: EncoderInput, known: KnownOnHost, trace: Trace) -> Any:
-        """The last hidden state of a batch under a tape, by CUDA graphs; None where there are none."""
+    def _in_training(self, inputs: EncoderInput, known: KnownOnHost, trace: Trace) -> Any:
+        """The last hidden state of a batch under a tape, of layers that may be CUDA graphs."""
 
         def layers(hidden: Any, inputs: EncoderInput) -> tuple[Any, LayerContext]:
             own = Trace(layers=trace.layers)
             state, context = self.adapter.begin(inputs, lambda _: hidden, own)
             return self._run_layers(state, context, own), context
 
-        blocks = [self.adapter, *self.layers[: trace.layers], *([self.final_norm] if self.final_norm else [])]
-        parameters = dict.fromkeys(parameter for block in blocks for parameter in block.parameters())
-        key = trace.layers, self.recomputes_layers
+        hidden, key = self.embeddings(inputs), (trace.layers, self.recomputes_layers)
         try:
-            return self._trained_layers(layers, parameters, hidden, inputs, known, key)
+            output = self._trained_layers(layers, self._layer_blocks, hidden, inputs, known, key)
         except NotCaptured as error:
             _warn_not_captured(error)
-            return None
+            output = None
+        return with_room(layers, hidden, inputs, known) if output is None else output
+
+    @property
+    def _layer_blocks(self) -> list[Block]:
+        """What there is between the embeddings and the last hidden state."""
+        return [self.adapter, *self.layers, *([self.final_norm] if self.final_norm else [])]
 
     def _run_layers(self, state: Any, context: LayerContext, trace: Trace) -> Any:
         notes_nothing = trace.attentions is None and trace.projections is None  # which would be noted twice

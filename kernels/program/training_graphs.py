@@ -142,6 +142,7 @@ class Pass:
 
 
 def _fill(target: Any, array: Any) -> None:
-    target[: len(array)] = array
+    if len(array):
+        target[: len(array)] = array
     if len(array) < len(target):
         target[len(array) :].fill(0)
