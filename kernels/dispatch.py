@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from . import _cuda
+from . import _cuda, tensors
 from ._cuda import plans
 from .batch_invariance import is_batch_invariant
 from .deferred import Deferred, Recorder
 from .errors import BackendUnavailable
-from .own_name import PACKAGE, PROJECT, setting, variable
+from .own_name import PROJECT, setting, variable
 
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
@@ -214,7 +214,7 @@ def _on_device(index: int) -> AbstractContextManager:
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
-    __slots__ = ("_key", "_recorder", "_seed", "_tensor_module", "_trace", "arrays", "backend", "package", "plan")
+    __slots__ = ("_are_tensors", "_key", "_recorder", "_seed", "_trace", "arrays", "backend", "package", "plan")
 
     def __init__(
         self,
@@ -226,7 +226,8 @@ class Call:
         seed: int,
     ):
         self.package, self._seed = package, seed
-        self._tensor_module = self._recorder = self._key = self._trace = self.plan = None
+        self._recorder = self._key = self._trace = self.plan = None
+        self._are_tensors = False
         are_plain, recorder = _plain(arrays, optional)
         if are_plain:  # by far the most calls: nothing to convert, one home
             self.arrays = tuple(arrays.values())
@@ -303,11 +304,9 @@ class Call:
             plan = self._trace.plan(result)
             if plan is not None:
                 _cuda.runtime().keep_plan(self._key, plan)
-        if self._tensor_module is None:
+        if not self._are_tensors:
             return result
-        if isinstance(result, tuple):
-            return tuple(self._tensor(array) for array in result)
-        return self._tensor(result)
+        return tuple(map(tensors.tensor_of, result)) if isinstance(result, tuple) else tensors.tensor_of(result)
 
     def _native(self, name: str, array: Any) -> tuple[Any, str]:
         """The NumPy or CuPy array behind `array`, and its home: "host" or "GPU"."""
@@ -319,29 +318,9 @@ class Call:
         if library == "cupy":
             return array, "GPU"
         if library == "torch" and hasattr(array, "__dlpack__"):
-            return self._from_tensor(name, array)
+            self._are_tensors = True
+            return tensors.array_of(name, array)
         raise TypeError(f"{name} is {type(array).__qualname__}, expected a NumPy, CuPy or PyTorch array")
-
-    def _from_tensor(self, name: str, tensor: Any) -> tuple[Any, str]:
-        torch = importlib.import_module("torch")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise TypeError(
-                f"{name} requires grad, but PyTorch's autograd cannot see through {PACKAGE}: "
-                f"pass {name}.detach(), or call under torch.no_grad()"
-            )
-        problem = _unreadable(torch, tensor)
-        if problem is not None:
-            raise TypeError(f"{name} is a {problem} tensor, expected a dense one with memory of its own values")
-        self._tensor_module = torch
-        tensor = tensor.detach()
-        if tensor.is_cuda:
-            return importlib.import_module("cupy").from_dlpack(tensor), "GPU"
-        if tensor.dtype == torch.bfloat16:
-            raise TypeError(f"{name} is a bfloat16 tensor in host memory, which NumPy cannot hold: pass {name}.float()")
-        return np.from_dlpack(tensor), "host"
-
-    def _tensor(self, array: Any) -> Any:
-        return None if array is None else self._tensor_module.from_dlpack(array)
 
     def _one_home(self, homes: dict[str, str | None]) -> str | None:
         """The single home of all arrays; arrays of one call may not be mixed."""
@@ -360,17 +339,6 @@ class Call:
                 wanted = "CuPy arrays or CUDA tensors" if reach == "GPU" else "arrays in host memory"
                 place = "on the GPU" if home == "GPU" else "in host memory"
                 raise TypeError(f"backend {self.backend!r} takes {wanted}, but {name} is {place}")
-
-
-def _unreadable(torch: ModuleType, tensor: Any) -> str | None:
-    """Why the memory of a tensor does not hold its values, if so."""
-    kinds = {
-        "meta": tensor.is_meta,
-        "sparse": tensor.layout != torch.strided,
-        "quantized": tensor.is_quantized,
-        "conjugated or negated": tensor.is_conj() or tensor.is_neg(),
-    }
-    return next((kind for kind, is_it in kinds.items() if is_it), None)
 
 
 def _plain(arrays: dict[str, Any], optional: Collection[str]) -> tuple[bool, Recorder | None]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.kernels import dispatch, use_backend
+from bertcore.kernels import dispatch, tensors, use_backend
 from tests.kernels.strategies import normal
 
 pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("on_numpy")]
@@ -101,7 +101,7 @@ def test_tensors_in_tensors_out(name):
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_copied_on_the_way(name, monkeypatch):
     entered, computed = set(), set()
-    native, tensor_of = dispatch.Call._native, dispatch.Call._tensor
+    native, tensor_of = dispatch.Call._native, tensors.tensor_of
 
     def spy_in(call, name, array):
         result, home = native(call, name, array)
@@ -109,15 +109,15 @@ def test_nothing_is_copied_on_the_way(name, monkeypatch):
         entered.add(name)
         return result, home
 
-    def spy_out(call, array):
-        result = tensor_of(call, array)
+    def spy_out(array):
+        result = tensor_of(array)
         if array is not None and array.size:
             assert result.data_ptr() == array.ctypes.data
             computed.add(array.shape)
         return result
 
     monkeypatch.setattr(dispatch.Call, "_native", spy_in)
-    monkeypatch.setattr(dispatch.Call, "_tensor", spy_out)
+    monkeypatch.setattr(tensors, "tensor_of", spy_out)
     CALLS[name](tensor)
     assert entered and computed
 

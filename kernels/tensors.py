@@ -1,0 +1,47 @@
+"""The memory of PyTorch tensors as NumPy and CuPy arrays, without a copy (DLPack)."""
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .own_name import PACKAGE
+
+
+def array_of(name: str, tensor: Any) -> tuple[Any, str]:
+    """The NumPy or CuPy array of a tensor's memory, and its home: "host" or "GPU".
+
+    Raises TypeError, with the tensor's `name`, for one that needs autograd, or whose memory is not its values.
+    """
+    torch = importlib.import_module("torch")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"{name} requires grad, but PyTorch's autograd cannot see through {PACKAGE}: "
+            f"pass {name}.detach(), or call under torch.no_grad()"
+        )
+    problem = _unreadable(torch, tensor)
+    if problem is not None:
+        raise TypeError(f"{name} is a {problem} tensor, expected a dense one with memory of its own values")
+    tensor = tensor.detach()
+    if tensor.is_cuda:
+        return importlib.import_module("cupy").from_dlpack(tensor), "GPU"
+    if tensor.dtype == torch.bfloat16:
+        raise TypeError(f"{name} is a bfloat16 tensor in host memory, which NumPy cannot hold: pass {name}.float()")
+    return np.from_dlpack(tensor), "host"
+
+
+def tensor_of(array: Any) -> Any:
+    """A tensor of the memory of an array; None of None."""
+    return None if array is None else importlib.import_module("torch").from_dlpack(array)
+
+
+def _unreadable(torch: ModuleType, tensor: Any) -> str | None:
+    """Why the memory of a tensor does not hold its values, if so."""
+    kinds = {
+        "meta": tensor.is_meta,
+        "sparse": tensor.layout != torch.strided,
+        "quantized": tensor.is_quantized,
+        "conjugated or negated": tensor.is_conj() or tensor.is_neg(),
+    }
+    return next((kind for kind, is_it in kinds.items() if is_it), None)
