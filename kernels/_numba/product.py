@@ -1,9 +1,10 @@
-"""The product of rows with packed panels, by tasks, and what happens to a sum on its way to the output.
+"""The product of rows with packed panels, by tasks.
 
 A task is a block of up to TASK_ROWS rows times one panel (see panels.py); rows that serve many panels are packed, too
 (packed_rows.py). Its sums stay in a scratch block that fits the first cache levels; each tile of them is written to the
-output once, on the way through bias, activation and residual. The order of each element's sum depends on the depth
-alone. While a thread multiplies a chunk of a panel it fetches the next, so that weights stream behind the arithmetic.
+output once, on the way through bias, activation and residual (finish.py). The order of each element's sum depends on
+the depth alone. While a thread multiplies a chunk of a panel it fetches the next, so that weights stream behind the
+arithmetic.
 
 Panels of low precision that are multiplied as something wider are widened once for all rows of a task, by the first
 tile as it multiplies them (widening.py); for few rows those of whole words (dot.py) by each tile. The sums and their
@@ -18,23 +19,16 @@ from ..activation_names import NO_ACTIVATION
 from . import isa
 from .amx import TILES_SCRATCH
 from .arrays import CACHE_LINE
+from .finish import are_handed, finish_tile, prefetch_output
 from .jit import helper, inline_helper
-from .low_precision import corrected_sums, store_bfloat16
 from .packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES, are_packed, most_packed, pack_rows
-from .pointwise import activation_function
-from .rounded_rows import place_of_sums
 from .rows import share
 from .simd import (
     aligned,
-    first_lanes,
     itemsize,
     lanes,
-    load,
-    load_masked,
     pointer,
     pointer_as,
-    prefetch_write,
-    store_masked,
 )
 from .tasks import take_task
 from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_fetching_tile, make_output_tile
@@ -54,7 +48,6 @@ _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
 _output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _OPTIONS = {"error_model": "numpy", "nogil": True}  # of overloads: those of helpers
-_INLINE = {**_OPTIONS, "forceinline": True}
 
 
 def sums_dtype(storage):
@@ -77,17 +70,6 @@ def make_scratch(storage, threads, rows):
 def _word_size(x):
     """Elements per word."""
     return max(4 // itemsize(x), 1)
-
-
-@inline_helper
-def finish_with(finish):
-    """Bias (columns,) and residual (rows, columns), both empty if absent, the activation's code and None or
-    `handed_sums`, for `run_product`.
-
-    Pointers instead of arrays: an array that is unpacked from a tuple is counted as a reference, 50 ns a vector.
-    """
-    bias, residual, activation, handed = finish
-    return pointer(bias, 0), bias.size > 0, pointer(residual, 0), residual.size > 0, activation, handed
 
 
 @helper
@@ -251,7 +233,7 @@ def _multiply_into_output(a, row, column, panel, depth, sums, accumulate, output
         width, columns = WEIGHT_PANEL_VECTORS * lanes(sums), output.shape[1]
         if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION:
             return False
-        if _are_handed(handed, start):
+        if are_handed(handed, start):
             return False
         at = first * columns + start
         _output_tile(
@@ -261,139 +243,3 @@ def _multiply_into_output(a, row, column, panel, depth, sums, accumulate, output
         return True
 
     return multiply
-
-
-@helper
-def prefetch_tile(output, first, count, column, width):
-    """A hint that `count` rows of `width` columns will soon be written."""
-    for i in range(first, first + count):
-        for j in range(column, column + width, lanes(output)):
-            prefetch_write(output, i * output.shape[1] + j)
-
-
-def _are_handed(handed, column):
-    """Whether the output from a column on is written in bfloat16, too."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_are_handed, jit_options=_INLINE)
-def _are_handed_if_asked_for(handed, column):
-    if isinstance(handed, types.NoneType):
-        return lambda handed, column: False
-    return lambda handed, column: handed[5] and column >= handed[4]
-
-
-def _are_alone(handed, column):
-    """Whether it is written in bfloat16 only."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_are_alone, jit_options=_INLINE)
-def _are_alone_if_asked_for(handed, column):
-    if isinstance(handed, types.NoneType):
-        return lambda handed, column: False
-    return lambda handed, column: handed[6] and column >= handed[4]
-
-
-@inline_helper
-def prefetch_output(output, first, count, column, width, finish):
-    """A hint that `count` rows of `width` columns will soon be written, as float32 or in bfloat16."""
-    handed = finish[5]
-    if not _are_alone(handed, column):
-        prefetch_tile(output, first, count, column, width)
-    if _are_handed(handed, column):
-        for i in range(first, first + count):
-            place = _place(handed, i, column)
-            for j in range(0, width, lanes(output)):
-                _prefetch_place(handed, place + j)
-
-
-def _place(handed, row, column):
-    """`place_of_sums`, if it is asked for."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_place, jit_options=_INLINE)
-def _place_if_asked_for(handed, row, column):
-    if isinstance(handed, types.NoneType):
-        return lambda handed, row, column: 0
-    return lambda handed, row, column: place_of_sums(handed, row, column)
-
-
-def _prefetch_place(handed, place):
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_prefetch_place, jit_options=_INLINE)
-def _prefetch_place_if_asked_for(handed, place):
-    if isinstance(handed, types.NoneType):
-        return lambda handed, place: None
-    return lambda handed, place: prefetch_write(handed[0], place)
-
-
-def _hand(handed, place, value, inside):
-    """Write a vector in bfloat16."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_hand, jit_options=_INLINE)
-def _hand_if_asked_for(handed, place, value, inside):
-    if isinstance(handed, types.NoneType):
-        return lambda handed, place, value, inside: None
-    return lambda handed, place, value, inside: store_bfloat16(handed[0], place, value, inside)
-
-
-def _value(sums, at, row, column, levels):
-    """A vector of sums as it stands, or of bytes as the levels of its row and columns say."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_value, jit_options=_INLINE)
-def _value_of(sums, at, row, column, levels):
-    if isinstance(levels, types.NoneType):
-        return lambda sums, at, row, column, levels: load(sums, at)
-
-    def rescaled(sums, at, row, column, levels):
-        zero, step, scale, column_sums = levels
-        exact = corrected_sums(load(sums, at), zero[row], load(column_sums, column))
-        return exact * (load(scale, column) * step[row])
-
-    return rescaled
-
-
-@inline_helper
-def _finish_vector(sums, at, row, column, output, finish, levels, place, inside):
-    """One vector of sums through bias, activation and residual to the output; `place` is (whether it is written in
-    bfloat16, whether it alone is, where)."""
-    bias, has_bias, residual, has_residual, activation, handed = finish
-    target = row * output.shape[1] + column
-    value = _value(sums, at, row, column, levels)
-    if has_bias:
-        value += load_masked(bias, column, inside, 0.0)
-    if activation != NO_ACTIVATION:
-        value = activation_function(activation, value)
-    if has_residual:
-        value += load_masked(residual, target, inside, 0.0)
-    if not place[1]:
-        store_masked(output, target, value, inside)
-    if place[0]:
-        _hand(handed, place[2], value, inside)
-
-
-@helper
-def finish_tile(sums, width, output, first, count, column, finish, levels):
-    """Send `count` rows of sums to the output."""
-    end = min(column + width, output.shape[1])
-    full = end - (end - column) % lanes(sums)
-    everywhere = first_lanes(output, lanes(output))  # a constant: the compiler makes plain loads and stores of it
-    handed = finish[5]
-    is_handed, is_alone = _are_handed(handed, column), _are_alone(handed, column)
-    for i in range(count):
-        at, row = i * width - column, first + i
-        start = _place(handed, row, column) - column if is_handed else 0
-        for j in range(column, full, lanes(sums)):
-            place = is_handed, is_alone, start + j
-            _finish_vector(sums, at + j, row, j, output, finish, levels, place, everywhere)
-        if full < end:
-            place, inside = (is_handed, is_alone, start + full), first_lanes(output, end - full)
-            _finish_vector(sums, at + full, row, full, output, finish, levels, place, inside)

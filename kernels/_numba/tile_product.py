@@ -31,9 +31,9 @@ from .amx import (
 )
 from .arrays import CACHE_LINE
 from .codegen import emit_prefetch
+from .finish import finish_tile, prefetch_output
 from .jit import helper, inline_helper
 from .operands import as_words
-from .product import finish_tile, prefetch_output
 from .rows import share
 from .simd import aligned, pointer
 from .steps import FLOAT

@@ -23,13 +23,13 @@ from .._numba import (
     parallel_kernel,
     region,
 )
+from .._numba.finish import finish_with
 from .._numba.group_panels import pack_groups, unpack_groups
 from .._numba.low_precision import ROUNDED, round_row
 from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.product import (
     WEIGHT_PANEL_VECTORS,
     WEIGHT_TILE_ROWS,
-    finish_with,
     make_scratch,
     run_product,
 )

@@ -16,7 +16,8 @@ import numpy as np
 
 from .._numba import LEVEL, as_kernel_array, empty, helper, inline_helper, num_threads, parallel_kernel
 from .._numba.arrays import CACHE_LINE
-from .._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, prefetch_tile
+from .._numba.finish import prefetch_tile
+from .._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS
 from .._numba.rows import BLOCK_ROWS, share
 from .._numba.simd import (
     aligned,
