@@ -26,8 +26,16 @@ _pack_tile = make_row_packer(WEIGHT_TILE_ROWS)
 
 
 def are_packed(a, panels):
-    """Whether rows of these types can be packed."""
+    """Whether rows of these types are packed where there are enough of them."""
+    if PACKED_BYTES == 0:
+        return False
     return a.dtype == panels.dtype if isinstance(a.dtype, types.Float) else a.dtype == types.uint8
+
+
+@inline_helper
+def lie_packed(row, column):
+    """Whether a tile's rows with these strides lie as `pack_rows` lays them."""
+    return row == 1 and column == WEIGHT_TILE_ROWS
 
 
 @inline_helper

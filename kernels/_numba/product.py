@@ -21,7 +21,7 @@ from .amx import TILES_SCRATCH
 from .arrays import CACHE_LINE
 from .finish import are_handed, finish_tile, prefetch_output
 from .jit import helper, inline_helper
-from .packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES, are_packed, most_packed, pack_rows
+from .packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES, are_packed, lie_packed, most_packed, pack_rows
 from .rows import share
 from .simd import (
     aligned,
@@ -47,6 +47,8 @@ _full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
 _output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
+_packed_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS, packed=True)
+_packed_output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS, packed=True)
 _OPTIONS = {"error_model": "numpy", "nogil": True}  # of overloads: those of helpers
 
 
@@ -208,7 +210,9 @@ def _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums
 def _multiply_tile(a, row, column, count, panel, depth, sums, accumulate, ahead, step):
     """sums (+)= the product of `count` rows of a with a block of a panel."""
     width = WEIGHT_PANEL_VECTORS * lanes(sums)
-    if count > _HALF_ROWS:
+    if count > _HALF_ROWS and lie_packed(row, column):
+        _packed_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
+    elif count > _HALF_ROWS:
         _full_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
     elif count > 1:
         _half_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
@@ -236,10 +240,12 @@ def _multiply_into_output(a, row, column, panel, depth, sums, accumulate, output
         if are_handed(handed, start):
             return False
         at = first * columns + start
-        _output_tile(
-            a, row, column, panel, width, depth, pointer(output, at), columns, sums, width, accumulate,
-            pointer(bias, start), has_bias, pointer(residual, at), has_residual, ahead, step,
-        )  # fmt: skip
+        c, before = pointer(output, at), (sums, width, accumulate)
+        added = pointer(bias, start), has_bias, pointer(residual, at), has_residual
+        if lie_packed(row, column):
+            _packed_output_tile(a, row, column, panel, width, depth, c, columns, *before, *added, ahead, step)
+        else:
+            _output_tile(a, row, column, panel, width, depth, c, columns, *before, *added, ahead, step)
         return True
 
     return multiply
