@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.gpu.products import batch_invariant
 from bench.gpu.timings import Step
-from bertcore import AutoModel, AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad
+from bertcore import AutoModel, AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad, vjp
 from bertcore.kernels import _cuda
 from bertcore.models.encoder import NotCapturedWarning
 from bertcore.models.model import Model
@@ -50,6 +50,7 @@ def steps(every: int = 1, families: list[str] | None = None) -> Iterator[Step]:
         yield Step("kernel", BATCH_INVARIANT, dtype, partial(_check_batch_invariant, dtype, every))
     for name in families or runnable():
         yield Step("family", name, "float32", partial(_check_family, name))
+        yield Step("family", f"{name}, gradients", "float32", partial(_check_gradients, name))
     for (name, rule), dtype in product(LEARNERS, ("float32", "bfloat16")):
         yield Step("family", f"{name}, {rule.__name__}", dtype, partial(_check_learning, name, rule, dtype))
 
@@ -122,6 +123,31 @@ def _model_error(model: Model, seed: int) -> float:
         found = model(input_ids=ids, attention_mask=mask)[0]
     assert kernels.array_module(found) is not np, "the result is not on the GPU"
     return _error(found, expected)
+
+
+def _check_gradients(name: str) -> Iterator[dict[str, Any]]:
+    """A small model's gradients for one batch, with dropout, again and again: the first are computed operation by
+    operation, the others by CUDA graphs where the family's layers have them."""
+    model = drawn_anew(AutoModel.from_config(tiny_config(name)))
+    ids, mask = _batch(model, 0)
+    shape = *ids.shape, model.spec.hidden_size
+    gradient = {"last_hidden_state": np.random.default_rng(1).normal(size=shape).astype(np.float32)}
+
+    def grads() -> dict[str, Any]:
+        _, pullback = vjp(model.train(0))(input_ids=ids, attention_mask=mask)
+        return pullback(gradient)
+
+    with use_backend("cupy"), warnings.catch_warnings():
+        warnings.simplefilter("error", NotCapturedWarning)
+        found = [grads() for _ in PASSES]
+    wrong = []
+    scale = max(float(np.abs(grad.get()).max()) for grad in found[0].values())
+    for pass_by, others in zip(PASSES[1:], found[1:], strict=True):
+        for key, grad in found[0].items():
+            error = float(np.abs(others[key].get() - grad.get()).max()) / scale
+            if not error < TOLERANCE:
+                wrong.append(f"{pass_by}: {key} off by {error:.2g} of the scale (allowed {TOLERANCE:.0e})")
+    yield {"cases": len(PASSES)} | _verdict(wrong)
 
 
 def _batch(model: Model, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -19,6 +19,7 @@ from bench.gpu.worker import rows_of
 from bench.report import read_csv
 from bertcore import kernels
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
+from bertcore.kernels.program import training_graphs
 from bertcore.kernels.softmax import cuda as softmax_cuda
 from tests.bench.gpu_worker import TorchOnCPU
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
@@ -245,6 +246,22 @@ def test_a_family_that_cannot_be_captured_is_wrong(monkeypatch):
         (row,) = step.run()
     assert row["status"] == "wrong"
     assert row["note"].startswith("1 wrong; captured: NotCapturedWarning") and "no graphs here" in row["note"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_gradients_of_graphs_are_checked(monkeypatch, is_wrong):
+    if is_wrong:
+        real = training_graphs.Pass.backward
+        monkeypatch.setattr(training_graphs.Pass, "backward", lambda done, gradient: real(done, 1.01 * gradient))
+    with driverless() as gpu:
+        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+        names = "bert-base-uncased, gradients", "mpnet-base, gradients"
+        steps = [step for step in checks.steps(1, ["bert-base-uncased", "mpnet-base"]) if step.name in names]
+        bert, mpnet = [row for step in steps for row in step.run()]
+    assert bert.get("status") == ("wrong" if is_wrong else None), bert
+    assert not is_wrong or "wrong; captured: " in bert["note"]
+    assert "status" not in mpnet
 
 
 def test_a_graph_uses_the_memory_of_its_first_run():
