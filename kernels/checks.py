@@ -181,6 +181,20 @@ def is_broadcast(array: Any) -> bool:
     return array.size > 0 and any(size > 1 and not stride for size, stride in sizes)
 
 
+def aligned(**arrays: Any) -> None:
+    """The elements of each CuPy array (None is skipped) stand at multiples of their size: a GPU reads no others."""
+    for name, array in arrays.items():
+        if array is None or not array.size:
+            continue
+        size, memory = array.itemsize, array.data
+        strides = (stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1)
+        if memory.ptr % size or any(stride % size for stride in strides):
+            raise ValueError(
+                f"{name} has elements of {size} bytes that do not all stand at multiples of {size}, expected an array "
+                "that is aligned: copy it"
+            )
+
+
 def updatable(name: str, array: Any) -> None:
     """`array` can be changed in place, in C order."""
     flags = array.flags

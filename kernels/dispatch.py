@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _cuda, tensors
+from . import _cuda, checks, tensors
 from ._cuda import plans
 from .batch_invariance import is_batch_invariant
 from .deferred import Deferred, Recorder
@@ -242,6 +242,8 @@ class Call:
             if self.backend == "cupy" and not _cuda.is_emulated():
                 if options is not None:
                     self._find_plan(options)
+                if self.plan is None:
+                    checks.aligned(**arrays)
                 return
         natives, homes = {}, {}
         for name, array in arrays.items():
@@ -250,6 +252,8 @@ class Call:
         self.arrays = tuple(natives.values())
         self.backend = resolve_backend(backend, on_gpu=self._one_home(homes) == "GPU")
         self._check_reach(homes)
+        if "GPU" in homes.values():
+            checks.aligned(**natives)
 
     def _find_plan(self, options: tuple[Any, ...]) -> None:
         # True, 1 and 1.0 are equal, but not all of them are what an operation takes.

@@ -222,6 +222,26 @@ def test_views_that_begin_elsewhere_have_plans_of_their_own(gpu):
     assert len(gpu.replays) == 2
 
 
+def test_elements_between_their_places_are_refused(gpu):
+    """A GPU ends the process that reads them."""
+    memory = cupy.zeros(8 * 8 * 4 + 4, np.uint8)
+    rows = memory[: 8 * 8 * 4].view(np.float32).reshape(8, 8)
+    kernels.softmax(rows)
+    apart = cupy.ndarray((8, 4), np.float32, memptr=memory.data, strides=(18, 4))
+    for first in (1, 2, 3):
+        shifted = memory[first : first + 8 * 8 * 4].view(np.float32).reshape(8, 8)
+        with pytest.raises(ValueError, match="input has elements of 4 bytes that do not all stand at multiples of 4"):
+            kernels.softmax(shifted)
+        with pytest.raises(ValueError, match="weight has elements of 4 bytes"):
+            kernels.layer_norm(rows, shifted[0])
+        with pytest.raises(ValueError, match="grad_output has elements of 4 bytes"):
+            kernels.activation_backward(shifted, rows, activation="gelu")
+    with pytest.raises(ValueError, match="input has elements of 4 bytes"):
+        kernels.softmax(apart)
+    kernels.softmax(memory[4:].view(np.float32).reshape(8, 8))
+    kernels.softmax(memory[1:1].view(np.float32).reshape(0, 3))
+
+
 def test_bad_input_is_refused_after_good_input(gpu):
     x, other, offsets = *arrays((6, 2, 8), (6, 2, 9)), cupy.zeros(3, np.int32)
     good = {"cu_seqlens": offsets, "is_causal": True, "window": (1, 0), "scale": 1.0}
