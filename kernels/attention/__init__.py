@@ -89,6 +89,7 @@ def attention(
         cu_seqlens_k: the same for key and value; by default cu_seqlens.
         attn_mask: boolean, True where a query may see a key, or of the query's dtype and added to the scores. It
             broadcasts to (sequences, heads, longest query, longest key); what lies beyond a sequence is not read.
+            With cu_seqlens on a GPU nobody sees that it is shorter than the longest sequence: memory behind it is read.
         bias: added to the scores, of the query's dtype and broadcasting as attn_mask does; has a gradient.
         is_causal: query i sees the keys j <= i of its sequence, as in PyTorch. After a memory window=(None, 0) does it.
         window: (left, right), or one integer for both: query i, which stands at the key position p = i + keys -
