@@ -21,6 +21,11 @@ def normal(seed, shape, dtype=np.float64, layout="contiguous", scale=1.0):
     return with_layout(values, layout)
 
 
+def f32(*shape):
+    """Normally distributed float32 values of this shape."""
+    return normal(1, shape, np.float32)
+
+
 def with_layout(array, layout):
     """An array equal to `array` whose memory is laid out as `layout` says."""
     if layout == "fortran":

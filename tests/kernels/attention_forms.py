@@ -9,7 +9,11 @@ import numpy as np
 
 from bench.ops.operations import OF_RELATIVE, public_arguments
 from bertcore import kernels
+from tests.kernels.arrays import f32
 from tests.kernels.conformance.calls import everything
+
+# Query, key and value, and the offsets of packed ones, for tests of what the public functions take.
+DENSE, PACKED, OFFSETS = (f32(2, 4, 5, 8),) * 3, (f32(7, 4, 8),) * 3, np.array([0, 3, 7])
 
 ROWS = 7  # of the tables of relative positions
 SCALE = 0.4

@@ -5,19 +5,12 @@ import pytest
 
 from bertcore import kernels
 from bertcore.kernels import use_backend
+from tests.kernels.arrays import f32
+from tests.kernels.attention_forms import DENSE, OFFSETS, PACKED
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
-
-
-def f32(*shape):
-    return normal(1, shape, np.float32)
-
-
-DENSE = (f32(2, 4, 5, 8),) * 3
-PACKED = (f32(7, 4, 8),) * 3
-OFFSETS = np.array([0, 3, 7])
 
 
 def test_defaults():

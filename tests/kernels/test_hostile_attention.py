@@ -4,20 +4,14 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from tests.kernels.attention_forms import attend
+from tests.kernels.arrays import f32
+from tests.kernels.attention_forms import DENSE, OFFSETS, PACKED, attend
 from tests.kernels.refusals import check_refused
 from tests.kernels.strategies import normal
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
-def f32(*shape):
-    return normal(1, shape, np.float32)
-
-
-DENSE = (f32(2, 4, 5, 8),) * 3
-PACKED = (f32(7, 4, 8),) * 3
-OFFSETS = np.array([0, 3, 7])
 GRADIENT = f32(2, 4, 5, 8)
 LSE, PACKED_LSE = np.zeros((2, 4, 5, 2), np.float32), np.zeros((7, 4, 2), np.float32)
 

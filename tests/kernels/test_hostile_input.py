@@ -4,20 +4,16 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
+from tests.kernels.arrays import f32
+from tests.kernels.attention_forms import OFFSETS, PACKED
 from tests.kernels.refusals import check_refused
 from tests.kernels.strategies import normal
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
-def f32(*shape):
-    return normal(1, shape, np.float32)
-
-
 F64 = normal(1, (2, 3))
 IDS = np.array([0, 1, 2])
-PACKED = (f32(7, 4, 8),) * 3
-OFFSETS = np.array([0, 3, 7])
 TABLES = f32(9, 4), f32(9, 4)
 SQUARE, WIDE = f32(3, 3), f32(3, 4)
 
