@@ -13,6 +13,7 @@ RAY_ADDRESS, or on this machine; every worker must find the files under the same
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 
 from bertcore.cli.common import (
     MODEL_HELP,
@@ -38,6 +39,7 @@ examples:
 
 A line of JSON is an array of numbers; they are float32 and read back to the same bits."""
 PART_ROWS = 65536
+ENDINGS = ("", ".npy", ".jsonl", ".json", ".txt")  # in which a reader expects one of the formats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("input", metavar="INPUT", nargs="?", default="-", help="file of texts (default: -, stdin)")
     parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to write (default: -, stdout)")
-    parser.add_argument("--format", choices=["npy", "jsonl"], help="default: npy for a FILE named *.npy, else jsonl")
+    parser.add_argument("--format", choices=["npy", "jsonl"], help="default: by the ending of FILE, else jsonl")
     add_reading_arguments(parser, length="--max-seq-length")
     parser.add_argument(
         "--normalize",
@@ -73,7 +75,10 @@ def run(args: argparse.Namespace) -> None:
     for name, value in (("--column", args.column), ("--part-rows", args.part_rows)):
         if value is not None:
             raise CommandError(f"{name} is for --ray")
-    as_npy = args.format == "npy" or (args.format is None and args.output.endswith(".npy"))
+    ending = Path(args.output).suffix.lower()
+    if args.format is None and ending not in ENDINGS:
+        raise CommandError(f"--output is {args.output}, expected a name that ends in .npy or .jsonl; or give --format")
+    as_npy = args.format == "npy" or (args.format is None and ending == ".npy")
     if as_npy and args.output == "-" and _stdout_is_a_terminal():
         raise CommandError("a .npy file is not for a terminal: give -o FILE, or --format jsonl")
     folder = model_folder(args.model)

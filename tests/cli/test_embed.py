@@ -187,6 +187,10 @@ def test_files_that_cannot_be_read_or_written(encoder_folder, tmp_path, texts_fi
         ),
         ([encoder_folder, texts_file, "-o", tmp_path], f"{tmp_path} cannot be written: Is a directory"),
         ([encoder_folder, texts_file, "-o", ""], empty),
+        (
+            [encoder_folder, texts_file, "-o", "out.parquet"],
+            "--output is out.parquet, expected a name",
+        ),
     ]:
         assert embed(*arguments) == 1
         assert told in capsys.readouterr().err
