@@ -93,6 +93,8 @@ def search(
         first += len(block)
         wanted = set(best.indices.ravel().tolist())
         kept = {index: text for index, text in (kept | here).items() if index in wanted}
+    if not first:
+        raise CommandError("the corpus holds no texts")
     for indices, scores in zip(best.indices.tolist(), best.scores.tolist(), strict=True):
         pairs = zip(indices, scores, strict=True)
         yield [{"corpus_id": index, "score": score, "text": kept[index]} for index, score in pairs]

@@ -74,6 +74,10 @@ def semantic_search(
     no numbers.
     """
     queries, corpus = _table("query_embeddings", query_embeddings), _table("corpus_embeddings", corpus_embeddings)
+    if queries.shape[1] != corpus.shape[1]:
+        raise ValueError(
+            f"query_embeddings has shape {queries.shape}, corpus_embeddings {corpus.shape}, expected rows of one width"
+        )
     _check_counts(top_k=top_k, query_chunk_size=query_chunk_size, corpus_chunk_size=corpus_chunk_size)
     results = []
     for start in range(0, len(queries), query_chunk_size):

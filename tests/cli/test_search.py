@@ -41,6 +41,12 @@ def test_one_query(encoder_folder, corpus_file, capsys):
     assert capsys.readouterr().out == f"1.0000\t2\t{CORPUS[1]}\n"
 
 
+def test_a_corpus_without_texts(encoder_folder, tmp_path, capsys):
+    (tmp_path / "empty.txt").touch()
+    assert main(["search", str(encoder_folder), str(tmp_path / "empty.txt"), "a", "--backend", "numpy"]) == 1
+    assert capsys.readouterr().err == "bertcore search: the corpus holds no texts\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

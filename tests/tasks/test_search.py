@@ -123,6 +123,11 @@ def test_counts_are_checked(options):
         semantic_search(ROWS, ROWS, **options)
 
 
+def test_embeddings_of_two_widths_are_told_of_by_their_names():
+    with pytest.raises(ValueError, match=r"query_embeddings has shape \(37, 5\), corpus_embeddings \(37, 4\)"):
+        semantic_search(ROWS, ROWS[:, :4])
+
+
 def test_what_is_not_finite_or_no_number():
     wrong = ROWS.copy()
     wrong[2, 1] = np.nan
