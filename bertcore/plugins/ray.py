@@ -3,7 +3,8 @@
     from bertcore.plugins.ray import TextEmbedder
 
     rows = ray.data.read_parquet("texts/")
-    rows = rows.map_batches(TextEmbedder, fn_constructor_args=["all-MiniLM-L6-v2/"], concurrency=2, num_cpus=4)
+    actors = ray.data.ActorPoolStrategy(size=2)
+    rows = rows.map_batches(TextEmbedder, fn_constructor_args=["all-MiniLM-L6-v2/"], compute=actors, num_cpus=4)
     rows.write_parquet("vectors/")
 
 Each of the two actors loads the model once and computes on four threads. `bertcore embed --ray 2` does it for files,
