@@ -49,9 +49,7 @@ import numpy as np
 
 from ..errors import BackendUnavailable
 from . import plans
-from .plans import copy as copy
 from .plans import empty as empty
-from .plans import zeros as zeros
 from .vectors import has_vector_rows, pad_rows
 
 HEADERS = Path(__file__).parent

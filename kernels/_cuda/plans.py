@@ -4,10 +4,10 @@ What a call checks and launches depends on the shapes, strides, dtypes, alignmen
 never on their values. So it is found out once for each layout: while a call is computed, a Trace notes every array that
 is made by `empty` and every launch; the Plan that comes of it does the same with other arrays.
 
-A launcher takes part by making its arrays with `empty` and `zeros`. All that it does to them, and to the arrays of the
-call, is launches of this package and `copy`. Where a launch is given any other array (a copy, or what a kernel of
-CuPy's has computed), there is no plan, and each such call is computed anew. The seed of dropout, another number in
-each call, goes to a launch as a `Seed`: a plan gives it that of its own call.
+A launcher takes part by making its arrays with `empty`. All that it does to them, and to the arrays of the call, is
+launches of this package. Where a launch is given any other array (a copy, or what a kernel of CuPy's has computed),
+there is no plan, and each such call is computed anew. The seed of dropout, another number in each call, goes to a
+launch as a `Seed`: a plan gives it that of its own call.
 """
 
 from contextlib import contextmanager
@@ -95,9 +95,9 @@ class Trace:
         self._steps = []
         self._is_whole = all(array is None or array.size for array in arrays)  # no memory has no address
 
-    def made(self, array, step):
-        """An array was made by `empty` or `zeros`."""
-        self._steps.append((step, (), (type(array), array.shape, array.dtype)))
+    def made(self, array):
+        """An array was made by `empty`."""
+        self._steps.append((_make, (), (type(array), array.shape, array.dtype)))
         self._numbers[array.data.ptr] = len(self._arrays)
         self._arrays.append(array)
         self._is_whole = self._is_whole and bool(array.size)
@@ -107,12 +107,6 @@ class Trace:
         numbers = tuple(None if array is None else self._numbers.get(array.data.ptr, -1) for array in arrays)
         self._is_whole = self._is_whole and -1 not in numbers
         self._steps.append((step, numbers, constants))
-
-    def copied(self, target, source):
-        """The elements of an array were copied to another."""
-        places = self._place(target), self._place(source)
-        self._is_whole = self._is_whole and None not in places
-        self._steps.append((_copy, (), places))
 
     def plan(self, result):
         """The Plan of the call that returned this: an array, or a tuple of arrays and Nones. None if there is none."""
@@ -138,36 +132,12 @@ def _make(arrays, seed, numbers, kind, shape, dtype):
     arrays.append(kind(shape, dtype))
 
 
-def _make_zeros(arrays, seed, numbers, kind, shape, dtype):
-    arrays.append(kind(shape, dtype))
-    arrays[-1].fill(0)
-
-
-def _copy(arrays, seed, numbers, target, source):
-    target.of(arrays)[...] = source.of(arrays)
-
-
 def empty(xp, shape, dtype):
     """xp.empty(shape, dtype), as part of the plan of the call, if that has one."""
     array, trace = xp.empty(shape, dtype), _trace.get()
     if trace is not None:
-        trace.made(array, _make)
+        trace.made(array)
     return array
-
-
-def zeros(xp, shape, dtype):
-    """xp.zeros(shape, dtype), as part of the plan of the call, if that has one."""
-    array, trace = xp.zeros(shape, dtype), _trace.get()
-    if trace is not None:
-        trace.made(array, _make_zeros)
-    return array
-
-
-def copy(target, source):
-    """target[...] = source, as part of the plan of the call, if that has one."""
-    target[...], trace = source, _trace.get()
-    if trace is not None:
-        trace.copied(target, source)
 
 
 def current():

@@ -85,7 +85,8 @@ def attention(
         key, value: as the query, possibly of another length. Their number of heads may divide the query's (grouped
             queries, Ainslie et al. 2023, arXiv:2305.13245): query head h has their head h * key heads // heads.
         cu_seqlens: for packed arrays the offsets of the sequences, (sequences + 1,) integers from 0 to the number of
-            tokens: sequence s begins at cu_seqlens[s]. On a GPU their values are not checked.
+            tokens: sequence s begins at cu_seqlens[s]. On a GPU their values are not checked, and of tokens that are
+            in no sequence nothing is written.
         cu_seqlens_k: the same for key and value; by default cu_seqlens.
         attn_mask: boolean, True where a query may see a key, or of the query's dtype and added to the scores. It
             broadcasts to (sequences, heads, longest query, longest key); what lies beyond a sequence is not read.

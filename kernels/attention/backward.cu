@@ -32,8 +32,8 @@ template <int D> struct Engine<float, D> {
 // blocks per multiprocessor: it is told one.
 template <class T, int D, int GOAL, bool ADDED>
 __global__ void __launch_bounds__(Engine<T, D>::type::S::THREADS, 1)
-attention_backward(T *first, T *second, float *grad_scores, float *bands, int score_rows, int longest_q,
-                   int longest_k, int first_head, int all_heads, const T *grad_output, const float2 *lse,
+attention_backward(T *first, T *second, const Strides strides, float *grad_scores, float *bands, int score_rows,
+                   int longest_q, int longest_k, int first_head, const T *grad_output, const float2 *lse,
                    const float *deltas, const T *query, const T *key, const T *value, const int *cu_seqlens,
                    const int *cu_seqlens_k, const void *attn_mask, const T *bias, const T *position_bias,
                    const int *distance_rows, const float *to_position, const float *from_position,
@@ -43,8 +43,8 @@ attention_backward(T *first, T *second, float *grad_scores, float *bands, int sc
   const Inputs<T> inputs{query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, position_bias, distance_rows};
   const Terms terms{to_position, from_position, segment_scores, segment_ids, segment_ids_k};
   differentiate<typename Engine<T, D>::type, GOAL, ADDED, T>(
-      first, second, {grad_scores, bands, score_rows, longest_q, longest_k}, inputs, {grad_output, lse, deltas},
-      problem, terms, {{seed_at, seed}, threshold, factor}, {first_head, all_heads});
+      first, second, strides, {grad_scores, bands, score_rows, longest_q, longest_k}, inputs,
+      {grad_output, lse, deltas}, problem, terms, {{seed_at, seed}, threshold, factor}, first_head);
 }
 
 // distances (heads, longest_q + longest_k + 1): the gradients of the scores of each distance of query and key, summed

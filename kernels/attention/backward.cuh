@@ -12,6 +12,11 @@
 #include "../_cuda/philox.cuh"
 #include "problem.cuh"
 
+// How the arrays lie that the sums are written to: batch, head, token; STRIDES in backward_cuda.py.
+struct Strides {
+  long long first[3], second[3];
+};
+
 enum Goal { QUERIES, OUTPUT, KEYS_AND_VALUES, KEYS, VALUES };  // the last two apart where registers hold one sum
 
 // What the backward reads beside struct Inputs. grad_output lies as the forward's output does; deltas and lse are
@@ -43,11 +48,6 @@ struct Dropout {
     return (words.x >= threshold) | (words.y >= threshold) << 1 | (words.z >= threshold) << 2 |
            (words.w >= threshold) << 3;
   }
-};
-
-// The heads of a launch, of queries or of keys, are gridDim.y from `first` on, of `all`.
-struct Heads {
-  int first, all;
 };
 
 // One sequence and head: where its arrays begin.
@@ -333,15 +333,16 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
   }
 };
 
-// The work of a block. first_sum, second_sum: arrays of the goal, which lie as queries, or keys, do in memory: (tokens,
-// heads, head_dim) when packed, else (batch, heads, length, head_dim).
+// The work of a block. first_sum, second_sum: arrays of the goal. The heads of the launch, of queries or of keys, are
+// gridDim.y from `first_head` on.
 template <class E, int GOAL, bool ADDED, class T>
-__device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, ScoreGradients to, const Inputs<T> &inputs,
-                                              const BackwardInputs<T> &backward, const Problem &problem,
-                                              const Terms &terms, const Dropout &dropout, const Heads &grid) {
+__device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, const Strides &strides, ScoreGradients to,
+                                              const Inputs<T> &inputs, const BackwardInputs<T> &backward,
+                                              const Problem &problem, const Terms &terms, const Dropout &dropout,
+                                              int first_head) {
   using W = Walk<E, GOAL, ADDED, T>;
   using S = typename E::S;
-  const int heads = W::BY_KEYS ? problem.sharing : 1, own_head = grid.first + blockIdx.y, head = own_head * heads;
+  const int heads = W::BY_KEYS ? problem.sharing : 1, own_head = first_head + blockIdx.y, head = own_head * heads;
   int sequence;
   const int first = W::BY_KEYS ? find_tile(sequence, inputs.cu_seqlens_k, problem.length_k, problem.sequences, S::ROWS)
                                : find_tile(sequence, inputs.cu_seqlens, problem.length, problem.sequences, S::ROWS);
@@ -381,14 +382,12 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, Score
   cp_async_commit();  // where there was nobody to meet, nothing has committed the copies of what is the block's own
   cp_async_wait<0>();
   __syncthreads();
-  const long long length = W::BY_KEYS ? problem.length_k : problem.length;
   const long long begin = (W::BY_KEYS ? place.begin_k : place.begin) + first;
-  const long long row = packed ? begin * grid.all + own_head
-                               : (sequence * (long long)grid.all + own_head) * length + begin;
-  const long long stride = (packed ? grid.all : 1) * (long long)problem.head_dim;
   const int rows = sight.own - first;
   if constexpr (W::FIRST)
-    E::store(first_sum + row * problem.head_dim, stride, own, walk.first, problem.scale, rows, problem.head_dim);
+    E::store(begin_of(first_sum, strides.first, place.batch, own_head, begin), strides.first[2], own, walk.first,
+             problem.scale, rows, problem.head_dim);
   if constexpr (W::SECOND)
-    E::store(second_sum + row * problem.head_dim, stride, own + W::OWN, walk.second, 1.f, rows, problem.head_dim);
+    E::store(begin_of(second_sum, strides.second, place.batch, own_head, begin), strides.second[2], own + W::OWN,
+             walk.second, 1.f, rows, problem.head_dim);
 }

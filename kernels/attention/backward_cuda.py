@@ -54,6 +54,8 @@ INSTANTIATIONS = (
     *(f"sum_scores<{c_name}>" for c_name in _cuda.C_TYPES.values()),
 )
 KERNELS = _cuda.Module(__file__, "backward.cu", INSTANTIATIONS)
+STRIDES = np.dtype([("first", np.int64, 3), ("second", np.int64, 3)])
+"""struct Strides of backward.cuh."""
 
 
 def dropped_output(output, lse, query, key, arrays, problem, scoring):
@@ -61,7 +63,7 @@ def dropped_output(output, lse, query, key, arrays, problem, scoring):
     products = RelativeProducts(query, key, scoring.relative, problem)
     for heads in some_heads(problem, products):
         shared = None, lse, None, *arrays, *products.of(heads), problem, *_dropping(scoring)
-        _launch("OUTPUT", (None, _memory(output, scoring)), NOWHERE, heads, shared, problem, scoring, query)
+        _launch("OUTPUT", (None, output), NOWHERE, heads, shared, problem, scoring, query)
 
 
 def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
@@ -70,8 +72,8 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     xp, is_packed = _cuda.array_module(query), scoring.cu_seqlens is not None
     arrays, problem = kernel_inputs(query, key, value, scoring)
     grad_output, output = (_contiguous(array, is_packed) for array in (grad_output, output))
-    grad_query, grad_key, grad_value = (_zeros(array, is_packed) for array in (query, key, value))
-    grads = [_four_axes(grad, is_packed) for grad in (grad_query, grad_key, grad_value)]
+    grads = out or [_empty(array, is_packed) for array in (query, key, value)]
+    grad_query, grad_key, grad_value = grads
     longest = _longest_sequences(query, key, scoring)
     scores, bands = _Scores(query, longest, scoring, problem), _Bands(query, longest, scoring, problem)
     relative = None if scoring.relative is None else _RelativeGradients(scores, bands, scoring, problem)
@@ -90,11 +92,12 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
             to = scores.of(heads), bands.array, *scores.sizes
             _launch("QUERIES", (grad_query, None), to, heads, shared, problem, scoring, query)
             if relative is not None:
-                relative.add(products, heads, *grads[:2])
+                relative.add(products, heads, grad_query, grad_key)
+    else:
+        for grad in grads:
+            grad[...] = 0
     grad_bias = None if scoring.bias is None else _sum_broadcast(scores.of_bias(), scoring.bias)
-    for target, grad in zip(out or (), grads, strict=False):
-        _cuda.copy(target, grad)
-    return *(out or grads), grad_bias, None if relative is None else relative.result()
+    return *grads, grad_bias, None if relative is None else relative.result()
 
 
 def check_head_dim(query):
@@ -125,15 +128,16 @@ def _launch_deltas(grad_output, output, deltas):
 
 
 def _launch(goal, sums, scores, heads, shared, problem, scoring, array):
-    """`sums`: the first two arguments; `scores`: struct ScoreGradients; `heads`: a slice of those of the queries;
-    `array`: the (batch, heads, length, head_dim) queries or keys of the tiles."""
+    """`sums`: (batch, heads, length, head_dim) arrays of contiguous rows, or None; `scores`: struct ScoreGradients;
+    `heads`: a slice of those of the queries; `array`: the queries or keys of the tiles, of the shape of `sums`."""
     c_name, padded, is_general = _variant(scoring, problem, array.dtype)
     rows, *_ = (FP32 if c_name == "float" else MMA)[padded]
-    sequences, all_heads, length = int(problem["sequences"]), *array.shape[1:3]
-    sharing = int(problem["heads"]) // all_heads
+    sequences, length, sharing = int(problem["sequences"]), array.shape[2], int(problem["heads"]) // array.shape[1]
     first, end = heads.start // sharing, heads.stop // sharing
     tiles = sequences * -(-length // rows) if scoring.cu_seqlens is None else length // rows + sequences
-    args = *sums, *scores, np.int32(first), np.int32(all_heads), *shared
+    strides = np.zeros((), STRIDES)[()]
+    set_strides(strides, first=sums[0], second=sums[1])
+    args = *sums, strides, *scores, np.int32(first), *shared
     shared_bytes = shared_memory(padded, array.dtype, has_bands=scores[1] is not None)
     KERNELS.launch(_kernel(c_name, padded, goal, is_general), (tiles, end - first), (THREADS,), args, shared_bytes)
 
@@ -238,11 +242,12 @@ class _RelativeGradients:
         for name in ("position_key", "position_query"):
             table = getattr(relative, name)
             if table is not None:
-                self._found[name] = _cuda.zeros(_cuda.array_module(table), table.shape, table.dtype)
+                self._found[name] = _cuda.array_module(table).zeros(table.shape, table.dtype)
         for name in ("query_for_position", "segment_scores"):
             array = getattr(relative, name)
             if array is not None:
-                self._found[name] = _four_axes(_zeros(array, self._is_packed), self._is_packed)
+                self._found[name] = _empty(array, self._is_packed)
+                self._found[name][...] = 0
 
     def add(self, products, heads, grad_query, grad_key):
         """Those of some heads, whose gradients of scores are there; adds to the queries' and keys' own."""
@@ -299,19 +304,15 @@ class _RelativeGradients:
 # ---- how arrays lie: (tokens, heads, head_dim) when packed, else (batch, heads, length, head_dim) --------------------
 
 
-def _memory(array, scoring):
-    """A (batch, heads, length, head_dim) array in the order of its memory."""
-    return array if scoring.cu_seqlens is None else array[0].transpose(1, 0, 2)
-
-
 def _contiguous(array, is_packed):
     xp = _cuda.array_module(array)
     return xp.ascontiguousarray(array[0].transpose(1, 0, 2) if is_packed else array)
 
 
-def _zeros(array, is_packed):
-    shape = (array.shape[2], array.shape[1], array.shape[3]) if is_packed else array.shape
-    return _cuda.zeros(_cuda.array_module(array), shape, array.dtype)
+def _empty(like, is_packed):
+    """A (batch, heads, length, size) array, uninitialised."""
+    shape = (like.shape[2], like.shape[1], like.shape[3]) if is_packed else like.shape
+    return _four_axes(_cuda.empty(_cuda.array_module(like), shape, like.dtype), is_packed)
 
 
 def _four_axes(array, is_packed):

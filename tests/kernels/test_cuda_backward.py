@@ -69,6 +69,42 @@ def check(cuda, dtype, scoring, heads=2, heads_k=2, lengths=(40, 37), head_dim=1
             assert_close(one, other, name=f"gradient {index}", at_least=1, factor=3)
 
 
+def in_views(function, *args):
+    """`flat`, whose first three gradients are views of one array beside something else."""
+    *arrays, scoring, _ = args
+    of_each = [array.shape for array in arrays[1:4]]
+    if scoring.cu_seqlens is None:
+        joined = [np.full((*shape[:2], shape[2] + 1, shape[3]), 7, arrays[0].dtype) for shape in of_each]
+        out, beside = [array[:, :, 1:] for array in joined], [array[:, :, :1] for array in joined]
+    else:
+        counts = [heads for _, heads, _, _ in of_each]
+        joined = np.full((of_each[0][2], sum(counts) + 1, of_each[0][3]), 7, arrays[0].dtype)
+        *out, rest = np.split(joined, np.cumsum(counts), axis=1)
+        out, beside = [array.transpose(1, 0, 2)[None] for array in out], [rest]
+    found = flat(function, *arrays, scoring, tuple(out))
+    assert all((array == 7).all() for array in beside)
+    return found
+
+
+@pytest.mark.parametrize("offsets", [None, np.array([0, 33, 33, 40], np.int32)], ids=["dense", "packed"])
+@pytest.mark.parametrize("heads_k", [2, 1])
+def test_gradients_are_written_where_they_are_wanted(cuda, dtype, offsets, heads_k):
+    """Into views, with the bits of arrays of their own; where no query or no key is, zeros."""
+    scoring = scoring_of(offsets, offsets, p=0.2)
+    for lengths in ((40, 40), (40, 0) if offsets is None else (0, 0)):
+        if lengths[0] == 0:
+            scoring = scoring_of(offsets[:1], offsets[:1])
+        batch = 2 if offsets is None else 1
+        query, grad, output = (normal(seed, (batch, 2, lengths[0], 13), dtype) for seed in (1, 2, 3))
+        key, value = (normal(seed, (batch, heads_k, lengths[1], 13), dtype) for seed in (4, 5))
+        lse = np.zeros((batch, 2, lengths[0], 2), np.float32)
+        given = grad, query, key, value, output, lse, scoring, None
+        expected = cuda.run(flat, on_cuda.attention_backward, *given)
+        for one, other in zip(cuda.run(in_views, on_cuda.attention_backward, *given), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert lengths[1] or not any(array.any() for array in expected[:3])
+
+
 def first(function, *args):
     return function(*args)[0]
 
@@ -328,7 +364,7 @@ def test_some_heads_at_a_time(gpu, monkeypatch, dtype, case):
         assert batches_of("QUERIES", gpu) == batches_of("sum_segments", gpu) == [at_once] * (heads // at_once)
     for index, (one, some, all_heads) in enumerate(zip(expected, *found.values(), strict=True)):
         if one is not None:
-            np.testing.assert_array_equal(host(some), host(all_heads), err_msg=index)
+            np.testing.assert_array_equal(host(some), host(all_heads), err_msg=str(index))
             assert_close(host(some), one, name=f"gradient {index}", at_least=1, factor=3)
 
 
@@ -387,12 +423,12 @@ def test_tables_in_a_graph(gpu):
         return (*found[:3], *(getattr(found.relative, name) for name in TERMS)), None
 
     gpu.waits.clear()
-    for lengths in ((39, 0, 5), (1, 23, 20), (3, 40, 0)):
+    for lengths in ((39, 0, 5), (1, 23, 20), (4, 40, 0)):
         found = made.run(1, "layout", build, cupy.asarray(np.cumsum((0, *lengths), dtype=np.int32)), 44)
         assert not gpu.waits
         expected = build(cupy.asarray(np.cumsum((0, *lengths), dtype=np.int32)))[0]
         for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-            np.testing.assert_array_equal(host(one), host(other)[:44], err_msg=index)
+            np.testing.assert_array_equal(host(one), host(other)[:44], err_msg=str(index))
 
 
 @ONE_DTYPE
