@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -124,7 +125,7 @@ class Model(NamedParameters):
         folder = checkpoint.resolve(folder, **hub)
         config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
         with checkpoint.naming_config(folder):
-            model = cls.class_for_config(config)(config, **options)
+            model = cls._made(config, options, Model.from_pretrained)
         rules, expected = model.family.name_rules, model.expected_tensors()
         opened = model._with_adapter(checkpoint.open_checkpoint(folder), task)
         grouped = stored_dtype == "int8_weight_only"
@@ -147,6 +148,17 @@ class Model(NamedParameters):
 
         model._fill(fill, (stored_dtype or "float32") if dtype is None else dtype)
         return model
+
+    @classmethod
+    def _made(cls, config: Mapping[str, Any], options: Mapping[str, Any], method: Callable[..., Any]) -> Self:
+        """A model of the config, without values; TypeError for an option that neither its class nor `method` takes."""
+        kind = cls.class_for_config(config)
+        known = _keywords(kind)
+        for name in options:
+            if name not in known:
+                takes = ", ".join(known + _keywords(method))
+                raise TypeError(f"{cls.__name__} got an unexpected keyword argument {name!r}, expected one of {takes}")
+        return kind(config, **options)
 
     def _with_adapter(self, opened: checkpoint.Checkpoint, task: str | None) -> checkpoint.Checkpoint:
         """The checkpoint with the adapter for `task`, where its config tells of adapters."""
@@ -171,7 +183,7 @@ class Model(NamedParameters):
             from bertcore.presets import preset_config
 
             config = preset_config(config)
-        model = cls.class_for_config(config)(config, **options)
+        model = cls._made(config, options, Model.from_config)
         rng, spread = np.random.default_rng(checks.seed("seed", seed)), model.spec.initializer_range
         model._fill(lambda parameter, precision: parameter.initialise(rng, spread, precision), dtype)
         return model
@@ -362,6 +374,12 @@ class Model(NamedParameters):
         inputs, cu_seqlens = self.encoder.adapter.pack_sequences(input_ids)
         with self._dropout():
             return value_of(self.encoder(inputs, Trace())), cu_seqlens
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    """The arguments that are given by their names alone."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def _check_float16() -> None:

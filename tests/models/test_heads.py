@@ -255,6 +255,16 @@ def test_an_option_is_told_of_by_its_name_and_not_as_a_key_of_the_config(tmp_pat
     assert str(tmp_path) not in str(caught.value)
 
 
+def test_an_option_that_there_is_not_is_told_of_with_those_that_there_are(tmp_path):
+    bertcore.AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
+    known = "expected one of num_labels, problem_type, dtype, task, revision, token, cache_dir, local_files_only$"
+    for wrong in ("torch_dtype", "config", "trust_remote_code"):
+        with pytest.raises(TypeError, match=f"^AutoModelForSequenceClassification got an .* '{wrong}', {known}"):
+            bertcore.AutoModelForSequenceClassification.from_pretrained(tmp_path, **{wrong: None})
+    with pytest.raises(TypeError, match=r"^AutoModel got .* 'task', expected one of add_pooling_layer, dtype, seed$"):
+        bertcore.AutoModel.from_config(CONFIG, task="x")
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
