@@ -24,8 +24,6 @@ ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 class AlibiAdapter(Adapter):
     """Adds the biases of distance, the same in all layers."""
 
-    backward_reads_gpu = True
-
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
         self._kept: dict[Any, kernels.RelativePositions] = {}

@@ -25,8 +25,6 @@ PADDING = 1
 class BiasAdapter(Adapter):
     """Adds the biases of relative position, the same in all layers."""
 
-    backward_reads_gpu = True
-
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
         self.biases = Parameter(f"{names['relative_biases']}.weight", shape=(BUCKETS, spec.num_heads))

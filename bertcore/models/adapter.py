@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from bertcore.models.inputs import EncoderInput, KnownOnHost, pack, pack_sequences
+from bertcore.models.joined_integers import FEWEST_TOKENS, room_for
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import RotaryTables
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tape import value_of
+from bertcore.tape import current_tape, value_of
 
 
 @dataclass
@@ -130,7 +131,11 @@ class Adapter(Block):
         if rotary and inputs.position_ids is not None:
             return None
         is_same = all(each.scaling != "dynamic" or tokens <= each.trained_length for each in rotary)
-        return KnownOnHost(tokens) if is_same else None
+        if not is_same:
+            return None
+        # Gradients of biases by distance take memory by the longest sequence.
+        by_length = self.spec.biases_scores and current_tape() is not None
+        return KnownOnHost(room_for(inputs.longest, FEWEST_TOKENS) if by_length else tokens)
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
         """What the first layer is given, and what all layers share."""

@@ -36,7 +36,7 @@ from tests.training.tiny_runs import assert_same_weights, language_trainer, with
 
 # Batches of one layout, room for 26 tokens and 6 sequences: none, one and two tokens are spare.
 BATCHES = ([7, 5, 6, 7, 0], [7, 7, 6, 5, 1], [4, 3, 7, 6, 5], [6, 7, 7, 1, 4])
-READS_GPU = ("deberta", "deberta_v2", "jina_bert", "mpnet", "transfo_xl", "xlnet")  # in the backward
+WITHOUT = ("deberta", "deberta_v2", "transfo_xl")  # no graphs: what training uploads, or keeps as memory
 
 
 @pytest.fixture
@@ -373,7 +373,7 @@ def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, model, m
 @pytest.mark.parametrize("name", runnable())
 def test_every_family(gpu, monkeypatch, name):
     model = tiny_model(name, AutoModel)
-    reads_gpu = model.config["model_type"].replace("-", "_") in READS_GPU
+    has_graphs = model.config["model_type"].replace("-", "_") not in WITHOUT
     for number, lengths in enumerate(BATCHES):
         batch = batch_of(lengths)
         del batch["labels"]
@@ -381,4 +381,6 @@ def test_every_family(gpu, monkeypatch, name):
         gradient = {"last_hidden_state": np.random.default_rng(number).normal(0, 1, shape).astype(np.float32)}
         expected = by_operations(monkeypatch, lambda: vjp(model)(**batch)[1](gradient))  # noqa: B023
         check(on_host(vjp(model)(**batch)[1](gradient)), on_host(expected))
-        assert len(gpu.graphs) == (0 if reads_gpu else 2 * number)
+        assert len(gpu.graphs) == 2 * number * has_graphs
+    with use_backend("numpy"):
+        check(on_host(expected), vjp(model)(**batch)[1](gradient), 1e-3)

@@ -55,8 +55,6 @@ class RecurrentAdapter(Adapter):
     memories are returned (returns_memory, and trains_with_memory while a tape records).
     """
 
-    backward_reads_gpu = True
-
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         if spec.hidden_size % 2:
             raise ValueError(f"config: d_model is {spec.hidden_size}, expected an even number: of sines and cosines")
