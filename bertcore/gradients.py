@@ -31,7 +31,8 @@ class Gradients(dict[str, Any]):
     def add(self, parameter: Parameter, gradient: Any) -> None:
         """Take the gradient of one parameter, of the shape that it computes in."""
         parts, xp = dict(parameter.parts(gradient)), kernels.array_module(gradient)
-        if all(xp.may_share_memory(part, gradient) for part in parts.values()):  # else a change would not reach it
+        # Where it does not share its parts' memory, a change of these would not reach it.
+        if all(part is gradient or xp.may_share_memory(part, gradient) for part in parts.values()):
             self._whole[parameter] = gradient, parts
         self.update(parts)
 

@@ -32,7 +32,7 @@ def floating(backend: str, **arrays: Any) -> None:
             problem = _floating_problem(backend, dtype)
             if problem is not None:
                 raise TypeError(f"{name} has dtype {dtype}, backend {backend!r} expects {problem}")
-        elif array.dtype != dtype:
+        elif array.dtype is not dtype and array.dtype != dtype:
             raise TypeError(f"{name} has dtype {array.dtype}, expected {dtype} as {first} has")
 
 
@@ -64,7 +64,29 @@ def numbered(**lists: Any) -> dict[str, Any]:
         if not isinstance(arrays, list) or len(arrays) != count:
             found = f"{len(arrays)} arrays" if isinstance(arrays, list) else type(arrays).__qualname__
             raise ValueError(f"{name} is {found}, expected a list of {count} arrays as {first} has")
-    return {f"{name}[{index}]": array for name, arrays in lists.items() for index, array in enumerate(arrays)}
+    names = [name for name in lists for name in _numbers(name, count)]
+    return dict(zip(names, itertools.chain(*lists.values()), strict=True))
+
+
+@functools.lru_cache(maxsize=64)  # a training step asks for the same 600 each time
+def _numbers(name: str, count: int) -> list[str]:
+    return [f"{name}[{index}]" for index in range(count)]
+
+
+def in_sets(lists: int, named: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The n-th arrays of so many lists, for each n; `named` has one list after the other, as `numbered` gives them.
+
+    The arrays of a set have one shape and, in host memory, none in common.
+    """
+    names, arrays = tuple(named), tuple(named.values())
+    count, shapes = len(arrays) // lists, [array.shape for array in arrays]
+    sets = [arrays[index::count] for index in range(count)]
+    if isinstance(arrays[0], np.ndarray) or shapes != shapes[:count] * lists:
+        for index, of_set in enumerate(sets):
+            by_name = dict(zip(names[index::count], of_set, strict=True))
+            shape(shapes[index], **by_name)
+            no_two_overlap(**by_name)
+    return sets
 
 
 def has_axes(**arrays: Any) -> None:
@@ -197,10 +219,9 @@ def aligned(**arrays: Any) -> None:
 
 def updatable(name: str, array: Any) -> None:
     """`array` can be changed in place, in C order."""
-    flags = array.flags
-    is_writable = getattr(flags, "writeable", True)  # CuPy's arrays always are
-    if not (flags.c_contiguous and is_writable and getattr(flags, "aligned", True)):
-        what = "read-only" if not is_writable else "not C-contiguous and aligned"
+    flags, is_on_host = array.flags, isinstance(array, np.ndarray)  # CuPy's arrays are always writable and aligned
+    if not flags.c_contiguous or (is_on_host and not (flags.writeable and flags.aligned)):
+        what = "read-only" if is_on_host and not flags.writeable else "not C-contiguous and aligned"
         raise ValueError(f"{name} is {what}, expected an array that can be updated in place")
 
 

@@ -129,8 +129,8 @@ class Forms:
 
         What is trained on the GPU moves there with its first change.
         """
-        if self.is_on_device or kernels.get_backend() == "cupy":
-            was_on_device = self.is_on_device
+        was_on_device = self.is_on_device
+        if was_on_device or kernels.get_backend() == "cupy":
             array = self._where_it_is()
             return array if self.is_own or not was_on_device else array.astype(self.dtype, order="C")
         array = self.on_host()

@@ -247,7 +247,7 @@ def clip_factor(norm: Any, max_norm: float, dtype: Any) -> Any:
     without axes; NaN where the norm is inf or NaN. For `Optimizer.step`, which makes no step then."""
     xp = kernels.array_module(norm)
     with np.errstate(all="ignore"):
-        factor = xp.where(norm > max_norm, max_norm / norm, 1.0)
+        factor = xp.minimum(max_norm / norm, 1.0)
     return xp.where(xp.isfinite(norm), factor, np.nan).astype(dtype)
 
 

@@ -232,7 +232,7 @@ class Run:
             factor = factor / scale.value
             self._is_finite = self._is_finite & xp.isfinite(loss) & ~scale.is_too_small
             scale.update(xp.isfinite(norm))
-        return xp.where(self._is_finite, factor, np.nan).astype(dtype)
+        return xp.where(self._is_finite, factor, np.nan).astype(dtype, copy=False)
 
     def _read(self) -> None:
         """Take notice of the losses and norms of the steps made; fail at the first that is not finite."""

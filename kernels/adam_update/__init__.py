@@ -66,11 +66,7 @@ def adam_update(
     checks.floating(call.backend, **named, grad_scale=grad_scale)
     if grad_scale is not None:
         checks.shape((), grad_scale=grad_scale)
-    items, count = list(named.items()), len(arrays) // len(given)
-    for index in range(count):
-        of_one = dict(items[index::count])
-        checks.shape(call.arrays[index].shape, **of_one)
-        checks.no_two_overlap(**of_one)
+    sets = checks.in_sets(len(given), named)
     for name, array in named.items():
         if not name.startswith("grad"):
             checks.updatable(name, array)
@@ -83,7 +79,6 @@ def adam_update(
         raise TypeError(f"betas is {betas!r}, expected a pair of numbers")
     betas = tuple(checks.probability(f"betas[{index}]", beta) for index, beta in enumerate(betas))
     step = _checked_step(call, step)
-    sets = [given_arrays[index::count] for index in range(count)]
     call.compute("adam_update", sets, lr, betas, eps, weight_decay, step, rule, grad_scale)
 
 

@@ -23,13 +23,12 @@ def cast(arrays: list[Any], outputs: list[Any], *, backend: str | None = None) -
     named = checks.numbered(arrays=arrays, outputs=outputs)
     if not named:
         return
-    call, count = dispatch.open_call(__package__, backend, **named), len(arrays)
-    names, given = list(named), call.arrays
-    checks.floating(call.backend, **dict(zip(names[:count], given[:count], strict=True)))
-    checks.floating("numpy", **dict(zip(names[count:], given[count:], strict=True)))
-    for index, (array, output) in enumerate(zip(given[:count], given[count:], strict=True)):
-        pair = {names[index]: array, names[count + index]: output}
-        checks.shape(array.shape, **pair)
-        checks.updatable(names[count + index], output)
-        checks.no_two_overlap(**pair)
-    call.compute("cast", given[:count], given[count:])
+    call = dispatch.open_call(__package__, backend, **named)
+    given = list(zip(named, call.arrays, strict=True))
+    read, written = given[: len(arrays)], given[len(arrays) :]
+    checks.floating(call.backend, **dict(read))
+    checks.floating("numpy", **dict(written))
+    sets = checks.in_sets(2, dict(given))
+    for name, output in written:
+        checks.updatable(name, output)
+    call.compute("cast", sets)

@@ -3,6 +3,6 @@
 from . import reference
 
 
-def cast(arrays, outputs):
-    """Write the arrays into the outputs."""
-    reference.cast(arrays, outputs)
+def cast(sets):
+    """Write arrays into outputs; `sets` has (array, output) of each."""
+    reference.cast(sets)

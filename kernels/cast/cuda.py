@@ -9,14 +9,14 @@ INSTANTIATIONS = "cast<__half>", "cast<__nv_bfloat16>"
 KERNELS = _cuda.Module(__file__, "cast.cu", INSTANTIATIONS)
 
 
-def cast(arrays, outputs):
-    """Write the arrays into the outputs."""
-    kernel = f"cast<{_cuda.c_type(outputs[0].dtype)}>"
-    if arrays[0].dtype != np.float32 or kernel not in INSTANTIATIONS:
+def cast(sets):
+    """Write arrays into outputs; `sets` has (array, output) of each."""
+    (dtype, target), xp = (array.dtype for array in sets[0]), _cuda.array_module(sets[0][0])
+    kernel = f"cast<{_cuda.c_type(target)}>"
+    if dtype != np.float32 or kernel not in INSTANTIATIONS:
         raise TypeError(
-            f"arrays[0] has dtype {arrays[0].dtype}, outputs[0] {outputs[0].dtype}, expected float32 and float16 or "
-            "bfloat16: CUDA rounds to 16 bits"
+            f"arrays[0] has dtype {dtype}, outputs[0] {target}, expected float32 and float16 or bfloat16: CUDA rounds "
+            "to 16 bits"
         )
-    xp = _cuda.array_module(arrays[0])
-    arrays = [xp.ascontiguousarray(array) for array in arrays]
-    table_of(list(zip(arrays, outputs, strict=True))).launch(KERNELS, kernel)
+    sets = [(xp.ascontiguousarray(array), output) for array, output in sets]
+    table_of(sets).launch(KERNELS, kernel)

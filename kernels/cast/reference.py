@@ -4,7 +4,7 @@ from ..precision import ieee_arithmetic
 
 
 @ieee_arithmetic
-def cast(arrays, outputs):
-    """Write the arrays into the outputs."""
-    for array, output in zip(arrays, outputs, strict=True):
+def cast(sets):
+    """Write arrays into outputs; `sets` has (array, output) of each."""
+    for array, output in sets:
         output[...] = array

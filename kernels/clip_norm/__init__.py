@@ -70,7 +70,7 @@ def _is_given(arrays: list[Any]) -> bool:
 
 
 def _open_call(arrays: list[Any], backend: str | None) -> dispatch.Call:
-    named = {f"arrays[{index}]": array for index, array in enumerate(arrays)}
+    named = checks.numbered(arrays=list(arrays))
     call = dispatch.open_call(__package__, backend, **named)
     checks.floating(call.backend, **dict(zip(named, call.arrays, strict=True)))
     return call

@@ -1,5 +1,6 @@
 """cast: the bits of astype, in arrays that stay where they are; what is refused."""
 
+import cupy
 import ml_dtypes
 import numpy as np
 import pytest
@@ -63,6 +64,28 @@ def test_cuda(dtype):
 
 
 @has_emulator
+def test_the_table_of_addresses_is_sent_once_while_they_stay():
+    """For each stream, whose order it is sent in."""
+    with driverless() as gpu:
+        arrays, outputs = ([to_gpu(np.full(5, value, dtype)) for value in (1, 2)] for dtype in (np.float32, np.float16))
+        stream = cupy.cuda.Stream(non_blocking=True)
+        cast(arrays, outputs)
+        sent = len(gpu.uploads)
+        arrays[1].fill(3)
+        cast(arrays, outputs)
+        assert len(gpu.uploads) == sent
+        assert (outputs[0].get() == 1).all() and (outputs[1].get() == 3).all()
+        cast(arrays, outputs[::-1])
+        assert len(gpu.uploads) == sent + 1
+        assert (outputs[0].get() == 3).all() and (outputs[1].get() == 1).all()
+        with stream:
+            for _ in range(2):
+                cast(arrays, outputs)
+        assert len(gpu.uploads) == sent + 2
+        assert (outputs[0].get() == 1).all() and (outputs[1].get() == 3).all()
+
+
+@has_emulator
 def test_cuda_rounds_float32_to_sixteen_bits():
     with driverless(emulated=False):
         arrays = {name: to_gpu(np.ones(3, name)) for name in ("float16", "float32")}
@@ -87,7 +110,7 @@ def test_what_is_refused(cpu_backend):
         ([one], [read_only], ValueError, r"outputs\[0\] is read-only"),
         ([one], [np.zeros(6, np.float16)[::2]], ValueError, r"outputs\[0\] is not C-contiguous"),
         ([one], [one.view(np.float16)[:3]], ValueError, r"arrays\[0\] and outputs\[0\] share memory"),
-        ([[1.0]], [half], TypeError, r"arrays\[0\] must be"),
+        ([[1.0]], [half], TypeError, r"arrays\[0\] is list, expected a NumPy, CuPy or PyTorch array"),
     ):
         with pytest.raises(kind, match=message):
             cast(arrays, outputs, backend=cpu_backend)
