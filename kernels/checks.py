@@ -219,7 +219,7 @@ def aligned(**arrays: Any) -> None:
 
 def updatable(name: str, array: Any) -> None:
     """`array` can be changed in place, in C order."""
-    flags, is_on_host = array.flags, isinstance(array, np.ndarray)  # CuPy's arrays are always writable and aligned
+    flags, is_on_host = array.flags, isinstance(array, np.ndarray)  # on a GPU all is writable; see `aligned`
     if not flags.c_contiguous or (is_on_host and not (flags.writeable and flags.aligned)):
         what = "read-only" if is_on_host and not flags.writeable else "not C-contiguous and aligned"
         raise ValueError(f"{name} is {what}, expected an array that can be updated in place")
