@@ -15,6 +15,7 @@ The last two give a sentence encoder. Labels are found in the data. A tenth of i
 Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result."""
 
 import argparse
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
     model, tokenizer = _model_and_tokenizer(args, columns)
     model = with_adapters(model, args, args.task)
     length = example_length(args, args.model, model, LONGEST, tokenizer)
+    if args.task == "qa":
+        columns = dataclasses.replace(columns, stride=min(columns.stride, length // 4))
     train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
     print(f"data      {len(train):,} examples, {len(measure):,} held out{told_labels(columns)}")
     tell_longest(args, train, length)
@@ -155,8 +158,7 @@ def columns_of(args: argparse.Namespace, rows: list[Any]) -> Any:
         raise CommandError(f"--task {args.task} has no use for --text-pair{'' if args.task == 'token' else ', --text'}")
     if args.task == "token":
         return LabelledWords.found_in(rows, args.text or WORDS, args.label or TAGS)
-    longest = args.max_length or LONGEST
-    return Questions(stride=min(128, longest // 4))
+    return Questions()
 
 
 def _model_and_tokenizer(args: argparse.Namespace, columns: Any) -> tuple[Any, Any]:
