@@ -65,18 +65,22 @@ class _Graphs:
         self.given = [self._cupy.empty((room, *array.shape[1:]), array.dtype) for array, room in arrays]
         for target, (array, _) in zip(self.given, arrays, strict=True):
             _fill(target, array)
-        output, backward, _ = build(*self.given)  # what fails here is no matter of graphs
-        self.gradient = self._cupy.zeros_like(output)
-        backward(self.gradient)
-        del output, backward, _
         try:
+            self._run_once(build)
             layout = self._measured(build)
             _, whole = self._cupy.cuda.runtime.memGetInfo()
             self.is_too_large = layout.nbytes > whole * MOST_OF_MEMORY
             if not self.is_too_large:
                 self._capture(build, layout)
+        except MemoryError:
+            self.is_too_large = True  # beside the memory that a pass takes by itself
         except RuntimeError as error:
             raise NotCaptured(str(error)) from error
+
+    def _run_once(self, build: Build) -> None:
+        output, backward, _ = build(*self.given)
+        self.gradient = self._cupy.zeros_like(output)
+        backward(self.gradient)
 
     def _measured(self, build: Build) -> Any:
         lifetimes = Lifetimes()

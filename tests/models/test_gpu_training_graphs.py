@@ -22,6 +22,7 @@ from bertcore import (
     value_and_grad,
     vjp,
 )
+from bertcore.kernels.program.graphs import OnDevice
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.models import trained_layers
 from bertcore.models.encoder import NotCapturedWarning
@@ -162,9 +163,11 @@ def train_over(model, batches):
     return [on_host(value_and_grad(model)(**batch)[1]) for batch in batches]
 
 
-def test_dropout(gpu, monkeypatch):
-    """Each pass drops what it drops operation by operation, also behind the layers: the head draws the next seed."""
-    model = tiny_model("roberta-base", AutoModelForSequenceClassification, **RATES)
+@pytest.mark.parametrize("name", ["roberta-base", pytest.param("xlnet-base-cased", marks=pytest.mark.slow)])
+def test_dropout(gpu, monkeypatch, name):
+    """Each pass drops what it drops operation by operation, also behind the layers: XLNet's graphs draw a seed before
+    the first layer, and what follows the last one draws the next."""
+    model = tiny_model(name, AutoModelForSequenceClassification, **RATES, dropout=0.2)
     batches = [batch_of(lengths) | {"labels": [0, 1, 0, 1, 1]} for lengths in BATCHES[1:]]
     expected = by_operations(monkeypatch, lambda: train_over(model, batches))
     found = train_over(model, batches)
@@ -336,8 +339,13 @@ def test_what_is_worth_no_graphs(gpu, model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pass_that_takes_much_memory_is_not_captured(gpu, model, monkeypatch):
-    batch, gpu.memory_bytes = batch_of(BATCHES[0]), 1 << 20
+@pytest.mark.parametrize("kind", ["much of it", "more than there is"])
+def test_a_pass_that_takes_much_memory_is_not_captured(gpu, model, monkeypatch, kind):
+    batch = batch_of(BATCHES[0])
+    if kind == "much of it":
+        gpu.memory_bytes = 1 << 20
+    else:
+        monkeypatch.setattr(OnDevice, "memory", lambda *_: cupy.cuda.alloc(1 << 60))
     expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotCapturedWarning)
