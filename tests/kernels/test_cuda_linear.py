@@ -175,8 +175,8 @@ def test_rows_of_a_vocabulary_begin_on_vectors(cuda, dtype, monkeypatch):
     for found, truth in zip(grads, exact, strict=True):
         assert_close(found, truth)
     for product in asked:
-        strides = product.left_stride, product.right_stride, product.output_stride
-        assert all(stride * dtype.itemsize % 16 == 0 for stride in strides)
+        strides = product.left_strides, product.right_strides, product.output_strides
+        assert all(between_rows * dtype.itemsize % 16 == 0 for _, between_rows in strides)
 
 
 @pytest.mark.parametrize("rows", [3, 40])

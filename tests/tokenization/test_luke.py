@@ -158,7 +158,7 @@ class TestBadInput:
             load(folder)(["the", "the"], entity_spans=[[FIRST]])
 
     def test_files(self, folder):
-        with pytest.raises(CheckpointError, match="task is 'ner', expected one of None, 'entity_classification'"):
+        with pytest.raises(ValueError, match="task is 'ner', expected one of None, 'entity_classification'"):
             load(folder, task="ner")
         write_json(folder / "entity_vocab.json", {"[PAD]": 0, "[UNK]": 1})
         with pytest.raises(CheckpointError, match=r"entity_vocab\.json lacks the special entities \[MASK\], \[MASK2\]"):

@@ -23,7 +23,7 @@ def test_name_that_is_none(roberta):
 
 
 def test_value_that_is_none(roberta):
-    with pytest.raises(CheckpointError, match="add_prefix_space is 'yes', expected true, false or null"):
+    with pytest.raises(ValueError, match="add_prefix_space is 'yes', expected true, false or null"):
         load(roberta, add_prefix_space="yes")
 
 
