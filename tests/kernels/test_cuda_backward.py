@@ -281,10 +281,15 @@ def test_with_tables_and_segments(cuda, dtype):
     check(cuda, dtype, scoring_of(relative=relative), lengths=(20, 70))
 
 
+@pytest.mark.slow
+def test_sums_by_tables_have_no_races(dtype):
+    test_with_tables_and_segments(RaceTarget(), dtype)
+
+
 # ---- tables of relative positions, some heads at a time --------------------------------------------------------------
 
 TERMS = ("position_key", "position_query", "query_for_position", "segment_scores")
-RAGGED = (39, 0, 1, 160, 7)  # tokens of sequences
+RAGGED = (39, 0, 1, 7, 160)  # tokens of sequences
 
 
 def with_tables(dtype, heads, heads_k, lengths, terms=TERMS):
