@@ -90,12 +90,9 @@ class Adapter(Block):
 
     Attributes:
         needs_whole_batch: whether what a sequence gives depends on the others of its batch.
-        backward_reads_gpu: whether the backward of its layers waits for what is on the GPU, as gradients of terms of
-            relative position do for the lengths of sequences: no CUDA graph can hold it.
     """
 
     needs_whole_batch = False
-    backward_reads_gpu = False
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         self.spec = spec

@@ -89,8 +89,7 @@ class Encoder(Block):
         if current_tape() is None:
             may_be = notes_states_alone and not is_dropping()
         else:
-            may_be = trace.is_empty and not self.adapter.backward_reads_gpu
-            may_be = may_be and is_worth_graphs(self._layer_blocks, inputs)
+            may_be = trace.is_empty and is_worth_graphs(self._layer_blocks, inputs)
         return self.adapter.known_to_graph(inputs) if may_be else None
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 from bertcore.families.deberta.blocks import DisentangledContext, PositionsOfPass, RelativeEmbeddings, real_tokens
 from bertcore.families.deberta.operations import padding_of_sequences
 from bertcore.models.adapter import Adapter, Encoded, Trace
-from bertcore.models.inputs import EncoderInput
+from bertcore.models.inputs import EncoderInput, KnownOnHost
+from bertcore.models.joined_integers import FEWEST_TOKENS, room_for
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.tape import current_tape
 
 COMPONENTS = "output_attention_components"
 
@@ -38,8 +40,6 @@ class ComponentsInput(EncoderInput):
 class DisentangledAdapter(Adapter):
     """Calls take `output_attention_components`: whether to return the terms of the scores, too."""
 
-    backward_reads_gpu = True
-
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
         self.relative = RelativeEmbeddings(names, spec)
@@ -47,6 +47,13 @@ class DisentangledAdapter(Adapter):
     def pack(self, *given: Any, output_attention_components: bool = False, **options: Any) -> EncoderInput:
         inputs = super().pack(*given, **options)
         return ComponentsInput(**vars(inputs), components=[]) if output_attention_components else inputs
+
+    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
+        """In training positions are mapped for the longest sequence, here the next of a few lengths."""
+        known = super().known_to_graph(inputs)
+        if known is None or current_tape() is None:
+            return known
+        return known._replace(longest=room_for(inputs.longest, FEWEST_TOKENS))
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, DisentangledContext]:
         """The embeddings, and what all layers share."""

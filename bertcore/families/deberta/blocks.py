@@ -63,10 +63,10 @@ def distance_rows(details: Disentanglement) -> np.ndarray:
     return np.clip(places + span, 0, 2 * span - 1).astype(np.int32)
 
 
-def rows_of_distances(rows: np.ndarray, longest: int) -> np.ndarray:
-    """What `distance_rows` gives, of the distances within a text of `longest` tokens alone."""
-    middle, furthest = len(rows) // 2, max(longest - 1, 0)
-    return rows[max(middle - furthest, 0) : middle + furthest + 1]
+def within_length(distances: int, longest: int) -> slice:
+    """Which of all distances, ascending, are within a text of `longest` tokens."""
+    middle, furthest = distances // 2, max(longest - 1, 0)
+    return slice(max(middle - furthest, 0), middle + furthest + 1)
 
 
 def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
@@ -132,7 +132,7 @@ class RelativeEmbeddings(Block):
 
     def __call__(self, first: int, last: int) -> Any:
         """The rows from `first` up to `last`, (rows, hidden)."""
-        table = functional.take_rows(self.table.value, rows=kernels.to_backend(np.arange(first, last)))
+        table = functional.slice_rows(self.table.value, first=first, last=last)
         return table if self.norm is None else self.norm(table)
 
     def all_distance_rows(self) -> Any:
@@ -172,9 +172,9 @@ class PositionsOfPass:
         if not self.is_trained:
             self.distance_rows = self.block.all_distance_rows()
             return
-        rows = rows_of_distances(rows, self.longest)
-        self._first, self._last = int(rows[0]), int(rows[-1]) + 1
-        self.distance_rows = kernels.to_backend(rows - self._first)
+        found = within_length(len(rows), self.longest)
+        self._first, self._last = int(rows[found][0]), int(rows[found][-1]) + 1
+        self.distance_rows = self.block.all_distance_rows()[found] - self._first  # of which a graph uploads nothing
         _ = self.embeddings  # made before the layers, of which each may run again
 
     def relative(self, *tables: Any) -> kernels.RelativePositions:
