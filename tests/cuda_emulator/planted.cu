@@ -53,6 +53,14 @@ __global__ void arithmetic(const float *input, const __half *half, float *output
   output[3] = to_float(*half);
 }
 
+// The functions whose results CUDA lets be off.
+__global__ void functions(const float *input, float *output) {
+  const int index = blockIdx.x * blockDim.x + threadIdx.x, count = gridDim.x * blockDim.x;
+  const float x = input[index];
+  const float values[7] = {exp2f(x), expf(x), logf(x), erff(x), tanhf(x), rsqrtf(x), __fdividef(x, 1.f + x)};
+  for (int i = 0; i < 7; ++i) output[i * count + index] = values[i];
+}
+
 __global__ void atomics(int *counter, float *sum) {
   atomicAdd(counter, 1);
   atomicAdd(sum, 0.5f);

@@ -1,5 +1,6 @@
 """The emulator computes what CUDA defines, and notices what CUDA leaves undefined."""
 
+import math
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ KERNELS = _cuda.Module(
     "planted.cu",
     (
         *(f"reverse<{flag}>" for flag in ("true", "false")),
-        *("hand_over", "warp_operations", "arithmetic", "atomics", "extent<float>", "extent<__half>"),
+        *("hand_over", "warp_operations", "arithmetic", "functions", "atomics", "extent<float>", "extent<__half>"),
         *(f"product<{name}, {flag}>" for name in ("__half", "__nv_bfloat16") for flag in ("true", "false")),
         *(f"overrun_{kind}<{case}>" for kind in ("dynamic", "static", "argument") for case in OVERRUNS),
         *("index_beyond_array", "unwritten", "divergent_barrier", "early_return", "absent_lane", "half_a_warp"),
@@ -139,6 +140,33 @@ def test_arithmetic(one_schedule):
     KERNELS.launch("arithmetic", (1,), (1,), (input, half, output))
     assert output.tolist() == [2**-24 if build.can_fuse() else 0, 0, 0, 2**-24]
     assert np.float32(tiny) / np.float32(4) > 0  # the caller's arithmetic is what it was
+
+
+def test_functions_are_as_inexact_as_cuda_lets_them_be(one_schedule):
+    x = np.random.default_rng(0).uniform(0.5, 8, 1024).astype(np.float32)
+    output = np.empty((7, x.size), np.float32)
+    KERNELS.launch("functions", (8,), (128,), (x, output))
+    wide = x.astype(np.float64)
+    erf = np.array([math.erf(each) for each in wide])
+    expected = {
+        "exp2f": np.exp2(wide),
+        "expf": np.exp(wide),
+        "logf": np.log(wide),
+        "erff": erf,
+        "tanhf": np.tanh(wide),
+        "rsqrtf": wide**-0.5,
+        "__fdividef": wide / (1 + wide),
+    }
+    for (name, right), found in zip(expected.items(), output, strict=True):
+        most = 1 if name == "logf" else 2
+        ulps = (found.astype(np.float64) - right) / np.spacing(np.abs(right).astype(np.float32))
+        assert most - 0.5 < np.abs(ulps).max() < most + 2 and abs(ulps.mean()) < 0.3, name
+
+
+def test_exact_results_stay_exact(one_schedule):
+    output = np.empty((7, 2), np.float32)
+    KERNELS.launch("functions", (1,), (2,), (np.array([0, 1], np.float32), output))
+    assert output[0, 0] == output[1, 0] == 1 and output[2, 1] == 0 and output[6].tolist() == [0, 0.5]
 
 
 def test_atomics(emulator):

@@ -172,10 +172,6 @@ inline void set_float_control(unsigned word) { __builtin_aarch64_set_fpcr(word);
 
 using std::max;
 using std::min;
-inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
-inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
-inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float x) { return 1.f / x; }
 inline float __saturatef(float x) { return x > 0.f ? min(x, 1.f) : 0.f; }
 inline float __int_as_float(int bits) {
@@ -194,3 +190,34 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((unsigned long long)a * b >> 32); }
+
+// ---- functions whose results CUDA lets be off (CUDA C++ Programming Guide, Mathematical Functions) ----------------
+
+namespace emulator {
+
+// `exact` off by up to `ulps` units in the last place: by how many, and to which side, depends on the arguments alone.
+inline float off_by(int ulps, float exact, float argument, float other = 0.f) {
+  if (!std::isnormal(exact) || std::fabs(exact) > 3e38f || argument == 0.f) return exact;
+  const unsigned mixed = (__float_as_uint(argument) ^ 40503u * __float_as_uint(other)) * 2654435769u;
+  return __int_as_float(__float_as_int(exact) + int((mixed >> 16) % (2 * ulps + 1)) - ulps);
+}
+
+inline float exp2_of_gpu(float x) { return off_by(2, std::exp2(x), x); }
+inline float exp_of_gpu(float x) { return off_by(2, std::exp(x), x); }
+inline float log_of_gpu(float x) { return off_by(1, std::log(x), x); }
+inline float erf_of_gpu(float x) { return off_by(2, std::erf(x), x); }
+inline float tanh_of_gpu(float x) { return off_by(2, std::tanh(x), x); }
+
+}  // namespace emulator
+
+#define exp2f emulator::exp2_of_gpu
+#define expf emulator::exp_of_gpu
+#define logf emulator::log_of_gpu
+#define erff emulator::erf_of_gpu
+#define tanhf emulator::tanh_of_gpu
+inline float rsqrtf(float x) { return emulator::off_by(2, 1.f / std::sqrt(x), x); }
+inline float __fdividef(float a, float b) {
+  if (std::fabs(b) > 0x1p126f && std::isfinite(b)) return 0.f * a;
+  const bool is_power_of_two = (__float_as_uint(b) & 0x7fffff) == 0;
+  return is_power_of_two ? a / b : emulator::off_by(2, a / b, a, b);
+}
