@@ -42,13 +42,13 @@ TABLE = (
 # By when the last step of each part has to begin, as a share of the whole time; what one does not need is the next
 # one's. The second are beside a peer.
 ENDS = {
-    "kernel": (0.28, None),
-    "family": (0.4, None),
-    "products": (0.44, 0.66),
-    "attention": (0.48, 0.72),
-    "model": (0.53, 0.84),
-    "training": (0.57, 0.94),
-    "rows": (0.63, 1.0),
+    "kernel": (0.34, None),
+    "family": (0.44, None),
+    "products": (0.47, 0.68),
+    "attention": (0.51, 0.74),
+    "model": (0.55, 0.85),
+    "training": (0.6, 0.95),
+    "rows": (0.65, 1.0),
 }
 BAD = ("wrong", "failed")
 MOST_OF_STEP, GRACE = 0.25, 0.2  # shares, too: of a step, and in which the last one may end
