@@ -15,8 +15,8 @@ per content. What it notices, as an EmulatorError that names kernel, block, thre
   - divergent barriers, deadlocks, lanes that disagree about a warp operation
   - misaligned vector accesses, indices beyond an array of known size, arguments that do not fit the kernel's parameters
 
-Functions whose results CUDA lets be off by some units in the last place are off by up to as much (include/device.h), so
-that tolerances hold for a GPU.
+Functions whose results CUDA lets be off by some units in the last place are off by up to as much (include/device.h),
+and products on tensor cores are cut off, not rounded (include/ptx.h), so that tolerances hold for a GPU.
 
 What it cannot show: speed, bank conflicts, occupancy, and one region of a shared array overrunning into the next.
 """

@@ -197,6 +197,16 @@ def test_matrix_product(dtype, arch):
         np.testing.assert_allclose(output, exact, atol=4e-6)
 
 
+def test_products_are_cut_off(one_schedule):
+    a, b = np.zeros((16, 16), np.float16), np.zeros((16, 8), np.float16)
+    a[:, 0], a[:, 1] = 1, 2.0**-12
+    b[0], b[1] = 1, np.arange(8) * 2.0**-14  # 1 + column * 2^-26, of which a float has 23 bits
+    a[8:] *= -1
+    output = np.zeros((16, 8), np.float32)
+    KERNELS.launch("product<__half, true>", (1,), (32,), (a, b, output))
+    assert (output[:8] == 1).all() and (output[8:] == -1).all()
+
+
 def test_products_of_numbers_below_the_normal_ones(one_schedule):
     a, b = np.full((16, 16), 2.0**-130, ml_dtypes.bfloat16), np.full((16, 8), 2.0**-2, ml_dtypes.bfloat16)
     output = np.zeros((16, 8), np.float32)

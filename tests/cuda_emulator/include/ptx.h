@@ -11,6 +11,14 @@ inline float element(__half, uint16_t bits) {
 }
 inline float element(__nv_bfloat16, uint16_t bits) { return __uint_as_float(unsigned(bits) << 16); }
 
+// To the nearest float that is not larger in size: tensor cores cut off what they do not keep (Fasi, Higham, Mikaitis and
+// Pranesh 2021, "Numerical behavior of NVIDIA tensor cores").
+inline float toward_zero(double value) {
+  const float nearest = value;
+  const bool is_beyond = std::fabs(nearest) > std::fabs(value) && std::isfinite(nearest);
+  return is_beyond ? __int_as_float(__float_as_int(nearest) - 1) : nearest;
+}
+
 // d += A B, from the elements that the 32 lanes hold (layouts: ptx.cuh). A has 8 columns per pair of its registers.
 template <class T, int PAIRS>
 void mma(const char *name, float (&d)[4], const unsigned (&a)[2 * PAIRS], const unsigned (&b)[PAIRS]) {
@@ -28,15 +36,17 @@ void mma(const char *name, float (&d)[4], const unsigned (&a)[2 * PAIRS], const 
   exchange(0xffffffffu, name, own, [&](auto of) {
     const unsigned control = float_control();
     set_float_control(control & ~FLUSH_TO_ZERO);  // tensor cores take and give such numbers as they are
+    double sums[4] = {d[0], d[1], d[2], d[3]};
     for (unsigned k = 0; k < 4; ++k) {
       const Fragment row = of(group * 4 + k), left = of(column * 4 + k), right = of(column * 4 + 4 + k);
       for (int p = 0; p < PAIRS; ++p)
         for (int e = 0; e < 2; ++e)
           for (int half = 0; half < 2; ++half) {
-            d[2 * half] += row.a[p][half][e] * left.b[p][e];
-            d[2 * half + 1] += row.a[p][half][e] * right.b[p][e];
+            sums[2 * half] += double(row.a[p][half][e]) * left.b[p][e];
+            sums[2 * half + 1] += double(row.a[p][half][e]) * right.b[p][e];
           }
     }
+    for (int i = 0; i < 4; ++i) d[i] = toward_zero(sums[i]);
     set_float_control(control);
     return 0;
   });
