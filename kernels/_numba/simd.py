@@ -24,10 +24,9 @@ first cache line; p[i] reads and writes one element; `prefetch(x, i)` and `prefe
 `wide_pointer(x, i)` is a pointer whose vectors span 4 registers: sums in 4 independent chains and polynomials
 interleaved, without waiting for each result.
 Values: `broadcast(like, scalar)`; + - * / and unary -; < <= > >= == != give masks, joined by & | ~;
-`select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`, `square_root`;
-`first_lanes(like, n)` is the mask of the lanes below n.
-Across lanes: `reduce_add`, `reduce_max` (NaN wins), `reduce_greatest` (NaN may be lost; cheaper), each in a fixed tree
-order; `any_lane(mask)`.
+`select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`; `first_lanes(like, n)` is
+the mask of the lanes below n.
+Across lanes: `reduce_add`, `reduce_greatest` (NaN may be lost), each in a fixed tree order.
 `exp`, `erf`, `tanh` and the activations are in simd_math.py.
 
 One specialisation per dtype: give kernels arrays from `as_kernel_array`; for strided views give addresses
@@ -43,7 +42,6 @@ from . import operators  # noqa: F401  (importing it teaches Numba the operators
 from .arrays import CACHE_LINE
 from .codegen import (
     INT32,
-    Vec,
     WidePointer,
     as_vector_pointer,
     call_llvm,
@@ -309,7 +307,6 @@ def _elementwise(llvm_name, doc, arity):
 
 
 absolute = _elementwise("fabs", "|a|.", 1)
-square_root = _elementwise("sqrt", "The correctly rounded square root.", 1)
 copysign = _elementwise("copysign", "The magnitude of a with the sign of b.", 2)
 maximum = _elementwise("maximum", "The greater of a and b; NaN where either is NaN.", 2)
 minimum = _elementwise("minimum", "The lesser of a and b; NaN where either is NaN.", 2)
@@ -339,22 +336,8 @@ def reduce_add(typingctx, value):
 
 
 @intrinsic
-def reduce_max(typingctx, value):
-    """The greatest lane, as a scalar; NaN when a lane is NaN."""
-
-    def codegen(context, builder, sig, args):
-        def combine(low, high, count):
-            name = f"llvm.maximum.{Vec(value.dtype, count).suffix}"
-            return call_llvm(builder, name, low.type, [low, high])
-
-        return _reduce(builder, value, args[0], combine)
-
-    return value.dtype(value), codegen
-
-
-@intrinsic
 def reduce_greatest(typingctx, value):
-    """Like `reduce_max`, but NaN may be lost: one instruction a step instead of five."""
+    """The greatest lane, as a scalar; NaN may be lost: to keep it takes five instructions a step instead of one."""
 
     def codegen(context, builder, sig, args):
         def combine(low, high, count):
@@ -363,14 +346,3 @@ def reduce_greatest(typingctx, value):
         return _reduce(builder, value, args[0], combine)
 
     return value.dtype(value), codegen
-
-
-@intrinsic
-def any_lane(typingctx, mask):
-    """Whether any lane of the mask is set."""
-
-    def codegen(context, builder, sig, args):
-        bits = builder.bitcast(args[0], ir.IntType(mask.count))
-        return builder.icmp_unsigned("!=", bits, bits.type(0))
-
-    return types.boolean(mask), codegen
