@@ -23,6 +23,8 @@ from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.texts import CutTexts, checked_text
 from bertcore.tokenization import AutoTokenizer
 
+CLASSIFIERS = "ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"
+
 
 @dataclass(frozen=True)
 class CallOptions:
@@ -127,9 +129,17 @@ class Pipeline:
         with warnings.catch_warnings():  # a missing head is an error here
             warnings.simplefilter("ignore", NewlyInitialisedWarning)
             model = model_class.from_pretrained(folder, dtype=dtype, **cls._model_options())
-        if model.newly_initialised:
+        if model.newly_initialised or cls._is_of_another_task(model):
             raise ValueError(f"{folder} has no {cls._head}, so it cannot do {cls.task}")
         return cls(model, AutoTokenizer.from_pretrained(folder) if tokenizer is None else tokenizer, **options)
+
+    @classmethod
+    def _is_of_another_task(cls, model: Model) -> bool:
+        """Whether the checkpoint's classifier is of another task, by its config: in BERT's files they have one name."""
+        others = set(CLASSIFIERS) - {cls._model_class.removeprefix("AutoModel")}
+        stated = model.config.get("architectures")
+        names = stated if isinstance(stated, list) else []
+        return len(others) < len(CLASSIFIERS) and any(str(name).endswith(tuple(others)) for name in names)
 
     @classmethod
     def model_class(cls) -> type[Model]:

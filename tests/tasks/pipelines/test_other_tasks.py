@@ -1,12 +1,14 @@
 """Zero-shot classification, feature extraction and next sentence prediction."""
 
+import json
+
 import numpy as np
 import pytest
 
 from bertcore import pipeline
-from tests.tasks.pipelines.folders import LONGEST, TEXTS, save_head
+from tests.tasks.pipelines.folders import LONGEST, TAGS, TEXTS, save_head
 from tests.tasks.pipelines.forms import assert_same_form
-from tests.tiny_bert import WIDTH, save_tiny_bert
+from tests.tiny_bert import WIDTH, save_tiny_bert, write_json
 
 CANDIDATES = ["cat", "paris", "the mat"]
 LONG = " ".join(TEXTS) * 4
@@ -129,3 +131,13 @@ def test_classes_that_are_no_list(judge):
             judge(TEXTS[0], wrong)
     with pytest.raises(ValueError, match="hypothesis_template is not valid Unicode"):
         judge(TEXTS[0], ["cat"], hypothesis_template="\ud800{}")
+
+
+def test_a_classifier_of_another_task_is_refused(tmp_path):
+    """In BERT's files both have one name and one shape: the answers would mean nothing."""
+    folder = save_head(tmp_path, "AutoModelForSequenceClassification", TAGS)
+    with pytest.raises(ValueError, match="has no classifier of tokens, so it cannot do token-classification"):
+        pipeline("token-classification", folder)
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", config | {"architectures": None})  # which does not say
+    pipeline("token-classification", folder)
