@@ -287,9 +287,9 @@ def _finish(bias, residual, activation, output):
 
 
 def _tasks(panels, rows):
-    """A counter that hands out tasks, scratch for each thread, the number of threads."""
+    """A counter as `run_product` takes it, scratch for each thread, the number of threads."""
     threads = num_threads()
-    return np.zeros(1, np.int64), make_scratch(panels.dtype, threads, rows), threads
+    return np.array([0, threads], np.int64), make_scratch(panels.dtype, threads, rows), threads
 
 
 # --- kernels ----------------------------------------------------------------------------------------

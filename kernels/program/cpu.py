@@ -61,8 +61,8 @@ class StepTable:
 
     def run(self):
         """Run the steps in their order."""
-        self._counters.fill(0)
         threads = num_threads()
+        self._counters[:, 0], self._counters[:, 1] = 0, threads
         room = self._counters, make_scratch(self._storage[0].dtype, threads, self._rows)
         _run(self._index, self._records, room, *self._storage, threads)
 

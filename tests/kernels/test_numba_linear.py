@@ -132,7 +132,8 @@ def test_packed_rows_have_the_bits_of_those_that_are_not(rows, in_features, dtyp
 
 
 def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
-    x, weight, bias, residual = arguments(5, 300, 800, 200)
+    # Blocks of packed rows of which threads take some whole and share the rest: 5 and 1, 4 and 2, 3 and 3, 0 and 6.
+    x, weight, bias, residual = arguments(5, 5 * BLOCK_ROWS + 12, 800, 200)
     grad = normal(9, residual.shape, np.float32)
 
     def results():
