@@ -121,6 +121,23 @@ def test_gradients_that_are_kept_stay_as_they_were(gpu, model, monkeypatch):
 
 
 @pytest.mark.slow
+def test_outputs_that_are_kept_stay_as_they_were(gpu, monkeypatch):
+    model = tiny_model("bert-base-uncased", AutoModel)
+    gradient = {"last_hidden_state": np.ones((5, 7, model.spec.hidden_size), np.float32)}
+
+    def outputs():
+        found = []
+        for seed in range(4):
+            out, pullback = vjp(model)(batch_of([7] * 5, seed)["input_ids"])  # no padding: what the layers gave
+            pullback(gradient)
+            found.append(out.last_hidden_state)
+        return {number: array.get() for number, array in enumerate(found)}
+
+    check(outputs(), by_operations(monkeypatch, outputs))
+    assert len(gpu.graphs) == 6
+
+
+@pytest.mark.slow
 def test_passes_while_another_is_under_way_run_by_themselves(gpu, model, monkeypatch):
     """Two at once, each differentiated later; and one that never is."""
     batches = [batch_of(lengths) for lengths in BATCHES]
