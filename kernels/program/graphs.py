@@ -109,11 +109,22 @@ class Graphs:
             except NotCaptured:
                 self._is_refused = True
                 raise
+            self._let_go_of_others(device)
         self._kept.move_to_end((device, key))
         if len(self._kept) > MOST_KEPT:
             (unused, _), _ = self._kept.popitem(last=False)
             self._on_devices[unused].done.synchronize()  # another stream may still run it
         return self._kept[device, key]
+
+    def _let_go_of_others(self, device: int) -> None:
+        """Graphs in a block that has become too small would keep it beside the larger one: they are captured again."""
+        shared = self._on_devices[device]
+        in_use = None, shared.block
+        others = [place for place, graph in self._kept.items() if place[0] == device and graph.block not in in_use]
+        if others:
+            shared.done.synchronize()  # another stream may still run one of them
+        for place in others:
+            del self._kept[place]
 
 
 def _device() -> int:
@@ -125,6 +136,7 @@ class OnDevice:
 
     Attributes:
         taken_by: a weak reference to the pass that the memory is now of, if passes take it for themselves.
+        block: the memory; None before the first graph.
     """
 
     def __init__(self) -> None:
@@ -132,13 +144,13 @@ class OnDevice:
         self.stream = cuda.Stream(non_blocking=True)
         self.done = cuda.Event(disable_timing=True)
         self.taken_by: Any = None
-        self._memory: Any = None
+        self.block: Any = None
 
     def memory(self, nbytes: int) -> Any:
-        """At least this much; graphs that were captured in less keep theirs."""
-        if self._memory is None or self._memory.mem.size < nbytes:
-            self._memory = importlib.import_module("cupy").cuda.alloc(nbytes)
-        return self._memory
+        """At least this much."""
+        if self.block is None or self.block.mem.size < nbytes:
+            self.block = importlib.import_module("cupy").cuda.alloc(nbytes)
+        return self.block
 
     def captured(self, work: Callable[[], Any], arena: Arena) -> tuple[Any, Any]:
         """(the graph of what `work` does, with its arrays in the arena; what it returns)."""
@@ -157,7 +169,7 @@ class OnDevice:
 
 
 class _Graph:
-    """One captured pass."""
+    """One captured pass; `block` is the memory that it works in."""
 
     def __init__(self, shared: OnDevice, build: Build, batch: Any):
         self._cupy = importlib.import_module("cupy")
@@ -166,8 +178,8 @@ class _Graph:
         build(self._batch)  # what fails here is no matter of graphs
         try:
             layout = self._measured(build)
-            self._memory = shared.memory(layout.nbytes)
-            self._graph, made = shared.captured(lambda: build(self._batch), Arena(layout, self._memory))
+            self.block = shared.memory(layout.nbytes)
+            self._graph, made = shared.captured(lambda: build(self._batch), Arena(layout, self.block))
             self._results, self._kept = made
         except RuntimeError as error:  # CUDA's own are, too, but for those of memory that does not suffice
             raise NotCaptured(str(error)) from error

@@ -57,11 +57,11 @@ class TrainingGraphs(Graphs):
 
 
 class _Graphs:
-    """The two graphs of one layout."""
+    """The two graphs of one layout; `block` is the memory that they work in, None where there are none."""
 
     def __init__(self, shared: OnDevice, build: Build, arrays: Sequence[tuple[Any, int]]):
         self._cupy = importlib.import_module("cupy")
-        self.shared, self.kept = shared, None
+        self.shared, self.kept, self.block = shared, None, None
         self.given = [self._cupy.empty((room, *array.shape[1:]), array.dtype) for array, room in arrays]
         for target, (array, _) in zip(self.given, arrays, strict=True):
             _fill(target, array)
@@ -91,12 +91,12 @@ class _Graphs:
         return lifetimes.layout(results)
 
     def _capture(self, build: Build, layout: Any) -> None:
-        shared, memory = self.shared, self.shared.memory(layout.nbytes)
-        arena = Arena(layout, memory)
+        shared, self.block = self.shared, self.shared.memory(layout.nbytes)
+        arena = Arena(layout, self.block)
         self.forward, (self.output, backward, self.kept) = shared.captured(lambda: build(*self.given), arena)
         self.backward, self.gradients = shared.captured(lambda: backward(self.gradient), arena)
         size = layout.nbytes - layout.results
-        self.results = self._cupy.ndarray((size,), "uint8", memory + layout.results)
+        self.results = self._cupy.ndarray((size,), "uint8", self.block + layout.results)
 
     def copies(self) -> tuple[Any, ...]:
         """The gradients in memory of their own."""

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import weakref
 from collections import OrderedDict, deque
 
 import cupy
@@ -168,7 +169,7 @@ def test_a_pass_may_keep_what_it_makes_once(gpu, table):
     for ids in ([3, 0], [1, 2]):
         np.testing.assert_array_equal(run(made, build, ids).get(), ROWS[ids] + 1)
     (graph,) = made._kept.values()
-    assert graph._memory.mem.size == 2 * ALIGNMENT
+    assert graph.block.mem.size == 2 * ALIGNMENT
     with pytest.raises(NotCaptured, match="keeps 12 bytes beside its results"):
         run(Graphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
 
@@ -189,7 +190,17 @@ def test_graphs_of_a_model_share_memory(gpu, table):
     for key, ids in (("long", [0] * 100), ("short", [1, 2]), ("long", [3] * 100), ("short", [2, 0])):
         np.testing.assert_allclose(run(made, build_of(table), ids, key=key).get(), expected(ids), rtol=1e-6)
     long, short = made._kept.values()
-    assert long._memory is short._memory
+    assert long.block is short.block
+
+
+def test_graphs_in_a_block_that_is_too_small_are_captured_again(gpu, table):
+    made = Graphs()
+    run(made, build_of(table), [1, 2], key="short")
+    (graph,) = map(weakref.ref, made._kept.values())
+    run(made, build_of(table), [0] * 100, key="long")
+    assert [key for _, key in made._kept] == ["long"] and graph() is None
+    np.testing.assert_allclose(run(made, build_of(table), [2, 0], key="short").get(), expected([2, 0]), rtol=1e-6)
+    assert len({id(graph.block) for graph in made._kept.values()}) == 1
 
 
 def test_the_graphs_used_last_are_kept(gpu, table, monkeypatch):
