@@ -83,9 +83,12 @@ def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", 
     finally:
         run.stop()
         files.cleanup()
+        bad = [row for row in rows if row["status"] in BAD]
         if rows:
             print(table(rows, TABLE), f"added to {options.csv}", sep="\n\n")
-    return 1 if any(row["status"] in BAD for row in rows) else 0
+        if bad:  # once more: the whole table is longer than what some terminals keep
+            print(f"\n{len(bad)} of {len(rows)} are not right:", table(bad, TABLE), sep="\n\n")
+    return 1 if bad else 0
 
 
 class Run:
