@@ -8,10 +8,12 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.families.deberta.operations import mean_value_for_padding, spread_rows
+from bertcore.models.joined_integers import FEWEST_TOKENS, room_for
 from bertcore.nn import functional
 from bertcore.nn.dropout import is_dropping
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
+from bertcore.nn.functional.rows import widened
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.lock_free_property import lock_free_property
@@ -133,6 +135,8 @@ class RelativeEmbeddings(Block):
     def __call__(self, first: int, last: int) -> Any:
         """The rows from `first` up to `last`, (rows, hidden)."""
         table = functional.slice_rows(self.table.value, first=first, last=last)
+        if self.table.is_low_on_cpu:
+            table = widened(table)  # as rows are that are looked up
         return table if self.norm is None else self.norm(table)
 
     def all_distance_rows(self) -> Any:
@@ -172,7 +176,8 @@ class PositionsOfPass:
         if not self.is_trained:
             self.distance_rows = self.block.all_distance_rows()
             return
-        found = within_length(len(rows), self.longest)
+        # Dropout counts rows: they are the same for a text that is longer than any other and for one in a graph.
+        found = within_length(len(rows), room_for(self.longest, FEWEST_TOKENS))
         self._first, self._last = int(rows[found][0]), int(rows[found][-1]) + 1
         self.distance_rows = self.block.all_distance_rows()[found] - self._first  # of which a graph uploads nothing
         _ = self.embeddings  # made before the layers, of which each may run again
