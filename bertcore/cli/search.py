@@ -61,8 +61,12 @@ def run(args: argparse.Namespace) -> None:
         queries = [args.query]
         if args.queries is not None:
             queries = list(read_lines(*stack.enter_context(input_stream(args.queries))))
-        lines = read_lines(*stack.enter_context(input_stream(args.corpus)))
-        options = reading_options(args)
+        corpus, name = stack.enter_context(input_stream(args.corpus))
+        lines = read_lines(corpus, name)
+        first = next(lines, None)
+        if first is None:
+            raise CommandError(f"{name} holds no texts")
+        lines, options = itertools.chain([first], lines), reading_options(args)
         for number, found in enumerate(search(encoder, queries, lines, args.top_k, options)):
             for entry in found:
                 output.write((_line(queries[number], number, entry, args) + "\n").encode("utf-8"))
@@ -93,8 +97,6 @@ def search(
         first += len(block)
         wanted = set(best.indices.ravel().tolist())
         kept = {index: text for index, text in (kept | here).items() if index in wanted}
-    if not first:
-        raise CommandError("the corpus holds no texts")
     for indices, scores in zip(best.indices.tolist(), best.scores.tolist(), strict=True):
         pairs = zip(indices, scores, strict=True)
         yield [{"corpus_id": index, "score": score, "text": kept[index]} for index, score in pairs]

@@ -12,7 +12,7 @@ KINDS = {
     "empty": "empty|holds no|not valid JSON|examples in the corpus: 0|no line with step|0 texts",
     "binary": "not UTF-8|not valid JSON",
 }
-FILTERS = ("classify", "tag", "embed", "rerank", "search", "queries")  # no lines in, no lines out
+FILTERS = ("classify", "tag", "embed", "rerank", "queries")  # no lines in, no lines out
 OUT = ["--out", "out", "--max-steps", "1"]
 COMMANDS = {  # what stands for a command -> its arguments, with the ending of the file in question
     "answer": ["answer", "qa", "what ?", "--input", ".txt"],

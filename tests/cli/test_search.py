@@ -44,7 +44,7 @@ def test_one_query(encoder_folder, corpus_file, capsys):
 def test_a_corpus_without_texts(encoder_folder, tmp_path, capsys):
     (tmp_path / "empty.txt").touch()
     assert main(["search", str(encoder_folder), str(tmp_path / "empty.txt"), "a", "--backend", "numpy"]) == 1
-    assert capsys.readouterr().err == "bertcore search: the corpus holds no texts\n"
+    assert capsys.readouterr().err == f"bertcore search: {tmp_path / 'empty.txt'} holds no texts\n"
 
 
 @pytest.mark.parametrize(
