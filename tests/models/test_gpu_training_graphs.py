@@ -293,6 +293,17 @@ def test_adapters_of_low_rank(gpu, monkeypatch):
 
 
 @pytest.mark.slow
+def test_tables_stay_while_graphs_read_them(gpu):
+    """XLNet keeps a few encodings of distances, and its layers are given what dropout makes of one."""
+    model = tiny_model("xlnet-base-cased", AutoModelForSequenceClassification, **RATES, dropout=0.2)
+    train_over(model, [batch_of(BATCHES[1]) | {"labels": [0, 1, 0, 1, 1]}] * 2)
+    (table,) = model.encoder.adapter._tables.values()
+    (graphs,) = model.encoder._trained_layers._graphs._kept.values()
+    context, _ = graphs.kept.arrays
+    assert context.relations.before_dropout is table
+
+
+@pytest.mark.slow
 def test_layers_that_are_run_again_in_the_backward(gpu, model, monkeypatch):
     batch = batch_of(BATCHES[0])
     for number, again in enumerate((False, True, False, True)):

@@ -123,8 +123,9 @@ class RecurrentAdapter(Adapter):
         before = 0 if memory is None else memory.shape[0] // sequences
         xp, dtype = kernels.array_module(inputs.cu_seqlens), str(value_of(hidden).dtype)
         first, last, distance_rows = self._distances(xp, longest, before)
-        table = drop(self._sinusoids(first, last, dtype), self.spec.embedding_dropout)
-        relations = Relations(table, distance_rows, inputs.cu_seqlens)
+        table = self._sinusoids(first, last, dtype)
+        dropped = drop(table, self.spec.embedding_dropout)
+        relations = Relations(dropped, distance_rows, inputs.cu_seqlens, before_dropout=table)
         if current_tape() is None and not is_dropping():
             width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize

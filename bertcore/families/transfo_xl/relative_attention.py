@@ -25,6 +25,7 @@ class Relations:
         query_rows: with a memory, the rows of the keys that are queries, too.
         segment_ids, segment_ids_k: of queries and keys, integers; None where segments do not matter.
         position_keys: a cache of what blocks map `sinusoids` to; None while a tape records.
+        before_dropout: what `sinusoids` are made of; a CUDA graph reads it, though the adapter may let it go.
         halves: both halves of a batch whose second half runs backwards; None for other batches.
     """
 
@@ -37,6 +38,7 @@ class Relations:
     segment_ids_k: Any = None
     halves: "tuple[Half, Half] | None" = None
     position_keys: dict | None = None
+    before_dropout: Any = None
 
     def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
         """The terms of some sequences of a batch, all of one length, for which `distance_rows` stand."""
