@@ -89,7 +89,7 @@ class Encoder(Block):
         if current_tape() is None:
             may_be = notes_states_alone and not is_dropping()
         else:
-            may_be = trace.is_empty and is_worth_graphs(self._layer_blocks, inputs)
+            may_be = trace.is_empty and is_worth_graphs(self._layer_blocks(trace), inputs)
         return self.adapter.known_to_graph(inputs) if may_be else None
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
@@ -145,16 +145,15 @@ class Encoder(Block):
 
         hidden, key = self.embeddings(inputs), (trace.layers, self.recomputes_layers)
         try:
-            output = self._trained_layers(layers, self._layer_blocks, hidden, inputs, known, key)
+            output = self._trained_layers(layers, self._layer_blocks(trace), hidden, inputs, known, key)
         except NotCaptured as error:
             _warn_not_captured(error)
             output = None
         return with_room(layers, hidden, inputs, known) if output is None else output
 
-    @property
-    def _layer_blocks(self) -> list[Block]:
-        """What there is between the embeddings and the last hidden state."""
-        return [self.adapter, *self.layers, *([self.final_norm] if self.final_norm else [])]
+    def _layer_blocks(self, trace: Trace) -> list[Block]:
+        """What runs between the embeddings and the last hidden state."""
+        return [self.adapter, *self.layers[: trace.layers], *([self.final_norm] if self.final_norm else [])]
 
     def _run_layers(self, state: Any, context: LayerContext, trace: Trace) -> Any:
         notes_nothing = trace.attentions is None and trace.projections is None  # which would be noted twice

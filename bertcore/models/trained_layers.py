@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels.program import TrainingGraphs
+from bertcore.kernels.program import NotCaptured, TrainingGraphs
 from bertcore.models.inputs import EncoderInput, KnownOnHost
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.dropout import SeedsOnGPU, current_seeds, drawn_from
@@ -141,6 +141,8 @@ class _Capture:
         with Tape() as tape, drawn_from(drawn):
             first = tape.leaf(_HIDDEN, lambda: hidden) if self._has_gradient else hidden
             state, context = self._layers(first, self._inputs.with_room(joined, self._known))
+        if type(state) is not Variable or state is first:
+            raise NotCaptured("nothing that its layers read has a gradient")
         kept = _Kept(self._has_gradient, drawn, context, self._read)
 
         def backward(gradient: Any) -> tuple[Any, ...]:

@@ -406,6 +406,24 @@ def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, model, m
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 2])
+def test_nothing_to_train_below_a_decoder(gpu, monkeypatch, layers):
+    """DeBERTa's runs the last layer by itself: there is none below, which is told, or that one is frozen."""
+    changes = {"position_biased_input": False, "enhanced_mask_decoder": True}
+    model, batch = tiny_model("deberta-v3-small", num_hidden_layers=layers, **changes), batch_of(BATCHES[0])
+    if layers == 2:
+        for block in (model.encoder.embeddings, model.encoder.adapter, model.encoder.layers[0]):
+            for parameter in block.parameters():
+                parameter.is_frozen = True
+    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
+    for number in range(3):
+        is_told = layers == 1 and number == 1
+        with pytest.warns(NotCapturedWarning, match="has a gradient") if is_told else nullcontext():
+            check(on_host(value_and_grad(model)(**batch)[1]), expected)
+    assert expected and not gpu.graphs
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", runnable())
 def test_every_family(gpu, monkeypatch, name):
     model = tiny_model(name, AutoModel)
