@@ -69,13 +69,14 @@ class TrainedLayers:
             return None
         read = [*blocks, *(parameter.read_in_training() for parameter in parameters)]
         version, has_gradient, seeds = tuple(map(id, read)), type(hidden) is Variable, current_seeds()
-        key = key, None if seeds is None else seeds.count, inputs.on_gpu.rooms, known, has_gradient, autocast_dtype()
-        if not self._graphs.has_seen(version, (*key, kernels.is_batch_invariant())):
+        settings = None if seeds is None else seeds.count, autocast_dtype(), kernels.is_batch_invariant()
+        key = key, inputs.on_gpu.rooms, known, has_gradient, settings
+        if not self._graphs.has_seen(version, key):
             return None
         given, rooms = (value_of(hidden), inputs.on_gpu.array), (_tokens(inputs), len(inputs.on_gpu.array))
         arrays = [*zip(given, rooms, strict=True), (np.zeros(0, np.uint64), MOST_SEEDS)]
         capture = _Capture(layers, inputs, known, has_gradient, read)
-        found = self._graphs.pass_of(version, (*key, kernels.is_batch_invariant()), capture, arrays)
+        found = self._graphs.pass_of(version, key, capture, arrays)
         return None if found is None else _recorded(found, hidden, (*given, _seeds(found.kept.seeds)))
 
 
