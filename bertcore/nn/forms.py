@@ -299,7 +299,8 @@ def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copi
     found, together = [], dict[Any, tuple[list[Any], list[Any]]]()
     for one, array in zip(forms, arrays, strict=True):
         gpu = None if kernels.array_module(array) is np else array.data.device_id
-        found.append({key: copy for key, copy in one.copies.items() if key[0] == gpu})
+        known = list(one.copies.items())  # at once: another thread may make one meanwhile
+        found.append({key: copy for key, copy in known if key[0] == gpu})
         for key, copy in found[-1].items():
             changed, copies = together.setdefault(key, ([], []))
             changed.append(array)
