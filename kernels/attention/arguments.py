@@ -151,7 +151,7 @@ def check_longest(longest: Any, *offsets: Any) -> None:
     longest = checks.integer_number("longest", longest, minimum=0)
     found = max((int(np.diff(it).max(initial=0)) for it in offsets if isinstance(it, np.ndarray)), default=0)
     if found > longest:
-        raise ValueError(f"longest is {longest}, but cu_seqlens has a sequence of {found}")
+        raise ValueError(f"longest is {longest}, expected at least {found}, the longest sequence of cu_seqlens")
 
 
 def table_rows(relative: RelativePositions) -> int:

@@ -455,7 +455,7 @@ def test_a_longest_sequence_that_is_given(gpu, dtype):
 
 
 def test_a_longest_sequence_that_is_wrong():
-    for longest, message in ((-1, "longest is -1"), (159, "longest is 159, but cu_seqlens has a sequence of 160")):
+    for longest, message in ((-1, "longest is -1"), (159, "longest is 159, expected at least 160")):
         arrays, relative = with_tables(np.dtype(np.float32), 2, 2, RAGGED)
         with pytest.raises(ValueError, match=message):
             on_backend("numpy", arrays, replace(relative, longest=longest), RAGGED)
