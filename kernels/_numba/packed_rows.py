@@ -4,9 +4,10 @@ What a tile reads next lies next in memory then, in one line instead of one for 
 slowly from the second-level cache, and more slowly from beyond: it prefetches few streams at once.
 
 Measured on an Emerald Rapids (AVX-512, 2 threads, calls in turns): products of 1,024 rows and widths of 768 to
-3,072 take 2 to 5 % less time, those of int8 with VNNI 1 to 3 %, up to depths of 768. Packing is bound by how fast one
-core reads rows from beyond its second-level cache (13 GB/s: 30 us for 128 rows of 768, half a panel's time; 15 us from
-within), which no prefetch changes: one thread packs most blocks (product.py).
+3,072 take 2 to 5 % less time, those of int8 with VNNI 1 to 3 %, up to depths of 768. Beside panels that are widened
+it is 2 to 7 % of bfloat16, 3 to 8 % of int8 in groups. Packing is bound by how fast one core reads rows from beyond its
+second-level cache (13 GB/s: 30 us for 128 rows of 768, half a panel's time; 15 us from within), which no prefetch
+changes: one thread packs most blocks (product.py).
 """
 
 from numba import types
@@ -17,6 +18,7 @@ from .jit import inline_helper
 from .simd import itemsize, lanes, pointer, pointer_as, prefetch
 from .steps import OPTIONS
 from .tile import WEIGHT_TILE_ROWS, make_row_packer
+from .widening import are_widened
 
 # Room for a task's rows, which is to fit the second-level cache beside a panel: deep ones are fewer. With twice as much
 # the product of depth 3,072 takes 3 % longer. None with AVX2, where BERT-base took no less time.
@@ -29,9 +31,7 @@ _pack_tile = make_row_packer(WEIGHT_TILE_ROWS)
 
 def are_packed(a, panels):
     """Whether rows of these types are packed where there are enough of them."""
-    if PACKED_BYTES == 0:
-        return False
-    return a.dtype == panels.dtype if isinstance(a.dtype, types.Float) else a.dtype == types.uint8
+    return PACKED_BYTES > 0 and (a.dtype != types.uint16 or are_widened(a, panels))
 
 
 @inline_helper
@@ -59,18 +59,18 @@ def pack_rows(a, strides, first, last, panels, room):
 def _pack_rows(a, strides, first, last, panels, room):
     def pack(a, strides, first, last, panels, room):
         words = pointer_as(a, room)
-        _, row, column, _ = strides
-        depth, count = panels.shape[1], last - first
+        _, depth, column, _ = strides
+        count = last - first
         if column != 1 or depth < lanes(room) or not LEAST_PACKED <= count <= most_packed(depth, room):
             return a, strides
         packed = pointer(room, -first * depth)
         for i in range(first, last, WEIGHT_TILE_ROWS):
             for k in range(0, depth, lanes(room)):
                 for j in range(i + WEIGHT_TILE_ROWS, min(i + 2 * WEIGHT_TILE_ROWS, last)):
-                    prefetch(words, j * row + k)
+                    prefetch(words, j * depth + k)
                 at = min(k, depth - lanes(room))
                 target = pointer(packed, i * depth + at * WEIGHT_TILE_ROWS)
-                _pack_tile(pointer(words, i * row + at), row, last - 1 - i, target)
+                _pack_tile(pointer(words, i * depth + at), depth, last - 1 - i, target)
         return pointer_as(packed, a), (depth, 1, WEIGHT_TILE_ROWS, max(WEIGHT_TILE_ROWS, lanes(room)) * depth)
 
     return pack if are_packed(a, panels) else lambda a, strides, first, last, panels, room: (a, strides)

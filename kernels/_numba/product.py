@@ -8,7 +8,7 @@ weights stream behind the arithmetic.
 
 Panels of low precision that are multiplied as something wider are widened once for all rows of a task, by the first
 tile as it multiplies them (widening.py); for few rows those of whole words (dot.py) by each tile. The sums and their
-order are those of wide panels.
+order are those of wide panels. That tile reads rows as they lie, the others packed ones.
 """
 
 import numpy as np
@@ -59,13 +59,28 @@ def sums_dtype(storage):
 
 def make_scratch(storage, threads, rows):
     """Scratch for the tasks of each thread, of products of up to `rows` rows with panels of a NumPy dtype: sums that
-    begin on a cache line, and a widened chunk of a panel or packed rows."""
+    begin on a cache line, a widened chunk of a panel if panels are widened, and packed rows."""
     sums = sums_dtype(storage)
     is_widened = _IS_WIDENED.get(storage.type, False)
-    lines = TASK_ROWS + CHUNK_DEPTH + 1 if is_widened else TASK_ROWS
-    packed = PACKED_BYTES if not is_widened and storage != np.uint16 and rows >= LEAST_PACKED else 0
-    size = (lines * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
+    packed = PACKED_BYTES if (storage != np.uint16 or is_widened) and rows >= LEAST_PACKED else 0
+    size = (_lines(is_widened) * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
+
+
+def _lines(is_widened):
+    """Lines of scratch, each as wide as a panel, that come before packed rows."""
+    return TASK_ROWS + CHUNK_DEPTH + 1 if is_widened else TASK_ROWS
+
+
+def _room(sums, a, panels):
+    """Where packed rows go in scratch that begins at `sums`."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_room, jit_options=_OPTIONS)
+def _room_beyond(sums, a, panels):
+    lines = _lines(are_widened(a, panels))
+    return lambda sums, a, panels: pointer(sums, lines * WEIGHT_PANEL_VECTORS * lanes(sums))
 
 
 @inline_helper
@@ -91,24 +106,24 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
     count, rows = panels.shape[0], output.shape[0]
     blocks, whole = _blocks(rows, counter[1], a, panels, output)
     last = whole + (blocks - whole) * count
-    left, of_left = pointer(a, 0), (strides[0], *strides)
-    own, of_own, laid = left, of_left, -1
+    left = pointer(a, 0), (strides[0], *strides)
+    own, laid = left, -1
     tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
     sums, task = aligned(scratch), take_task(counter)
-    room = pointer(sums, TASK_ROWS * WEIGHT_PANEL_VECTORS * lanes(sums))
+    room = _room(sums, a, panels)
     while task < last:
         following = take_task(counter)
         block, p, uses = _task_of(task, whole, count)
         _, ahead, _ = _task_of(following if following < last else task, whole, count)
         first, end = share(tiles, block, blocks) * WEIGHT_TILE_ROWS, share(tiles, block + 1, blocks) * WEIGHT_TILE_ROWS
         if block != laid:
-            own, of_own, laid = left, of_left, block
+            own, laid = left, block
             # Other threads take the tasks between.
             if max(uses, (count - p) // (following - task)) >= LEAST_USES:
-                own, of_own = pack_rows(left, of_left, first, min(rows, end), panels, room)
+                own = pack_rows(*left, first, min(rows, end), panels, room)
         for q in range(p, p + uses):
             then = q + 1 if q + 1 < p + uses else ahead
-            _multiply_block(own, of_own, first, min(rows, end), panels, q, then, output, finish, levels, sums)
+            _multiply_block(left, own, first, min(rows, end), panels, q, then, output, finish, levels, sums)
         task = following
 
 
@@ -131,8 +146,11 @@ def _blocks(rows, threads, a, panels, output):
 
 @overload(_blocks, jit_options=_OPTIONS)
 def _blocks_of(rows, threads, a, panels, output):
+    are_wide = are_widened(a, panels)
+
     def of_packed(rows, threads, a, panels, output):
-        most = most_packed(panels.shape[1], output)
+        depth = depth_of(panels, panels.shape[1]) if are_wide else panels.shape[1]
+        most = most_packed(depth, output)
         if most < LEAST_PACKED:
             return (rows + TASK_ROWS - 1) // TASK_ROWS, 0
         together = min(most, TASK_ROWS)
@@ -146,9 +164,12 @@ def _blocks_of(rows, threads, a, panels, output):
 
 
 @helper
-def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, levels, sums):
-    """The rows from first to last, times panel p; meanwhile its next chunk is fetched, at last the first of `ahead`."""
-    width, depth, chunk = WEIGHT_PANEL_VECTORS * lanes(sums), panels.shape[1], words_of(a, panels, CHUNK_DEPTH)
+def _multiply_block(lying, own, first, last, panels, p, ahead, output, finish, levels, sums):
+    """The rows from first to last, times panel p; meanwhile its next chunk is fetched, at last the first of `ahead`.
+
+    `lying` and `own` are (a pointer, strides) of the rows as they lie and as they are to be read, maybe packed.
+    """
+    width, depth, chunk = WEIGHT_PANEL_VECTORS * lanes(sums), panels.shape[1], words_of(lying[0], panels, CHUNK_DEPTH)
     line = width * itemsize(panels) * _word_size(panels)  # bytes of a panel for one word of the depth
     step = line // ((last - first + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS)
     for k in range(0, depth, chunk):
@@ -157,22 +178,23 @@ def _multiply_block(a, strides, first, last, panels, p, ahead, output, finish, l
         # Chunk k of `ahead` is too early: a depth of 3,072 overflows the second-level cache, 1.05 times the time.
         word = p * depth + k + chunk if k + chunk < depth else ahead * depth
         meanwhile, place = (panels.ctypes.data + word * line, step), (first, last, p * width)
-        _multiply_chunk(a, strides, panel, (k, part, k + part == depth), output, place, finish, levels, sums, meanwhile)
+        _multiply_chunk(lying, own, panel, (k, part, k + part == depth), output, place, finish, levels, sums, meanwhile)
 
 
-def _multiply_chunk(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
+def _multiply_chunk(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
     """A block's rows times a chunk of a panel: `chunk` is (first word of the depth, words, whether they are the last),
     `place` (first row, beyond the last one, first column)."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(_multiply_chunk, jit_options=_OPTIONS)
-def _multiply_chunk_of(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
-    def multiply(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
-        _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile)
+def _multiply_chunk_of(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
+    def multiply(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
+        _multiply_rows(*own, panel, chunk, output, place, finish, levels, sums, meanwhile)
 
-    def widen_and_multiply(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
-        (tile_start, row, column, group), (k, words, is_last) = strides, chunk
+    def widen_and_multiply(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
+        (a, strides), (k, words, is_last) = lying, chunk
+        tile_start, row, column, group = strides
         (i, last, start), (ahead, step) = place, meanwhile
         if are_words and last - i < WIDENED_ROWS and row % 2 == 0:
             in_words = tile_start // 2, row // 2, column, group // 2
@@ -193,10 +215,10 @@ def _multiply_chunk_of(a, strides, panel, chunk, output, place, finish, levels, 
                 finish_tile(sums, width, output, i, count, start, finish, levels)
             i, ahead, sums = i + count, ahead + depth * each, pointer(sums, count * width)
         then = first, inside, is_last
-        _multiply_rows(a, strides, wide, then, output, (i, last, start), finish, levels, sums, (ahead, each))
+        _multiply_rows(*own, wide, then, output, (i, last, start), finish, levels, sums, (ahead, each))
 
     are_words = not are_grouped(panel)
-    return widen_and_multiply if are_widened(a, panel) else multiply
+    return widen_and_multiply if are_widened(lying[0], panel) else multiply
 
 
 @inline_helper

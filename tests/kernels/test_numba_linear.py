@@ -32,6 +32,7 @@ from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds
 from tests.tolerances import assert_close
 
 LOW_PRECISION = ["bfloat16", "int8", "int8_weight_only"]
+WIDENED = ["int8_weight_only"] if LEVEL.bfloat16_dot else ["int8_weight_only", "bfloat16"]  # to float32
 every_dtype = pytest.mark.parametrize("dtype", NUMBA_DTYPES)
 ACTIVATIONS = [None, *activation_names.ACTIVATIONS]
 
@@ -106,7 +107,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(dtype):
         np.testing.assert_array_equal(part, whole[first:last])
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", [*NUMBA_DTYPES, *WIDENED])
 @pytest.mark.parametrize("in_features", [16, 39, 2 * BLOCK + 7])
 @pytest.mark.parametrize("rows", [LEAST_PACKED, BLOCK_ROWS + 45])
 def test_packed_rows_have_the_bits_of_those_that_are_not(rows, in_features, dtype, monkeypatch):
@@ -119,9 +120,10 @@ def test_packed_rows_have_the_bits_of_those_that_are_not(rows, in_features, dtyp
 
     monkeypatch.setattr(linear_cpu, "_tasks", keep)
     monkeypatch.setattr(linear_cpu, "num_threads", lambda: 1)
-    columns = 2 * LEAST_USES * WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // np.dtype(dtype).itemsize
-    x, weight, bias, residual = arguments(5, rows, in_features, columns, dtype)
-    packed = prepare_weight(weight, None, None)
+    floats = np.float32 if dtype in WIDENED else dtype
+    columns = 2 * LEAST_USES * WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // np.dtype(floats).itemsize
+    x, weight, bias, residual = arguments(5, rows, in_features, columns, floats)
+    packed = low_precision(weight, dtype)[1] if dtype in WIDENED else prepare_weight(weight, None, None)
     together = linear(x, packed, bias, "gelu", residual)
     _, scratch, _ = kept.pop()
     assert (x[-1, -1] in scratch) == (PACKED_BYTES > 0)  # the last row
@@ -258,11 +260,12 @@ def test_low_precision_of_any_size_and_layout(rows, in_features, out_features, l
     assert prepared.is_grouped == (dtype == "int8_weight_only")
 
 
-@pytest.mark.parametrize("dtype", ["int8_weight_only"] if LEVEL.bfloat16_dot else ["int8_weight_only", "bfloat16"])
+@pytest.mark.parametrize("dtype", WIDENED)
 @pytest.mark.parametrize("in_features", [1, 2, 39, BLOCK, BLOCK + 1, 2 * BLOCK + 38])
 @pytest.mark.parametrize("rows", [1, 5, WIDENED_ROWS - 1, WIDENED_ROWS, WIDENED_ROWS + 5, 2 * BLOCK_ROWS + 7])
 def test_widened_low_precision_has_the_bits_of_float32(rows, in_features, dtype):
-    x, weight, bias, residual = arguments(12, rows, in_features, 97)
+    columns = 2 * LEAST_USES * WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // 4 + 1  # rows are packed for as many
+    x, weight, bias, residual = arguments(12, rows, in_features, columns)
     low = kernels.prepare_weight(weight, dtype=dtype, backend="numba")
     wide = prepare_weight(low.to_array().astype(np.float32), None, None)
     found, expected = (linear(x, it, bias, "gelu", residual) for it in (low, wide))
