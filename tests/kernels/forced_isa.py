@@ -27,7 +27,8 @@ def run_tests_under(isa: str, file: str, *arguments: str) -> None:
     is_trapped = isa in ("amx", "avx512_bf16") and not supported(isa)
     if not (is_trapped or supported(isa)):
         pytest.skip(f"this CPU has no {isa}")
-    # Without conftest.py, which imports the peers that nobody needs here.
+    # Without conftest.py, which imports the peers that nobody needs here, and with the profile of Hypothesis' own that
+    # says what the one there does.
     command = [
         sys.executable,
         "-m",
@@ -38,6 +39,7 @@ def run_tests_under(isa: str, file: str, *arguments: str) -> None:
         "-p",
         "no:cacheprovider",
         "--noconftest",
+        "--hypothesis-profile=ci",
         file,
         *arguments,
     ]

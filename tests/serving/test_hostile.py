@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import numpy as np
 import pytest
 
 from bench.memory import resident
@@ -30,11 +31,12 @@ def server(folders):
         yield found
 
 
-def raw(port, *parts):
+def raw(port, *parts, pause=0.0):
     """A connection on which these bytes were sent."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=60)
     for part in parts:
         connection.sendall(part)
+        time.sleep(pause)
     return connection
 
 
@@ -112,7 +114,8 @@ def test_the_next_client_is_served(server, client):
     _, port = server
     expected = post(port, **GOOD).json()
     client(port)
-    assert post(port, **GOOD).json() == expected
+    found = post(port, **GOOD).json()
+    np.testing.assert_allclose(found, expected, atol=1e-6)  # NumPy's products have other bits in other batches
 
 
 def test_null_is_the_default(server):
