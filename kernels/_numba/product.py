@@ -36,6 +36,8 @@ from .widening import are_grouped, are_widened, depth_of, multiply_and_widen, wo
 
 TASK_ROWS = 128
 CHUNK_DEPTH = 768  # words of a panel at once, or those that they widen to: 150 KB of the second-level cache
+# Lines of scratch, each as wide as a panel, that come before packed rows, by whether panels are widened.
+_LINES = {False: TASK_ROWS, True: TASK_ROWS + CHUNK_DEPTH + 1}
 # Rows of a task from which on the first tile keeps its panel widened for the others. Storing it costs some time: with
 # bfloat16 7 % more with 16 rows than if both tiles widen it, 6 % less with 32 (Emerald Rapids, AVX-512, 2 threads,
 # widths of 768 to 3072). A loop of its own, which cannot hide behind products, takes as long as a row of tiles.
@@ -63,13 +65,8 @@ def make_scratch(storage, threads, rows):
     sums = sums_dtype(storage)
     is_widened = _IS_WIDENED.get(storage.type, False)
     packed = PACKED_BYTES if (storage != np.uint16 or is_widened) and rows >= LEAST_PACKED else 0
-    size = (_lines(is_widened) * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
+    size = (_LINES[is_widened] * WEIGHT_PANEL_VECTORS * isa.LEVEL.vector_bytes + packed + CACHE_LINE) // sums.itemsize
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
-
-
-def _lines(is_widened):
-    """Lines of scratch, each as wide as a panel, that come before packed rows."""
-    return TASK_ROWS + CHUNK_DEPTH + 1 if is_widened else TASK_ROWS
 
 
 def _room(sums, a, panels):
@@ -79,7 +76,7 @@ def _room(sums, a, panels):
 
 @overload(_room, jit_options=_OPTIONS)
 def _room_beyond(sums, a, panels):
-    lines = _lines(are_widened(a, panels))
+    lines = _LINES[are_widened(a, panels)]
     return lambda sums, a, panels: pointer(sums, lines * WEIGHT_PANEL_VECTORS * lanes(sums))
 
 
