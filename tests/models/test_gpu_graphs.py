@@ -4,34 +4,18 @@ Streams are captured, and graphs launched, by what stands for them without a dri
 """
 
 import warnings
-from collections import deque
 
 import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.models.encoder import NotCapturedWarning
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
-from tests.cuda_emulator.streams import Graph
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 
 RECURRENT = ("transfo-xl-wt103", "xlnet-base-cased")
 ALWAYS = "deberta-v2-xlarge"  # the most kinds of kernels in one model; the others are slow
 # Batches of one layout, 24 tokens and 3 sequences, none of more than 16, of awkward lengths; the third fills it.
 BATCHES = ([5, 11, 1], [16, 0, 3], [8, 8, 8], [1, 13, 9])
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
-    launched = []
-    launch = Graph.launch
-    monkeypatch.setattr(Graph, "launch", lambda self, stream=None: (launched.append(self), launch(self, stream)))
-    with driverless("round_robin") as gpu, use_backend("cupy"):
-        gpu.graphs = launched
-        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
-        yield gpu
 
 
 def tiny_model(name):

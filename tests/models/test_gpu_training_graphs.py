@@ -7,7 +7,6 @@ memory that nobody wrote is NaN there.
 import gc
 import shutil
 import warnings
-from collections import deque
 from contextlib import nullcontext
 
 import cupy
@@ -30,27 +29,12 @@ from bertcore.models.trained_layers import TrainedLayers
 from bertcore.nn.autocast import autocast
 from bertcore.nn.parameter import Block
 from bertcore.training.optimizers import AdamW
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
-from tests.cuda_emulator.streams import Graph
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 from tests.training.tiny_runs import assert_same_weights, language_trainer, without_times
 
 # Batches of one layout, room for 26 tokens and 6 sequences: none, one and two tokens are spare.
 BATCHES = ([7, 5, 6, 7, 0], [7, 7, 6, 5, 1], [4, 3, 7, 6, 5], [6, 7, 7, 1, 4])
 WITHOUT = ("transfo_xl",)  # no graphs: its passes return memories
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
-    launched = []
-    launch = Graph.launch
-    monkeypatch.setattr(Graph, "launch", lambda self, stream=None: (launched.append(self), launch(self, stream)))
-    with driverless("round_robin") as gpu, use_backend("cupy"):
-        gpu.graphs = launched
-        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
-        yield gpu
 
 
 @pytest.fixture
