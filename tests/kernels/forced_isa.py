@@ -22,6 +22,13 @@ def supported(isa: str) -> bool:
     return any(level.name == isa and all(map(features.get, level.requires)) for level in cpu.LEVELS)
 
 
+def pytest_sessionstart() -> None:
+    """Of such a run, whose plugin this is: its level is the one that was asked for."""
+    from bertcore.kernels._numba import LEVEL
+
+    assert LEVEL.name == FORCED
+
+
 def run_tests_under(isa: str, file: str, *arguments: str) -> None:
     """Run pytest on `file` in a process compiled for `isa`; fails with its output."""
     is_trapped = isa in ("amx", "avx512_bf16") and not supported(isa)
@@ -38,6 +45,8 @@ def run_tests_under(isa: str, file: str, *arguments: str) -> None:
         "-n0",
         "-p",
         "no:cacheprovider",
+        "-p",
+        __name__,
         "--noconftest",
         "--hypothesis-profile=ci",
         file,

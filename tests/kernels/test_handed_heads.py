@@ -16,7 +16,6 @@ from bertcore.kernels.attention.cpu import OPERANDS
 from bertcore.kernels.linear import step as linear_step
 from bertcore.kernels.program import Program, Recordings
 from bertcore.kernels.rotary import step as rotary_step
-from tests.kernels.forced_isa import not_when_forced, run_tests_under
 from tests.kernels.strategies import normal
 
 DTYPES = ["bfloat16", "int8"]
@@ -254,10 +253,3 @@ def test_a_text_has_its_bits_in_every_batch_and_at_every_run(turned):
         np.testing.assert_array_equal(together[begin:end], alone)
     for _ in range(4):
         np.testing.assert_array_equal(recordings.run(0, layer, x, cu_seqlens), together)
-
-
-@not_when_forced
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
-def test_on_tiles(isa):
-    run_tests_under(isa, __file__)

@@ -10,7 +10,6 @@ from bertcore.kernels.gated_activation import step as gated_step
 from bertcore.kernels.layer_norm import step as norm_step
 from bertcore.kernels.linear import step as linear_step
 from bertcore.kernels.program import Program
-from tests.kernels.forced_isa import not_when_forced, run_tests_under
 from tests.kernels.strategies import normal
 from tests.kernels.test_program import Block, packed
 
@@ -221,10 +220,3 @@ def test_an_output_alone_is_as_good_as_both():
 
     np.testing.assert_array_equal(keeps(Program().enter(hidden())), lets_go(Program().enter(hidden())))
     np.testing.assert_array_equal(inner[0], kernels.linear(hidden(), prepared(), activation="gelu"))
-
-
-@not_when_forced
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx", "avx2"])
-def test_on_tiles_and_on_a_lesser_cpu(isa):
-    run_tests_under(isa, __file__)

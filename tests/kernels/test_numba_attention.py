@@ -13,7 +13,7 @@ from bertcore.kernels._numba import LEVEL, scores
 from bertcore.kernels.attention import cpu, records, reference
 from bertcore.kernels.attention import forward as kernel
 from tests.kernels.attention_forms import FORMS, arguments, attend, in_float64, only, results
-from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
+from tests.kernels.forced_isa import FORCED, not_when_forced
 from tests.kernels.strategies import QUICK, normal, seeds
 from tests.kernels.test_attention import log_buckets
 from tests.tolerances import TOLERANCES, assert_close, assert_same_arrays
@@ -334,30 +334,3 @@ def test_rows_at_once_fit_their_scratch():
         room = scores.scores_size.py_func(longest)
         needed = (scores.rows_at_once.py_func(row) * row for row in sizes if row <= longest)
         assert max(needed, default=0) <= room
-
-
-# --- lesser CPUs ----------------------------------------------------------------------------------
-
-
-@not_when_forced
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "generic"])
-def test_everything_again_on_a_lesser_cpu(isa):
-    run_tests_under(isa, __file__)
-
-
-def test_the_forced_isa_is_in_force():
-    assert not FORCED or LEVEL.name == FORCED
-
-
-@not_when_forced
-@pytest.mark.slow
-def test_bfloat16_without_its_instruction():
-    run_tests_under("avx512", __file__, "-k", "bfloat16 or forced")
-
-
-@not_when_forced
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx", "avx512_bf16"])
-def test_bfloat16_by_its_instructions(isa):
-    run_tests_under(isa, __file__, "-k", "bfloat16 or forced")

@@ -27,7 +27,6 @@ from bertcore.kernels.linear.cpu import PackedWeight, linear, linear_backward, p
 from bertcore.kernels.linear.low_precision import run_int8
 from bertcore.kernels.linear.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
 from tests.kernels.amx_code import array, product
-from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close
 
@@ -360,28 +359,3 @@ def test_nan_and_infinity_spoil_their_own_row_in_low_precision(dtype):
     assert list(spoiled[:2]) == [17, 20] and np.isnan(output[17]).all()
     assert (spoiled == 30).any() == (dtype == "int8")
     assert len(spoiled) == 2 + (dtype == "int8")
-
-
-@pytest.mark.slow
-@not_when_forced
-@pytest.mark.parametrize("isa", ["avx512", "avx2_vnni"])
-def test_low_precision_without_some_instructions(isa):
-    run_tests_under(isa, __file__, "-k", "low_precision or int8 or forced")
-
-
-@pytest.mark.slow
-@not_when_forced
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx", "avx512_bf16"])
-def test_low_precision_by_its_instructions(isa):
-    run_tests_under(isa, __file__, "-k", "low_precision or int8 or bfloat16 or forced")
-
-
-@pytest.mark.slow
-@not_when_forced
-@pytest.mark.parametrize("isa", ["avx2", "generic"])
-def test_everything_again_on_a_lesser_cpu(isa):
-    run_tests_under(isa, __file__)
-
-
-def test_the_forced_isa_is_in_force():
-    assert not FORCED or LEVEL.name == FORCED

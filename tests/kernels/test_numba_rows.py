@@ -34,10 +34,9 @@ from bertcore.kernels.softmax import cpu as softmax
 from bertcore.kernels.softmax import reference as softmax_reference
 
 from ..tolerances import assert_close
-from .conformance import test_conformance
 from .conformance.cases import CASES
 from .conformance.checks import results
-from .forced_isa import FORCED, not_when_forced, run_tests_under
+from .forced_isa import FORCED
 from .strategies import NUMBA_DTYPES, normal
 
 DTYPES = [np.float32] if FORCED else NUMBA_DTYPES
@@ -327,11 +326,3 @@ def test_small_inputs_make_one_task():
     assert rows.task_count(0, 100) == rows.task_count(199, 100) == 1
     assert rows.task_count(200, 100) == min(2, _numba.num_threads())
     assert rows.task_count(10**9, 100) == _numba.num_threads()
-
-
-@not_when_forced
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["generic", "avx2"])
-def test_other_vector_widths(isa):
-    run_tests_under(isa, __file__, "-k", "special or batch or threads")
-    run_tests_under(isa, test_conformance.__file__, "-k", "numba-float32 and not attention and not linear")

@@ -28,7 +28,7 @@ from bertcore.kernels._numba.simd import (
     store_masked,
 )
 
-from .forced_isa import FORCED, not_when_forced, run_tests_under
+from .forced_isa import FORCED
 
 DTYPES = [np.float32, np.float64]
 WIDTH = {np.float32: LEVEL.vector_bytes // 4, np.float64: LEVEL.vector_bytes // 8}
@@ -241,18 +241,10 @@ def test_typing_errors_name_what_came():
 
 
 def test_vectors_have_the_width_of_the_forced_isa():
-    assert not FORCED or LEVEL.name == FORCED
     _masked_fill(np.zeros(64, np.float32), np.zeros(64, np.float32), 1)
     assembly = "".join(_masked_fill.inspect_asm().values()) if _masked_fill.stats.cache_misses else ""
     assert FORCED not in ("avx2", "generic") or "zmm" not in assembly
     assert codegen.Vec(codegen.types.float32, 16).suffix == "v16f32"
-
-
-@pytest.mark.slow
-@not_when_forced
-@pytest.mark.parametrize("isa", ["avx2", "generic"])
-def test_everything_again_on_a_lesser_cpu(isa):
-    run_tests_under(isa, __file__)
 
 
 # --- arrays ---------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import pytest
 
 from bertcore.kernels._numba import LEVEL, aligned_empty, amx, kernel
 from bertcore.kernels._numba.simd import pointer
-from tests.kernels.forced_isa import FORCED, not_when_forced, run_tests_under
 
 with_tiles = pytest.mark.skipif(LEVEL.tiles is None, reason="this level has no tiles")
 
@@ -143,13 +142,3 @@ def test_the_configuration_has_eight_whole_tiles():
     expected[0], expected[48:56] = 1, 16
     expected[16:32].view(np.uint16)[:] = 64
     np.testing.assert_array_equal(shape, expected)
-
-
-def test_it_runs_on_tiles_where_they_are_forced():
-    assert not FORCED or LEVEL.name == FORCED
-
-
-@not_when_forced
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx"])
-def test_with_tiles(isa):
-    run_tests_under(isa, __file__)

@@ -13,7 +13,6 @@ from bertcore.kernels.deferred import Deferred
 from bertcore.kernels.program import Program, Recordings
 from bertcore.kernels.program import cpu as program_cpu
 from bertcore.kernels.program import recordings as recordings_module
-from tests.kernels.forced_isa import not_when_forced, run_tests_under
 from tests.kernels.strategies import normal
 
 DTYPES = [None, "bfloat16", "int8"]
@@ -353,10 +352,3 @@ def test_a_copy_starts_empty():
     for _ in range(3):
         recorded(recordings, block, [39])
     assert recordings._kept and not copy.deepcopy(recordings)._kept
-
-
-@not_when_forced
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["amx_emulated", "amx", "avx512", "avx2", "generic"])
-def test_programs_on_a_lesser_cpu(isa):
-    run_tests_under(isa, __file__, "-k", "same_bits or other_values")
