@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from tests.cuda_emulator.driverless import host
+from tests.cuda_emulator.driverless import host, unavailable_reason
+from tests.kernels.gpu_work import counting_gpu, done, same
 from tests.kernels.strategies import normal
 
 SEEDS = (2**64 - 1, 5 << 33 | 7)
@@ -64,6 +65,30 @@ def test_an_array_gives_the_bits_of_its_number(emulated_gpu, width, dtype):
             assert bits(results) == one, name
 
 
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("width", [128, 7])
+def test_plans_hold_for_any_seed(width, dtype):
+    """What they launch has that of the call: a number, or an array."""
+    seeds = 3, 3, 2**64 - 1, 5
+    with counting_gpu() as gpu:
+        for name, call in calls(dtype, width).items():
+            gpu.runtime._plans.clear()
+            gpu.replays.clear()
+            by_plan = [done(gpu, lambda call=call, seed=seed: call(seed)) for seed in seeds]
+            assert len(gpu.replays) == len(seeds) - 1, name
+            for seed, one in zip(seeds, by_plan, strict=True):
+                gpu.runtime._plans.clear()
+                assert same(one, done(gpu, lambda call=call, seed=seed: call(seed))), name
+            assert same(*by_plan[:2]) and not same(*by_plan[1:3]), name
+            gpu.replays.clear()
+            for count in range(3):
+                seed = cupy.zeros(1, np.uint64)
+                done(gpu, lambda call=call, seed=seed: call(seed))
+                assert any(arg is seed for launch in gpu.launches for arg in launch.args), name
+                assert len(gpu.replays) == count, name
+
+
 def of_attention(x, seed):
     return kernels.attention(x[None], x[None], x[None], dropout_p=0.5, dropout_seed=seed)
 
@@ -86,6 +111,7 @@ def test_arrays_that_are_no_seed(emulated_gpu, call):
             (cupy.zeros(2, np.uint64), ValueError, r"seed has shape \(2,\), expected \(\) or \(1,\)"),
             (np.zeros(1, np.uint64), TypeError, "seed is in host memory"),
             (1.0, TypeError, "seed is 1.0, expected an integer"),
+            (-1, ValueError, "seed is -1"),
         ):
             with pytest.raises(kind, match=error):
                 call(x, seed)

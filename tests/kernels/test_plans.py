@@ -1,7 +1,6 @@
 """kernels/_cuda/plans.py: a call that comes again launches what it launched before, on its own arrays."""
 
-from contextlib import contextmanager
-from unittest import mock
+from itertools import islice
 
 import cupy
 import numpy as np
@@ -9,37 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.ops import calls
-from bench.ops.cases import OPS, cases
+from bench.ops.operations import public_arguments
 from bertcore import kernels
-from bertcore.kernels._cuda import cublaslt, plans
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from bertcore.kernels._cuda import plans
+from tests.cuda_emulator.driverless import unavailable_reason
 from tests.kernels.arrays import DTYPES
+from tests.kernels.conformance.calls import everything
+from tests.kernels.conformance.cases import CASES
 from tests.kernels.cuda_support import batch_invariance
+from tests.kernels.gpu_work import counting_gpu, done, leaves, same
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
-
-@contextmanager
-def counting_gpu():
-    """Kernels compute nothing, and no memory comes again; `given` are cuBLASLt's products, `replays` plans that ran."""
-    replays, given, alive = [], [], []
-    run = plans.Plan.run
-
-    def noted_run(plan, *args):
-        replays.append(plan)
-        return run(plan, *args)
-
-    def noted_product(plan, *args):
-        given.append((plan, *args))
-        return multiply(plan, *args)
-
-    with mock.patch.object(plans.Plan, "run", noted_run), driverless(emulated=False) as gpu:
-        multiply = cublaslt.Plan.run  # what stands for it
-        with mock.patch.object(cublaslt.Plan, "run", noted_product):
-            gpu.replays, gpu.given = replays, given
-            cupy.cuda.set_allocator(lambda size: alive.append(gpu.allocate(size)) or alive[-1])
-            yield gpu
+WITHOUT_PLANS = {
+    *("affine", "affine_backward", "cross_entropy", "cross_entropy_backward", "embedding_backward"),
+    *("pooling", "pooling_backward"),
+}
 
 
 @pytest.fixture
@@ -52,140 +36,58 @@ def arrays(*shapes, dtype=np.float32):
     return [cupy.zeros(shape, dtype) for shape in shapes]
 
 
-def done(gpu, call):
-    """All that `call` gives to the GPU and returns, with addresses as such."""
-    gpu.launches.clear()
-    gpu.given.clear()
-    result = call()
-    parts = result if isinstance(result, tuple | list) else (result,)
-    launched = [(it.kernel, it.grid, it.block, it.shared_bytes, *map(_argument, it.args)) for it in gpu.launches]
-    products = [
-        (id(plan), *addresses, bias, beta.value, stream) for plan, addresses, bias, beta, _, stream in gpu.given
-    ]
-    returned = [None if it is None else (_argument(it), it.shape, it.strides, it.dtype) for it in parts]
-    return launched + products + returned
+def bound(operation, case, dtype):
+    """All calls of a conformance case, each time on the same arrays."""
 
+    def moved(value):
+        if not isinstance(value, np.ndarray):
+            return value
+        with np.errstate(over="ignore"):
+            return cupy.asarray(value.astype(dtype) if value.dtype == np.float64 else value)
 
-def _argument(arg):
-    return ("at", arg.data.ptr) if isinstance(arg, cupy.ndarray) else np.asarray(arg).tobytes()
+    def grad(output):
+        return grads.setdefault(output.shape, cupy.zeros_like(output))
 
-
-def same(one, other):
-    """Whether two runs of a call did the same: memory that only one of them has is the same by its order."""
-
-    def addresses(run):
-        return [it for it in _leaves(run) if isinstance(it, int)]
-
-    shared = set(addresses(one)) & set(addresses(other))
-    return _numbered(one, shared) == _numbered(other, shared)
-
-
-def _leaves(run):
-    for item in run:
-        yield from _leaves(item) if isinstance(item, tuple | list) else [item]
-
-
-def _numbered(run, shared):
-    known = {}
-    return [it if not isinstance(it, int) or it in shared else known.setdefault(it, len(known)) for it in _leaves(run)]
-
-
-TOKENS = (24, 4, 8)
-OFFSETS = {"cu_seqlens": ((3,), np.int32)}
-TABLES = {"cos": ((24, 4), np.float32), "sin": ((24, 4), np.float32)}
-# Each: the operation, its arrays as (shape, dtype or None for that of the others), and its options.
-CALLS = {
-    "softmax": ("softmax", {"input": ((3, 8),)}, {}),
-    "softmax_backward": ("softmax_backward", {"grad_output": ((3, 8),), "output": ((3, 8),)}, {}),
-    "layer_norm": ("layer_norm", {"input": ((3, 8),), "weight": ((8,),), "bias": ((8,),), "residual": ((3, 8),)}, {}),
-    "layer_norm, three axes": ("layer_norm", {"input": ((2, 3, 8),), "weight": ((8,),)}, {"eps": 1e-3}),
-    "layer_norm_backward": (
-        "layer_norm_backward", {"grad_output": ((3, 8),), "input": ((3, 8),), "weight": ((8,),), "bias": ((8,),)}, {},
-    ),
-    "rms_norm": ("rms_norm", {"input": ((3, 8),), "weight": ((8,),)}, {}),
-    "rms_norm_backward": ("rms_norm_backward", {"grad_output": ((3, 8),), "input": ((3, 8),), "weight": ((8,),)}, {}),
-    "gelu": ("gelu", {"input": ((3, 8),), "bias": ((8,),)}, {"approximate": "tanh"}),
-    "gelu_backward": ("gelu_backward", {"grad_output": ((3, 8),), "input": ((3, 8),), "bias": ((8,),)}, {}),
-    "activation": ("activation", {"input": ((3, 8),)}, {"activation": "tanh"}),
-    "activation_backward": (
-        "activation_backward", {"grad_output": ((3, 8),), "input": ((3, 8),)}, {"activation": "silu"},
-    ),
-    "gated_activation": ("gated_activation", {"input": ((3, 16),)}, {"activation": "gelu"}),
-    "gated_activation_backward": (
-        "gated_activation_backward", {"grad_output": ((3, 8),), "input": ((3, 16),)}, {"activation": "gelu"},
-    ),
-    "embedding": ("embedding", {"input": ((5,), np.int64), "weight": ((7, 8),)}, {}),
-    "linear": ("linear", {"input": ((3, 8),), "weight": ((16, 8),)}, {}),
-    "linear, three axes": ("linear", {"input": ((2, 3, 8),), "weight": ((16, 8),), "bias": ((16,),)}, {}),
-    "linear, all": (
-        "linear", {"input": ((3, 8),), "weight": ((16, 8),), "bias": ((16,),), "residual": ((3, 16),)},
-        {"activation": "gelu"},
-    ),
-    "linear, activation": ("linear", {"input": ((3, 8),), "weight": ((16, 8),)}, {"activation": "gelu"}),
-    "linear_backward": (
-        "linear_backward", {"grad_output": ((3, 16),), "input": ((3, 8),), "weight": ((16, 8),), "bias": ((16,),)}, {},
-    ),
-    "linear, rows that lie apart": ("linear", {"input": ((3, 8),), "weight": ((4099, 8),)}, {}),
-    "linear_weight_gradient": (
-        "linear_weight_gradient", {"grad_output": ((3, 16),), "input": ((3, 8),)}, {"dtype": "float32"},
-    ),
-    "linear_weight_gradient, added": (
-        "linear_weight_gradient", {"grad_output": ((3, 16),), "input": ((3, 8),), "add_to": ((16, 8), np.float32)}, {},
-    ),
-    "attention": ("attention", dict.fromkeys(("query", "key", "value"), ((2, 4, 5, 8),)), {"return_lse": True}),
-    "attention, masked": (
-        "attention",
-        {"query": ((2, 4, 5, 8),), "key": ((2, 2, 6, 8),), "value": ((2, 2, 6, 8),), "attn_mask": ((2, 1, 1, 6), bool),
-         "bias": ((4, 5, 6),)},
-        {"scale": 0.5},
-    ),
-    "attention, packed": (
-        "attention", {**dict.fromkeys(("query", "key", "value"), (TOKENS,)), **OFFSETS},
-        {"is_causal": True, "window": (3, None)},
-    ),
-    "rotary": ("rotary", {"input": (TOKENS,), **TABLES, **OFFSETS}, {}),
-    "rotary, in place": ("rotary", {"input": (TOKENS,), **TABLES, "positions": ((24,), np.int64)}, {"inplace": True}),
-    "rotary_backward": ("rotary_backward", {"grad_output": (TOKENS,), **TABLES}, {"interleaved": True}),
-}  # fmt: skip
+    arguments, grads = public_arguments({name: moved(it) for name, it in case.arguments.items()}), {}
+    made = None if case.forward_only else grad
+    return lambda: [array for _, array in everything(operation, arguments, made, "cupy")]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_that_come_again(gpu, name, dtype):
-    operation, arrays_of, options = CALLS[name]
-    function = getattr(kernels, operation)
-    for count in (0, 1):
-        given = {name: cupy.zeros(shape, *(other or [dtype])) for name, (shape, *other) in arrays_of.items()}
-        by_plan = done(gpu, lambda given=given: function(**given, **options))
-        assert len(gpu.replays) == count
-    gpu.runtime._plans.clear()
-    assert by_plan and same(by_plan, done(gpu, lambda: function(**given, **options)))
-
-
-def test_relative_terms(gpu):
-    for count in (0, 1, 2):
-        query, table = arrays(TOKENS, (9, 4, 8))
-        offsets, rows = cupy.zeros(3, np.int32), cupy.zeros(17, np.int32)
-        relative = kernels.RelativePositions(rows, position_key=table)
-        gpu.launches.clear()
-        output = kernels.attention(query, query, query, cu_seqlens=offsets, relative=relative)
-        given = {arg.data.ptr for arg in gpu.launches[0].args if isinstance(arg, cupy.ndarray)}
-        assert {array.data.ptr for array in (output, query, table, offsets, rows)} <= given
-        assert len(gpu.replays) == count
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("operation", OPS)
-def test_a_plan_does_what_the_call_does(gpu, operation, dtype):
-    for case in cases("tiny"):
-        if case.op != operation:
-            continue
-        bound = [calls.bind(case, calls.make_inputs(case, DTYPES[dtype]), "cupy") for _ in range(2)]
-        bound[0]()
-        by_plan = done(gpu, lambda call=bound[1]: [*call().values()])
+@pytest.mark.parametrize("operation", CASES)
+def test_calls_that_come_again(gpu, operation, dtype):
+    """By plans they do on other arrays what they do without any, and every function but those above has plans."""
+    planned = set()
+    for case in islice(CASES[operation].values(), None, None, 3):
         gpu.runtime._plans.clear()
-        anew = done(gpu, lambda call=bound[1]: [*call().values()])
-        assert by_plan and same(by_plan, anew), case.id
+        first, second = (bound(operation, case, DTYPES[dtype]) for _ in range(2))
+        first()
+        gpu.replays.clear()
+        by_plan = done(gpu, second)
+        planned |= {options[0] for _, options, *_ in gpu.runtime._plans}
+        assert len(gpu.replays) >= len(gpu.runtime._plans), case.name
+        gpu.runtime._plans.clear()
+        assert same(by_plan, done(gpu, second)), case.name
+    functions = {operation, f"{operation}_backward", f"{operation}_weight_gradient"} & set(kernels.__all__)
+    assert planned == functions - WITHOUT_PLANS
+
+
+MORE = {  # shapes, and a call that no conformance case has
+    "rows that lie apart": ([(3, 8), (4099, 8)], kernels.linear),
+    "added": ([(3, 16), (3, 8), (16, 8)], lambda grad, x, total: kernels.linear_weight_gradient(grad, x, add_to=total)),
+    "in place": ([(24, 4, 8), (24, 4), (24, 4)], lambda x, cos, sin: kernels.rotary(x, cos, sin, inplace=True)),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_calls_that_come_again(gpu, name):
+    shapes, call = MORE[name]
+    first, second = arrays(*shapes), arrays(*shapes)
+    call(*first)
+    by_plan = done(gpu, lambda: call(*second))
+    assert len(gpu.replays) == 1
+    gpu.runtime._plans.clear()
+    assert same(by_plan, done(gpu, lambda: call(*second)))
 
 
 def test_what_is_left_out_is_noticed(gpu):
@@ -297,56 +199,6 @@ def test_each_gpu_has_plans_of_its_own(gpu):
     assert len(gpu.replays) == 2
 
 
-SEEDS = (3, 3, 2**64 - 1, 5)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("width", [768, 7])
-def test_each_call_has_a_seed_of_its_own(gpu, width, dtype):
-    """Plans of dropout hold for any seed, and what they launch has that of the call: a number, or an array."""
-    x, y, weight, grad = arrays((6, width), (6, width), (width,), (6, width), dtype=dtype)
-    query, lse = *arrays((12, 2, 8), dtype=dtype), cupy.zeros((2, 12, 2), np.float32)
-    offsets, joined = cupy.zeros(3, np.int32), cupy.zeros((12, 6, 8), dtype)
-    out = tuple(joined[:, first : first + 2] for first in (0, 2, 4))
-    heads, grads = (query, query, query), (query, query, query, query, query, lse)
-    calls = {
-        "dropout": lambda seed: kernels.dropout(x, 0.25, seed),
-        "dropout, residual": lambda seed: kernels.dropout(x, 0.25, seed, residual=y),
-        "dropout_backward": lambda seed: kernels.dropout_backward(x, 0.25, seed),
-        "dropout_layer_norm": lambda seed: kernels.dropout_layer_norm(x, y, weight, p=0.25, seed=seed),
-        "dropout_layer_norm_backward": lambda seed: kernels.dropout_layer_norm_backward(
-            grad, x, y, weight, weight, p=0.25, seed=seed
-        ),
-        "attention": lambda seed: kernels.attention(
-            *heads, cu_seqlens=offsets, dropout_p=0.25, dropout_seed=seed, return_lse=True
-        ),
-        "attention_backward": lambda seed: list(
-            kernels.attention_backward(*grads, cu_seqlens=offsets, dropout_p=0.25, dropout_seed=seed)[:3]
-        ),
-        "attention_backward, out": lambda seed: list(
-            kernels.attention_backward(*grads, cu_seqlens=offsets, dropout_p=0.25, dropout_seed=seed, out=out)[:3]
-        ),
-    }
-    for name, call in calls.items():
-        gpu.runtime._plans.clear()
-        gpu.replays.clear()
-        by_plan = [done(gpu, lambda call=call, seed=seed: call(seed)) for seed in SEEDS]
-        assert len(gpu.replays) == len(SEEDS) - 1, name
-        for seed, one in zip(SEEDS, by_plan, strict=True):
-            gpu.runtime._plans.clear()
-            assert same(one, done(gpu, lambda call=call, seed=seed: call(seed))), name
-        assert same(*by_plan[:2]) and not same(*by_plan[1:3]), name
-        gpu.replays.clear()
-        for seed, count in zip(arrays(*[(1,)] * 3, dtype=np.uint64), (0, 1, 2), strict=True):
-            done(gpu, lambda call=call, seed=seed: call(seed))
-            assert any(arg is seed for launch in gpu.launches for arg in launch.args), name
-            assert len(gpu.replays) == count, name
-        with pytest.raises((TypeError, ValueError), match="seed"):
-            call(-1)
-        with pytest.raises((TypeError, ValueError), match="seed"):
-            call(2.0)
-
-
 def test_gradients_of_attention_go_where_they_belong(gpu):
     """The kernels write to them where they lie, for the call and for its plan."""
     query, grad = arrays((5, 2, 8), (5, 2, 8))
@@ -447,4 +299,4 @@ def test_a_plan_keeps_no_memory(gpu):
     (x,) = arrays((4, 8))
     kernels.layer_norm(x)
     (plan,) = gpu.runtime._plans.values()
-    assert not any(isinstance(it, cupy.ndarray) for it in _leaves([plan._steps]))
+    assert not any(isinstance(it, cupy.ndarray) for it in leaves([plan._steps]))
