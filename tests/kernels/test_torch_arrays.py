@@ -1,124 +1,83 @@
 """PyTorch tensors in, PyTorch tensors out, over the same memory."""
 
+from dataclasses import replace
+from itertools import islice
+
 import numpy as np
 import pytest
 
+from bench.ops.operations import public_arguments
 from bertcore import kernels
 from bertcore.kernels import dispatch, tensors, use_backend
-from tests.kernels.strategies import normal
+from tests.kernels.arrays import normal
+from tests.kernels.conformance.calls import everything
+from tests.kernels.conformance.cases import CASES
 
 pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("on_numpy")]
 torch = pytest.importorskip("torch")
 
-X, Y, ROW = (normal(seed, shape, np.float32) for seed, shape in enumerate([(5, 7), (5, 7), (7,)]))
-IDS, OFFSETS = np.array([0, 3, 3, 1, 4]), np.array([0, 2, 2, 5])
-HEADS = normal(4, (5, 2, 4), np.float32)
-ROWS = np.array([0, 2, 4], np.int32)
-MASK = np.array([[True, False, True]])
-LSE = np.zeros((2, 5, 2), np.float32)
-
-
-def relative(t):
-    return kernels.RelativePositions(t(ROWS), position_key=t(HEADS))
-
-
-def attention_gradients(*arrays, **options):
-    """In one tuple."""
-    *gradients, of_relative = kernels.attention_backward(*arrays, **options)
-    return *gradients, *(() if of_relative is None else vars(of_relative).values())
-
-
-CALLS = {
-    "softmax": lambda t: kernels.softmax(t(X)),
-    "softmax_backward": lambda t: kernels.softmax_backward(t(X), t(Y)),
-    "layer_norm": lambda t: kernels.layer_norm(t(X), t(ROW), t(ROW), residual=t(Y)),
-    "layer_norm_backward": lambda t: kernels.layer_norm_backward(t(X), t(Y)),
-    "rms_norm": lambda t: kernels.rms_norm(t(X)),
-    "rms_norm_backward": lambda t: kernels.rms_norm_backward(t(X), t(Y)),
-    "affine": lambda t: kernels.affine(t(X), t(ROW), t(ROW), residual=t(Y)),
-    "affine_backward": lambda t: kernels.affine_backward(t(X), t(Y), t(ROW), t(ROW)),
-    "gelu": lambda t: kernels.gelu(t(X), "tanh", bias=t(ROW)),
-    "gelu_backward": lambda t: kernels.gelu_backward(t(X), t(Y)),
-    "activation": lambda t: kernels.activation(t(X[0, 0]), "silu"),
-    "activation_backward": lambda t: kernels.activation_backward(t(X), t(Y), "silu"),
-    "gated_activation": lambda t: kernels.gated_activation(t(X[:, :6]), "silu"),
-    "gated_activation_backward": lambda t: kernels.gated_activation_backward(t(X[:, :3]), t(Y[:, :6]), "relu"),
-    "dropout": lambda t: kernels.dropout(t(X), 0.3, 1, residual=t(Y)),
-    "dropout_backward": lambda t: kernels.dropout_backward(t(X), 0.3, 1),
-    "dropout_layer_norm": lambda t: kernels.dropout_layer_norm(t(X), t(Y), t(ROW), p=0.3, seed=1),
-    "dropout_layer_norm_backward": lambda t: kernels.dropout_layer_norm_backward(t(X), t(X), t(Y), p=0.3, seed=1),
-    "linear": lambda t: kernels.linear(t(X), t(Y)),
-    "linear, prepared": lambda t: kernels.linear(t(X), kernels.prepare_weight(t(Y)), activation="relu"),
-    "linear_backward": lambda t: kernels.linear_backward(t(X @ Y.T), t(X), t(Y)),
-    "attention": lambda t: kernels.attention(
-        t(HEADS), t(HEADS), t(HEADS), cu_seqlens=t(OFFSETS), attn_mask=t(MASK), return_lse=True, return_probs=True
-    ),
-    "attention_backward": lambda t: attention_gradients(
-        t(HEADS), t(HEADS), t(HEADS), t(HEADS), t(HEADS), t(LSE), cu_seqlens=t(OFFSETS), bias=t(X[:2, :1, None])
-    ),
-    "attention, relative": lambda t: kernels.attention(
-        t(HEADS), t(HEADS), t(HEADS), cu_seqlens=t(OFFSETS), relative=relative(t), return_lse=True
-    ),
-    "attention_backward, relative": lambda t: attention_gradients(
-        *[t(HEADS)] * 5, t(LSE), relative=relative(t), cu_seqlens=t(OFFSETS)
-    ),
-    "rotary": lambda t: kernels.rotary(t(HEADS), t(X[:, :2]), t(Y[:, :2]), cu_seqlens=t(OFFSETS)),
-    "rotary_backward": lambda t: kernels.rotary_backward(t(HEADS), t(X[:, :2]), t(Y[:, :2]), positions=t(IDS)),
-    "embedding": lambda t: kernels.embedding(t(IDS), t(X)),
-    "embedding_backward": lambda t: kernels.embedding_backward(t(X), t(IDS), 6),
-    "pooling": lambda t: kernels.pooling(t(X), t(OFFSETS), "max"),
-    "pooling_backward": lambda t: kernels.pooling_backward(t(X[: len(OFFSETS) - 1]), t(X), t(OFFSETS)),
-    "cross_entropy": lambda t: kernels.cross_entropy(t(X), t(IDS)),
-    "cross_entropy and lse": lambda t: kernels.cross_entropy(t(X), t(IDS), return_lse=True),
-    "cross_entropy_backward": lambda t: kernels.cross_entropy_backward(t(np.ones((), np.float32)), t(X), t(IDS)),
-}
+X, Y = normal(0, (5, 7), np.float32), normal(1, (5, 7), np.float32)
+every_operation = pytest.mark.parametrize("operation", CASES)
 
 
 def tensor(array):
     return torch.from_numpy(np.array(array))
 
 
-def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
+def moved(value, to):
+    """An argument whose arrays are what `to` makes of them, in float32."""
+    if isinstance(value, kernels.RelativePositions):
+        return replace(value, **{name: moved(array, to) for name, array in vars(value).items()})
+    if not isinstance(value, np.ndarray):
+        return value
+    return to(value.astype(np.float32) if value.dtype == np.float64 else value)
 
 
-def test_every_function_is_called():
-    functions = {name for name in kernels.__all__ if hasattr(kernels, f"{name}_backward") or name.endswith("_backward")}
-    assert functions <= set(CALLS)
+def calls(operation):
+    """Every fifth conformance case: a function of `to` that gives the results of all functions by name."""
+    for case in islice(CASES[operation].values(), None, None, 5):
+
+        def call(to, case=case):
+            given = {name: moved(value, to) for name, value in public_arguments(case.arguments).items()}
+            made = None if case.forward_only else lambda output: to(normal(99, tuple(output.shape), np.float32))
+            return list(everything(operation, given, made, "numpy"))
+
+        yield case.name, call
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_tensors_in_tensors_out(name):
-    expected, found = as_tuple(CALLS[name](np.array)), as_tuple(CALLS[name](tensor))
-    for array, result in zip(expected, found, strict=True):
-        if array is None:
-            assert result is None
-            continue
-        assert type(result) is torch.Tensor
-        np.testing.assert_array_equal(result.numpy(), array, strict=True)
+@every_operation
+def test_tensors_in_tensors_out(operation):
+    for case, call in calls(operation):
+        for (name, array), (_, result) in zip(call(np.array), call(tensor), strict=True):
+            if array is None:
+                assert result is None
+                continue
+            assert type(result) is torch.Tensor, (case, name)
+            np.testing.assert_array_equal(result.numpy(), array, err_msg=f"{case}: {name}", strict=True)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_nothing_is_copied_on_the_way(name, monkeypatch):
-    entered, computed = set(), set()
+@every_operation
+def test_nothing_is_copied_on_the_way(operation, monkeypatch):
+    entered, computed = [], []
     native, tensor_of = dispatch.Call._native, tensors.tensor_of
 
     def spy_in(call, name, array):
         result, home = native(call, name, array)
-        assert result.ctypes.data == array.data_ptr()
-        entered.add(name)
+        assert result.ctypes.data == array.data_ptr() or not result.size
+        entered.append(name)
         return result, home
 
     def spy_out(array):
         result = tensor_of(array)
         if array is not None and array.size:
             assert result.data_ptr() == array.ctypes.data
-            computed.add(array.shape)
+            computed.append(array)
         return result
 
     monkeypatch.setattr(dispatch.Call, "_native", spy_in)
     monkeypatch.setattr(tensors, "tensor_of", spy_out)
-    CALLS[name](tensor)
+    for _, call in calls(operation):
+        call(tensor)
     assert entered and computed
 
 
