@@ -16,9 +16,13 @@ TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
 # Keys of PEFT that do not change what is computed from the tensors in the file.
 UNREAD = (
     *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_type", "peft_version"),
-    *("init_lora_weights", "fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
+    *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "layers_pattern"),
 )
+
+# Values of init_lora_weights that leave the model's own weights as they are. Others (PiSSA, OLoRA, CorDA, LoftQ,
+# LoRA-GA) subtract the first product from them: such adapters belong to a model that the published one is not.
+INITIAL_VALUES = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
 
 
 @dataclass(kw_only=True)
@@ -93,8 +97,14 @@ class LoraConfig:
         """
         if config.get("peft_type") != "LORA":
             raise ValueError(f"{source}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
+        initial = config.get("init_lora_weights")
+        if initial not in INITIAL_VALUES:
+            raise ValueError(
+                f"{source}: init_lora_weights is {initial!r}, which changes the model's own weights, too; convert the "
+                "adapters with PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+            )
         known = {field.name for field in fields(cls)}
-        asked = [key for key, value in config.items() if value and key not in known | {*UNREAD}]
+        asked = [key for key, value in config.items() if value and key not in known | {*UNREAD, "init_lora_weights"}]
         if asked:
             raise ValueError(f"{source} asks for what is not here: {', '.join(asked)}")
         if not config.get("target_modules"):

@@ -269,6 +269,7 @@ def test_files_that_do_not_fit(tmp_path, damage):
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
         ({"target_modules": None}, "no target_modules"),
         ({"r": "8"}, "r is '8'"),
+        *(({"init_lora_weights": name}, f"init_lora_weights is '{name}'") for name in ("pissa", "olora")),
         ({"modules_to_save": 1.5}, "adapter_config.json: .*not iterable"),
         ({"task_type": []}, "adapter_config.json: "),
     ],
