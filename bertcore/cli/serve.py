@@ -1,7 +1,7 @@
 """Serve models over HTTP: embeddings, sparse embeddings, reranking and classification.
 
 POST /v1/embeddings (OpenAI's interface), /embed, /embed_all, /embed_sparse, /rerank, /predict and /similarity
-(text-embeddings-inference's); GET /health, /metrics (Prometheus) and / (a page to try it)."""
+(text-embeddings-inference's); GET /v1/models (OpenAI's), /health, /metrics (Prometheus) and / (a page to try it)."""
 
 import argparse
 import os

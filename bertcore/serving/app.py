@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from bertcore.checkpoint import resolve
 from bertcore.demo_model import demo_model_folder
-from bertcore.serving.endpoints import ENDPOINTS, PAGES
+from bertcore.serving.endpoints import ENDPOINTS, LISTS, PAGES
 from bertcore.serving.errors import (
     RequestError,
     body_too_large,
@@ -59,8 +59,9 @@ def create_app(
     loaded = Models([_load(name, dtype) for name in models])
     metrics = Metrics(lambda: sum(model.waiting_tokens for model in loaded.all))
     routes = [
-        Route(path, _handler(path, answer, loaded, settings, metrics), methods=["POST"])
-        for path, answer in ENDPOINTS.items()
+        Route(path, _handler(path, answer, loaded, settings, metrics), methods=[method])
+        for method, answers in (("POST", ENDPOINTS), ("GET", LISTS))
+        for path, answer in answers.items()
     ]
     routes += [Route(path, _page(page, loaded, metrics), methods=["GET"]) for path, page in PAGES.items()]
 
@@ -85,13 +86,13 @@ def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
 
 
 def _handler(path: str, answer: Answer, models: Models, settings: ServerSettings, metrics: Metrics) -> Any:
-    """A POST route: reads the body within the limits, answers it, and counts it."""
+    """A route: reads the body of a POST within the limits, answers the request, and counts it."""
 
     async def handle(request: Request) -> Response:
         start = time.perf_counter()
         try:
             _check_key(request, settings.api_key)
-            body = await _read_body(request, settings)
+            body = await _read_body(request, settings) if request.method == "POST" else request.path_params
             response = _json(await _answered(request, answer(body, models, settings), settings.timeout))
         except RequestError as error:
             response = _error(error, is_openai=path.startswith("/v1/"))
@@ -208,6 +209,7 @@ def _error(error: RequestError, *, is_openai: bool) -> Response:
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     kind = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
-    response = _json({"error": error.detail, "error_type": kind}, error.status_code)
+    told = RequestError(error.status_code, kind, error.detail)
+    response = _error(told, is_openai=request.url.path.startswith("/v1/"))
     response.headers.update(error.headers or {})
     return response

@@ -1,6 +1,7 @@
 """The models that a server has, by what they can do."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -42,11 +43,13 @@ class ServedModel:
         name: what requests call it.
         kind: "dense", "sparse" or "classifier".
         engine: the SentenceEncoder, SparseEncoder or CrossEncoder.
+        loaded_at: when, in whole seconds since 1970.
     """
 
     def __init__(self, folder: Path, name: str, *, dtype: str | None = None):
         self.name, self.kind = name, kind_of(folder)
         self.engine = CLASSES[self.kind](folder, dtype=dtype)
+        self.loaded_at = int(time.time())
         self._backend = kernels.get_backend()
         self._batchers: dict[str, Batcher] = {}
 

@@ -1,6 +1,7 @@
 """Each endpoint's answer, beside what the encoders themselves return."""
 
 import base64
+import time
 
 import numpy as np
 import pytest
@@ -122,6 +123,21 @@ def test_openai_model_that_is_not_served(client, name):
         "param": None,
         "code": "model_not_found",
     }
+
+
+def test_openai_models(client):
+    found = client.get("/v1/models").json()
+    assert found["object"] == "list" and [model["id"] for model in found["data"]] == ["encoder", "splade", "reranker"]
+    for model in found["data"]:
+        assert model["object"] == "model" and model["owned_by"] == "bertcore"
+        assert abs(model["created"] - time.time()) < 1000 and isinstance(model["created"], int)
+        assert client.get(f"/v1/models/{model['id']}").json() == model
+    answer = client.get("/v1/models/an/other")
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+    assert "is called 'an/other': there is encoder, splade, reranker" in answer.json()["error"]["message"]
+    assert client.post("/v1/models", json={}).status_code == 405
+    counted = 'bertcore_requests_total{path="/v1/models/{model:path}",status="404"} 1.0'
+    assert counted in client.get("/metrics").text
 
 
 def test_the_demonstration_model_goes_by_the_word_that_it_was_asked_by(folders, monkeypatch):

@@ -43,6 +43,8 @@ def test_a_compressed_body_is_told_of_as_such(client):
 def test_unknown_paths_and_methods(client):
     assert client.post("/embed/", json={"inputs": "a"}, follow_redirects=False).status_code == 404
     assert client.get("/nothing").json() == {"error": "Not Found", "error_type": "not_found"}
+    error = client.post("/v1/chat/completions", json={}).json()["error"]
+    assert error["message"] == "Not Found" and error["code"] == "not_found"
     answer = client.get("/embed")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
 
@@ -79,6 +81,8 @@ def test_api_key(server):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer é"}):
         answer = client.post("/embed", json={"inputs": "a"}, headers=[(k, v.encode()) for k, v in headers.items()])
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+        answer = client.get("/v1/models", headers=[(k, v.encode()) for k, v in headers.items()])
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "unauthorized"
     assert client.post("/embed", json={"inputs": "a"}, headers={"Authorization": "Bearer secret"}).status_code == 200
     assert client.get("/health").status_code == 200
 
