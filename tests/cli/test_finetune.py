@@ -127,7 +127,7 @@ def test_an_encoder_of_another_pooling_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     "task, row, error",
     [
-        ("sequence", {"text": "x"}, "a.jsonl:2: has no 'label'; it has text"),
+        ("sequence", {"text": "x"}, "a.jsonl:2: has no 'label'; it has 'text'"),
         ("sequence", {"label": "x"}, "a.jsonl:2: has no 'text'"),
         ("token", {"tokens": ["x"], "tags": []}, "a.jsonl:2: has 1 words and 0 tags"),
         (

@@ -101,7 +101,7 @@ class Records:
 def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
     """The error for a record that cannot be used: where it stands, what is wrong, and what it has."""
     where = f"{record.file}:{record.line}:" if isinstance(record, Record) else f"records[{number}]"
-    held = f"it has {', '.join(map(str, record)) or 'nothing'}" if isinstance(record, Mapping) else f"it is {record!r}"
+    held = f"it has {', '.join(map(repr, record)) or 'nothing'}" if isinstance(record, Mapping) else f"it is {record!r}"
     return MalformedRecord(f"{where} {problem}; {held:.200}")
 
 

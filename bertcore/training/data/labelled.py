@@ -294,9 +294,11 @@ def _in_parts(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Numbered]]:
 
 
 def _value(record: Mapping[str, Any], number: int, column: str) -> Any:
-    if not isinstance(record, Mapping) or record.get(column) is None:
+    if not isinstance(record, Mapping) or column not in record:
         raise wrong_record(record, number, f"has no {column!r}")
     value = record[column]
+    if value is None:
+        raise wrong_record(record, number, f"{column!r} is null")
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 

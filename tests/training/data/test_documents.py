@@ -62,7 +62,7 @@ def test_sentences_without_the_library(monkeypatch):
     [
         ("text", TypeError, "records is str"),
         (3, TypeError, "records is int"),
-        ([{"body": "x"}], MalformedRecord, r"records\[0\] has no text named 'text'; it has body"),
+        ([{"body": "x"}], MalformedRecord, r"records\[0\] has no text named 'text'; it has 'body'"),
         ([{"text": None}], MalformedRecord, r"records\[0\] has no text named 'text'"),
         (["x"], MalformedRecord, r"records\[0\] has no text named 'text'; it is 'x'"),
     ],
@@ -74,5 +74,5 @@ def test_what_are_no_documents(records, error, message):
 
 def test_a_record_without_a_text_is_named_by_its_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"body": "two"}\n')
-    with pytest.raises(MalformedRecord, match=r"a\.jsonl:3: has no text named 'text'; it has body"):
+    with pytest.raises(MalformedRecord, match=r"a\.jsonl:3: has no text named 'text'; it has 'body'"):
         list(Documents(Records(tmp_path)))

@@ -105,8 +105,8 @@ def test_words_in_lines(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     "columns, record, error",
     [
-        (LabelledTexts(labels=("a",)), {"text": "x"}, "has no 'label'; it has text"),
-        (LabelledTexts(labels=("a",)), {"text": "x", "label": None}, "has no 'label'"),
+        (LabelledTexts(labels=("a",)), {"text": "x"}, "has no 'label'; it has 'text'"),
+        (LabelledTexts(labels=("a",)), {"text": "x", "label": None}, "'label' is null; it has 'text', 'label'"),
         (LabelledTexts(labels=("a",)), {"text": 3, "label": "a"}, "'text' is 3, expected a text"),
         (LabelledTexts(labels=("a",)), {"text": "x", "label": "b"}, "has the label 'b', expected one of a"),
         (LabelledTexts(labels=("a",)), {"text": "x", "label": float("nan")}, "'label' is nan"),
@@ -130,7 +130,7 @@ def test_a_wrong_record_is_named(tokenizer, columns, record, error):
 
 def test_a_wrong_line_is_named(tokenizer, tmp_path):
     (tmp_path / "a.csv").write_text('text,label\nthe cat,1\n"sat\non",2\n')
-    with pytest.raises(MalformedRecord, match=r"a\.csv:4: has the label '2', expected one of 0, 1; it has text, label"):
+    with pytest.raises(MalformedRecord, match=r"a\.csv:4: has the label '2', expected one of 0, 1; it has 'text'"):
         list(LabelledTexts(labels=("0", "1")).examples(Records(tmp_path / "a.csv"), tokenizer))
 
 
