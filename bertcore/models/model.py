@@ -73,11 +73,16 @@ class Model(NamedParameters):
     _targets: Sequence[str] = ()
 
     def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool):
-        self.config = dict(config)
         self.family = family_of(config)
+        self.config = dict(config)
         self.spec = self.family.spec_from_config(config)
         prefix = self.family.name_rules.prefix if self._has_head else ""
         self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
+
+    def __repr__(self) -> str:
+        layers, width, numbers = self.spec.num_layers, self.spec.hidden_size, self.num_parameters()
+        name = f"{type(self).__name__}: {self.family.model_type}, {self.dtype}"
+        return f"<{name}, {layers} layers, hidden_size {width}, {numbers:,} parameters>"
 
     @classmethod
     def class_for_config(cls, config: Mapping[str, Any]) -> type[Self]:

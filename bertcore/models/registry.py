@@ -159,7 +159,10 @@ def known_families() -> list[str]:
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config; ValueError names the known ones, and the known code where auto_map names code."""
     if not isinstance(config, Mapping):
-        raise TypeError(f"config is {type(config).__name__}, expected a mapping as in config.json, or a preset's name")
+        raise TypeError(
+            f"config is {type(config).__name__}, expected a mapping as in config.json, or for from_config a preset's "
+            "name; from_pretrained loads a folder"
+        )
     model_type, known = config.get("model_type"), known_families()
     if (custom := _custom_code(config)) is not None:
         return _family_of_code(custom)

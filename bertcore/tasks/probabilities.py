@@ -24,10 +24,15 @@ def sigmoid(scores: np.ndarray) -> np.ndarray:
     return np.where(scores >= 0, 1.0, small) / (1.0 + small)
 
 
+def unchanged(array: Any) -> Any:
+    """The array itself; a function by a name, unlike a lambda, goes to another process with what holds it."""
+    return array
+
+
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "softmax": softmax,
     "sigmoid": sigmoid,
-    "none": lambda scores: scores,
+    "none": unchanged,
 }
 
 

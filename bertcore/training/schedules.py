@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -128,9 +129,12 @@ def schedule_factor(name: str, warmup: float, total: float, **options: Any) -> C
         if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
             raise ValueError(f"{option} is {value!r}, expected a number from {least} to {most}")
 
-    def factor(position: float) -> float:
-        if position < warmup:
-            return position / warmup
-        return schedule(position - warmup, total - warmup, **options)
+    return functools.partial(_factor, schedule, warmup, total, options)  # which can be pickled
 
-    return factor
+
+def _factor(
+    schedule: Callable[..., float], warmup: float, total: float, options: Mapping[str, float], position: float
+) -> float:
+    if position < warmup:
+        return position / warmup
+    return schedule(position - warmup, total - warmup, **options)

@@ -7,14 +7,19 @@ from typing import Any
 import numpy as np
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.tasks.probabilities import sigmoid, softmax
+from bertcore.tasks.probabilities import sigmoid, softmax, unchanged
 
 Activation = Callable[[np.ndarray], np.ndarray]
 
+
+def _relu(logits: np.ndarray) -> np.ndarray:
+    return np.maximum(logits, 0)
+
+
 # (pairs, labels) -> (pairs, labels), by the lower-case name of PyTorch's class.
 ACTIVATIONS: dict[str, Activation] = {
-    "identity": lambda logits: logits,
-    "relu": lambda logits: np.maximum(logits, 0),
+    "identity": unchanged,
+    "relu": _relu,
     "sigmoid": sigmoid,
     "softmax": softmax,
     "tanh": np.tanh,

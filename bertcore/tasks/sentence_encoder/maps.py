@@ -11,6 +11,7 @@ from bertcore.checkpoint.config import CONFIG_NAME, read_json_object
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tasks.folder import Module, flag, positive_integer
+from bertcore.tasks.probabilities import unchanged
 from bertcore.tasks.similarity import normalized
 
 # PyTorch's class, by the last part of its name -> the name that `kernels.linear` knows.
@@ -103,7 +104,7 @@ def _check(parameter: Parameter, checkpoint: Checkpoint) -> None:
 # A module's kind -> its function and the width that this returns, of the folder, the width before it and the dtype.
 MAPS: dict[str, Callable[[Path, int, str], tuple[Map, int]]] = {
     "Dense": _dense,
-    "Dropout": lambda folder, width, dtype: ((lambda rows: rows), width),  # which is for training
+    "Dropout": lambda folder, width, dtype: (unchanged, width),  # which is for training
     "LayerNorm": _layer_norm,
     "Normalize": lambda folder, width, dtype: (normalized, width),
 }
