@@ -42,6 +42,7 @@ from .linear import (
     prepare_weight,
     quantize_weight,
 )
+from .muon_update import muon_update
 from .pooling import pooling, pooling_backward
 from .rms_norm import rms_norm, rms_norm_backward
 from .rotary import rotary, rotary_backward
@@ -88,6 +89,7 @@ __all__ = [
     "linear",
     "linear_backward",
     "linear_weight_gradient",
+    "muon_update",
     "on_device_of",
     "pooling",
     "pooling_backward",

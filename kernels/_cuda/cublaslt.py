@@ -35,7 +35,6 @@ REDUCED_IN_FLOAT32 = 2
 MOST_WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper
 MOST_ALIGNMENT = 256  # bytes that algorithms tell apart
 KEPT_PLANS = 4096  # each takes about 1 KB
-ZERO, ONE = c_float(0), c_float(1)
 
 _SIGNATURES = {  # of each function: the types of its arguments
     "cublasLtCreate": (c_void_p,),
@@ -141,16 +140,17 @@ class Plan:
             raise RuntimeError(f"cuBLASLt has no algorithm for {product}")
         return choice
 
-    def run(self, addresses, bias, beta, workspace, stream):
-        """Start the product; `addresses` are those of right, left, addend and output."""
+    def run(self, addresses, bias, factors, workspace, stream):
+        """Start the product; `addresses` are those of right, left, addend and output, `factors` alpha and beta."""
         right, left, addend, output = addresses
         handle, operation, right_layout, left_layout, addend_layout, output_layout, algorithm = self._fixed
+        alpha, beta = factors
         with self._lock:
             if bias is not None:
                 self._bias.value = bias
                 self._library.call("cublasLtMatmulDescSetAttribute", *self._set_bias)
             self._library.call(
-                "cublasLtMatmul", handle, operation, byref(ONE), right, right_layout, left, left_layout, byref(beta),
+                "cublasLtMatmul", handle, operation, byref(alpha), right, right_layout, left, left_layout, byref(beta),
                 addend, addend_layout, output, output_layout, algorithm, workspace, self.workspace_bytes, stream,
             )  # fmt: skip
 
@@ -199,9 +199,10 @@ def _layout(library, batch, dtype, shape, batch_stride, stride):
 
 
 def multiply(
-    output, left, right, *, transpose_left=False, transpose_right=False, bias=None, activation=None, addend=None
-):
-    """output = activation(left @ right + addend + bias), summed in float32 and rounded once.
+    output, left, right, *, transpose_left=False, transpose_right=False, bias=None, activation=None, addend=None,
+    alpha=1.0, beta=1.0
+):  # fmt: skip
+    """output = activation(alpha * left @ right + beta * addend + bias), summed in float32 and rounded once.
 
     Arrays with three axes are batches, (batch, rows, columns): as many products.
 
@@ -212,9 +213,10 @@ def multiply(
         bias: (columns,), contiguous, of the output's dtype; or None.
         activation: a name in EPILOGUES.
         addend: (rows, columns), of the output's dtype, which may be `output` itself; or None.
+        alpha, beta: numbers.
     """
     here = runtime()
-    beta = ZERO if addend is None else ONE
+    factors = c_float(alpha), c_float(0.0 if addend is None else beta)
     addend = output if addend is None else addend
     left, right, addend = (_matrix(here, array) for array in (left, right, addend))
     *batch, rows, columns = output.shape
@@ -237,13 +239,13 @@ def multiply(
     arrays = right, left, addend, output, bias
     chosen = plan(here.cublaslt_path(), product)
     numbers = (0, 1, 2, 3, None if bias is None else 4)
-    _start(arrays, None, numbers, chosen, beta)
+    _start(arrays, None, numbers, chosen, factors)
     trace = plans.current()
     if trace is not None:
-        trace.did(_start, arrays, chosen, beta)
+        trace.did(_start, arrays, chosen, factors)
 
 
-def _start(arrays, value, numbers, chosen, beta):
+def _start(arrays, value, numbers, chosen, factors):
     """Start the product `chosen` of right and left, plus addend, to output; with the bias, if there is one."""
     here, (*matrices, bias) = runtime(), numbers
     room = workspace = None
@@ -252,7 +254,7 @@ def _start(arrays, value, numbers, chosen, beta):
         room = here.address(workspace)
     addresses = [here.address(arrays[number]) for number in matrices]
     bias = None if bias is None else here.address(arrays[bias])
-    chosen.run(addresses, bias, beta, room, here.stream())
+    chosen.run(addresses, bias, factors, room, here.stream())
 
 
 @functools.cache

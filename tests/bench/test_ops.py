@@ -61,7 +61,7 @@ def test_every_case_is_the_same_in_torch(case):
     calls.check(peers.bind_torch(case, inputs)(), calls.expected_results(case, inputs), FLOAT32)
 
 
-IN_STEPS = "adam_update", "cast", "clip_norm"  # timed as parts of a training step
+IN_STEPS = "adam_update", "cast", "clip_norm", "muon_update"  # timed as parts of a training step
 
 
 def test_every_operation_has_cases_in_both_directions_and_lengths():

@@ -40,7 +40,8 @@ def done(gpu, call):
     parts = result if isinstance(result, tuple | list) else (result,)
     launched = [(it.kernel, it.grid, it.block, it.shared_bytes, *map(_argument, it.args)) for it in gpu.launches]
     products = [
-        (id(plan), *addresses, bias, beta.value, stream) for plan, addresses, bias, beta, _, stream in gpu.given
+        (id(plan), *addresses, bias, *(factor.value for factor in factors), stream)
+        for plan, addresses, bias, factors, _, stream in gpu.given
     ]
     returned = [None if it is None else (_argument(it), it.shape, it.strides, it.dtype) for it in parts]
     return launched + products + returned

@@ -11,6 +11,7 @@ from tests.kernels.machine_code import ARCHITECTURES, compiled, disassembler, re
 GENERIC = {  # kernels whose pointers come from memory, so that the compiler does not know what they point to
     *("attention_forward", "relative_attention_forward"),  # AddedScores, in shared memory
     *("adamw", "move_and_sum", "move_parameter", "cast", "sum_squares"),  # a table of parameters
+    *("move_momentum", "move_matrix"),  # and of matrices
 }
 pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')
 

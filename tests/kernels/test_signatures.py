@@ -15,7 +15,7 @@ from bertcore.kernels.dispatch import IMPLEMENTATIONS
 
 KERNELS = Path(kernels.__file__).parent
 OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/reference.py"))
-UPDATES = {"adam_update", "cast", "clip_norm"}  # of their arguments, in place
+UPDATES = {"adam_update", "cast", "clip_norm", "muon_update"}  # of their arguments, in place
 DIFFERENTIATED = [*(operation for operation in OPERATIONS if operation not in UPDATES), "gelu"]
 NEVER_COMPUTE = {"quantize_weight"}  # with a backend of the caller's choice
 

@@ -1,0 +1,13 @@
+"""One step of Muon on the CPU: the definition, its products by `linear`, which are nearly all of its time."""
+
+from ..linear import linear
+from .reference import update
+
+
+def muon_update(sets, lr, beta, weight_decay, grad_scale):
+    """Update matrices and their momenta in place; `sets` has (parameter, grad, momentum) of each."""
+    update(sets, lr, beta, weight_decay, grad_scale, _product)
+
+
+def _product(left, right, addend):
+    return linear(left, right, residual=addend, backend="numba")

@@ -1,0 +1,46 @@
+"""One step of Muon, in place; the formulas stand in the contract, the sources too."""
+
+import numpy as np
+
+from ..clip_norm.reference import joint_norm
+from ..precision import ieee_arithmetic
+from .numbers import COEFFICIENTS, EPS, STEPS, rate_of
+
+
+def muon_update(sets, lr, beta, weight_decay, grad_scale):
+    """Update matrices and their momenta in place; `sets` has (parameter, grad, momentum) of each."""
+    update(sets, lr, beta, weight_decay, grad_scale, _product)
+
+
+@ieee_arithmetic
+def update(sets, lr, beta, weight_decay, grad_scale, product):
+    """`muon_update`, where product(left, right, addend) is left @ right.T + addend, which may be None."""
+    if grad_scale is not None and not np.isfinite(grad_scale):
+        return
+    for parameter, grad, momentum in sets:
+        part = (1 - beta) * (grad if grad_scale is None else grad * grad_scale)
+        momentum *= beta
+        momentum += part
+        direction = orthogonalized(part + beta * momentum, product)
+        parameter *= 1 - lr * weight_decay
+        parameter -= rate_of(parameter.shape, lr) * direction
+
+
+def orthogonalized(matrix, product):
+    """A matrix with the singular vectors of `matrix` and singular values near 1."""
+    if not matrix.size:
+        return matrix
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalized(matrix.T, product).T
+    a, b, c = COEFFICIENTS
+    x = matrix / np.maximum(joint_norm([matrix]), EPS).astype(matrix.dtype)
+    for _ in range(STEPS):
+        squares = product(x, x, None)
+        factor = product(c * squares, squares, b * squares)  # symmetric, as its factors are
+        x = product(factor, x.T, a * x)
+    return x
+
+
+def _product(left, right, addend):
+    product = left @ right.T
+    return product if addend is None else product + addend

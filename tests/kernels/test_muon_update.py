@@ -1,0 +1,134 @@
+"""muon_update: what becomes of singular values, the backends against the definition, what is refused."""
+
+import numpy as np
+import pytest
+
+from bertcore.kernels import muon_update
+from bertcore.kernels.muon_update import cuda
+from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.kernels.arrays import normal, to_gpu
+from tests.kernels.strategies import NUMBA_DTYPES
+
+SHAPES = [(1, 1), (1, 7), (13, 5), (39, 39), (0, 4), (5, 160), (13, 5), (67, 131), (160, 39), (13, 5)]
+OPTIONS = {"lr": 0.05, "beta": 0.9, "weight_decay": 0.1}
+
+has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+
+
+def matrices(shapes, dtype):
+    """Parameters and momenta."""
+    parameters = [normal(number, shape).astype(dtype) for number, shape in enumerate(shapes)]
+    return parameters, [np.zeros(shape, dtype) for shape in shapes]
+
+
+def gradients(step, shapes, dtype):
+    return [normal(100 * step + number, shape, scale=10.0**step).astype(dtype) for number, shape in enumerate(shapes)]
+
+
+def steps(backend, dtype, shapes=SHAPES, moved=lambda array: array, **options):
+    """Parameters and momenta after some steps."""
+    state = [list(map(moved, arrays)) for arrays in matrices(shapes, dtype)]
+    for step in (1, 2, 3):
+        grads = list(map(moved, gradients(step, shapes, dtype)))
+        muon_update(state[0], grads, state[1], **OPTIONS, **options, backend=backend)
+    return [array if isinstance(array, np.ndarray) else array.get() for arrays in state for array in arrays]
+
+
+def check(found, expected, dtype):
+    for ours, array in zip(found, expected, strict=True):
+        most = np.abs(array).max(initial=0)
+        np.testing.assert_allclose(ours, array, rtol=0, atol=most * {"float64": 1e-9, "float32": 1e-4}[dtype])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (13, 5), (39, 39), (5, 160)])
+def test_singular_values_are_made_alike(shape, cpu_dtype):
+    """And the singular vectors are kept; an update is as large as it should be."""
+    grad, parameter, momentum = normal(1, shape).astype(cpu_dtype), *np.zeros((2, *shape), cpu_dtype)
+    muon_update([parameter], [grad], [momentum], lr=1.0, beta=0.0)
+    left, values, right = np.linalg.svd(grad, full_matrices=False)
+    found = parameter / (-0.2 * max(shape) ** 0.5)
+    new = np.diag(left.T @ found @ right.T)
+    np.testing.assert_allclose(left @ np.diag(new) @ right, found, atol={"float64": 1e-9, "float32": 2e-4}[cpu_dtype])
+    kept = values > 0.02 * np.linalg.norm(values)
+    assert ((new[kept] > 0.5) & (new[kept] < 1.3)).all()
+
+
+@pytest.mark.parametrize("value", [0, 1e-30, 1e30])
+def test_what_has_no_direction_gets_none_and_large_squares_count(cpu_backend, value):
+    state = np.ones((3, 4), np.float32), np.full((3, 4), value, np.float32), np.zeros((3, 4), np.float32)
+    muon_update(*([array] for array in state), lr=0.1, backend=cpu_backend)
+    assert np.isfinite(state[0]).all() and (state[0] == 1).all() == (value < 1)
+
+
+@pytest.mark.parametrize("dtype", NUMBA_DTYPES)
+def test_numba(dtype):
+    check(steps("numba", dtype), steps("numpy", np.float64), np.dtype(dtype).name)
+
+
+@has_emulator
+@pytest.mark.parametrize("at_once", [cuda.MOST_AT_ONCE, 70])
+def test_cuda(at_once, monkeypatch):
+    """Matrices of one shape together, as many as there is room for: of 13 x 5 three, or one and a pair is too many."""
+    monkeypatch.setattr(cuda, "MOST_AT_ONCE", at_once)
+    with driverless() as gpu:
+        before = gpu.products
+        found = steps("cupy", np.float32, moved=to_gpu)
+        batches = 9 if at_once == 70 else len(set(SHAPES)) - 1
+        assert (len(gpu.launches), gpu.products - before) == (3 * 3 * batches, 3 * 15 * batches)
+    check(found, steps("numpy", np.float64), "float32")
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba", pytest.param("cupy", marks=has_emulator)])
+def test_the_scale_of_gradients(backend):
+    """Nothing happens where it is not finite."""
+    shapes = [(13, 5), (39, 39)]
+
+    def run(moved):
+        state = [list(map(moved, arrays)) for arrays in matrices(shapes, np.float32)]
+        for step, scale in enumerate((0.5, np.inf, 2.0, np.nan, -np.inf), 1):
+            given = {"grad_scale": moved(np.asarray(scale, np.float32)), "backend": backend}
+            muon_update(state[0], list(map(moved, gradients(step, shapes, np.float32))), state[1], **OPTIONS, **given)
+        return [array if backend != "cupy" else array.get() for arrays in state for array in arrays]
+
+    if backend == "cupy":
+        with driverless():
+            found = run(to_gpu)
+    else:
+        found = run(np.array)
+    state = matrices(shapes, np.float64)
+    for step, scale in ((1, 0.5), (3, 2.0)):
+        grads = [scale * grad for grad in gradients(step, shapes, np.float64)]
+        muon_update(state[0], grads, state[1], **OPTIONS, backend="numpy")
+    check(found, [array for arrays in state for array in arrays], "float32")
+
+
+@has_emulator
+def test_cuda_takes_float32_alone():
+    with driverless(emulated=False):
+        half = [to_gpu(np.zeros((2, 3), np.float16))]
+        with pytest.raises(TypeError, match="float16"):
+            muon_update(half, half, half, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        ({"lr": -1}, "lr is -1"),
+        ({"beta": 1.0}, "beta is 1.0"),
+        ({"weight_decay": np.nan}, "weight_decay is nan"),
+        ({"grad_scale": np.ones(2)}, r"grad_scale has shape \(2,\)"),
+        ({"grad_scale": np.ones((), np.float32)}, "grad_scale has dtype float32"),
+        ({"parameter": np.ones((2, 3))}, "parameter is ndarray, expected a list"),
+        ({"parameter": [np.ones((3, 2)).T]}, r"parameter\[0\] is not C-contiguous"),
+        ({"grad": [np.ones((2, 4))]}, r"grad\[0\] has shape"),
+        ({"grad": []}, "grad is 0 arrays, expected a list of 1"),
+        ({"momentum": [np.ones((2, 3), np.float32)]}, r"momentum\[0\] has dtype float32"),
+        ({name: [np.ones(3)] for name in ("parameter", "grad", "momentum")}, r"parameter\[0\] has shape \(3,\)"),
+    ],
+)
+def test_hostile_arguments(change, error):
+    given = {name: [np.ones((2, 3))] for name in ("parameter", "grad", "momentum")}
+    with pytest.raises((TypeError, ValueError), match=error):
+        muon_update(**given | {"lr": 0.1} | change)
+    assert all((array == 1).all() for (array,) in given.values())
+    muon_update([], [], [], lr=0.1)
