@@ -10,7 +10,7 @@ from bertcore import AutoTokenizer
 from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking, TrainingArguments
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.numbered_collator import NumberedCollator
-from tests.tiny_bert import VOCABULARY, save_tiny_bert
+from tests.tiny_bert import VOCABULARY
 from tests.tolerances import assert_same_arrays
 
 COUNT = 97
@@ -20,11 +20,6 @@ WORDS = Words(
     begins=np.arange(COUNT) % 3 > 0,  # a third of the tokens goes on with a word
     ordinary=np.arange(5, COUNT),
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True))
 
 
 def texts(count=200, longest=160):
@@ -271,11 +266,10 @@ def test_a_text_beyond_max_length(tokenizer):
 
 @pytest.mark.parity
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_of_transformers(tmp_path, side):
+def test_padding_of_transformers(bert_folder, side):
     transformers = pytest.importorskip("transformers")
-    folder = save_tiny_bert(tmp_path / "bert", head=True)
-    ours = AutoTokenizer.from_pretrained(folder, padding_side=side)
-    theirs = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
+    ours = AutoTokenizer.from_pretrained(bert_folder, padding_side=side)
+    theirs = transformers.AutoTokenizer.from_pretrained(bert_folder, padding_side=side)
     texts, options = ("the cat sat", "paris", "capital of france"), {"pad_to_multiple_of": 4}
     found = DataCollatorWithPadding(ours, **options)([{**ours(text), "label": 1} for text in texts])
     peer = transformers.DataCollatorWithPadding(theirs, return_tensors="np", **options)

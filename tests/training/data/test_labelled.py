@@ -15,12 +15,6 @@ from bertcore.training.data import (
     answer_metrics,
     best_answers,
 )
-from tests.tiny_bert import save_tiny_bert
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True))
 
 
 def rows(*labels):
@@ -216,7 +210,7 @@ def test_a_wrong_question_is_named(tokenizer, changes, error):
         list(Questions(stride=4).examples([RECORDS[0], RECORDS[0] | changes], tokenizer, max_length=20))
 
 
-def test_columns_are_not_counted_from_the_right(tokenizer, tmp_path):
-    left = AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path, head=True), padding_side="left")
+def test_columns_are_not_counted_from_the_right(bert_folder):
+    left = AutoTokenizer.from_pretrained(bert_folder, padding_side="left")
     with pytest.raises(ValueError, match="padding_side='right'"):
         next(Questions().examples(RECORDS, left))

@@ -90,25 +90,29 @@ def mean_square(wanted, found):
 
 QUERY, KEY, VALUE = range(3)
 EVEN = [(1, 2), (2, 4)]
-TERMS = {
-    "soft": (SoftTargets(), lambda s, t: 4 * divergence(t.logits / 2, s.logits / 2).mean()),
-    "cosine": (HiddenCosine(), lambda s, t: cosine_distance(s.hidden_states[2], t.hidden_states[4])),
+TERMS = {  # name: (term, the teacher's config, the definition)
+    "soft": (SoftTargets(), DEEP, lambda s, t: 4 * divergence(t.logits / 2, s.logits / 2).mean()),
+    "cosine": (HiddenCosine(), DEEP, lambda s, t: cosine_distance(s.hidden_states[2], t.hidden_states[4])),
     "states": (
         HiddenStates(projected=False),
+        DEEP,
         lambda s, t: sum(squared(s.hidden_states[i], t.hidden_states[2 * i]) for i in range(3)),
     ),
-    "scores": (AttentionScores(), lambda s, t: of_layers(s, t, QUERY, KEY, EVEN, 3, mean_square)),
-    "attention": (AttentionDistributions(), lambda s, t: of_layers(s, t, QUERY, KEY, [(2, 4)], 3)),
+    "scores": (AttentionScores(), WIDE, lambda s, t: of_layers(s, t, QUERY, KEY, EVEN, 3, mean_square)),
+    "attention": (AttentionDistributions(), WIDE, lambda s, t: of_layers(s, t, QUERY, KEY, [(2, 4)], 3)),
     "attention of a layer": (
         AttentionDistributions(layers={1: 3}),
+        DEEP,
         lambda s, t: of_layers(s, t, QUERY, KEY, [(1, 3)], 3),
     ),
     "relations": (
         Relations(),
+        WIDE,
         lambda s, t: sum(of_layers(s, t, part, part, [(2, 4)], 3) for part in (QUERY, KEY, VALUE)),
     ),
     "relations of values, other heads": (
         Relations(of=("value",), heads=13, layers="even"),
+        DEEP,
         lambda s, t: of_layers(s, t, VALUE, VALUE, EVEN, 13),
     ),
 }
@@ -117,8 +121,8 @@ TERMS = {
 @pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("numba", marks=pytest.mark.slow)])  # in float64
 def test_a_term_is_its_definition(name, backend):
-    term, definition = TERMS[name]
-    student, teacher = classifier(), classifier(DEEP, seed=1)
+    term, config, definition = TERMS[name]
+    student, teacher = classifier(), classifier(config, seed=1)
     with use_backend(backend):
         found = Distillation(teacher, term).losses(student, BATCH)
         expected = definition(student(**inputs(), **BOTH), teacher(**inputs(), **BOTH))
@@ -210,11 +214,14 @@ def test_batches_of_other_lengths_weigh_as_one_batch_of_both():
     assert np.average(losses) != pytest.approx(whole, rel=1e-6)
 
 
-@pytest.mark.parametrize("terms", [*([term] for term, _ in TERMS.values()), [HiddenStates(), SoftTargets()]])
-def test_gradients_of_student_and_maps(terms):
+WEIGHED = [HiddenStates(weight=0.5), SoftTargets(weight=5)]
+
+
+@pytest.mark.parametrize("terms, config", [*(([term], config) for term, config, _ in TERMS.values()), (WEIGHED, WIDE)])
+def test_gradients_of_student_and_maps(terms, config):
     """Beside differences along a random direction."""
-    student, teacher = classifier(), classifier(WIDE if len(terms) > 1 else DEEP, seed=1)
-    objective = Distillation(teacher, *terms, objective=Supervised())
+    student, teacher = classifier(), classifier(config, seed=1)
+    objective = Distillation(teacher, *terms, objective=Supervised(), objective_weight=2)
     out, grads = objective.value_and_grad(student, BATCH)
     assert out.loss == pytest.approx(objective.forward(student, BATCH).loss, rel=1e-12)
     parameters = list(objective.trained(student).parameters())

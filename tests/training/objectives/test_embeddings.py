@@ -1,4 +1,4 @@
-"""Objectives of sentence embeddings: definitions written out pair by pair, finite differences, chunks."""
+"""Objectives of sentence embeddings: definitions written out pair by pair, sentence-transformers, chunks."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoTokenizer
+from bertcore import AutoModel
 from bertcore.training import AdamW
 from bertcore.training.objectives import (
     ColumnCollator,
@@ -19,15 +19,10 @@ from bertcore.training.objectives import (
     Triplet,
 )
 from tests.slopes import assert_slope
-from tests.tiny_bert import CONFIG, save_tiny_bert
+from tests.tiny_bert import CONFIG
 
 COUNT, DIM = 5, 7
 LABELS = np.array([0.3, 0.9, 0.3, -0.2, 0.5])
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert")))
 
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -116,6 +111,38 @@ def test_loss_and_gradient_are_the_definitions(name, count):
             changed[place] += step
             moved.append(definition(changed, labels))
         assert grad[place] == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-5, abs=1e-7)
+
+
+DISTANCES = {"triplet": "EUCLIDEAN", "triplet by cosine": "COSINE", "triplet by manhattan": "MANHATTAN"}
+THEIRS = {  # a case of the above: the same of the losses of sentence-transformers
+    "ranking of pairs": lambda it: it.MultipleNegativesRankingLoss(None),
+    "ranking with negatives": lambda it: it.MultipleNegativesRankingLoss(None, scale=3.0),
+    "symmetric ranking": lambda it: it.MultipleNegativesSymmetricRankingLoss(None),
+    "cosent of a scale": lambda it: it.CoSENTLoss(None, scale=2.5),
+    "cosine similarity": lambda it: it.CosineSimilarityLoss(None),
+    **dict.fromkeys(DISTANCES, lambda it, **options: it.TripletLoss(None, **options)),
+    **dict.fromkeys(("margin mse", "margin mse of negatives"), lambda it: it.MarginMSELoss(None)),
+}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", THEIRS)
+def test_losses_are_those_of_sentence_transformers(name):
+    torch, losses = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers.losses")
+    ours, columns, labels, _ = CASES[name]
+    options = {}
+    if name in DISTANCES:
+        metric = getattr(losses.TripletDistanceMetric, DISTANCES[name])
+        options = {"distance_metric": metric, "triplet_margin": ours.margin}
+    vectors = np.random.default_rng(2).normal(size=(COUNT, columns, DIM))
+    columns = [torch.from_numpy(vectors[:, column]).requires_grad_() for column in range(columns)]
+    given = None if labels is None else torch.from_numpy(labels)
+    loss = THEIRS[name](losses, **options).compute_loss_from_embeddings(columns, given)
+    loss.backward()
+    value, grad = ours.of_embeddings(vectors, labels)
+    assert value == pytest.approx(loss.item(), rel=1e-7)  # they round labels to float32
+    expected = np.stack([column.grad.numpy() for column in columns], axis=1)
+    np.testing.assert_allclose(grad, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max())
 
 
 def test_extremes_are_finite():

@@ -3,23 +3,18 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, value_and_grad
+from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, value_and_grad
 from bertcore.training import Masking
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import CausalLM, MaskedLM, Objective
 from bertcore.training.objectives.texts import SpecialTokens, document_ids
-from tests.tiny_bert import CONFIG, save_tiny_bert
+from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
 from tests.tolerances import assert_same_arrays
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
 DOCUMENTS = [["the cat sat on an mat", "", "paris is an capital"], [], ["of france"]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True))
 
 
 class WithEnd:

@@ -1,24 +1,16 @@
-"""Permutation language modelling: orders, batches, what a prediction may see, and a run that goes on."""
+"""Permutation language modelling: orders, batches, what a prediction may see."""
 
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForCausalLM, AutoTokenizer
-from bertcore.training import Trainer, TrainingArguments
+from bertcore import AutoModelForCausalLM
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.objectives import PermutationLM
-from tests.tiny_bert import random_texts, save_tiny_bert
 from tests.tiny_families import drawn_anew, tiny_config
-from tests.training.tiny_runs import assert_resumes
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
 CLS, SEP = 2, 3
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True))
 
 
 def text_of(count, rng):
@@ -128,18 +120,3 @@ def test_examples_are_one_stream_of_documents(tokenizer):
 def test_a_share_that_is_none(share):
     with pytest.raises(ValueError, match=r"share is .+, expected a number above 0"):
         PermutationLM(share)
-
-
-def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, tmp_path):
-    examples = list(PermutationLM().examples([[text] for text in random_texts(20)], tokenizer, max_length=15))
-
-    def trainer(folder, **settings):
-        given = {"max_steps": 4, "learning_rate": 1e-2, "save_steps": 2, "per_device_train_batch_size": 3}
-        given |= {"lr_scheduler_type": "constant"} | settings
-        args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **given)
-        two_streams = AutoModelForCausalLM.from_config(tiny_config("xlnet-base-cased"), seed=3)
-        data = {"train_dataset": examples, "eval_dataset": examples[:3], "processing_class": tokenizer}
-        return Trainer(two_streams, args, **data, objective=PermutationLM())
-
-    whole, again = assert_resumes(trainer, tmp_path, 2)
-    assert again.evaluate()["eval_loss"] == again.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]

@@ -5,25 +5,13 @@ import re
 import numpy as np
 import pytest
 
-from bertcore import AutoTokenizer
 from bertcore.cli import main
 from bertcore.training import Masking
 from bertcore.training.masking import IGNORED
 from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.objectives import MaskedLM, PermutationLM, preview
-from tests.tiny_bert import save_tiny_bert
 
 TEXT = "the cat sat on an mat . paris is capital of france . embed the cat"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder):
-    return AutoTokenizer.from_pretrained(folder)
 
 
 def sections(shown):
@@ -82,8 +70,8 @@ def test_the_same_seed_shows_the_same_and_empty_texts_have_nothing_to_show(token
         preview(TEXT, tokenizer, epochs=0)
 
 
-def test_on_the_command_line(folder, tokenizer, capsys):
-    assert main(["preview", str(folder), TEXT, "--epochs", "2", "--seed", "5"]) == 0
+def test_on_the_command_line(bert_folder, tokenizer, capsys):
+    assert main(["preview", str(bert_folder), TEXT, "--epochs", "2", "--seed", "5"]) == 0
     assert capsys.readouterr().out == preview(TEXT, tokenizer, epochs=2, seed=5) + "\n"
-    assert main(["preview", str(folder / "nothing"), TEXT]) == 1
+    assert main(["preview", str(bert_folder / "nothing"), TEXT]) == 1
     assert "does not exist" in capsys.readouterr().err

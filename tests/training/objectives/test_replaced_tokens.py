@@ -7,7 +7,6 @@ from bertcore import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
-    AutoTokenizer,
     ReplacedTokenModel,
     use_backend,
 )
@@ -18,8 +17,8 @@ from bertcore.presets import preset_config
 from bertcore.training import Masking, Trainer, TrainingArguments
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import MaskedLM, ReplacedToken, SpanBoundary
-from tests.tiny_bert import CONFIG, save_tiny_bert
-from tests.tiny_families import drawn_anew
+from tests.tiny_bert import CONFIG
+from tests.tiny_families import drawn_anew, tiny_config
 from tests.tolerances import assert_same_arrays
 from tests.training.tiny_runs import At, assert_same_weights, without_times
 
@@ -30,12 +29,11 @@ TINY = {
     "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 20, "max_position_embeddings": 24,
     "hidden_dropout_prob": 0.1, "initializer_range": 0.3,
 }  # fmt: skip
+CONFIGS = {"electra": TINY}
+CONFIGS |= {name: tiny_config(name) | {"vocab_size": 75} for name in ("deberta-v3-small", "codebert")} | {
+    name: tiny_config(name) | {"vocab_size": 75} for name in ("deberta-v3-small", "codebert")
+}
 DOCUMENTS = [["the cat sat on an mat", "paris is an capital"], ["of france"], ["on an mat the cat"]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +45,9 @@ def batch_of(tokenizer, examples, share=0.3):
     return ReplacedToken(Masking(share, 1.0, 0.0)).collator(tokenizer, seed=3)(examples)
 
 
-def model_of(embeddings, dtype="float64", **changes):
+def model_of(embeddings, dtype="float64", config=TINY):
     """A model whose layers tell."""
-    return drawn_anew(ReplacedTokenModel.from_config(TINY | changes, embeddings=embeddings, dtype=dtype))
+    return drawn_anew(ReplacedTokenModel.from_config(config, embeddings=embeddings, dtype=dtype))
 
 
 # --- words that are drawn ------------------------------------------------------------------------------
@@ -88,10 +86,11 @@ def test_words_have_their_probabilities():
 # --- the loss -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("embeddings", EMBEDDINGS)
-def test_the_loss_is_that_of_both_models_by_themselves(tokenizer, examples, embeddings, tmp_path):
+def test_the_loss_is_that_of_both_models_by_themselves(tokenizer, examples, embeddings, config, tmp_path):
     """Each loaded from its folder, as anybody would."""
-    model, batch = model_of(embeddings), batch_of(tokenizer, examples)
+    model, batch = model_of(embeddings, config=config), batch_of(tokenizer, examples)
     out = ReplacedToken(discriminator_weight=7.0).forward(model, batch)
     model.save_pretrained(tmp_path)
     generator = AutoModelForMaskedLM.from_pretrained(tmp_path / "generator", dtype="float64")
@@ -126,10 +125,11 @@ def test_a_word_drawn_right_counts_as_not_replaced(tokenizer, examples):
     assert known.any() and not (model(**batch).replaced == 1).any()
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("embeddings", EMBEDDINGS)
-def test_gradients_by_finite_differences(tokenizer, examples, embeddings):
+def test_gradients_by_finite_differences(tokenizer, examples, embeddings, config):
     """In directions that change all parameters of one model, or the tables that both have."""
-    model, batch = model_of(embeddings), batch_of(tokenizer, examples[:5])
+    model, batch = model_of(embeddings, config=config), batch_of(tokenizer, examples[:5])
     objective = ReplacedToken(discriminator_weight=3.0)
     with use_backend("numpy"):
         _, grads = objective.value_and_grad(model, batch)

@@ -1,28 +1,23 @@
-"""The span boundary objective against its definition in plain NumPy, its files, and a run that goes on."""
+"""The span boundary objective against its definition in plain NumPy, and its files."""
 
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, AutoModelForSpanBoundary, AutoTokenizer, load_model, value_and_grad
+from bertcore import AutoModelForMaskedLM, AutoModelForSpanBoundary, load_model, value_and_grad
 from bertcore.heads.span_boundary import find_boundaries
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.models.with_heads import head_specs
-from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import SpanBoundary
+from tests.kernels.oracles import gelu, layer_norm
 from tests.slopes import assert_slope
-from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert
+from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, runnable, tiny_config
-from tests.training.tiny_runs import assert_resumes, assert_same_weights
+from tests.training.tiny_runs import assert_same_weights
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
 HEAD = "span_boundary"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True))
 
 
 def batch_of(lengths=(23, 1, 2, 40), seed=0):
@@ -52,17 +47,6 @@ def predicted(batch, most=20):
                 )
 
 
-def gelu(array):
-    from math import erf
-
-    return array * 0.5 * (1 + np.vectorize(erf)(array / np.sqrt(2)))
-
-
-def layer_norm(array, weight, bias):
-    centred = array - array.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12) * weight + bias
-
-
 def cross_entropy(scores, label, smoothing):
     logarithms = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
     of_label = np.take_along_axis(logarithms, np.expand_dims(label, -1), -1)[..., 0]
@@ -82,7 +66,7 @@ def loss_by_definition(model, batch, smoothing):
         for layer in range(2):
             name = f"{HEAD}.layer.{layer}"
             features = gelu(features @ state[f"{name}.dense.weight"].T + state[f"{name}.dense.bias"])
-            features = layer_norm(features, state[f"{name}.LayerNorm.weight"], state[f"{name}.LayerNorm.bias"])
+            features = layer_norm(features, state[f"{name}.LayerNorm.weight"], state[f"{name}.LayerNorm.bias"], 1e-12)
         scores = features @ state["bert.embeddings.word_embeddings.weight"].T + state[f"{HEAD}.bias"]
         losses.append(cross_entropy(scores, batch["labels"][row, token], smoothing))
     where = np.nonzero(batch["labels"] != IGNORED)
@@ -169,18 +153,3 @@ def test_every_family_that_has_the_head_trains_and_keeps_it(name, tmp_path):
     assert all(array.any() for name, array in grads.items() if name.startswith(HEAD))
     model.save_pretrained(tmp_path)
     assert_same_weights(AutoModelForSpanBoundary.from_pretrained(tmp_path), model)
-
-
-def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, tmp_path):
-    examples = list(SpanBoundary().examples([[text] for text in random_texts(11)], tokenizer, max_length=15))
-
-    def trainer(folder, **settings):
-        model = AutoModelForSpanBoundary.from_config({**CONFIG, "hidden_dropout_prob": 0.1}, seed=3)
-        given = {"max_steps": 6, "learning_rate": 1e-2, "save_steps": 3, "per_device_train_batch_size": 4}
-        given["lr_scheduler_type"] = "constant"
-        args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **(given | settings))
-        return Trainer(model, args, train_dataset=examples, processing_class=tokenizer, objective=SpanBoundary())
-
-    whole, _ = assert_resumes(trainer, tmp_path, 3)
-    before = AutoModelForSpanBoundary.from_config(CONFIG, seed=3).state_dict()
-    assert all((array != before[name]).any() for name, array in whole.model.state_dict().items() if HEAD in name)

@@ -1,25 +1,17 @@
-"""Translation language modelling: examples of pairs, positions that start again, and a run that goes on."""
+"""Translation language modelling: examples of pairs, positions that start again."""
 
 import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, AutoTokenizer, value_and_grad
-from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import TranslationLM
-from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tokenization.family_folders import write_family
 from tests.tolerances import assert_same_arrays
-from tests.training.tiny_runs import assert_resumes
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
 PAIRS = [["the cat sat", "paris is"], ["the", ""], ("on", "of france an mat sat on the")]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path_factory.mktemp("bert"), head=True))
 
 
 def test_examples_are_pairs(tokenizer):
@@ -74,19 +66,3 @@ def test_a_model_without_a_table_of_positions_keeps_its_distances(tokenizer):
     batch = objective.collator(tokenizer)(list(objective.examples(PAIRS, tokenizer, max_length=40)))
     plain = {name: value for name, value in batch.items() if name in model.arguments}
     assert objective.loss(model, {**plain, "restart": batch["restart"]}).loss == model(**plain).loss
-
-
-def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, tmp_path):
-    texts = [f"the {text}" for text in random_texts(16)]
-    pairs = zip(texts, texts[::-1], strict=True)
-    examples = list(TranslationLM().examples(pairs, tokenizer, max_length=20))
-
-    def trainer(folder, **settings):
-        given = {"max_steps": 4, "learning_rate": 1e-2, "save_steps": 2, "per_device_train_batch_size": 3}
-        given |= {"lr_scheduler_type": "constant"} | settings
-        args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **given)
-        data = {"train_dataset": examples, "eval_dataset": examples[:3], "processing_class": tokenizer}
-        return Trainer(AutoModelForMaskedLM.from_config(CONFIG, seed=3), args, **data, objective=TranslationLM())
-
-    _, again = assert_resumes(trainer, tmp_path, 2)
-    assert np.isfinite(again.evaluate()["eval_loss"])
