@@ -111,6 +111,10 @@ TWO_ENCODERS = {prefix + name: array for prefix in ("query.", "passage.") for na
 LONG = ENCODER | {f"encoder.layer.{layer}.output.dense.weight": (3, 3) for layer in range(13)}
 REFUSED = {
     "unknown tensor in a head": (TIED | {"cls.predictions.extra": ZEROS}, TIED, r"have \(1\): cls\.predictions\.extra"),
+    "unknown tensor in the pooler": (
+        values(CLASSIFIER) | {"bert.pooler.dense.extra": ZEROS}, CLASSIFIER, r"have \(1\): .*pooler\.dense\.extra"),
+    "an old ending that is no norm's": (
+        renamed(BARE, encoder_layer_0_output_dense_bias="encoder.layer.0.output.dense.beta"), BARE, r"dense\.bias"),
     "two heads missing": (encoder_of(TIED), CLASSIFIER, r"\(2\): bert\.pooler\.dense\.weight, classifier\.we"),
     "one head missing": (encoder_of(TIED), CLASSIFIER, r"missing tensors \(1\): classifier\.weight", ["pooler."]),
     "a part of an optional part": (
