@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder, kernels, use_backend
+from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder, use_backend
 from bertcore.checkpoint import open_checkpoint, read_config
 from bertcore.cli import main, quantize
 from tests.checkpoint.files import write_tensors
@@ -37,27 +37,6 @@ def test_a_sentence_encoder(encoder_folder, tmp_path, capsys, dtype):
         encoder = SentenceEncoder(target)
         assert encoder.model.dtype == dtype
         np.testing.assert_array_equal(encoder.encode(TEXTS), expected)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
-def test_a_masked_lm_and_what_is_in_the_file(masked_lm_folder, tmp_path, dtype):
-    assert run(masked_lm_folder, tmp_path / "low", "--dtype", dtype) == 0
-    ids = [[2, 5, 6, 7, 4, 3]]
-    with use_backend("numpy"):
-        expected = AutoModelForMaskedLM.from_pretrained(masked_lm_folder, dtype=dtype)(ids).logits
-        np.testing.assert_array_equal(AutoModelForMaskedLM.from_pretrained(tmp_path / "low")(ids).logits, expected)
-    before, after = open_checkpoint(masked_lm_folder), open_checkpoint(tmp_path / "low")
-    for name, array in before.items():
-        found = after[name]
-        if array.ndim == 1:
-            np.testing.assert_array_equal(found, array)
-        elif dtype == "int8" and "embeddings" not in name:
-            values, scale = kernels.quantize_weight(array)
-            np.testing.assert_array_equal(found, values)
-            np.testing.assert_array_equal(after[f"{name}_scale"], scale[:, None])
-        else:
-            assert after.info[name].dtype == "BF16"
-            np.testing.assert_array_equal(found, array.astype(found.dtype))
 
 
 def test_int8_is_the_default(encoder_folder, tmp_path):
