@@ -1,12 +1,9 @@
 """ALBERT: groups and inner groups of layers."""
 
 from bertcore import AutoModel
+from tests.models.family_table import FAMILIES
 
-TINY = {
-    "model_type": "albert", "vocab_size": 40, "embedding_size": 16, "hidden_size": 24, "num_attention_heads": 2,
-    "num_hidden_layers": 3, "num_hidden_groups": 2, "inner_group_num": 2, "intermediate_size": 32,
-    "max_position_embeddings": 24,
-}  # fmt: skip
+TINY = FAMILIES["albert"].with_changes(FAMILIES["albert"].everything)
 
 
 def test_layers_of_a_group_are_one():

@@ -12,12 +12,10 @@ from bertcore import (
     value_and_grad,
 )
 from tests.models.family_checks import check_gradients, check_loads, drawn_anew
+from tests.models.family_table import FAMILIES
 from tests.slopes import assert_slope
 
-TINY = {
-    "model_type": "deberta", "vocab_size": 40, "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2,
-    "intermediate_size": 32, "max_position_embeddings": 24, "relative_attention": True, "pos_att_type": "c2p|p2c",
-}  # fmt: skip
+TINY = FAMILIES["deberta"].config
 BASE = {"model_type": "deberta", "relative_attention": True, "position_biased_input": False, "pos_att_type": "c2p|p2c"}
 
 
@@ -55,7 +53,7 @@ def test_components_that_a_model_lacks(cpu_backend, changes, terms):
     out = AutoModel.from_config(TINY | changes)([[1, 2, 3]], output_attention_components=True)
     for layer in out.attention_components:
         assert layer.content_to_position is None and sum(term is not None for term in layer) == terms
-        assert layer.content_to_content.shape == (1, 2, 3, 3)
+        assert layer.content_to_content.shape == (1, 3, 3, 3)
 
 
 def test_tables_of_positions_are_kept_until_parameters_change(cpu_backend):
@@ -69,7 +67,7 @@ def test_tables_of_positions_are_kept_until_parameters_change(cpu_backend):
     version, kept = layer._constants._kept
     assert version == (layer.version, positions.version)
     ((_, tables),) = kept.items()
-    assert [table.shape for table in tables] == [(72,), (48, 2, 12), (48, 2, 12)]
+    assert [table.shape for table in tables] == [(117,), (48, 3, 13), (48, 3, 13)]
     assert np.array_equal(model(ids).logits, before) and next(iter(kept.values())) is tables
     state = {name: array.copy() for name, array in model.state_dict().items()}
     state["deberta.encoder.rel_embeddings.weight"] *= 2
@@ -94,13 +92,13 @@ def test_either_name_of_the_head_loads(legacy, tmp_path):
     """Published files have the newer names, and configs that do not say so; the table of positions is not used."""
     model = drawn_anew(AutoModelForMaskedLM.from_config(TINY | {"position_biased_input": False, "legacy": legacy}))
     names = {"cls.predictions.transform.": "lm_predictions.lm_head.", "cls.predictions.": "lm_predictions.lm_head."}
-    tensors = {"deberta.embeddings.position_embeddings.weight": np.zeros((24, 24), np.float32)}
+    tensors = {"deberta.embeddings.position_embeddings.weight": np.zeros((24, 39), np.float32)}
     for name, array in model.state_dict().items():
         for old, new in names.items():
             name = name.replace(old, new)
         tensors[name] = array
     assert "lm_predictions.lm_head.dense.weight" in tensors and "lm_predictions.lm_head.bias" in tensors
-    check_loads(model, tmp_path, tensors | {"mask_predictions.dense.weight": np.zeros((24, 24), np.float32)})
+    check_loads(model, tmp_path, tensors | {"mask_predictions.dense.weight": np.zeros((24, 39), np.float32)})
 
 
 def test_defaults():

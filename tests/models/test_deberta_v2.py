@@ -8,12 +8,9 @@ from bertcore import AutoModel, AutoModelForMultipleChoice, AutoModelForTokenCla
 from bertcore.families.deberta.blocks import Disentanglement, PositionsOfPass, distance_rows
 from bertcore.tape import Tape
 from tests.models.family_checks import check_gradients, check_recorded, check_refused, drawn_anew
+from tests.models.family_table import FAMILIES, V3
 
-TINY = {
-    "model_type": "deberta-v2", "vocab_size": 40, "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2,
-    "intermediate_size": 32, "max_position_embeddings": 24, "relative_attention": True, "pos_att_type": "p2c|c2p",
-}  # fmt: skip
-V3 = {"position_buckets": 6, "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
+TINY = FAMILIES["deberta"].config | {"model_type": "deberta-v2"}
 
 
 @pytest.mark.parity
@@ -68,7 +65,7 @@ def test_components_of_choices(cpu_backend):
     out = model(ids, output_attention_components=True)
     np.testing.assert_allclose(out.logits, model(ids).logits, rtol=0, atol=1e-6)
     for layer in out.attention_components:
-        assert [term.shape for term in layer] == 3 * [(6, 2, 5, 5)]
+        assert [term.shape for term in layer] == 3 * [(6, 3, 5, 5)]
         assert all(np.abs(term).max() > 0.1 for term in layer)
         assert not np.allclose(layer.content_to_position, layer.position_to_content, rtol=0, atol=0.05)
 
@@ -78,7 +75,7 @@ def test_gradients_through_the_convolution(groups):
     """In float64 against finite differences, with holes that the convolution sees as zeros."""
     changes = {"conv_kernel_size": 3, "conv_groups": groups, "num_hidden_layers": 1, "num_labels": 2, **V3}
     model = AutoModelForTokenClassification.from_config(TINY | changes, dtype="float64")
-    assert model.expected_tensors()["deberta.encoder.conv.conv.weight"] == (24, 24 // groups, 3)
+    assert model.expected_tensors()["deberta.encoder.conv.conv.weight"] == (39, 39 // groups, 3)
     ids, mask = np.random.default_rng(0).integers(1, 40, (2, 6)), np.ones((2, 6), int)
     mask[0, 4:] = mask[1, 2] = 0
     labels = np.where(mask, ids % 2, -100)

@@ -5,11 +5,9 @@ import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForMultipleChoice, AutoModelForPreTraining, use_backend
 from tests.models.family_checks import check_loads, drawn_anew
+from tests.models.family_table import FAMILIES
 
-TINY = {
-    "model_type": "electra", "vocab_size": 40, "embedding_size": 16, "hidden_size": 24, "num_attention_heads": 2,
-    "num_hidden_layers": 2, "intermediate_size": 32, "max_position_embeddings": 24,
-}  # fmt: skip
+TINY = FAMILIES["electra"].config
 
 
 @pytest.mark.parametrize("source", ["first", "last", "mean"])

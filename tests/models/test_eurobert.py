@@ -5,11 +5,9 @@ import pytest
 from bertcore import AutoModel
 from bertcore.models.registry import family_of
 from tests.models.family_parity import check_saved_config
+from tests.models.family_table import FAMILIES
 
-TINY = {
-    "model_type": "eurobert", "vocab_size": 40, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "num_hidden_layers": 3, "intermediate_size": 20, "pad_token_id": 3,
-}  # fmt: skip
+TINY = FAMILIES["eurobert"].config
 
 
 def test_published_configs():

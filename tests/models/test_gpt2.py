@@ -18,9 +18,9 @@ from bertcore.models import generation
 from bertcore.nn.rotary import RotarySpec
 from tests import cuda_emulator
 from tests.models.family_parity import check, random_batch
+from tests.models.family_table import FAMILIES
 
-CONFIG = {"model_type": "gpt2", "vocab_size": 61, "n_embd": 39, "n_head": 3, "n_layer": 2, "n_positions": 24,
-          "pad_token_id": 60, "eos_token_id": 59}  # fmt: skip
+CONFIG = FAMILIES["gpt2"].config
 IDS = np.array([[4, 8, 15, 16, 23, 42, 7], [60, 60, 3, 1, 4, 1, 5], [60, 60, 60, 60, 60, 60, 9]])
 MASK = (IDS != 60).astype(np.int64)
 
@@ -28,9 +28,7 @@ MASK = (IDS != 60).astype(np.int64)
 def small_config(**changes):
     import transformers
 
-    sizes = {"vocab_size": 61, "n_embd": 39, "n_head": 3, "n_layer": 2, "n_positions": 24}
-    others = {"pad_token_id": 60, "bos_token_id": 59, "eos_token_id": 59, "num_labels": 3, "use_cache": False}
-    return transformers.GPT2Config(**sizes | others | changes)
+    return transformers.AutoConfig.for_model(**CONFIG | changes)
 
 
 @pytest.mark.parity

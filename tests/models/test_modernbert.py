@@ -6,11 +6,9 @@ import pytest
 from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
 from tests.conftest import CPU_BACKENDS
 from tests.models.family_checks import check_loads, check_refused, drawn_anew
+from tests.models.family_table import FAMILIES
 
-TINY = {
-    "model_type": "modernbert", "vocab_size": 40, "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 4,
-    "intermediate_size": 20, "pad_token_id": 3, "local_attention": 4,
-}  # fmt: skip
+TINY = FAMILIES["modernbert"].config
 
 
 def test_the_decoder_may_stand_beside_the_words(tmp_path):
@@ -26,7 +24,7 @@ def test_old_keys_say_the_same_as_new_ones():
     old = {"global_rope_theta": 30.0, "local_rope_theta": 20, "global_attn_every_n_layers": 2}
     assert AutoModel(TINY | old).spec == new.spec
     assert {layer.rotary.theta for layer in AutoModel(TINY | {"local_rope_theta": None}).spec.layers} == {160_000}
-    assert [layer.window for layer in new.spec.layers] == [None, (2, 2)] * 2
+    assert [layer.window for layer in new.spec.layers] == [None, (5, 5)] * 2
     assert [layer.rotary.theta for layer in AutoModel(TINY).spec.layers] == [160_000, 10_000, 10_000, 160_000]
 
 
@@ -40,7 +38,7 @@ def test_configs_that_are_refused():
         with pytest.raises(ValueError, match=message):
             AutoModel(TINY | {"rope_parameters": {"full_attention": section}})
     with pytest.raises(ValueError, match="heads are 3 wide, expected an even width"):
-        AutoModel(TINY | {"num_attention_heads": 8})
+        AutoModel(TINY | {"num_attention_heads": 12})
 
 
 @pytest.mark.parity
