@@ -5,26 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, AutoModelForPreTraining, ReplacedTokenModel, load_model, use_backend
+from bertcore import AutoModelForMaskedLM, AutoModelForPreTraining, ReplacedTokenModel, load_model
 from bertcore.checkpoint.saving import save_checkpoint
 from bertcore.models.pretraining import Discriminator
 from bertcore.models.replaced_tokens import generator_config
 from bertcore.presets import PRESETS, preset_config
+from tests.kernels.oracles import gelu, layer_norm
 from tests.tiny_families import drawn_anew, runnable, tiny_config
+
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 TELLING = {"electra", "deberta-v2", "roberta", "xlm-roberta", "camembert"}
 IDS = np.array([[7, 8, 9, 10, 11], [12, 13, 14, 5, 5]])
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-
-
-def norm(array, weight, bias):
-    centred = array - array.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-7) * weight + bias
-
-
-def gelu(array):
-    special = pytest.importorskip("scipy.special")
-    return array * (1 + special.erf(array / np.sqrt(2))) / 2
 
 
 @pytest.mark.parametrize("name", ["deberta-v3-small", "codebert"])
@@ -35,8 +28,7 @@ def test_heads_by_their_definition(padding, name):
     ids, mask = (IDS, MASK) if padding else (IDS[:1], MASK[:1])
     if padding == "left":
         ids, mask = ids[:, ::-1], mask[:, ::-1]
-    with use_backend("numpy"):
-        out = model(ids, mask, output_hidden_states=True)
+    out = model(ids, mask, output_hidden_states=True)
     hidden, state = out.hidden_states[-1], model.state_dict()
     prefix, last = (
         ("mask_predictions", "classifier") if "v3" in name else ("discriminator_predictions", "dense_prediction")
@@ -44,7 +36,7 @@ def test_heads_by_their_definition(padding, name):
     head = {key.removeprefix(f"{prefix}."): array for key, array in state.items() if key.startswith(prefix)}
     if "LayerNorm.weight" in head:
         first = hidden[np.arange(len(ids)), mask.argmax(1)][:, None]
-        hidden = norm(hidden + first, head["LayerNorm.weight"], head["LayerNorm.bias"])
+        hidden = layer_norm(hidden + first, head["LayerNorm.weight"], head["LayerNorm.bias"], 1e-7)
     inner = gelu(hidden @ head["dense.weight"].T + head["dense.bias"])
     expected = (inner @ head[f"{last}.weight"].T + head[f"{last}.bias"])[..., 0]
     np.testing.assert_allclose(out.logits, np.where(mask, expected, 0), rtol=1e-9, atol=1e-9)

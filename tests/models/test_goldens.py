@@ -128,13 +128,6 @@ def test_value_and_grad_needs_labels():
         value_and_grad(model)(input_ids=[[1, 2]])
 
 
-def test_a_model_without_the_head_in_its_file_says_what_is_new(tmp_path):
-    AutoModel.from_pretrained(GOLDENS / NAMES[0]).save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"does not hold cls\.predictions\..*newly initialised"):
-        model = AutoModelForMaskedLM.from_pretrained(tmp_path)
-    assert "cls.predictions.bias" in model.newly_initialised
-
-
 def test_without_a_pooling_layer_there_is_no_pooler_output(tmp_path):
     name = NAMES[0]
     AutoModel.from_pretrained(GOLDENS / name, add_pooling_layer=False).save_pretrained(tmp_path)
