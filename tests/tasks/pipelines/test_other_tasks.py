@@ -19,26 +19,6 @@ def judge(classifier_folder):
     return pipeline("zero-shot-classification", classifier_folder)
 
 
-def scores_of_pair(judge, text, hypothesis):
-    row = judge.tokenizer(text, hypothesis)
-    return judge.model([row["input_ids"]], token_type_ids=[row["token_type_ids"]]).logits[0].astype(np.float64)
-
-
-@pytest.mark.parametrize("multi_label", [False, True])
-def test_zero_shot(judge, multi_label):
-    template = "about {} ."
-    scores = np.stack([scores_of_pair(judge, TEXTS[0], template.format(label)) for label in CANDIDATES])
-    if multi_label:
-        expected = 1 / (1 + np.exp(scores[:, 0] - scores[:, 2]))
-    else:
-        expected = np.exp(scores[:, 2]) / np.exp(scores[:, 2]).sum()
-    found = judge(TEXTS[0], CANDIDATES, hypothesis_template=template, multi_label=multi_label)
-    assert found["sequence"] == TEXTS[0]
-    assert found["labels"] == [CANDIDATES[i] for i in np.argsort(-expected)]
-    np.testing.assert_allclose(found["scores"], np.sort(expected)[::-1], rtol=1e-5)
-    assert judge([TEXTS[0]], "cat, paris , the mat,", hypothesis_template=template, multi_label=multi_label) == [found]
-
-
 def test_zero_shot_of_a_long_text(judge):
     found = judge(LONG, CANDIDATES, truncation="chunk", stride=3, multi_label=True, merge="max")
     ids = judge.tokenizer(LONG, add_special_tokens=False)["input_ids"]
@@ -62,15 +42,6 @@ def test_zero_shot_says_what_it_needs(judge, tmp_path):
     folder = save_head(tmp_path, "AutoModelForSequenceClassification", {"0": "a", "1": "b"})
     with pytest.raises(ValueError, match="id2label has a, b, expected a class called entailment"):
         pipeline("zero-shot-classification", folder)
-
-
-def test_features(tmp_path):
-    extract = pipeline("feature-extraction", save_tiny_bert(tmp_path))
-    ids = extract.tokenizer(TEXTS[0])["input_ids"]
-    expected = extract.model([ids]).last_hidden_state
-    np.testing.assert_allclose(extract(TEXTS[0], return_tensors=True), expected, rtol=1e-6)
-    assert extract(TEXTS[0]) == extract(TEXTS[0], return_tensors=True).tolist()
-    assert [np.shape(each) for each in extract(TEXTS[:4], truncation=True)][3] == (1, 3, WIDTH)
 
 
 def test_features_of_a_long_text(tmp_path):
@@ -106,7 +77,7 @@ def test_zero_shot_is_that_of_transformers(classifier_folder, judge):
     theirs = transformers.pipeline("zero-shot-classification", str(classifier_folder), device="cpu")
     for options in ({}, {"multi_label": True}, {"hypothesis_template": "the {} is"}):
         assert_same_form(judge(TEXTS[0], CANDIDATES, **options), theirs(TEXTS[0], CANDIDATES, **options))
-        assert_same_form(judge(TEXTS[:2], "cat", **options), theirs(TEXTS[:2], "cat", **options))
+        assert_same_form(judge(TEXTS[:2], "cat, mat ,", **options), theirs(TEXTS[:2], "cat, mat ,", **options))
 
 
 @pytest.mark.parity

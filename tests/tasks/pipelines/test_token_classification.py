@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import pipeline
 from bertcore.tasks.pipelines.token_classification import STRATEGIES
-from tests.tasks.pipelines.folders import TAGS, TEXTS
+from tests.tasks.pipelines.folders import TEXTS
 from tests.tasks.pipelines.forms import assert_same_form
 
 ALL = {"ignore_labels": []}
@@ -23,22 +23,6 @@ def probabilities(tag, ids):
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def test_tokens(tag):
-    text = TEXTS[1]
-    encoded = tag.tokenizer(text, return_offsets_mapping=True)
-    expected = probabilities(tag, encoded["input_ids"])
-    found = tag(text, **ALL)
-    assert [each["index"] for each in found] == list(range(1, len(expected) - 1))
-    for each in found:
-        row = expected[each["index"]]
-        assert each["entity"] == TAGS[str(row.argmax())]
-        assert each["score"] == pytest.approx(row.max(), rel=1e-5)
-        assert (each["start"], each["end"]) == tuple(encoded["offset_mapping"][each["index"]])
-        assert each["word"] == tag.tokenizer.convert_ids_to_tokens(encoded["input_ids"][each["index"]])
-    assert tag(text) == [each for each in found if each["entity"] != "O"]
-    assert tag([text, ""]) == [tag(text), []]
-
-
 def test_offsets_are_characters_of_the_text(tag):
     text = "Ünknown  catmat,\tPARIS 🐈 sat"
     for strategy in STRATEGIES:
@@ -47,33 +31,6 @@ def test_offsets_are_characters_of_the_text(tag):
             if strategy == "none" and each["word"] != text[each["start"] : each["end"]]:
                 assert each["word"].removeprefix("##") == piece.replace("ü", "u")
             assert piece.strip() == piece and piece
-
-
-def test_words_agree(tag):
-    text = "catmat paris unknownword sat"
-    tokens = tag(text, **ALL)
-    rows = probabilities(tag, tag.tokenizer(text)["input_ids"])[1:-1]
-    words = [[i for i, each in enumerate(tokens) if text[: each["start"]].count(" ") == n] for n in range(4)]
-    assert all(words) and len(words[0]) > 1
-    picks = {
-        "first": lambda part: part[0],
-        "average": lambda part: part.mean(axis=0),
-        "max": lambda part: part[part.max(axis=1).argmax()],
-    }
-    for strategy, pick in picks.items():
-        expected = []  # neighbours of one kind put together, as the names say
-        for word in words:
-            scores = pick(rows[word])
-            name = TAGS[str(scores.argmax())]
-            kind = name.split("-")[-1]
-            if expected and expected[-1][0] == kind and not name.startswith("B-"):
-                expected[-1][1].append(scores.max())
-                expected[-1][3] = tokens[word[-1]]["end"]
-            else:
-                expected.append([kind, [scores.max()], tokens[word[0]]["start"], tokens[word[-1]]["end"]])
-        found = tag(text, aggregation_strategy=strategy, **ALL)
-        assert [(e["entity_group"], e["start"], e["end"]) for e in found] == [(k, a, b) for k, _, a, b in expected]
-        np.testing.assert_allclose([e["score"] for e in found], [np.mean(s) for _, s, _, _ in expected], rtol=1e-5)
 
 
 @pytest.mark.parametrize("stride", [0, 1, 6, 11, None])
