@@ -8,7 +8,7 @@ import pytest
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.tokenization import AutoTokenizer
-from tests.tokenization.corpus import HARD_TEXTS, train_vocabulary, write_json
+from tests.tokenization.corpus import HARD_TEXTS, write_json
 
 
 @pytest.fixture
@@ -246,10 +246,3 @@ def test_unknown_piece_without_a_token(tmp_path):
     write_json(tmp_path / "tokenizer.json", tokenizer_json(model))
     with pytest.raises(RuntimeError, match="the tokenizers library failed, as it does on a broken tokenizer"):
         load(tmp_path)("z")
-
-
-def test_vocabularies_are_trained_as_the_tests_think(tmp_path):
-    train_vocabulary(tmp_path / "vocab.txt", lower_case=False)
-    tokens = (tmp_path / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and len(tokens) == 700
-    assert any(token.startswith("##") for token in tokens)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
-from bertcore.tokenization.engine import MOST_COPIES, PARALLEL_TEXTS, _copy
+from bertcore.tokenization.engine import MOST_COPIES, PARALLEL_TEXTS
 from tests.tokenization.corpus import HARD_TEXTS
 
 CLS, SEP, PAD, UNK, MASK = 2, 3, 0, 1, 4
@@ -37,21 +37,10 @@ class TestResults:
             assert {name: rows[row] for name, rows in batch.items()} == alone
         assert tokenizer(tuple(HARD_TEXTS), return_offsets_mapping=True) == batch
 
-    def test_pair(self, tokenizer):
-        found = tokenizer("the", "value", return_special_tokens_mask=True)
-        assert found.tokens() == ["[CLS]", "the", "[SEP]", "value", "[SEP]"]
-        assert found.token_type_ids == [0, 0, 0, 1, 1]
-        assert found.special_tokens_mask == [1, 0, 1, 0, 1]
-        assert found.sequence_ids() == [None, 0, None, 1, None]
-
     def test_empty_second_text_is_a_text(self, tokenizer):
         """transformers drops it for a single text and keeps it in a batch; here both are the same."""
         assert tokenizer("the", "").input_ids == tokenizer(["the"], [""]).input_ids[0]
         assert tokenizer("the", "").tokens() == ["[CLS]", "the", "[SEP]", "[SEP]"]
-
-    def test_empty_text(self, tokenizer):
-        assert tokenizer("").input_ids == [CLS, SEP]
-        assert tokenizer(["", "the"], padding=True).attention_mask == [[1, 1, 0], [1, 1, 1]]
 
     @pytest.mark.parametrize("empty", [[], ()])
     def test_empty_batch(self, tokenizer, empty):
@@ -64,16 +53,6 @@ class TestResults:
             "input_ids": (0, 0), "token_type_ids": (0, 0), "attention_mask": (0, 0), "offset_mapping": (0, 0, 2),
             "length": (0,),
         }  # fmt: skip
-
-    def test_arrays(self, tokenizer):
-        found = tokenizer(["the value", "the"], padding=True, return_tensors="np", return_offsets_mapping=True)
-        assert found.input_ids.dtype == np.int64 and found.input_ids.shape == (2, 4)
-        assert found.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
-        assert found.offset_mapping.shape == (2, 4, 2)
-        assert tokenizer("the value", return_tensors="np").input_ids.shape == (1, 4)
-
-    def test_special_tokens_in_the_text(self, tokenizer):
-        assert tokenizer("the [MASK] value").tokens() == ["[CLS]", "the", "[MASK]", "value", "[SEP]"]
 
     def test_offsets_point_into_the_text(self, tokenizer):
         text = "  Thé\u0301 value!"
@@ -150,13 +129,6 @@ class TestBackToText:
         assert tokenizer.convert_ids_to_tokens([CLS, MASK], skip_special_tokens=True) == []
         assert tokenizer.convert_tokens_to_ids("[MASK]") == MASK
         assert tokenizer.convert_tokens_to_ids(["[PAD]", "no such token"]) == [PAD, UNK]
-
-    def test_special_tokens(self, tokenizer):
-        assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("[MASK]", MASK)
-        assert (tokenizer.bos_token, tokenizer.bos_token_id) == (None, None)
-        assert tokenizer.all_special_tokens == ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"]
-        assert tokenizer.all_special_ids == [UNK, SEP, PAD, CLS, MASK]
-        assert tokenizer.vocab_size == len(tokenizer) == len(tokenizer.get_vocab()) and tokenizer
 
 
 class TestBadInput:
@@ -304,15 +276,6 @@ class TestThreads:
             thread.join()
         assert not wrong
         assert len(fresh._engine._copies) <= MOST_COPIES
-
-    def test_copies_are_the_same_tokenizer(self, demo_folder, tokenizer):
-        for one in (tokenizer, AutoTokenizer.from_pretrained(demo_folder)):
-            assert _copy(one._backend).to_str() == one._backend.to_str()
-
-    def test_pickle(self, tokenizer):
-        tokenizer("the", truncation=True, max_length=9)
-        again = pickle.loads(pickle.dumps(tokenizer))
-        assert again(HARD_TEXTS) == tokenizer(HARD_TEXTS) and repr(again) == repr(tokenizer)
 
 
 FORK = """
