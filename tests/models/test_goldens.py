@@ -67,18 +67,6 @@ def test_masked_lm_and_every_gradient(cpu_dtype, name):
         assert worst < GRADIENT_TOLERANCE[cpu_dtype], parameter
 
 
-def test_weights_prepared_for_one_backend_serve_the_others():
-    """A prepared weight replaces the original; another backend, and saving, get the original back from it."""
-    name = NAMES[0]
-    model, fresh = (AutoModelForMaskedLM.from_pretrained(GOLDENS / name) for _ in range(2))
-    with use_backend("numba"):
-        model(**inputs_of(name))
-    for parameter, array in fresh.state_dict().items():
-        np.testing.assert_array_equal(model.state_dict()[parameter], array)
-    with use_backend("numpy"):
-        np.testing.assert_array_equal(model(**inputs_of(name)).logits, fresh(**inputs_of(name)).logits)
-
-
 def test_tied_embeddings_stay_as_loaded():
     """The table is looked up in every pass: it is not let go for the decoder's weight, only to be made again."""
     model = AutoModelForMaskedLM.from_pretrained(GOLDENS / "three_heads_of_13")

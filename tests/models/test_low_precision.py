@@ -13,8 +13,8 @@ import pytest
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
 from bertcore.kernels import dispatch, unavailable_reason
-from tests.checkpoint.files import write_tensors
 from tests.tiny_bert import CONFIG
+from tests.tolerances import assert_same_arrays
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 TIED, UNTIED = GOLDENS / "three_heads_of_13", GOLDENS / "untied_decoder"
@@ -119,14 +119,16 @@ def test_load_state_dict(cpu_backend, dtype):
     assert all(weight.forms.weights for weight in weights_of(other))
 
 
-@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize("dtype", ["float32", *EVERY])
 def test_weights_prepared_for_one_backend_serve_the_other(dtype):
+    """A prepared weight replaces the original; another backend, and saving, get the original back from it."""
     with use_backend("numba"):
         model = AutoModelForMaskedLM.from_pretrained(TIED, dtype=dtype)
         logits(model)
     with use_backend("numpy"):
-        expected = logits(AutoModelForMaskedLM.from_pretrained(TIED, dtype=dtype))
-        np.testing.assert_array_equal(logits(model), expected)
+        fresh = AutoModelForMaskedLM.from_pretrained(TIED, dtype=dtype)
+        assert_same_arrays(model.state_dict(), fresh.state_dict())
+        np.testing.assert_array_equal(logits(model), logits(fresh))
 
 
 @pytest.mark.parametrize("folder", [TIED, UNTIED], ids=lambda folder: folder.name)
@@ -192,15 +194,16 @@ def test_gradients_are_refused(cpu_backend, dtype):
     logits(model)  # and still computes
 
 
-def test_int8_is_refused_on_cuda(monkeypatch):
+@pytest.mark.parametrize("dtype", ["int8", "int8_weight_only"])
+def test_int8_is_refused_on_cuda(monkeypatch, dtype):
     with use_backend("numpy"):
-        model = AutoModel.from_config(CONFIG, dtype="int8")
+        model = AutoModel.from_config(CONFIG, dtype=dtype)
     monkeypatch.setattr(dispatch, "_missing", lambda name: None)
     with use_backend("cupy"):
-        with pytest.raises(ValueError, match=r"dtype is 'int8', which runs on the CPU alone .*, not on 'cupy'"):
-            AutoModel.from_config(CONFIG, dtype="int8")
+        with pytest.raises(ValueError, match=f"dtype is '{dtype}', which runs on the CPU alone .*, not on 'cupy'"):
+            AutoModel.from_config(CONFIG, dtype=dtype)
         for form in ("weight", "value"):
-            with pytest.raises(ValueError, match="loaded with dtype='int8', which runs on the CPU alone"):
+            with pytest.raises(ValueError, match=f"loaded with dtype='{dtype}', which runs on the CPU alone"):
                 getattr(model.encoder.pooler.dense.weight, form)
 
 
@@ -244,19 +247,6 @@ def test_other_quantisations_are_refused(tmp_path, change, problem):
     AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
     with pytest.raises(CheckpointError, match=problem):
-        AutoModel.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("damage", ["truncated", "scale"])
-def test_damaged_int8_checkpoints_are_told(cpu_backend, tmp_path, damage):
-    AutoModel.from_config(CONFIG, dtype="int8").save_pretrained(tmp_path)
-    file, name = tmp_path / "model.safetensors", "encoder.layer.0.intermediate.dense.weight"
-    if damage == "truncated":
-        file.write_bytes(file.read_bytes()[:-5])
-    else:
-        write_tensors(file, {key: array for key, array in open_checkpoint(tmp_path).items() if key != f"{name}_scale"})
-    expected = {"truncated": "not an intact safetensors file", "scale": rf"missing or wrong \(1\): {name}: no scale"}
-    with pytest.raises(CheckpointError, match=expected[damage]):
         AutoModel.from_pretrained(tmp_path)
 
 

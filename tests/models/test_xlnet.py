@@ -205,14 +205,6 @@ def prediction():
     return {"perm_mask": np.triu(np.ones((2, 4, 4))), "target_mapping": np.eye(4)[None, [1, 3]].repeat(2, axis=0)}
 
 
-def test_padding_on_either_side_makes_no_difference():
-    model = tiny("SequenceClassification")
-    with use_backend("numpy"):
-        left = model(IDS[:1], MASK[:1], TYPES[:1])
-        right = model(np.roll(IDS[:1], -1, 1), np.roll(MASK[:1], -1, 1), np.roll(TYPES[:1], -1, 1))
-    np.testing.assert_allclose(left.logits, right.logits, rtol=1e-6)
-
-
 @dtypes_with_tables
 @pytest.mark.parametrize("kind", ["words", "predictions", "a memory"])
 def test_backends_and_dtypes_agree(kind, dtypes):
