@@ -127,16 +127,6 @@ def test_dynamic_masks_choose_every_token_alike():
     np.testing.assert_allclose(counts[1:-1] / 2000, 0.15, atol=0.035)
 
 
-def test_static_and_dynamic():
-    ids = next(texts(1))
-    static, dynamic = Masking(is_static=True), Masking()
-    assert (masked(static, ids, 1)[1] == masked(static, ids, 2)[1]).all()
-    assert (masked(dynamic, ids, 1)[1] != masked(dynamic, ids, 2)[1]).any()
-    other = ids.copy()
-    other[1] = 5 + (ids[1] - 4) % 90
-    assert (masked(static, ids)[1] != masked(static, other)[1]).any()
-
-
 def test_texts_without_words():
     for ids in (np.zeros(0, np.int64), np.array([2]), np.array([2, 3, 0, 0])):
         for unit in ("token", "word", "span"):

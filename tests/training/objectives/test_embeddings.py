@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel
-from bertcore.training import AdamW
 from bertcore.training.objectives import (
     ColumnCollator,
     CoSENT,
@@ -104,13 +103,9 @@ def test_loss_and_gradient_are_the_definitions(name, count):
     vectors = np.random.default_rng(4).normal(size=(count, columns, DIM))
     value, grad = objective.of_embeddings(vectors, labels)
     assert value == pytest.approx(definition(vectors, labels), rel=1e-12)
-    for place in np.ndindex(vectors.shape):
-        moved = []
-        for step in (1e-6, -1e-6):
-            changed = vectors.copy()
-            changed[place] += step
-            moved.append(definition(changed, labels))
-        assert grad[place] == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-5, abs=1e-7)
+    for direction in np.random.default_rng(5).normal(size=(3, *vectors.shape)):
+        ends = [definition(vectors + step * direction, labels) for step in (1e-6, -1e-6)]
+        assert (grad * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-7)
 
 
 DISTANCES = {"triplet": "EUCLIDEAN", "triplet by cosine": "COSINE", "triplet by manhattan": "MANHATTAN"}
@@ -247,18 +242,6 @@ def cut_up(objective, model, batch, chunk):
         return with_loss(EncoderOutput(last_hidden_state=whole), loss)
 
     return differentiate(model, run)[1]
-
-
-def test_a_model_learns_which_texts_belong_together(tokenizer):
-    pairs = [("the cat", "an mat"), ("paris", "france"), ("sat on", "capital of"), ("is", "Upper")]
-    objective = MultipleNegativesRanking(chunk=5)
-    batch = objective.collator(tokenizer)([{"anchor": one, "positive": other} for one, other in pairs])
-    model = AutoModel.from_config(CONFIG, add_pooling_layer=False)
-    optimizer = AdamW(model, lr=1e-2)
-    first = objective.forward(model, batch).loss
-    for _ in range(30):
-        optimizer.step(objective.value_and_grad(model, batch)[1])
-    assert objective.forward(model, batch).loss < 0.1 * first
 
 
 def test_columns_are_collated_in_their_order(tokenizer):
