@@ -117,9 +117,11 @@ def test_an_installation_runs_without_the_repository(installed, tmp_path):
 def test_pyright_finds_nothing_in_what_a_user_writes(installed, tmp_path):
     _, site = installed
     script = shutil.copy(Path(__file__).with_name("user_script.py"), tmp_path / "user_script.py")
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)):
-        (tmp_path / f"readme_{number}.py").write_text(block)
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    pages.remove(REPOSITORY / "docs" / "clusters.md")  # which is about libraries that may not be here
+    for page in pages:
+        blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        (tmp_path / f"page_{page.stem.replace('-', '_')}.py").write_text("\n".join(blocks))
     paths = ", ".join(f'"{path}"' for path in (site, *SITE_PACKAGES))
     (tmp_path / "pyrightconfig.json").write_text(f'{{"typeCheckingMode": "basic", "extraPaths": [{paths}]}}')
     command = (sys.executable, "-m", "pyright", "--project", tmp_path)

@@ -31,9 +31,9 @@ class ModelOutput:
             is their own (DeBERTa, XLNet, LUKE with entities, Transformer-XL).
     """
 
-    hidden_states: ClassVar[tuple[Any, ...] | None] = None
-    attentions: ClassVar[tuple[Any, ...] | None] = None
-    projections: ClassVar[tuple[tuple[Any, ...] | None, ...] | None] = None
+    hidden_states: ClassVar[Any] = None
+    attentions: ClassVar[Any] = None
+    projections: ClassVar[Any] = None
     loss: Any = None
     traced: InitVar[Mapping[str, Any] | None] = None
 

@@ -13,6 +13,7 @@ from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.tape import Tape, current_tape, value_of
 from bertcore.tasks.long_texts import Cutting, Window, windows_of
+from bertcore.tasks.pipelines.base import Pipeline
 from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
 from bertcore.tasks.probabilities import on_host
 
@@ -37,7 +38,7 @@ class Attribution:
     gap: float = 0.0
 
 
-def attention_rollout(classifier: TextClassificationPipeline, inputs: Any, **options: Any) -> Attribution:
+def attention_rollout(classifier: Pipeline, inputs: Any, **options: Any) -> Attribution:
     """How much of each token reaches, through all layers' attention, the one that is classified: the first ([CLS]), the
     last (XLNet, GPT-2), or the mean of all.
 
@@ -66,7 +67,7 @@ def attention_rollout(classifier: TextClassificationPipeline, inputs: Any, **opt
 
 
 def integrated_gradients(
-    classifier: TextClassificationPipeline, inputs: Any, *, label: str | None = None, steps: int = 50, **options: Any
+    classifier: Pipeline, inputs: Any, *, label: str | None = None, steps: int = 50, **options: Any
 ) -> Attribution:
     """How much each token's embedding adds to the score (the logit) of a class.
 
@@ -107,9 +108,7 @@ def integrated_gradients(
     return Attribution(tokens, offsets, scores, names[column], gap)
 
 
-def _row(
-    classifier: TextClassificationPipeline, inputs: Any, options: Mapping[str, Any]
-) -> tuple[Window, dict[str, np.ndarray]]:
+def _row(classifier: Pipeline, inputs: Any, options: Mapping[str, Any]) -> tuple[Window, dict[str, np.ndarray]]:
     """The one row that the model is given, and its arguments."""
     if not isinstance(classifier, TextClassificationPipeline):
         raise TypeError(f"classifier is {type(classifier).__name__}, expected a text-classification pipeline")
@@ -125,7 +124,7 @@ def _row(
     return found[0], classifier._arrays(found[:1])
 
 
-def _baseline_ids(classifier: TextClassificationPipeline, window: Window) -> np.ndarray:
+def _baseline_ids(classifier: Pipeline, window: Window) -> np.ndarray:
     padding = classifier.tokenizer.pad_token_id
     if padding is None:
         raise ValueError("the tokenizer has no padding word, which is integrated gradients' baseline")

@@ -11,6 +11,7 @@ import numpy as np
 
 from bertcore.arguments import check_numbers
 from bertcore.tasks.pipelines import pipeline
+from bertcore.tasks.pipelines.base import Pipeline
 from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
 
 VOTES = ("soft", "hard")
@@ -40,7 +41,7 @@ class Ensemble:
     unknown vote, and wrong weights; TypeError for members of another kind.
     """
 
-    def __init__(self, members: Sequence[TextClassificationPipeline], *, vote: str = "soft", weights: Any = None):
+    def __init__(self, members: Sequence[Pipeline], *, vote: str = "soft", weights: Any = None):
         self.members = list(members)
         if len(self.members) < 2:
             raise ValueError(f"members has {len(self.members)}, expected two at least")
