@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels.program import Graphs, NotCaptured, Recordings
+from bertcore.kernels.program import InferenceGraphs, NotCaptured, Recordings
 from bertcore.models.adapter import Trace
 from bertcore.models.inputs import EncoderInput, KnownOnHost
 from bertcore.models.registry import Family
@@ -61,7 +61,7 @@ class Encoder(Block):
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
         self.recomputes_layers = False
         self._recordings: PerVersion[Recordings] = PerVersion()
-        self._graphs = Graphs()
+        self._graphs = InferenceGraphs()
         self._trained_layers = TrainedLayers()
 
     def __call__(self, inputs: EncoderInput, trace: Trace) -> Any:
@@ -97,13 +97,9 @@ class Encoder(Block):
         if known is not None and current_tape() is not None:
             return self._in_training(inputs, known, trace)
         if known is not None:
-            settings = autocast_dtype(), kernels.is_batch_invariant()
-            key, version = (inputs.on_gpu.rooms, known, trace.layers, trace.is_empty, settings), self.version
-            if self._graphs.has_seen(version, key):
-                try:
-                    return self._replayed(version, key, known, inputs, trace)
-                except NotCaptured as error:
-                    _warn_not_captured(error)
+            replayed = self._replayed(inputs, known, trace)
+            if replayed is not None:
+                return replayed
         state, context = self.adapter.begin(inputs, self.embeddings, trace)
         context.projections = trace.projections
         if cache is not None:
@@ -119,18 +115,26 @@ class Encoder(Block):
             return recordings.run(key, build, state, context.cu_seqlens)
         return self._run_layers(state, context, trace)
 
-    def _replayed(
-        self, version: int, key: tuple[Any, ...], known: KnownOnHost, inputs: EncoderInput, trace: Trace
-    ) -> Any:
-        """The last hidden state of a batch, and the states that the trace notes, by a CUDA graph."""
+    def _replayed(self, inputs: EncoderInput, known: KnownOnHost, trace: Trace) -> Any:
+        """The last hidden state of a batch, and the states that the trace notes, by a CUDA graph; None where there is
+        none."""
 
-        def build(joined: Any) -> tuple[tuple[Any, ...], LayerContext]:
-            own = replace(trace, states=None if trace.states is None else [])
+        def build(joined: Any) -> tuple[tuple[Any, ...], Any]:
+            own, before = replace(trace, states=None if trace.states is None else []), self.in_use()
             state, context = self.adapter.begin(inputs.with_room(joined, known), self.embeddings, own)
             state = self._run_layers(state, context, own)
-            return (state,) if own.states is None else tuple(own.states), context
+            # Another thread may replace parameters meanwhile: what is read is there before it, or after.
+            return (state,) if own.states is None else tuple(own.states), (context.in_use(), before, self.in_use())
 
-        results = self._graphs.run(version, key, build, inputs.on_gpu.array, len(inputs.input_ids))
+        settings = trace.layers, trace.is_empty, autocast_dtype(), kernels.is_batch_invariant()
+        key = inputs.on_gpu.rooms, known, settings
+        try:
+            results = self._graphs.run(self.version, key, build, inputs.on_gpu.array, len(inputs.input_ids))
+        except NotCaptured as error:
+            _warn_not_captured(error)
+            return None
+        if results is None:
+            return None
         if trace.states is not None:
             trace.states.extend(results)
         return results[-1]
@@ -143,6 +147,7 @@ class Encoder(Block):
             state, context = self.adapter.begin(inputs, lambda _: hidden, own)
             return self._run_layers(state, context, own), context
 
+        self._graphs.keep_only(lambda: self.version)  # those of weights that training replaced
         hidden, key = self.embeddings(inputs), (trace.layers, self.recomputes_layers)
         try:
             output = self._trained_layers(layers, self._layer_blocks(trace), hidden, inputs, known, key)

@@ -1,10 +1,10 @@
 """The integers of a batch side by side in one array on the GPU: one copy takes them there.
 
 The array has room for more tokens and sequences than the batch: the next of a few sizes, so that batches of other sizes
-have the same layout, which is what a pass that is kept as a CUDA graph reads (kernels/program/graphs.py). In inference
-nobody looks at what stands behind the batch. In training it has a part in sums, to which it adds zero times whatever
-stands there: these must be numbers, so that the tokens behind are cut into sequences as well, which every kernel
-computes; they are fewer.
+have the same layout, which is what a pass that is kept as a CUDA graph reads (kernels/program/graph_cache.py). In
+inference nobody looks at what stands behind the batch. In training it has a part in sums, to which it adds zero times
+whatever stands there: these must be numbers, so that the tokens behind are cut into sequences as well, which every
+kernel computes; they are fewer.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ of one that was never stopped.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,19 +64,21 @@ class TrainedLayers:
         Raises:
             NotCaptured: where CUDA cannot capture them.
         """
-        parameters = list(_parameters(blocks))
+        attributes = [pair for block in dict.fromkeys(blocks) for pair in _attributes(block)]
+        parameters = dict.fromkeys(item for _, item in attributes if isinstance(item, Parameter))
         if all(parameter.is_frozen for parameter in parameters):
             return None
         read = [*blocks, *(parameter.read_in_training() for parameter in parameters)]
-        version, has_gradient, seeds = tuple(map(id, read)), type(hidden) is Variable, current_seeds()
+        read += [item for name, item in attributes if not (name.startswith("_") or isinstance(item, Parameter))]
+        # Graphs keep what they read, so that nothing else has its address; numbers, as rates of dropout, may be equal.
+        version = tuple(item if type(item) is float else id(item) for item in read)
+        has_gradient, seeds = type(hidden) is Variable, current_seeds()
         settings = None if seeds is None else seeds.count, autocast_dtype(), kernels.is_batch_invariant()
         key = key, inputs.on_gpu.rooms, known, has_gradient, settings
-        if not self._graphs.has_seen(version, key):
-            return None
         given, rooms = (value_of(hidden), inputs.on_gpu.array), (_tokens(inputs), len(inputs.on_gpu.array))
         arrays = [*zip(given, rooms, strict=True), (np.zeros(0, np.uint64), MOST_SEEDS)]
         capture = _Capture(layers, inputs, known, has_gradient, read)
-        found = self._graphs.pass_of(version, key, capture, arrays)
+        found = self._graphs.begin(version, key, capture, arrays)
         return None if found is None else _recorded(found, hidden, (*given, _seeds(found.kept.seeds)))
 
 
@@ -113,12 +115,12 @@ def _tokens(inputs: EncoderInput) -> int:
     return dict(inputs.on_gpu.rooms)["input_ids"]
 
 
-def _parameters(blocks: Iterable[Block]) -> Iterable[Parameter]:
-    """Those of the blocks and of their adapters, each once."""
-    for parameter in dict.fromkeys(parameter for block in blocks for parameter in block.parameters()):
-        yield parameter
-        if parameter.adapter is not None:
-            yield from parameter.adapter.parameters()
+def _attributes(block: Block) -> Iterator[tuple[str, Any]]:
+    """Those of the block and of its parameters' adapters."""
+    for name, item in block.attributes():
+        yield name, item
+        if isinstance(item, Parameter) and item.adapter is not None:
+            yield from _attributes(item.adapter)
 
 
 class _Kept:

@@ -49,6 +49,10 @@ class LayerContext:
         is_plain = self.key_mask is None and notes_nothing and self.cache is None
         return is_plain and all(angles.can_be_recorded for angles in self.rotary.values())
 
+    def in_use(self) -> list[Any]:
+        """What the layers read of it: who has the list keeps all of it."""
+        return [self]
+
 
 def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec) -> Block | None:
     """The norm that stands at this part of a layer; None where there is none."""

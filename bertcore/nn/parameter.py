@@ -253,15 +253,26 @@ class Block:
 
     def parameters(self) -> Iterator[Parameter]:
         """The parameters of this block and of those within it, each once, in the order they were made."""
-        return iter(dict.fromkeys(self._walk()))
+        return iter(dict.fromkeys(item for _, item in self.attributes() if isinstance(item, Parameter)))
 
-    def _walk(self) -> Iterator[Parameter]:
-        for attribute in list(vars(self).values()):  # another thread may note the version meanwhile
+    def attributes(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of the attributes of this block and of those within it, but for these; a list's items each."""
+        for name, attribute in list(vars(self).items()):  # another thread may note the version meanwhile
             for item in attribute if isinstance(attribute, list) else [attribute]:
-                if isinstance(item, Parameter):
-                    yield item
-                elif isinstance(item, Block):
-                    yield from item._walk()
+                if isinstance(item, Block):
+                    yield from item.attributes()
+                else:
+                    yield name, item
+
+    def in_use(self) -> list[Any]:
+        """What its passes now read of parameters and of what was made of them: who has the list keeps all of it."""
+        found: list[Any] = []
+        for _, item in self.attributes():
+            if isinstance(item, PerVersion):
+                found.append(item.kept)
+            elif isinstance(item, Parameter):
+                found += [item.forms] if item.adapter is None else [item.forms, *item.adapter.in_use()]
+        return found
 
     def token_weights(self) -> Iterator[Parameter]:
         """The weights of the linear maps that every token passes, each as often as it does; a block whose maps pass
@@ -294,20 +305,24 @@ Made = TypeVar("Made")
 
 class PerVersion(Generic[Made]):
     """What is made of parameters: one for each place (`kernels.get_place`) and dtype of `autocast`, made when it is
-    first needed and again for another version."""
+    first needed and again for another version.
+
+    Attributes:
+        kept: (the version, what is kept for it).
+    """
 
     def __init__(self) -> None:
-        self._kept: tuple[Any, dict[Any, Made]] = None, {}
+        self.kept: tuple[Any, dict[Any, Made]] = None, {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerVersion, ()  # a copy of a block makes its own
 
     def get(self, version: Any, make: Callable[[], Made]) -> Made:
         """What is kept for this version, here; `make` makes it where there is none yet."""
-        known, made = self._kept
+        known, made = self.kept
         if known != version:
             made = {}
-            self._kept = version, made
+            self.kept = version, made
         key = kernels.get_place(), autocast_dtype()
         if key not in made:
             made[key] = make()

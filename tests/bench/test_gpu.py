@@ -19,7 +19,7 @@ from bench.gpu.worker import rows_of
 from bench.report import read_csv
 from bertcore import kernels
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
-from bertcore.kernels.program import training_graphs
+from bertcore.kernels.program.training_graphs import TrainingPass
 from bertcore.kernels.softmax import cuda as softmax_cuda
 from tests.bench.gpu_worker import TorchOnCPU
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
@@ -254,8 +254,8 @@ def test_a_family_that_cannot_be_captured_is_wrong(monkeypatch):
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_gradients_of_graphs_are_checked(monkeypatch, is_wrong):
     if is_wrong:
-        real = training_graphs.Pass.backward
-        monkeypatch.setattr(training_graphs.Pass, "backward", lambda done, gradient: real(done, 1.01 * gradient))
+        real = TrainingPass.backward
+        monkeypatch.setattr(TrainingPass, "backward", lambda done, gradient: real(done, 1.01 * gradient))
     with driverless() as gpu:
         gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
         (step,) = (step for step in checks.steps(1, ["mpnet-base"]) if step.name == "mpnet-base, gradients")

@@ -80,6 +80,7 @@ class Driverless:
         self.default_stream = self.stream_class()
         self.streams = {}  # the current one of each GPU that has another than the default
         self.capture = None  # the Graph that is being captured
+        self.is_busy = False  # whether events count as still to come
 
     @property
     def stream(self):

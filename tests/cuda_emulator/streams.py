@@ -22,6 +22,11 @@ class Event:
     def record(self, stream=None):
         self.time = time.perf_counter()
 
+    @property
+    def done(self):
+        """Whether what stood before it is done; a test may say that it is not."""
+        return not self._gpu.is_busy
+
     def synchronize(self):
         self._gpu.wait("Event.synchronize")
 

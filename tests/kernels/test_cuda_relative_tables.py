@@ -11,7 +11,7 @@ import pytest
 from bertcore.kernels import attention, attention_backward
 from bertcore.kernels.attention import relative_products
 from bertcore.kernels.attention.positions import OF_RELATIVE, RelativePositions
-from bertcore.kernels.program import Graphs
+from bertcore.kernels.program import InferenceGraphs
 from bertcore.kernels.program.arena import Lifetimes
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
 from tests.kernels.strategies import normal
@@ -147,7 +147,7 @@ def test_memory_of_tables(monkeypatch, lengths):
 def test_tables_in_a_graph(gpu):
     """With `longest` nothing is read, and each launch computes what the offsets then say."""
     gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
-    made, (arrays, relative) = Graphs(), with_tables(np.dtype(np.float32), 2, 2, (39, 0, 5))
+    made, (arrays, relative) = InferenceGraphs(), with_tables(np.dtype(np.float32), 2, 2, (39, 0, 5))
     on_gpu, names = list(map(cupy.asarray, arrays)), ("distance_rows", "segment_ids", *TERMS)
     terms = RelativePositions(**{name: cupy.asarray(getattr(relative, name)) for name in names}, longest=40)
 
@@ -157,6 +157,7 @@ def test_tables_in_a_graph(gpu):
         found = attention_backward(on_gpu[0], *on_gpu[1:], output, lse, **options)
         return (*found[:3], *(getattr(found.relative, name) for name in TERMS)), None
 
+    assert made.run(1, "layout", build, cupy.zeros(4, np.int32), 44) is None
     gpu.waits.clear()
     for lengths in ((39, 0, 5), (1, 23, 20), (4, 40, 0)):
         found = made.run(1, "layout", build, cupy.asarray(np.cumsum((0, *lengths), dtype=np.int32)), 44)

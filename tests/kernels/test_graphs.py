@@ -3,7 +3,7 @@
 import copy
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 
 import cupy
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertcore import kernels
-from bertcore.kernels.program import Graphs, NotCaptured, graphs
+from bertcore.kernels.program import InferenceGraphs, NotCaptured, TrainingGraphs, graph_cache
 from bertcore.kernels.program.arena import ALIGNMENT, Arena, Lifetimes
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.streams import CaptureError, Graph, Stream
@@ -50,16 +50,29 @@ def build_of(table, extra=lambda array: None):
 
 
 def run(made, build, ids, rows=None, key="layout", version=1):
+    """The result by a graph, also where this is the first batch of its layout."""
     ids = cupy.asarray(np.array(ids, np.int32))
-    (found,) = made.run(version, key, build, ids, len(ids) if rows is None else rows)
-    return found
+    for _ in range(2):
+        found = made.run(version, key, build, ids, len(ids) if rows is None else rows)
+        if found is not None:
+            return found[0]
+    raise AssertionError("no graph")
+
+
+def captured(made):
+    """The graphs that are kept."""
+    return [kept.graph for kept in made._cache._kept.values()]
+
+
+def keys(made):
+    return [key for _, key in made._cache._kept]
 
 
 def test_a_graph_computes_other_batches_of_its_layout(gpu, table):
-    made, kept, found = Graphs(), [], []
+    made, kept, found = InferenceGraphs(), [], []
     for ids in ([3, 0, 0], [1, 1, 2], [0, 3, 2]):
         found.append((ids, run(made, build_of(table), ids)))
-        kept.append(next(iter(made._kept.values())))
+        kept += captured(made)
     for ids, output in found:  # each has its own memory
         np.testing.assert_allclose(output.get(), expected(ids), rtol=1e-6)
     assert kept[0] is kept[1] is kept[2] and kept[0]._graph.launches == 3
@@ -72,30 +85,33 @@ def test_a_graph_gives_several_results(gpu, table):
         second = kernels.activation(first * 2, "tanh")
         return (first, second, first), None  # one of them twice
 
-    made = Graphs()
-    for ids in ([3, 0, 0], [1, 1, 2], [0, 3, 2]):
+    made = InferenceGraphs()
+    for count, ids in enumerate(([3, 0, 0], [3, 0, 0], [1, 1, 2], [0, 3, 2])):
         found = made.run(1, "layout", build, cupy.asarray(np.array(ids, np.int32)), 2)
+        if count == 0:
+            assert found is None
+            continue
         for result, values in zip(found, (ROWS[ids], expected(ids), ROWS[ids]), strict=True):
             np.testing.assert_allclose(result.get(), values[:2], rtol=1e-6)
         assert len({result.data.ptr for result in found}) == 3
 
 
 def test_a_pass_may_make_arrays_of_no_element(gpu, table):
-    made = Graphs()
+    made = InferenceGraphs()
     for ids in ([3, 0], [1, 2]):
         found = run(made, build_of(table, lambda array: cupy.empty((0, 3)) * 2), ids)
         np.testing.assert_allclose(found.get(), expected(ids), rtol=1e-6)
 
 
-def test_only_the_second_batch_of_a_layout_is_captured(gpu):
-    made = Graphs()
-    assert [made.has_seen(1, key) for key in "abab"] == [False, False, True, True]
-    gpu.current = 1
-    assert not made.has_seen(1, "a")  # on another GPU
+def test_only_the_second_batch_of_a_layout_is_captured(gpu, table):
+    made, ids = InferenceGraphs(), cupy.asarray(np.array([1], np.int32))
+    assert [made.run(1, key, build_of(table), ids, 1) is None for key in "abab"] == [True, True, False, False]
+    with cupy.cuda.Device(1):  # another GPU
+        assert made.run(1, "a", build_of(table), ids, 1) is None
 
 
 def test_a_replay_launches_nothing_else_and_waits_for_nothing(gpu, table):
-    made = Graphs()
+    made = InferenceGraphs()
     run(made, build_of(table), [3, 0])
     gpu.launches, gpu.waits = [], []
     gpu.uploads.clear()
@@ -114,33 +130,61 @@ def test_a_replay_launches_nothing_else_and_waits_for_nothing(gpu, table):
     ],
 )
 def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
-    made = Graphs()
+    made = InferenceGraphs()
     with pytest.raises(NotCaptured, match=message):
         run(made, build_of(table, extra), [1, 2])
     assert gpu.capture is None
-    assert [made.has_seen(version, "layout") for version in (1, 1, 2, 2)] == [False] * 4  # none is tried again
+    for version in (1, 1, 2, 2):  # none is tried again
+        assert made.run(version, "layout", build_of(table, extra), cupy.zeros(2, np.int32), 2) is None
 
 
-@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
-def test_a_pass_that_fails_says_so_itself(gpu, table, error):
-    """Memory that does not suffice, in whichever run, and what fails without any graph, too."""
-    runs = iter((True, error is RuntimeError))
+def test_a_pass_that_fails_says_so_itself(gpu, table):
+    """What fails without any graph, too."""
 
     def fail(array):
-        if next(runs) == (error is RuntimeError):
-            raise error("not here")
+        raise RuntimeError("not here")
 
-    made = Graphs()
-    with pytest.raises(error, match="not here") as raised:
+    made = InferenceGraphs()
+    with pytest.raises(RuntimeError, match="not here") as raised:
         run(made, build_of(table, fail), [1, 2])
-    assert raised.type is error
-    assert [made.has_seen(1, "layout") for _ in range(2)] == [False, True]
+    assert raised.type is RuntimeError
+    np.testing.assert_allclose(run(made, build_of(table), [1, 2]).get(), expected([1, 2]), rtol=1e-6)
+
+
+def test_memory_that_does_not_suffice_may_later(gpu, table, monkeypatch):
+    """A layout that found none has to come twice as often before it is tried again."""
+    made, ids, source = InferenceGraphs(), cupy.asarray(np.array([1, 2], np.int32)), cupy.cuda.alloc
+    tried = []
+
+    def alloc(size):
+        tried.append(size)
+        if len(tried) < 3:
+            raise MemoryError
+        return source(size)
+
+    monkeypatch.setattr(cupy.cuda, "alloc", alloc)
+    found = [made.run(1, "layout", build_of(table), ids, 2) for _ in range(10)]
+    assert [result is None for result in found] == [True] * 9 + [False] and len(tried) == 3
+    np.testing.assert_allclose(found[-1][0].get(), expected([1, 2]), rtol=1e-6)
+
+
+def test_graphs_that_are_soon_let_go_are_captured_ever_less(gpu, table, monkeypatch):
+    """Another version for every third pass, where a graph is not worth its capture; then for none."""
+    captures, begin = [], Stream.begin_capture
+    monkeypatch.setattr(Stream, "begin_capture", lambda *given: captures.append(0) or begin(*given))
+    made, ids = InferenceGraphs(), cupy.asarray(np.array([1, 2], np.int32))
+    for number in range(40):
+        made.run(number // 3, "layout", build_of(table), ids, 2)
+    assert made._cache._patience == 4 and len(captures) == 2
+    assert [made.run("last", "layout", build_of(table), ids, 2) is None for _ in range(7)] == [True] * 4 + [False] * 3
+    made.run("another", "layout", build_of(table), ids, 2)
+    assert made._cache._patience == 1
 
 
 def test_memory_from_elsewhere_is_refused_within_a_capture(gpu, table):
     source = cupy.cuda.get_allocator()
     with pytest.raises(NotCaptured, match="are allocated while a stream is captured"):
-        run(Graphs(), build_of(table, lambda array: source(64)), [1, 2])
+        run(InferenceGraphs(), build_of(table, lambda array: source(64)), [1, 2])
 
 
 def test_the_default_stream_cannot_be_captured(gpu):
@@ -151,10 +195,10 @@ def test_the_default_stream_cannot_be_captured(gpu):
 def test_a_pass_that_changes_between_its_runs_is_an_error(gpu, table):
     sizes = iter((3, 3, 5))
     with pytest.raises(NotCaptured, match=r"array 2 of a pass that is captured takes 5 bytes, expected 3 bytes"):
-        run(Graphs(), build_of(table, lambda array: cupy.empty(next(sizes), np.int8)), [1, 2])
+        run(InferenceGraphs(), build_of(table, lambda array: cupy.empty(next(sizes), np.int8)), [1, 2])
     left = iter((True, True, False))
     with pytest.raises(NotCaptured, match="expected none"):
-        run(Graphs(), build_of(table, lambda array: next(left) or [cupy.empty(3) for _ in range(9)]), [1, 2])
+        run(InferenceGraphs(), build_of(table, lambda array: next(left) or [cupy.empty(3) for _ in range(9)]), [1, 2])
 
 
 def test_a_pass_may_keep_what_it_makes_once(gpu, table):
@@ -165,13 +209,14 @@ def test_a_pass_may_keep_what_it_makes_once(gpu, table):
             kept.append(cupy.zeros(1000, np.float32) + 1)
         return (kernels.embedding(ids, table) + kept[0][:3],), None
 
-    made = Graphs()
+    made = InferenceGraphs()
     for ids in ([3, 0], [1, 2]):
         np.testing.assert_array_equal(run(made, build, ids).get(), ROWS[ids] + 1)
-    (graph,) = made._kept.values()
-    assert graph.block.mem.size == 2 * ALIGNMENT
+    (kept,) = made._cache._kept.values()
+    assert kept.block.mem.size == 2 * ALIGNMENT
+    kept = []
     with pytest.raises(NotCaptured, match="keeps 12 bytes beside its results"):
-        run(Graphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
+        run(InferenceGraphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
 
 
 def test_what_comes_after_the_output_leaves_it_alone(gpu, table):
@@ -180,57 +225,126 @@ def test_what_comes_after_the_output_leaves_it_alone(gpu, table):
         cupy.concatenate([output] * 400) * 0  # of more memory than what was freed below the output
         return (output,), None
 
-    made = Graphs()
+    made = InferenceGraphs()
     for ids in ([3, 0], [1, 2]):
         np.testing.assert_array_equal(run(made, build, ids).get(), 2 * ROWS[ids])
 
 
 def test_graphs_of_a_model_share_memory(gpu, table):
-    made = Graphs()
+    made = InferenceGraphs()
     for key, ids in (("long", [0] * 100), ("short", [1, 2]), ("long", [3] * 100), ("short", [2, 0])):
         np.testing.assert_allclose(run(made, build_of(table), ids, key=key).get(), expected(ids), rtol=1e-6)
-    long, short = made._kept.values()
+    long, short = made._cache._kept.values()
     assert long.block is short.block
 
 
 def test_graphs_in_a_block_that_is_too_small_are_captured_again(gpu, table):
-    made = Graphs()
+    made = InferenceGraphs()
     run(made, build_of(table), [1, 2], key="short")
-    (graph,) = map(weakref.ref, made._kept.values())
+    (graph,) = map(weakref.ref, captured(made))
     run(made, build_of(table), [0] * 100, key="long")
-    assert [key for _, key in made._kept] == ["long"] and graph() is None
+    assert keys(made) == ["long"]
     np.testing.assert_allclose(run(made, build_of(table), [2, 0], key="short").get(), expected([2, 0]), rtol=1e-6)
-    assert len({id(graph.block) for graph in made._kept.values()}) == 1
+    assert len({id(kept.block) for kept in made._cache._kept.values()}) == 1 and graph() is None
 
 
 def test_the_graphs_used_last_are_kept(gpu, table, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST_KEPT", 2)
-    made = Graphs()
+    monkeypatch.setattr(graph_cache, "MOST_KEPT", 2)
+    made, ids = InferenceGraphs(), cupy.asarray(np.array([1], np.int32))
     for key in "abac":
         run(made, build_of(table), [1], key=key)
-    assert [key for _, key in made._kept] == ["a", "c"]
-    monkeypatch.setattr(graphs, "MOST_SEEN", 2)
-    assert [made.has_seen(1, key) for key in "abca"] == [False] * 4
+    assert keys(made) == ["a", "c"]
+    monkeypatch.setattr(graph_cache, "MOST_SEEN", 2)
+    assert [made.run(1, key, build_of(table), ids, 1) for key in "defd"] == [None] * 4
 
 
-def test_graphs_of_another_version_are_dropped_when_no_stream_runs_them(gpu, table):
-    made = Graphs()
-    assert [made.has_seen(1, "a"), made.has_seen(1, "a")] == [False, True]
+def test_graphs_of_another_version_are_kept_until_no_stream_runs_them(gpu, table):
+    made, ids = InferenceGraphs(), cupy.asarray(np.array([1], np.int32))
     with cupy.cuda.Stream():
-        run(made, build_of(table), [1], key="a")
+        run(made, build_of(table), [1])
+    (graph,) = map(weakref.ref, captured(made))
     gpu.waits.clear()
-    old, cleared = made._kept, []
-    made._kept = type("Kept", (OrderedDict,), {"clear": lambda kept: cleared.append([*gpu.waits])})(old)
-    assert not made.has_seen(2, "a")
-    assert cleared == [["Event.synchronize"]]  # waited first
-    gpu.waits.clear()
-    assert made.has_seen(2, "a") and not gpu.waits
+    gpu.is_busy = True
+    for _ in range(2):
+        made.run(2, "layout", build_of(table), ids, 1)
+        assert graph() is not None
+    made.keep_only(lambda: 3)
+    assert graph() is not None
+    gpu.is_busy = False
+    made.keep_only(lambda: 3)
+    assert graph() is None and not gpu.waits
+    made.keep_only(None)  # nothing is left to ask the version for
+
+
+def training_build(factor):
+    """Twice the rows, times those of `factor`, which has a gradient."""
+
+    def build(hidden):
+        output = hidden * factor * 2
+        return output, lambda gradient: (gradient * factor * 2, (gradient * hidden).sum(0) * 2), factor
+
+    return build
+
+
+def begun(made, build, hidden, key="layout", version=1):
+    """A pass by graphs, also where this is the first of its layout."""
+    arrays = [(hidden, len(hidden) + 1)]
+    return made.begin(version, key, build, arrays) or made.begin(version, key, build, arrays)
+
+
+def check_pass(pass_, hidden, factor):
+    np.testing.assert_allclose(pass_.forward([hidden]).get(), hidden.get() * factor.get() * 2)
+    of_hidden, of_factor = pass_.backward(cupy.ones_like(hidden))
+    np.testing.assert_allclose(of_hidden.get()[: len(hidden)], 0 * hidden.get() + factor.get() * 2)
+    np.testing.assert_allclose(of_factor.get(), hidden.get().sum(0) * 2)
+
+
+def test_passes_that_are_under_way_at_once_have_memory_of_their_own(gpu, table):
+    made, factor = TrainingGraphs(), cupy.asarray(np.array([1, 2, 3], np.float32))
+    hidden = [table * number for number in range(1, 4)]
+    passes = [begun(made, training_build(factor), each) for each in hidden]
+    assert made.begin(1, "layout", training_build(factor), [(table, 5)]) is None  # no more
+    outputs = [each.forward([rows]) for each, rows in zip(passes, hidden, strict=True)]
+    for each, rows, output in zip(passes, hidden, outputs, strict=True):
+        np.testing.assert_allclose(output.get(), rows.get() * factor.get() * 2)
+        np.testing.assert_allclose(each.backward(cupy.ones_like(rows))[1].get(), rows.get().sum(0) * 2)
+    assert len(captured(made)) == 3
+    del passes, each
+    check_pass(begun(made, training_build(factor), table), table, factor)
+    assert len(captured(made)) == 3
+
+
+@pytest.mark.parametrize("by", ["another version", "a larger block"])
+def test_a_pass_under_way_keeps_its_graphs(gpu, table, by):
+    """Also when they are let go meanwhile, and till no stream runs them."""
+    made, factor = TrainingGraphs(), cupy.asarray(np.array([1, 2, 3], np.float32))
+    if by == "a larger block":  # of the same workspace: the pass has been given its graphs, and holds them no more
+        pass_ = begun(made, training_build(factor), table)
+        check_pass(pass_, table, factor)
+        graph = weakref.ref(pass_._graphs)
+        gpu.is_busy = True
+        del pass_
+        begun(made, training_build(factor), cupy.concatenate([table] * 400), key="long")
+        assert keys(made) == ["long"]
+    else:
+        pass_ = begun(made, training_build(factor), table)
+        graph = weakref.ref(pass_._graphs)
+        made.begin(2, "layout", training_build(factor), [(table, 5)])
+        assert not captured(made) and graph() is not None
+        check_pass(pass_, table, factor)
+        gpu.is_busy = True
+        del pass_
+    made.begin(2, "layout", training_build(factor), [(table, 5)])
+    assert graph() is not None
+    gpu.is_busy = False
+    made.begin(2, "other", training_build(factor), [(table, 5)])
+    assert graph() is None
 
 
 def test_a_copy_captures_its_own(gpu, table):
-    made = Graphs()
+    made = InferenceGraphs()
     run(made, build_of(table), [1])
-    assert not copy.deepcopy(made)._kept
+    assert not captured(copy.deepcopy(made))
 
 
 def test_a_graph_is_launched_on_the_callers_stream_after_the_pass_before(gpu, table, monkeypatch):
@@ -241,12 +355,14 @@ def test_a_graph_is_launched_on_the_callers_stream_after_the_pass_before(gpu, ta
         monkeypatch.setattr(
             owner, name, lambda self, given, name=name, real=real: (did.append((name, self, given)), real(self, given))
         )
-    made, stream = Graphs(), cupy.cuda.Stream()
+    made, stream = InferenceGraphs(), cupy.cuda.Stream()
+    run(made, build_of(table), [0, 1])
+    del did[:]
     run(made, build_of(table), [0, 1])
     with stream:
         run(made, build_of(table), [2, 3])
-    done = made._on_devices[0].done
-    default, (graph,) = gpu.stream, made._kept.values()
+    ((workspace,),) = made._cache._workspaces.values()
+    done, default, (graph,) = workspace._done, gpu.stream, captured(made)
     assert did == [
         *(("wait_event", default, done), ("launch", graph._graph, default)),
         *(("wait_event", stream, done), ("launch", graph._graph, stream)),
@@ -255,7 +371,7 @@ def test_a_graph_is_launched_on_the_callers_stream_after_the_pass_before(gpu, ta
 
 def test_threads_share_graphs(gpu, table):
     """One at a time gives a batch to the GPU: what one reads is not what another computes."""
-    made, wrong = Graphs(), []
+    made, wrong = InferenceGraphs(), []
     run(made, build_of(table), [0, 0])
 
     def work(first):

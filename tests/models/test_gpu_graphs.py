@@ -4,12 +4,16 @@ Streams are captured, and graphs launched, by what stands for them without a dri
 """
 
 import warnings
+import weakref
 
+import cupy
 import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.models.encoder import NotCapturedWarning
+from bertcore.training.optimizers import AdamW
+from tests.cuda_emulator.streams import Graph
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 
 RECURRENT = ("transfo-xl-wt103", "xlnet-base-cased")
@@ -104,13 +108,60 @@ def test_a_batch_with_padding_and_its_pooler(gpu):
 
 def test_new_weights_are_captured_anew(gpu):
     model, batch = tiny_model("bert-base-uncased"), texts([5, 11])
-    for _ in range(3):
+    for _ in range(4):  # of which a graph is worth its capture
         check(model, batch)
-    assert len(gpu.graphs) == 2
+    assert len(gpu.graphs) == 3
     drawn_anew(model, seed=1)
     for _ in range(3):
         check(model, batch)
-    assert len(gpu.graphs) == 4 and len({id(graph) for graph in gpu.graphs}) == 2
+    assert len(gpu.graphs) == 5 and len(set(gpu.graphs)) == 2
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", pytest.param("xlnet-base-cased", marks=pytest.mark.slow)])
+def test_weights_that_are_replaced_meanwhile_stay_until_their_graph_has_run(gpu, monkeypatch, name):
+    model, batch = tiny_model(name), texts([5, 11])
+    with use_backend("numpy"):
+        expected, _ = model.encode_packed(batch)
+    for _ in range(2):
+        model.encode_packed(batch)
+    forms = [parameter.forms for parameter in model.parameters()]
+    read = [array for each in forms for array in (*each.on_gpus.values(), *each.weights.values())]
+    del forms
+    for of_distances in getattr(model.encoder.adapter, "_position_keys", {}).values():  # made of XLNet's
+        read += [keys for _, keys in of_distances.values() if isinstance(keys, cupy.ndarray)]
+    read = [*map(weakref.ref, read)]
+    launch = Graph.launch
+
+    def replaced_before(graph, stream=None):  # by another thread, which goes on
+        drawn_anew(model, seed=1)
+        model(np.stack(texts([30])), output_attentions=True)
+        assert all(array() is not None for array in read)
+        launch(graph, stream)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Graph, "launch", replaced_before)
+        hidden, _ = model.encode_packed(batch)
+    np.testing.assert_allclose(hidden.get(), expected, atol=2e-5 * np.abs(expected).max())
+    gpu.is_busy = True
+    check(model, batch)
+    assert all(array() is not None for array in read)
+    gpu.is_busy = False
+    check(model, batch)
+    assert not any(array() is not None for array in read)
+
+
+def test_training_lets_the_graphs_of_weights_go_that_it_replaced(gpu):
+    with use_backend("numpy"):
+        model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config("bert-base-uncased")))
+    ids, optimizer = np.stack(texts([7, 7])), AdamW(model, lr=0.1)
+    for _ in range(2):
+        model(ids)
+    read = [weakref.ref(weight) for each in model.encoder.parameters() for weight in each.forms.weights.values()]
+    _, grads = value_and_grad(model)(ids, labels=ids)
+    optimizer.step(grads)
+    assert read and all(weight() is not None for weight in read)
+    value_and_grad(model)(ids, labels=ids)
+    assert not any(weight() is not None for weight in read)
 
 
 def test_batch_invariant_products_are_captured_anew(gpu):

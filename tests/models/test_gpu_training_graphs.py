@@ -8,6 +8,7 @@ import gc
 import shutil
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 
 import cupy
 import numpy as np
@@ -21,11 +22,13 @@ from bertcore import (
     value_and_grad,
     vjp,
 )
-from bertcore.kernels.program.graphs import OnDevice
+from bertcore.gradients import differentiate
+from bertcore.kernels.program.workspace import Workspace
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.models import trained_layers
 from bertcore.models.encoder import NotCapturedWarning
 from bertcore.models.trained_layers import TrainedLayers
+from bertcore.nn import functional
 from bertcore.nn.autocast import autocast
 from bertcore.nn.parameter import Block
 from bertcore.training.optimizers import AdamW
@@ -122,26 +125,42 @@ def test_outputs_that_are_kept_stay_as_they_were(gpu, monkeypatch):
 
 
 @pytest.mark.slow
-def test_passes_while_another_is_under_way_run_by_themselves(gpu, model, monkeypatch):
-    """Two at once, each differentiated later; and one that never is."""
+def test_passes_while_others_are_under_way(gpu, model, monkeypatch):
+    """Four at once, each differentiated later: three have memory of their own. And one that never is."""
     batches = [batch_of(lengths) for lengths in BATCHES]
     expected = by_operations(monkeypatch, lambda: [on_host(value_and_grad(model)(**batch)[1]) for batch in batches])
     value_and_grad(model)(**batches[0])
-    passes = [vjp(model)(**batch)[1] for batch in batches[:3]]
-    assert len(gpu.graphs) == 1  # the first's forward
-    for pullback, values in zip(passes[1:], expected[1:], strict=False):
-        check(on_host(pullback({"loss": np.float32(1)})), values)
-    assert len(gpu.graphs) == 1
-    check(on_host(passes[0]({"loss": np.float32(1)})), expected[0])
-    assert len(gpu.graphs) == 2
+    passes = [vjp(model)(**batch)[1] for batch in batches]
+    assert len(set(gpu.graphs)) == len(gpu.graphs) == 3  # forwards
+    for number in (1, 3, 0, 2):
+        check(on_host(passes[number]({"loss": np.float32(1)})), expected[number])
+    assert len(set(gpu.graphs)) == len(gpu.graphs) == 6
     dropped = vjp(model)(**batches[1])
-    assert len(gpu.graphs) == 3
+    assert len(set(gpu.graphs)) == 6
     check(on_host(value_and_grad(model)(**batches[3])[1]), expected[3])
-    assert len(gpu.graphs) == 3
     del dropped
     gc.collect()
     check(on_host(value_and_grad(model)(**batches[3])[1]), expected[3])
-    assert len(gpu.graphs) == 5
+    assert len(set(gpu.graphs)) == 6 and len(gpu.graphs) == 11
+
+
+@pytest.mark.slow
+def test_both_texts_of_a_pair_by_one_model(gpu, model, monkeypatch):
+    """Two passes under one tape: their gradients are added up."""
+    batches = [batch_of(lengths) for lengths in BATCHES[:2]]
+
+    def both():
+        out, other = (model(**batch) for batch in batches)
+        out.loss = functional.add(out.loss, other.loss)
+        return out
+
+    def grads():
+        return on_host(differentiate(model, both)[1])
+
+    expected = by_operations(monkeypatch, grads)
+    for number in range(3):
+        check(grads(), expected, 1e-6)
+        assert len(gpu.graphs) == (2, 6, 10)[number]
 
 
 def test_replays_follow_parameters_that_change_in_place(gpu, model, monkeypatch):
@@ -221,7 +240,7 @@ def test_a_run_has_the_bits_that_it_has_operation_by_operation(gpu, monkeypatch,
 @pytest.mark.slow
 def test_replaced_parameters_are_captured_anew(gpu, model, monkeypatch):
     batch = batch_of(BATCHES[0])
-    for seed, graphs in ((0, 0), (None, 2), (None, 4), (1, 4), (None, 6)):
+    for seed, graphs in ((0, 0), (None, 2), (None, 4), (None, 6), (1, 6), (None, 8)):
         if seed is not None:
             drawn_anew(model, seed)
         expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
@@ -235,26 +254,26 @@ def test_frozen_parameters(gpu, model, monkeypatch):
     """Embeddings and a layer, so that what the first layer is given has no gradient; then a frozen one's new values."""
     batch, encoder = batch_of(BATCHES[0]), model.encoder
 
-    def check_thrice(launched):
-        for number in range(3):
+    def check_each(launched):  # often enough for graphs to be worth their capture
+        for number in range(4):
             expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
             del gpu.graphs[:]
             check(on_host(value_and_grad(model)(**batch)[1]), on_host(expected))
             assert len(gpu.graphs) == (launched if number else 0)
 
-    check_thrice(2)
+    check_each(2)
     for parameter in [*encoder.embeddings.parameters(), *encoder.layers[0].parameters()]:
         parameter.is_frozen = True
-    check_thrice(2)
+    check_each(2)
     weight = encoder.layers[0].feed_forward.expand.weight
     weight.change(lambda array: array.__imul__(2))
-    check_thrice(2)
+    check_each(2)
     weight.is_frozen = False
-    check_thrice(2)
+    check_each(2)
     for layer in encoder.layers:
         for parameter in layer.parameters():
             parameter.is_frozen = True
-    check_thrice(0)
+    check_each(0)
 
 
 @pytest.mark.slow
@@ -282,9 +301,30 @@ def test_tables_stay_while_graphs_read_them(gpu):
     model = tiny_model("xlnet-base-cased", AutoModelForSequenceClassification, **RATES, dropout=0.2)
     train_over(model, [batch_of(BATCHES[1]) | {"labels": [0, 1, 0, 1, 1]}] * 2)
     (table,) = model.encoder.adapter._tables.values()
-    (graphs,) = model.encoder._trained_layers._graphs._kept.values()
-    context, _ = graphs.kept.arrays
+    (kept,) = model.encoder._trained_layers._graphs._cache._kept.values()
+    context, _ = kept.graph.kept.arrays
     assert context.relations.before_dropout is table
+
+
+@pytest.mark.slow
+def test_a_rate_of_dropout_that_changes(gpu, monkeypatch):
+    """In a block, in its spec and in an adapter; the same rate once more changes nothing."""
+    with use_backend("numpy"):
+        base = tiny_model("bert-base-uncased", **RATES)
+        model = get_peft_model(base, LoraConfig(r=2, target_modules=["query"], lora_dropout=0.3))
+    attention = base.encoder.layers[0].attention
+    adapter = model.adapters[0]
+
+    def rates(hidden, of_attention, of_adapter):
+        attention.dropout, adapter.dropout = hidden, of_adapter
+        attention.spec = replace(attention.spec, attention_dropout=of_attention)
+
+    batch, other = batch_of(BATCHES[0]), batch_of(BATCHES[1])
+    for given in ((0.2, 0.3, 0.3), (0.7, 0.3, 0.3), (0.7, 0.6, 0.3), (0.7, 0.6, 0.8)):
+        rates(*given)
+        expected = by_operations(monkeypatch, lambda: train_over(model, [batch, other, batch]))
+        for grads, values in zip(train_over(model, [batch, other, batch]), expected, strict=True):
+            check(grads, values)
 
 
 @pytest.mark.slow
@@ -357,7 +397,7 @@ def test_a_pass_that_takes_much_memory_is_not_captured(gpu, model, monkeypatch, 
     if kind == "much of it":
         gpu.memory_bytes = 1 << 20
     else:
-        monkeypatch.setattr(OnDevice, "memory", lambda *_: cupy.cuda.alloc(1 << 60))
+        monkeypatch.setattr(Workspace, "memory", lambda *_: cupy.cuda.alloc(1 << 60))
     expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotCapturedWarning)

@@ -115,6 +115,10 @@ class RecurrentContext(LayerContext):
     memories: list[Any]
     can_be_recorded = False
 
+    def in_use(self) -> list[Any]:
+        keys = self.relations.position_keys
+        return [self, *(() if keys is None else list(keys.values()))]
+
 
 class RelativeAttention(Sublayer):
     """What all relative attention shares: scores of content and of positions, each with its own queries."""
