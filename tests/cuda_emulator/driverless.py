@@ -289,18 +289,19 @@ def _through_numpy(gpu, real, substitute):
             if made is None:
                 made = args[0] if is_same else _to_device(result)
             if gpu.is_capturing:
-                gpu.do(lambda: _write(made, compute()))
+                target = _to_host(made)  # as it is now: CuPy's reshape gives the copy that it makes another shape
+                gpu.do(lambda: _write(target, compute()))
             return made
 
     return call
 
 
-def _write(made, result):
+def _write(target, result):
     """Once more what `_to_device` made of a result."""
-    if isinstance(made, cupy.ndarray):
-        host(made)[...] = result
-    elif isinstance(made, tuple | list):
-        for one, values in zip(made, result, strict=True):
+    if isinstance(target, np.ndarray):
+        target[...] = result
+    elif isinstance(target, tuple | list):
+        for one, values in zip(target, result, strict=True):
             _write(one, values)
 
 
