@@ -109,7 +109,7 @@ class Adapter(Block):
     ) -> EncoderInput:
         """The arguments of a call, checked and packed; a family's own ones follow by keyword (`Family.inputs`)."""
         given = input_ids, attention_mask, token_type_ids, position_ids
-        return pack(self.spec, *given, keep_padding=keep_padding)
+        return pack(self.spec, *given, keep_padding=keep_padding).to_backend()
 
     def pack_sequences(self, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
         """Sequences of ids of any lengths, checked and packed, and their offsets in host memory."""
@@ -124,7 +124,7 @@ class Adapter(Block):
         if type(inputs) is not EncoderInput or inputs.key_mask is not None:
             return None
         rotary = {layer.rotary for layer in self.spec.layers} - {None}
-        tokens = dict(inputs.on_gpu.rooms)["input_ids"]
+        tokens = inputs.room
         if rotary and inputs.position_ids is not None:
             return None
         is_same = all(each.scaling != "dynamic" or tokens <= each.trained_length for each in rotary)

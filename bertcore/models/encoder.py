@@ -129,7 +129,7 @@ class Encoder(Block):
         settings = trace.layers, trace.is_empty, autocast_dtype(), kernels.is_batch_invariant()
         key = inputs.on_gpu.rooms, known, settings
         try:
-            results = self._graphs.run(self.version, key, build, inputs.on_gpu.array, len(inputs.input_ids))
+            results = self._graphs.run(self.version, key, build, inputs.on_gpu.array, inputs.tokens)
         except NotCaptured as error:
             _warn_not_captured(error)
             return None

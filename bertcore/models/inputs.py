@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -68,6 +68,16 @@ class EncoderInput:
         """No sequence has more tokens."""
         return int(np.diff(self.on_host.cu_seqlens).max(initial=0))
 
+    @property
+    def tokens(self) -> int:
+        """How many pass the layers."""
+        return len(self.input_ids)
+
+    @property
+    def room(self) -> int:
+        """For how many tokens of the layers there is room on the GPU."""
+        return dict(self.on_gpu.rooms)["input_ids"]
+
     def with_room(self, joined: Any, known: KnownOnHost) -> EncoderInput:
         """The batch of the integers `joined`, laid out as those `on_gpu`, of as many tokens and sequences as there is
         room for.
@@ -77,7 +87,7 @@ class EncoderInput:
         """
         offsets, types = np.array([0, known.longest], np.int32), np.array([known.has_types])
         on_host = EncoderInput(None, types, None, offsets, None, None)
-        return replace(self, **self.on_gpu.with_room(joined), packed=None, on_gpu=None, before_upload=on_host)
+        return self._with(self.on_gpu.with_room(joined), packed=None, on_gpu=None, before_upload=on_host)
 
     def groups(self, tokens: int) -> Iterator[EncoderInput]:
         """The same sequences in groups of about `tokens` tokens (more only where one sequence has more)."""
@@ -104,10 +114,17 @@ class EncoderInput:
         """The batch, made in host memory, in that of the backend in force; all integers go to a GPU in one copy."""
         if not kernels.uses_gpu():
             return self
-        integers, sequences = {name: getattr(self, name) for name in INTEGERS}, len(self.cu_seqlens) - 1
-        joined = JoinedIntegers.of(integers, sequences, in_training=current_tape() is not None)
+        joined = self._joined(in_training=current_tape() is not None)
         mask = None if self.key_mask is None else kernels.to_backend(self.key_mask)
-        return replace(self, **joined.views(), key_mask=mask, on_gpu=joined, before_upload=self)
+        return self._with(joined.views(), key_mask=mask, on_gpu=joined, before_upload=self)
+
+    def _joined(self, *, in_training: bool) -> JoinedIntegers:
+        integers = {name: getattr(self, name) for name in INTEGERS}
+        return JoinedIntegers.of(integers, len(self.cu_seqlens) - 1, in_training=in_training)
+
+    def _with(self, integers: Mapping[str, Any], **others: Any) -> Self:
+        """The batch with these integers, by the names that they were joined by."""
+        return replace(self, **integers, **others)
 
 
 def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", "length")) -> np.ndarray:
@@ -172,7 +189,7 @@ def pack(
     *,
     keep_padding: bool = False,
 ) -> EncoderInput:
-    """Check a batch against the spec and strip its padding; the arrays go to the memory of the backend in force.
+    """Check a batch against the spec and strip its padding; the arrays stay in host memory (`to_backend`).
 
     Where distances between columns matter (spec.is_relative), padding within a sequence stays as tokens that nothing
     sees; with `keep_padding` all padding does.
@@ -196,7 +213,7 @@ def pack(
     ends = packed.first_tokens(), packed.last_tokens()
     types = None if spec.words_as_types and token_type_ids is None else packed.strip(types)
     arrays = (packed.strip(ids), types, positions, packed.cu_seqlens, *ends, packed.key_mask())
-    return EncoderInput(*arrays, packed).to_backend()
+    return EncoderInput(*arrays, packed)
 
 
 def _without_holes(mask: np.ndarray) -> np.ndarray:

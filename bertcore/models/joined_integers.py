@@ -37,6 +37,18 @@ def close_room_for(count: int) -> int:
     return -(-count // step) * step
 
 
+def rooms_for(tokens: int, sequences: int, *, in_training: bool) -> tuple[int, int]:
+    """For how many tokens and for how many sequences there is room."""
+    if in_training:
+        return close_room_for(tokens), close_room_for(sequences + -(-sequences // 8))
+    return room_for(tokens, FEWEST_TOKENS), room_for(sequences, FEWEST_SEQUENCES)
+
+
+def offsets_behind(offsets: np.ndarray, room: int, last: int) -> np.ndarray:
+    """What stands behind offsets up to their room: those of sequences of nearly one length, up to the token `last`."""
+    return np.linspace(offsets[-1], last, room - len(offsets) + 1)[1:]
+
+
 class Part(NamedTuple):
     """Where an array stands: the first of its integers, how many of them are the batch's, and for how many there is
     room."""
@@ -66,23 +78,27 @@ class JoinedIntegers:
         Beyond the batch's tokens and sequences stand zeros, and offsets of empty sequences; in training of sequences of
         all tokens that there is room for, none longer than the batch's longest.
         """
-        offsets, parts, first = arrays["cu_seqlens"], {}, 0
-        if in_training:
-            tokens, most = close_room_for(int(offsets[-1])), close_room_for(sequences + -(-sequences // 8))
-        else:
-            tokens, most = room_for(int(offsets[-1]), FEWEST_TOKENS), room_for(sequences, FEWEST_SEQUENCES)
-        rooms = {"cu_seqlens": most + 1, "first_tokens": most, "last_tokens": most}
+        offsets = arrays["cu_seqlens"]
+        tokens, most = rooms_for(int(offsets[-1]), sequences, in_training=in_training)
+        special = {"cu_seqlens": most + 1, "first_tokens": most, "last_tokens": most}
+        rooms = {name: special.get(name, tokens) for name in arrays}
+        last = tokens if in_training else int(offsets[-1])
+        return cls.with_rooms(arrays, rooms, {"cu_seqlens": offsets_behind(offsets, most + 1, last)})
+
+    @classmethod
+    def with_rooms(
+        cls, arrays: Mapping[str, np.ndarray | None], rooms: Mapping[str, int], behind: Mapping[str, Any]
+    ) -> JoinedIntegers:
+        """The integers of arrays for which there are so many `rooms`; beyond them stands what is `behind`, or zeros."""
+        parts, first = dict[str, Part](), 0
         for name, array in arrays.items():
             if array is not None:
-                parts[name] = Part(first, len(array), rooms.get(name, tokens))
-                first += -(-parts[name].room // PER_LINE) * PER_LINE
+                parts[name] = Part(first, len(array), rooms[name])
+                first += -(-rooms[name] // PER_LINE) * PER_LINE
         joined = np.zeros(first, np.int32)
-        for name, part in parts.items():
-            joined[part.first : part.first + part.count] = arrays[name]
-        place = parts["cu_seqlens"]
-        last = tokens if in_training else offsets[-1]
-        behind = np.linspace(offsets[-1], last, place.room - place.count + 1)[1:]
-        joined[place.first + place.count : place.first + place.room] = behind
+        for name, (start, count, room) in parts.items():
+            joined[start : start + count] = arrays[name]
+            joined[start + count : start + room] = behind.get(name, 0)
         return cls(kernels.to_backend(joined), parts)
 
     def views(self) -> dict[str, Any]:

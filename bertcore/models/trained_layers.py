@@ -75,7 +75,7 @@ class TrainedLayers:
         has_gradient, seeds = type(hidden) is Variable, current_seeds()
         settings = None if seeds is None else seeds.count, autocast_dtype(), kernels.is_batch_invariant()
         key = key, inputs.on_gpu.rooms, known, has_gradient, settings
-        given, rooms = (value_of(hidden), inputs.on_gpu.array), (_tokens(inputs), len(inputs.on_gpu.array))
+        given, rooms = (value_of(hidden), inputs.on_gpu.array), (inputs.room, len(inputs.on_gpu.array))
         arrays = [*zip(given, rooms, strict=True), (np.zeros(0, np.uint64), MOST_SEEDS)]
         capture = _Capture(layers, inputs, known, has_gradient, read)
         found = self._graphs.begin(version, key, capture, arrays)
@@ -85,12 +85,12 @@ class TrainedLayers:
 def is_worth_graphs(blocks: Sequence[Block], inputs: EncoderInput) -> bool:
     """Whether Python may take as long for the layers as the GPU does."""
     size = sum(math.prod(parameter.shape) for block in blocks for parameter in block.parameters())
-    return 0 < _tokens(inputs) * size <= MOST_WORK
+    return 0 < inputs.room * size <= MOST_WORK
 
 
 def with_room(layers: Layers, hidden: Any, inputs: EncoderInput, known: KnownOnHost) -> Any:
     """What the graphs compute, operation by operation, with the same bits."""
-    state, _ = layers(_with_room(hidden, room=_tokens(inputs)), inputs.with_room(inputs.on_gpu.array, known))
+    state, _ = layers(_with_room(hidden, room=inputs.room), inputs.with_room(inputs.on_gpu.array, known))
     return _first_rows(state, count=len(value_of(hidden)))
 
 
@@ -108,11 +108,6 @@ def _padded(rows: Any, room: int) -> Any:
     padded = kernels.array_module(rows).zeros((room, *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
     return padded
-
-
-def _tokens(inputs: EncoderInput) -> int:
-    """For how many there is room."""
-    return dict(inputs.on_gpu.rooms)["input_ids"]
 
 
 def _attributes(block: Block) -> Iterator[tuple[str, Any]]:

@@ -1,16 +1,18 @@
 """LUKE's adapter: sequences of words and then entities."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.families.luke.blocks import Entities, EntityContext, EntityEmbeddings, TokenRows
-from bertcore.families.luke.operations import merge_rows
+from bertcore.families.luke.blocks import Entities, EntityContext, TokenRows
+from bertcore.families.luke.operations import split_rows
 from bertcore.models.adapter import Adapter, Encoded, Trace
-from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types
+from bertcore.models.inputs import INTEGERS as OF_WORDS
+from bertcore.models.inputs import EncoderInput, KnownOnHost, check_range, integer_batch, mask_and_types, pack
+from bertcore.models.joined_integers import JoinedIntegers, close_room_for, offsets_behind, room_for, rooms_for
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.packing import PackedBatch
@@ -20,19 +22,62 @@ from bertcore.nn.spec import EncoderSpec
 INPUTS = ("entity_ids", "entity_attention_mask", "entity_token_type_ids", "entity_position_ids")
 
 
+FEWEST_ENTITIES = 16  # that there is room for
+
+
 @dataclass(kw_only=True)
 class WordAndEntityInput(EncoderInput):
     """Words with entities."""
 
     entities: Entities
 
+    @property
+    def tokens(self) -> int:
+        return len(self.input_ids) + len(self.entities.ids)
+
+    @property
+    def room(self) -> int:
+        rooms = dict(self.on_gpu.rooms)
+        return rooms["word_rows"] + rooms["entity_rows"]
+
+    def to_backend(self) -> EncoderInput:
+        mask, moved = self.entities.key_mask, super().to_backend()
+        if moved is not self and mask is not None:
+            moved.entities.key_mask = kernels.to_backend(mask)
+        return moved
+
+    def _joined(self, *, in_training: bool) -> JoinedIntegers:
+        """There is room for mentions of more tokens, too, -1 each; in layers what is behind words and entities stands
+        behind all tokens, in the sequences that are there."""
+        entities, sequences = self.entities, len(self.cu_seqlens) - 1
+        of_words = {name: getattr(self, name) for name in OF_WORDS}
+        words, most = rooms_for(len(self.input_ids), sequences, in_training=in_training)
+        count, width = entities.position_ids.shape
+        room = close_room_for(max(count, 1)) if in_training else room_for(count, FEWEST_ENTITIES)
+        mentions = np.pad(entities.position_ids, ((0, 0), (0, room_for(width, 1) - width)), constant_values=-1)
+        integers = replace(entities, position_ids=mentions).integers()
+        of_all, every, spare = entities.cu_seqlens, words + room, words - len(self.input_ids)
+        places = np.arange(self.tokens, every)
+        rooms = dict.fromkeys(of_words, words) | dict.fromkeys(integers, room)
+        rooms |= dict.fromkeys(("cu_seqlens", "all_cu_seqlens"), most + 1)
+        rooms |= {"first_tokens": most, "last_tokens": most, "word_rows": words}
+        rooms["entity_positions"] = room * mentions.shape[1]
+        behind = {
+            "cu_seqlens": offsets_behind(self.cu_seqlens, most + 1, words if in_training else self.cu_seqlens[-1]),
+            "all_cu_seqlens": offsets_behind(of_all, most + 1, every if in_training else of_all[-1]),
+            "word_rows": places[:spare],
+            "entity_rows": places[spare:],
+            "entity_positions": -1,
+        }
+        return JoinedIntegers.with_rooms(of_words | integers, rooms, behind)
+
+    def _with(self, integers: Mapping[str, Any], **others: Any) -> EncoderInput:
+        of_words = {name: array for name, array in integers.items() if name in OF_WORDS}
+        return replace(self, **of_words, **others, entities=self.entities.with_integers(integers))
+
 
 class WordAndEntityAdapter(Adapter):
     """Each sequence is words and then entities in the layers; the words come out, and `Entities.hidden`."""
-
-    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
-        super().__init__(names, spec)
-        self.entity_embeddings = EntityEmbeddings(names, spec)
 
     def pack(
         self,
@@ -56,25 +101,31 @@ class WordAndEntityAdapter(Adapter):
         Raises:
             TypeError, ValueError: which argument is wrong, where, and what was expected.
         """
-        inputs = super().pack(*given, keep_padding=keep_padding)
+        inputs = pack(self.spec, *given, keep_padding=keep_padding)
         others = (entity_attention_mask, entity_token_type_ids, entity_position_ids)
         if entity_ids is None:
             named = [name for name, value in zip(INPUTS[1:], others, strict=True) if value is not None]
             if named:
                 raise ValueError(f"{named[0]} is given without entity_ids")
-            return inputs
+            return inputs.to_backend()
         ids, sequences = integer_batch("entity_ids", entity_ids, ("sequences", "entities")), inputs.packed.shape[0]
         if len(ids) != sequences:
             raise ValueError(f"entity_ids has {len(ids)} sequences, expected {sequences} as input_ids has")
-        return WordAndEntityInput(**vars(inputs), entities=_pack(self.spec, inputs.packed, ids, *others))
+        entities = _pack(self.spec, inputs.packed, ids, *others)
+        return WordAndEntityInput(**vars(inputs), entities=entities).to_backend()
+
+    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
+        """None with masks among words and entities."""
+        if not isinstance(inputs, WordAndEntityInput):
+            return super().known_to_graph(inputs)
+        return KnownOnHost(inputs.room) if inputs.key_mask is None and inputs.entities.key_mask is None else None
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
         if not isinstance(inputs, WordAndEntityInput):
             return super().begin(inputs, embeddings, trace)
-        entities, rows = inputs.entities, inputs.entities.rows
-        embedded = embeddings(inputs), self.entity_embeddings(entities)
-        joined = merge_rows(*embedded, first_rows=rows.words, second_rows=rows.entities)
-        return joined, EntityContext(entities.cu_seqlens, entities.key_mask, trace.attentions, rows=rows)
+        entities = inputs.entities
+        context = EntityContext(entities.cu_seqlens, entities.key_mask, trace.attentions, rows=entities.rows)
+        return embeddings(inputs), context
 
     def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
         """hidden_states are those of the words; entity_hidden_states the same of the entities, (sequences, entities,
@@ -84,7 +135,8 @@ class WordAndEntityAdapter(Adapter):
             encoded.traced["entity_hidden_states"] = None
             return encoded
         entities, length = inputs.entities, inputs.packed.shape[1]
-        entities.hidden = functional.take_rows(state, rows=entities.rows.entities)
+        rows = entities.rows
+        words, entities.hidden = split_rows(state, first_rows=rows.words, second_rows=rows.entities)
         traced: dict[str, tuple | None] = dict.fromkeys(("hidden_states", "entity_hidden_states", "attentions"))
         if trace.states is not None:
             states, end = list(map(entities.all_tokens.pad, trace.states)), entities.all_tokens.shape[1]
@@ -92,7 +144,7 @@ class WordAndEntityAdapter(Adapter):
                 traced[name] = tuple(functional.slice_columns(each, first=first, last=last) for each in states)
         if trace.attentions is not None:
             traced["attentions"] = tuple(map(entities.all_tokens.pad_attention, trace.attentions))
-        return Encoded(inputs.packed, inputs, functional.take_rows(state, rows=entities.rows.words), traced)
+        return Encoded(inputs.packed, inputs, words, traced)
 
 
 def _pack(
@@ -108,17 +160,15 @@ def _pack(
     all_tokens = PackedBatch(np.hstack([packed.stays, kept]), np.hstack([packed.is_real, mask]))
     columns = np.broadcast_to(np.arange(all_tokens.shape[1]), all_tokens.shape)
     is_word = all_tokens.strip(columns) < packed.shape[1]
-    key_mask = all_tokens.key_mask()
-    device = kernels.to_backend
     return Entities(
-        ids=device(batch.strip(ids)),
-        token_type_ids=device(batch.strip(types)),
-        position_ids=device(_without_empty_end(batch.strip(positions))),
+        ids=batch.strip(ids),
+        token_type_ids=batch.strip(types),
+        position_ids=_without_empty_end(batch.strip(positions)),
         batch=batch,
         all_tokens=all_tokens,
-        rows=TokenRows(device(np.flatnonzero(is_word)), device(np.flatnonzero(~is_word))),
-        cu_seqlens=device(all_tokens.cu_seqlens),
-        key_mask=None if key_mask is None else device(key_mask),
+        rows=TokenRows(np.flatnonzero(is_word), np.flatnonzero(~is_word)),
+        cu_seqlens=all_tokens.cu_seqlens,
+        key_mask=all_tokens.key_mask(),
     )
 
 

@@ -2,17 +2,22 @@
 https://arxiv.org/abs/2010.01057)."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bertcore.families.luke.operations import average_rows, entity_aware_attention
+import numpy as np
+
+from bertcore.families.luke.operations import average_rows, entity_aware_attention, merge_rows, split_rows
 from bertcore.nn import functional
 from bertcore.nn.dropout import of_attention
+from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
+
+INTEGERS = ("entity_ids", "entity_types", "entity_positions", "word_rows", "entity_rows", "all_cu_seqlens")
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,22 @@ class Entities:
     key_mask: Any
     hidden: Any = None
 
+    def integers(self) -> dict[str, np.ndarray]:
+        """Those in host memory, one after the other, as `with_integers` takes them."""
+        arrays = self.ids, self.token_type_ids, self.position_ids.reshape(-1), self.rows.words, self.rows.entities
+        return dict(zip(INTEGERS, (*arrays, self.cu_seqlens), strict=True))
+
+    def with_integers(self, integers: Mapping[str, Any]) -> "Entities":
+        """The same entities with these integers."""
+        ids, types, positions, words, entities, offsets = (integers[name] for name in INTEGERS)
+        width = len(positions) // len(ids) if len(ids) else 1
+        changed = {
+            "position_ids": positions.reshape(len(ids), width),
+            "rows": TokenRows(words, entities),
+            "cu_seqlens": offsets,
+        }
+        return replace(self, ids=ids, token_type_ids=types, **changed)
+
 
 class EntityEmbeddings(Block):
     """LayerNorm(entity + mean of the mention's positions + token type); entities are projected where their table is
@@ -89,6 +110,22 @@ class EntityEmbeddings(Block):
         if self.types is not None:
             marks = functional.add(marks, self.types(inputs.token_type_ids))
         return drop(self.norm(embedded, marks), self.dropout)
+
+
+class WordAndEntityEmbeddings(Embeddings):
+    """Embeddings of words; where there are entities, of these too, in their places."""
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        super().__init__(names, spec)
+        self.entities = EntityEmbeddings(names, spec)
+
+    def __call__(self, inputs: Any) -> Any:
+        """An `EncoderInput` -> (tokens, hidden)."""
+        words, entities = super().__call__(inputs), getattr(inputs, "entities", None)
+        if entities is None:
+            return words
+        rows = entities.rows
+        return merge_rows(words, self.entities(entities), first_rows=rows.words, second_rows=rows.entities)
 
 
 @dataclass(kw_only=True)
@@ -122,10 +159,11 @@ class EntityAwareAttention(SelfAttention):
         if not self.is_aware or not isinstance(context, EntityContext):
             return super().mix(source, context)
         rows, joined = context.rows, self.projections[0]
+        words, entities = split_rows(source, first_rows=rows.words, second_rows=rows.entities)
         return entity_aware_attention(
             joined(source),
-            self.word_queries(functional.take_rows(source, rows=rows.words)),
-            self.entity_queries(functional.take_rows(source, rows=rows.entities)),
+            self.word_queries(words),
+            self.entity_queries(entities),
             num_heads=self.spec.num_heads,
             word_rows=rows.words,
             entity_rows=rows.entities,

@@ -9,7 +9,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families import roberta
 from bertcore.families.luke import models
 from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter
-from bertcore.families.luke.blocks import EntityAwareAttention, EntitySpec
+from bertcore.families.luke.blocks import EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import POOLED_HEADS, HeadSpec, register
@@ -87,6 +87,7 @@ LUKE = register(
         },
         attention=EntityAwareAttention,
         adapter=WordAndEntityAdapter,
+        embeddings=WordAndEntityEmbeddings,
         inputs=INPUTS,
         models={
             "AutoModel": models.WordAndEntityModel,

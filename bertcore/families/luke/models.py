@@ -56,7 +56,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
     _targets = ("labels", "entity_labels")
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        entities, table = self.spec.details, self.encoder.adapter.entity_embeddings.entities.table
+        entities, table = self.spec.details, self.encoder.embeddings.entities.entities.table
         if task == "masked_lm":  # whose decoder is its own
             return LanguageModelHead(spec, replace(self.spec, tied_decoder=False), table)
         sizes = {"vocab_size": entities.vocab_size, "embedding_size": entities.embedding_size}

@@ -44,6 +44,20 @@ def merge_rows(first: Any, second: Any, *, first_rows: Any, second_rows: Any) ->
     return merged, lambda grad: (grad[first_rows], grad[second_rows])
 
 
+@operation()
+def split_rows(rows: Any, *, first_rows: Any, second_rows: Any) -> Any:
+    """What `merge_rows` made one of, of the same integers."""
+
+    def pullback(of_first, of_second):
+        grad = kernels.array_module(rows).zeros(rows.shape, rows.dtype)
+        for places, part in ((first_rows, of_first), (second_rows, of_second)):
+            if part is not None:
+                grad[places] = part
+        return (grad,)
+
+    return (kernels.embedding(first_rows, rows), kernels.embedding(second_rows, rows)), pullback
+
+
 def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entity_rows):
     """Query, key and value of `entity_aware_attention`, (tokens, heads, 2 * head_dim) each."""
     query, key, value = split_heads(qkv, num_heads=num_heads)
