@@ -185,11 +185,9 @@ def test_malformed_lines(model, tmp_path, capsys):
     "data, task, options, error",
     [
         ("-", "sequence", [], "- is standard input, which can be read once"),
-        ("empty.jsonl", "sequence", [], "empty.jsonl holds no records to learn from"),
         ("a.jsonl", "qa", ["--text", "x"], "--task qa has no use for"),
         ("a.jsonl", "token", ["--text-pair", "x"], "--task token has no use for --text-pair"),
         ("a.jsonl", "sequence", ["--max-length", "41"], "takes 40 tokens"),
-        ("missing.jsonl", "sequence", [], "missing.jsonl does not exist"),
         ("one.jsonl", "sequence", [], "one.jsonl has the label x alone, expected two or more"),
         ("one.jsonl", "similarity", ["--label", "score"], "all pairs have the score 2.5"),
         (
@@ -203,7 +201,6 @@ def test_malformed_lines(model, tmp_path, capsys):
 )
 def test_what_is_refused(model, tmp_path, capsys, monkeypatch, data, task, options, error):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.jsonl").write_text("")
     write(tmp_path, "one.jsonl", [{"text": "cat", "text_pair": "mat", "label": "x", "score": 2.5}] * 5)
     (tmp_path / "one.txt").write_text("the O\ncat O\n\nmat O\n" * 5)
     write(tmp_path, "a.jsonl", [{"text": "cat", "label": "x"}, {"text": "mat", "label": "y"}] * 5)

@@ -65,12 +65,6 @@ def test_a_new_model_with_its_tokenizer(inputs, tmp_path, capsys):
     assert {len(stored[index]["input_ids"]) <= 40 for index in range(len(stored))} == {True}
 
 
-def test_a_corpus_without_texts_is_told_by_its_name(inputs, tmp_path, capsys):
-    (tmp_path / "empty.txt").write_text("\n\n")
-    assert pretrain(inputs, tmp_path / "out", corpus=tmp_path / "empty.txt") == 1
-    assert capsys.readouterr().err == f"bertcore pretrain: {tmp_path}/empty.txt holds no texts to learn from\n"
-
-
 def test_a_broken_line_ends_it_and_leaves_nothing(inputs, tmp_path, capsys):
     assert pretrain(inputs, tmp_path / "out", corpus="corpus") == 1
     shown = capsys.readouterr()

@@ -41,18 +41,11 @@ def test_one_query(encoder_folder, corpus_file, capsys):
     assert capsys.readouterr().out == f"1.0000\t2\t{CORPUS[1]}\n"
 
 
-def test_a_corpus_without_texts(encoder_folder, tmp_path, capsys):
-    (tmp_path / "empty.txt").touch()
-    assert main(["search", str(encoder_folder), str(tmp_path / "empty.txt"), "a", "--backend", "numpy"]) == 1
-    assert capsys.readouterr().err == f"bertcore search: {tmp_path / 'empty.txt'} holds no texts\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "give a QUERY, or --queries FILE"),
         (["a", "--queries", "-"], "give a QUERY, or --queries FILE"),
-        (["--queries", "nowhere"], "nowhere"),
     ],
 )
 def test_wrong_arguments(encoder_folder, corpus_file, capsys, arguments, message):
