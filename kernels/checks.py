@@ -57,36 +57,19 @@ def integer(**arrays: Any) -> None:
             raise TypeError(f"{name} has dtype {array.dtype}, expected an integer dtype{order}")
 
 
-def numbered(**lists: Any) -> dict[str, Any]:
-    """The arrays of lists, each as long as the first, by name: those of the first list, then those of the second ..."""
+def of_one_length(**lists: Any) -> None:
+    """All are lists, each as long as the first."""
     first, count = next((name, len(arrays) if isinstance(arrays, list) else 0) for name, arrays in lists.items())
     for name, arrays in lists.items():
         if not isinstance(arrays, list) or len(arrays) != count:
             found = f"{len(arrays)} arrays" if isinstance(arrays, list) else type(arrays).__qualname__
             raise ValueError(f"{name} is {found}, expected a list of {count} arrays as {first} has")
-    names = [name for name in lists for name in _numbers(name, count)]
-    return dict(zip(names, itertools.chain(*lists.values()), strict=True))
 
 
 @functools.lru_cache(maxsize=64)  # a training step asks for the same 600 each time
-def _numbers(name: str, count: int) -> list[str]:
+def numbers(name: str, count: int) -> list[str]:
+    """What errors call the arrays of a list: "grads[0]", "grads[1]" ..."""
     return [f"{name}[{index}]" for index in range(count)]
-
-
-def in_sets(lists: int, named: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The n-th arrays of so many lists, for each n; `named` has one list after the other, as `numbered` gives them.
-
-    The arrays of a set have one shape and, in host memory, none in common.
-    """
-    names, arrays = tuple(named), tuple(named.values())
-    count, shapes = len(arrays) // lists, [array.shape for array in arrays]
-    sets = [arrays[index::count] for index in range(count)]
-    if isinstance(arrays[0], np.ndarray) or shapes != shapes[:count] * lists:
-        for index, of_set in enumerate(sets):
-            by_name = dict(zip(names[index::count], of_set, strict=True))
-            shape(shapes[index], **by_name)
-            no_two_overlap(**by_name)
-    return sets
 
 
 def has_axes(**arrays: Any) -> None:
@@ -206,11 +189,9 @@ def is_broadcast(array: Any) -> bool:
 def aligned(**arrays: Any) -> None:
     """The elements of each CuPy array (None is skipped) stand at multiples of their size: a GPU reads no others."""
     for name, array in arrays.items():
-        if array is None:
+        if array is None or not math.gcd(array.data.ptr, *array.strides) % array.itemsize:
             continue
         size, address = array.itemsize, array.data.ptr
-        if not address % size and not any([stride % size for stride in array.strides]):  # noqa: C419 (half the time)
-            continue
         strides = (stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1)
         if array.size and (address % size or any(stride % size for stride in strides)):
             raise ValueError(
@@ -219,11 +200,15 @@ def aligned(**arrays: Any) -> None:
             )
 
 
-def updatable(name: str, array: Any) -> None:
-    """`array` can be changed in place, in C order."""
-    flags, is_on_host = array.flags, isinstance(array, np.ndarray)  # on a GPU all is writable; see `aligned`
-    if not flags.c_contiguous or (is_on_host and not (flags.writeable and flags.aligned)):
-        what = "read-only" if is_on_host and not flags.writeable else "not C-contiguous and aligned"
+def updatable(**arrays: Any) -> None:
+    """The arrays can be changed in place, in C order."""
+    for name, array in arrays.items():
+        flags = array.flags
+        # On a GPU all is writable; see `aligned`.
+        if flags.c_contiguous and (not isinstance(array, np.ndarray) or (flags.writeable and flags.aligned)):
+            continue
+        is_read_only = isinstance(array, np.ndarray) and not flags.writeable
+        what = "read-only" if is_read_only else "not C-contiguous and aligned"
         raise ValueError(f"{name} is {what}, expected an array that can be updated in place")
 
 

@@ -359,12 +359,14 @@ def _plain(arrays: dict[str, Any], optional: Collection[str]) -> tuple[bool, Rec
 
 def _are_cupy(arrays: dict[str, Any], optional: Collection[str]) -> bool:
     """Whether all arrays are CuPy's, or absent."""
+    known = None
     for name, array in arrays.items():
-        if array is None:
-            if name not in optional:
-                return False
-        elif _library(type(array)) != "cupy":
+        kind = type(array)
+        if kind is known or (array is None and name in optional):
+            continue
+        if _library(kind) != "cupy":
             return False
+        known = kind
     return True
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from .. import checks, dispatch
+from ..lists import open_lists
 
 RULES = ("adamw", "stable_adamw", "lamb")
 
@@ -56,22 +57,18 @@ def adam_update(
         TypeError, ValueError: for a wrong kind of array, dtype, shape or number; nothing is changed then.
         BackendUnavailable: if the backend cannot run here.
     """
-    given = {"parameter": parameter, "grad": grad, "first_moment": first_moment, "second_moment": second_moment}
-    arrays = checks.numbered(**given) if isinstance(parameter, list) else given
-    if not arrays:
-        return
-    call = dispatch.open_call(__package__, backend, optional=("grad_scale",), **arrays, grad_scale=grad_scale)
-    *given_arrays, grad_scale = call.arrays
-    named = dict(zip(arrays, given_arrays, strict=True))
-    checks.floating(call.backend, **named, grad_scale=grad_scale)
+    lists = {"parameter": parameter, "grad": grad, "first_moment": first_moment, "second_moment": second_moment}
+    if isinstance(parameter, list):
+        checks.of_one_length(**lists)
+        if not parameter:
+            return
+    names = {"written": ["parameter", "first_moment", "second_moment"], "passing": ["grad"]}
+    call, sets = open_lists(__package__, backend, lists, **names, grad_scale=grad_scale)
+    *arrays, grad_scale = call.arrays
     if grad_scale is not None:
         checks.shape((), grad_scale=grad_scale)
-    sets = checks.in_sets(len(given), named)
-    for name, array in named.items():
-        if not name.startswith("grad"):
-            checks.updatable(name, array)
     checks.choice("rule", rule, RULES)
-    dtype = call.arrays[0].dtype
+    dtype = arrays[0].dtype
     lr = checks.number_of(dtype, "lr", lr, minimum=0, may_vanish=True)  # schedules end there
     eps = checks.number_of(dtype, "eps", eps, minimum=0)
     weight_decay = checks.number_of(dtype, "weight_decay", weight_decay, minimum=0, may_vanish=True)

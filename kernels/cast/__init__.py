@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .. import checks, dispatch
+from .. import checks
+from ..lists import open_lists
 
 
 def cast(arrays: list[Any], outputs: list[Any], *, backend: str | None = None) -> None:
@@ -20,15 +21,9 @@ def cast(arrays: list[Any], outputs: list[Any], *, backend: str | None = None) -
         TypeError, ValueError: for a wrong kind of array, dtype or shape; nothing is changed then.
         BackendUnavailable: if the backend cannot run here.
     """
-    named = checks.numbered(arrays=arrays, outputs=outputs)
-    if not named:
+    lists = {"arrays": arrays, "outputs": outputs}
+    checks.of_one_length(**lists)
+    if not arrays:
         return
-    call = dispatch.open_call(__package__, backend, **named)
-    given = list(zip(named, call.arrays, strict=True))
-    read, written = given[: len(arrays)], given[len(arrays) :]
-    checks.floating(call.backend, **dict(read))
-    checks.floating("numpy", **dict(written))
-    sets = checks.in_sets(2, dict(given))
-    for name, output in written:
-        checks.updatable(name, output)
+    call, sets = open_lists(__package__, backend, lists, written=["outputs"], apart=["outputs"])
     call.compute("cast", sets)

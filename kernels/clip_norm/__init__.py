@@ -70,7 +70,7 @@ def _is_given(arrays: list[Any]) -> bool:
 
 
 def _open_call(arrays: list[Any], backend: str | None) -> dispatch.Call:
-    named = checks.numbered(arrays=list(arrays))
+    named = dict(zip(checks.numbers("arrays", len(arrays)), arrays, strict=True))
     call = dispatch.open_call(__package__, backend, **named)
     checks.floating(call.backend, **dict(zip(named, call.arrays, strict=True)))
     return call

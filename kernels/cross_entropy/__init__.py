@@ -127,7 +127,7 @@ def _check_out(call: dispatch.Call, out: Any, input: Any) -> None:
         return
     checks.shape(input.shape, out=out)
     if call.backend == "numba":
-        checks.updatable("out", out)
+        checks.updatable(out=out)
     else:
         checks.writable_rows("out", out)
 

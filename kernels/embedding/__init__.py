@@ -66,6 +66,6 @@ def embedding_backward(
     checks.in_range("input", input, num_embeddings)
     if add_to is not None:
         checks.shape((num_embeddings, grad_output.shape[-1]), add_to=add_to)
-        checks.updatable("add_to", add_to)
+        checks.updatable(add_to=add_to)
         checks.overlaps_none("add_to", {"add_to": add_to, "grad_output": grad_output, "input": input})
     return call.run("embedding_backward", grad_output, input, num_embeddings, add_to)

@@ -253,7 +253,7 @@ def linear_weight_gradient(
     dtype = input.dtype if dtype is None else checks.floating_dtype("dtype", dtype)
     if add_to is not None:
         checks.shape((grad_output.shape[-1], input.shape[-1]), add_to=add_to)
-        checks.updatable("add_to", add_to)
+        checks.updatable(add_to=add_to)
         checks.overlaps_none("add_to", {"add_to": add_to, "grad_output": grad_output, "input": input})
         dtype = add_to.dtype
     allowed = dict.fromkeys((input.dtype, working_dtype(input.dtype)))

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .. import checks, dispatch
+from .. import checks
+from ..lists import open_lists
 
 
 def muon_update(
@@ -43,21 +44,18 @@ def muon_update(
         TypeError, ValueError: for a wrong kind of array, dtype, shape or number; nothing is changed then.
         BackendUnavailable: if the backend cannot run here.
     """
-    arrays = checks.numbered(parameter=parameter, grad=grad, momentum=momentum)
-    if not arrays:
+    lists = {"parameter": parameter, "grad": grad, "momentum": momentum}
+    checks.of_one_length(**lists)
+    if not parameter:
         return
-    call = dispatch.open_call(__package__, backend, optional=("grad_scale",), **arrays, grad_scale=grad_scale)
-    *given, grad_scale = call.arrays
-    named = dict(zip(arrays, given, strict=True))
-    checks.floating(call.backend, **named, grad_scale=grad_scale)
+    names = {"written": ["parameter", "momentum"], "passing": ["grad"]}
+    call, sets = open_lists(__package__, backend, lists, **names, grad_scale=grad_scale)
+    *arrays, grad_scale = call.arrays
+    for name, (array, *_) in zip(checks.numbers("parameter", len(sets)), sets, strict=True):
+        checks.shape((None, None), **{name: array})
     if grad_scale is not None:
         checks.shape((), grad_scale=grad_scale)
-    sets = checks.in_sets(3, named)
-    for name, array in named.items():
-        checks.shape((None, None), **{name: array})
-        if not name.startswith("grad"):
-            checks.updatable(name, array)
-    dtype = given[0].dtype
+    dtype = arrays[0].dtype
     lr = checks.number_of(dtype, "lr", lr, minimum=0, may_vanish=True)  # schedules end there
     weight_decay = checks.number_of(dtype, "weight_decay", weight_decay, minimum=0, may_vanish=True)
     beta = checks.probability("beta", beta)

@@ -1,0 +1,99 @@
+"""Calls over lists of arrays: a step of training changes hundreds at once, most of which are those of the step before.
+
+What a call checks of an array on a GPU holds as long as that lives. So a list of the arrays that the same argument had
+in a call before is not checked again, but for its first array, which stands for all of them. Only weak references are
+kept; arrays in host memory are checked in every call.
+"""
+
+import operator
+import weakref
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from . import _cuda, checks, dispatch
+
+MOST_KNOWN = 64  # lists; where there are more, all are forgotten
+
+_known: dict[tuple[str, str, int], list[weakref.ref]] = {}  # by operation, argument and the first array's identity
+
+
+def open_lists(
+    package: str,
+    backend: str | None,
+    lists: dict[str, Any],
+    *,
+    written: Collection[str],
+    passing: Collection[str] = (),
+    apart: Collection[str] = (),
+    **others: Any,
+) -> tuple[dispatch.Call, list[tuple[Any, ...]]]:
+    """Open a call of the operation folder `package`: (call, the n-th arrays of all lists for each n).
+
+    All arrays are in one place and of one floating dtype that the backend can compute in. Those of a tuple have one
+    shape and, in host memory, none in common.
+
+    Args:
+        lists: by the name of the argument, none of them empty; or a single array each.
+        written: names of the lists whose arrays are changed in place.
+        passing: names of those that have other arrays in each call: gradients.
+        apart: names of those of a floating dtype of their own, any.
+        others: arrays, or None, that are no lists; they follow the lists in the call's arrays.
+    """
+    labels, lists = _labelled(lists)
+    known = {name for name, arrays in lists.items() if _is_known(package, name, arrays)}
+    named = {
+        label: array
+        for name, arrays in lists.items()
+        for label, array in zip(labels[name], arrays[:1] if name in known else arrays, strict=name not in known)
+    }
+    call = dispatch.open_call(package, backend, optional=tuple(others), **named, **others)
+    natives = dict(zip((*named, *others), call.arrays, strict=True))
+
+    def of(names: Iterable[str]) -> dict[str, Any]:
+        return {label: natives[label] for name in names for label in labels[name] if label in named}
+
+    rest = {name: natives[name] for name in others}
+    checks.floating(call.backend, **of(name for name in lists if name not in apart), **rest)
+    checks.floating("numpy", **of(apart))
+    whole = {name: arrays if name in known else list(of([name]).values()) for name, arrays in lists.items()}
+    sets = _in_sets(labels, whole)
+    checks.updatable(**of(written))
+    if call.backend == "cupy" and not _cuda.is_emulated():
+        call.on_device()  # all are on one
+        for name in lists.keys() - known - set(passing):
+            _note(package, name, lists[name], whole[name])
+    return call, sets
+
+
+def _labelled(lists: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, list[Any]]]:
+    """What errors call the arrays of each list, and the lists."""
+    if not isinstance(next(iter(lists.values())), list):
+        return {name: [name] for name in lists}, {name: [array] for name, array in lists.items()}
+    checks.of_one_length(**lists)
+    return {name: checks.numbers(name, len(arrays)) for name, arrays in lists.items()}, lists
+
+
+def _is_known(package: str, name: str, arrays: list[Any]) -> bool:
+    references = _known.get((package, name, id(arrays[0])), ())
+    return len(references) == len(arrays) and all(map(operator.is_, [each() for each in references], arrays))
+
+
+def _note(package: str, name: str, arrays: list[Any], natives: list[Any]) -> None:
+    """Remember a list that has passed all checks; not tensors, which become arrays anew in each call."""
+    if all(map(operator.is_, arrays, natives)):
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[package, name, id(arrays[0])] = list(map(weakref.ref, arrays))
+
+
+def _in_sets(labels: dict[str, list[str]], lists: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
+    sets = list(zip(*lists.values(), strict=True))
+    first, *others = ([array.shape for array in arrays] for arrays in lists.values())
+    if isinstance(sets[0][0], np.ndarray) or any(shapes != first for shapes in others):
+        for names, arrays in zip(zip(*labels.values(), strict=True), sets, strict=True):
+            by_name = dict(zip(names, arrays, strict=True))
+            checks.shape(arrays[0].shape, **by_name)
+            checks.no_two_overlap(**by_name)
+    return sets
