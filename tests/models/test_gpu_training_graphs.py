@@ -7,6 +7,7 @@ memory that nobody wrote is NaN there.
 import gc
 import shutil
 import warnings
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -242,11 +243,18 @@ def test_replaced_parameters_are_captured_anew(gpu, model, monkeypatch):
     batch = batch_of(BATCHES[0])
     for seed, graphs in ((0, 0), (None, 2), (None, 4), (None, 6), (1, 6), (None, 8)):
         if seed is not None:
+            arrays = [each.forms.on_gpus.get(0) for layer in model.encoder.layers for each in layer.parameters()]
+            read = [weakref.ref(array) for array in arrays if array is not None]
+            del arrays
             drawn_anew(model, seed)
+            # Graphs are told by the ids of what they read, which nothing else has as long as they are kept.
+            assert all(array() is not None for array in read)
         expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
         check(on_host(value_and_grad(model)(**batch)[1]), on_host(expected))
         assert len(gpu.graphs) == graphs
-    assert len(set(gpu.graphs)) == 4
+        if seed is not None:
+            assert not any(array() is not None for array in read)
+    assert read and len(set(gpu.graphs)) == 4
 
 
 @pytest.mark.slow
