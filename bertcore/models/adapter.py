@@ -134,6 +134,9 @@ class Adapter(Block):
         by_length = self.spec.biases_scores and current_tape() is not None
         return KnownOnHost(room_for(inputs.longest, FEWEST_TOKENS) if by_length else tokens)
 
+    def ask(self, inputs: EncoderInput, trace: Trace) -> None:
+        """Have the trace record what `restore` needs of this batch beside the last hidden state: here nothing."""
+
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
         """What the first layer is given, and what all layers share."""
         hidden = embeddings(inputs)

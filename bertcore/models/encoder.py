@@ -93,6 +93,7 @@ class Encoder(Block):
         return self.adapter.known_to_graph(inputs) if may_be else None
 
     def _encode(self, inputs: EncoderInput, trace: Trace, cache: KeyValueCache | None = None) -> Any:
+        self.adapter.ask(inputs, trace)
         known = None if cache is not None else self._known_to_graph(inputs, trace)
         if known is not None and current_tape() is not None:
             return self._in_training(inputs, known, trace)

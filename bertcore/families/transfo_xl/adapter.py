@@ -97,9 +97,9 @@ class RecurrentAdapter(Adapter):
         return [kernels.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]
 
     def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
-        """Distances are made for the longest sequence, here the next of a few lengths. None with memories, in or out,
+        """Distances are made for the longest sequence, here the next of a few lengths. None with a memory in the call,
         and with masks."""
-        has_memory = getattr(inputs, "mems", None) is not None or getattr(inputs, "returns_memory", False)
+        has_memory = getattr(inputs, "mems", None) is not None
         is_masked = getattr(inputs, "visible", None) is not None or inputs.key_mask is not None
         if has_memory or is_masked or self.needs_whole_batch:
             return None
@@ -207,7 +207,7 @@ class RecurrentAdapter(Adapter):
 
     # --- what comes out -------------------------------------------------------------------------------
 
-    def _keep_states(self, inputs: EncoderInput, trace: Trace) -> None:
+    def ask(self, inputs: EncoderInput, trace: Trace) -> None:
         """The memory for the next segment is made of what the layers were given."""
         if getattr(inputs, "returns_memory", False) and trace.states is None:
             trace.states = []
@@ -279,7 +279,6 @@ class CausalRecurrentAdapter(RecurrentAdapter):
         if given is not None:
             visible = visible & kernels.to_backend(given)
         visible = visible[:, None]
-        self._keep_states(inputs, trace)
         shared = {"relations": relations, "memories": memories, "biases": self.biases}
         return hidden, SharedBiasesContext(inputs.cu_seqlens, visible, trace.attentions, **shared)
 

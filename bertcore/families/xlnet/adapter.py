@@ -99,7 +99,6 @@ class TwoStreamAdapter(RecurrentAdapter):
 
     def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, TwoStreamContext]:
         content = embeddings(inputs)
-        self._keep_states(inputs, trace)
         context = self._context(inputs, content, trace)
         if context.predictions is None:
             return content, context
