@@ -171,6 +171,16 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "slice_rows": (functional.slice_rows, [(5, 4)], {"first": 2, "last": 5}),
     "split_columns": (first_and_last_columns, [(5, 6)], {}),
     "soft_cross_entropy": (functional.soft_cross_entropy, [(9, 2)], {"labels": FLAGS}),
+    "split_rows": (
+        lambda rows, **places: functional.concatenate(*luke.split_rows(rows, **places)),
+        [(9, 2)],
+        {"first_rows": WORDS, "second_rows": ENTITIES},
+    ),
+    "split_rows, of which some are read": (
+        lambda rows, **places: functional.scale(luke.split_rows(rows, **places)[1], factor=2.0),
+        [(9, 2)],
+        {"first_rows": WORDS, "second_rows": ENTITIES},
+    ),
     "take_neighbours": (functional.take_neighbours, [(9, 2)], {"distances": (1, 0, -2), **PACKED}),
     "take_rows": (functional.take_rows, [(4, 3)], {"rows": np.array([3, 0, 3])}),
     "transpose": (functional.transpose, [(5, 3)], {}),
