@@ -51,7 +51,8 @@ def test_replays_give_what_numpy_gives(gpu, model):
 
 
 @pytest.mark.slow
-def test_gradients_of_replays(gpu, model, monkeypatch):
+@pytest.mark.parametrize("has_entities", [False, True])
+def test_gradients_of_replays(gpu, model, monkeypatch, has_entities):
     def grads(batch):
         out, pullback = vjp(model)(**batch)
         rng = np.random.default_rng(0)
@@ -59,7 +60,7 @@ def test_gradients_of_replays(gpu, model, monkeypatch):
         return pullback(seeds)
 
     for number, (lengths, counts) in enumerate((BATCHES[0], *BATCHES[2:])):
-        batch = batch_of(lengths, counts)
+        batch = batch_of(lengths, np.multiply(counts, has_entities))
         with monkeypatch.context() as patch:
             patch.setattr(TrainedLayers, "__call__", lambda *_: None)
             expected = grads(batch)
@@ -71,6 +72,16 @@ def test_gradients_of_replays(gpu, model, monkeypatch):
         for name, array in known.items():
             np.testing.assert_array_equal(found[name].get(), expected[name].get(), err_msg=name)
             np.testing.assert_allclose(found[name].get(), array, atol=1e-4 * most, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_batch_without_sequences(gpu, model):
+    batch = {name: array[:0] for name, array in batch_of(*BATCHES[0]).items()}
+    for _ in range(3):
+        out, pullback = vjp(model)(**batch)
+        grads = pullback({name: np.zeros(out[name].shape, np.float32) for name in FIELDS})
+        assert not any(array.get().any() for array in grads.values())
+        assert values(model(**batch))["last_hidden_state"].shape == out["last_hidden_state"].shape
 
 
 @pytest.mark.slow

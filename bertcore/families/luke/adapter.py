@@ -53,7 +53,7 @@ class WordAndEntityInput(EncoderInput):
         of_words = {name: getattr(self, name) for name in OF_WORDS}
         words, most = rooms_for(len(self.input_ids), sequences, in_training=in_training)
         count, width = entities.position_ids.shape
-        room = close_room_for(max(count, 1)) if in_training else room_for(count, FEWEST_ENTITIES)
+        room = close_room_for(count) if in_training else room_for(count, FEWEST_ENTITIES)
         mentions = np.pad(entities.position_ids, ((0, 0), (0, room_for(width, 1) - width)), constant_values=-1)
         integers = replace(entities, position_ids=mentions).integers()
         of_all, every, spare = entities.cu_seqlens, words + room, words - len(self.input_ids)
