@@ -18,6 +18,7 @@ DENSE, PACKED, OFFSETS = (f32(2, 4, 5, 8),) * 3, (f32(7, 4, 8),) * 3, np.array([
 ROWS = 7  # of the tables of relative positions
 SCALE = 0.4
 
+ALL = "position_key position_query query_for_position position_bias segments window shared boolean bias"
 FORMS = {  # what each has beside query, key, value and offsets
     "plain": "",
     "causal": "is_causal",
@@ -32,7 +33,11 @@ FORMS = {  # what each has beside query, key, value and offsets
     "deberta": "position_key position_query boolean",
     "xlnet": "position_key query_for_position segments additive",
     "relative terms": "position_key position_query query_for_position segments additive",
-    "all": "position_key position_query query_for_position position_bias segments window shared boolean bias",
+    "all": ALL,
+    "dropout": "dropout",
+    "dropout, masked": "dropout is_causal window shared",
+    "dropout, deberta": "dropout position_key position_query boolean",
+    "dropout, all": f"{ALL} dropout",
 }
 OF_QUERIES = {"query", "query_for_position", "segment_scores", "segment_ids"}
 OF_KEYS = {"key", "value", "segment_ids_k"}
@@ -72,6 +77,8 @@ def arguments(form, lengths, lengths_k=None, dtype=np.float64, *, seed=1, heads=
         given["is_causal"] = True
     if "window" in words:
         given["window"] = (3, 2)
+    if "dropout" in words:
+        given |= {"dropout_p": 0.3, "dropout_seed": 2**63 + 5}
     if "position_bias" in words:
         given["position_bias"] = floats(ROWS, heads)
     for table in {"position_key", "position_query"} & set(words):

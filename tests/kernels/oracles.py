@@ -177,6 +177,8 @@ def attention(
     bias=None,
     is_causal=False,
     window=None,
+    dropout_p=0.0,
+    dropout_seed=0,
     **relative,
 ):
     """Outputs by name, of packed arrays (tokens, heads, head_dim); the fields of RelativePositions as arguments."""
@@ -208,8 +210,10 @@ def attention(
         row = _softmax_line(scores)
         probs[s, h, i, : len(row)] = row
         lse[h, q] = _highest_and_log(scores)
+        bits = random_bits(dropout_seed, np.array([q * query.shape[1] + h]), len(row))[0]
         for j, probability in enumerate(row):
-            output[q, h] += probability * value[starts_k[s] + j, h_k]
+            kept = probability / (1 - dropout_p) if bits[j] >= dropout_p * 2**32 else 0
+            output[q, h] += kept * value[starts_k[s] + j, h_k]
     names = ("content", "content to position", "position to content")
     return {"output": output, "lse": lse, "probabilities": probs, **dict(zip(names, components, strict=True))}
 

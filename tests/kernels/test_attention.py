@@ -113,7 +113,7 @@ def test_torch(lengths, is_causal):
 # --- numbers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if "dropout" not in form])
 def test_a_sequence_is_computed_as_if_it_were_alone(form):
     given = arguments(form, [5, 13, 2], dtype=np.float32)
     together, lse = attend(given, return_lse=True, backend="numpy")

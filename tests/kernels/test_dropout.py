@@ -7,10 +7,7 @@ from bertcore import kernels
 from bertcore.kernels.dropout import reference
 from bertcore.kernels.philox import philox, random_bits
 from tests.kernels.arrays import normal
-from tests.kernels.attention_forms import arguments, attend, results
 from tests.kernels.finite_differences import assert_gradient
-from tests.kernels.strategies import NUMBA_DTYPES
-from tests.tolerances import assert_close
 
 ONES = 2**32 - 1
 
@@ -68,77 +65,6 @@ def test_probabilities_that_are_none(p, seed, error):
 def test_seeds_that_are_none(seed, kind):
     with pytest.raises(kind, match="seed"):
         kernels.dropout(np.ones(3, np.float32), 0.5, seed)
-
-
-# --- in attention -----------------------------------------------------------------------------------
-
-FORMS = ["plain", "causal", "window", "shared heads", "deberta", "all"]
-DROPOUT = {"dropout_p": 0.3, "dropout_seed": 2**63 + 5}
-
-
-def kept(given):
-    """What each probability is multiplied by, (sequences, heads, longest query, longest key), from the definition."""
-    starts, heads = given["cu_seqlens"], given["query"].shape[1]
-    lengths, lengths_k = np.diff(starts), np.diff(given["cu_seqlens_k"])
-    factors = np.zeros((len(lengths), heads, lengths.max(), lengths_k.max()))
-    for s, h in np.ndindex(factors.shape[:2]):
-        rows = (starts[s] + np.arange(lengths[s])) * heads + h
-        bits = random_bits(DROPOUT["dropout_seed"], rows, lengths_k[s])
-        factors[s, h, : lengths[s], : lengths_k[s]] = (bits >= 0.3 * 2**32) / 0.7
-    return factors
-
-
-@pytest.mark.parametrize("backend", ["numpy", pytest.param("numba", marks=pytest.mark.slow)])  # in float64
-@pytest.mark.parametrize("form", FORMS)
-def test_attention_drops_probabilities(form, backend):
-    given = arguments(form, [3, 0, 1, 70, 300], [3, 2, 7, 70, 300], head_dim=8)
-    output, probs = attend(given | DROPOUT, return_probs=True, backend=backend)
-    np.testing.assert_allclose(probs, attend(given, return_probs=True, backend="numpy")[1], atol=1e-12)
-    weights, expected = probs * kept(given), np.zeros_like(output)
-    queries, keys, shared = given["cu_seqlens"], given["cu_seqlens_k"], output.shape[1] // given["value"].shape[1]
-    for s in range(len(queries) - 1):
-        own = given["value"][keys[s] : keys[s + 1]].repeat(shared, axis=1)
-        count = queries[s + 1] - queries[s]
-        expected[queries[s] : queries[s + 1]] = np.einsum("hij,jhd->ihd", weights[s, :, :count, : len(own)], own)
-    assert_close(output, expected)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_of_attention_that_drops(form):
-    given = arguments(form, [2, 0, 5], [7, 3, 9], head_dim=3) | DROPOUT
-    grad = normal(9, given["query"].shape)
-    found = results(given, "numpy", grad)
-    for which in {"query", "key", "value", "bias", "position_key", "position_bias"} & given.keys():
-
-        def output(changed, which=which):
-            return attend(given | {which: changed}, backend="numpy")
-
-        assert_gradient(output, given[which], grad, found[f"grad_{which}"], which)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", NUMBA_DTYPES)
-def test_numba_drops_as_the_definition_does(form, dtype):
-    given = arguments(form, [3, 0, 1, 70, 300], [3, 2, 7, 70, 300], dtype, head_dim=8) | DROPOUT
-    exact = {name: value.astype(np.float64) if _is_float(value) else value for name, value in given.items()}
-    expected, found = results(exact, "numpy"), results(given, "numba")
-    for name, array in found.items():
-        if array is not None and expected[name] is not None:
-            assert_close(array, expected[name], name=name, factor=4)
-
-
-def _is_float(value):
-    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
-
-
-def test_dense_attention_counts_the_queries_of_a_batch_on():
-    query, key, value = (normal(seed, (3, 2, 7, 5), np.float32) for seed in (1, 2, 3))
-    offsets = np.arange(4, dtype=np.int32) * 7
-    packed = [array.transpose(0, 2, 1, 3).reshape(21, 2, 5) for array in (query, key, value)]
-    for backend in ("numpy", "numba"):
-        dense = kernels.attention(query, key, value, **DROPOUT, backend=backend)
-        found = kernels.attention(*packed, cu_seqlens=offsets, **DROPOUT, backend=backend)
-        assert_close(dense.transpose(0, 2, 1, 3).reshape(21, 2, 5), found)
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,8 @@ def attention_extremes() -> Iterator[Case]:
 
 def attention_forms() -> Iterator[Case]:
     """Windows, shared heads, relative positions (DeBERTa's two tables, XLNet's with segments), everything at once."""
-    for form in ("window", "shared heads", "biases by distance", "all masks", "all"):
+    several = "window", "shared heads", "biases by distance", "all masks", "all", "dropout, masked", "dropout, all"
+    for form in several:
         for name in ("ragged", "cross"):
             yield Case(f"{form}, {name}", arguments(form, *LENGTHS[name], head_dim=13))
     for index, (name, lengths) in enumerate(LENGTHS.items()):
