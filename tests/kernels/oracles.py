@@ -22,10 +22,10 @@ def _along(function, x, dim):
 
 
 def _softmax_line(line):
-    log_total = _log_sum_exp(line)
-    if log_total == -math.inf:
-        return [0.0] * len(line)
-    return [math.exp(value - log_total) for value in line]
+    peak, log_total = _highest_and_log(line)
+    if any(math.isnan(value) or value == math.inf for value in line):
+        return [math.nan] * len(line)
+    return [math.exp(value - peak - log_total) if peak > -math.inf else 0.0 for value in line]
 
 
 def _log_sum_exp(values):
@@ -84,9 +84,9 @@ def gated_activation(input, activation, gate="first"):
 
 
 ACTIVATIONS = {
-    "relu": lambda x: x if x > 0 else 0.0,
+    "relu": lambda x: 0.0 if x <= 0 else x,  # NaN is NaN
     "tanh": math.tanh,
-    "silu": lambda x: x / (1 + math.exp(-x)),
+    "silu": lambda x: x * (1 + math.tanh(x / 2)) / 2,
     "gelu": lambda x: x * math.erfc(-x / math.sqrt(2)) / 2,
     "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
 }

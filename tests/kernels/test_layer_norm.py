@@ -5,19 +5,11 @@ import pytest
 
 from bertcore import kernels
 from bertcore.kernels.layer_norm import reference
-from tests.kernels import oracles
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
 EPS = 1e-5
 NORMS = pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
-
-
-def test_variance_survives_a_large_mean():
-    x = normal(4, (3, 160), np.float32) + np.float32(4096)
-    expected = oracles.layer_norm(x.astype(np.float64), eps=EPS)
-    # The mean itself is rounded, to 2^-12; E[x^2] - mean^2 would be off by as much as the variance.
-    np.testing.assert_allclose(reference.layer_norm(x, None, None, EPS, None), expected, rtol=0, atol=2**-11)
 
 
 def test_the_sum_with_the_residual_is_not_rounded():
@@ -43,13 +35,3 @@ def test_rows_whose_squares_overflow(norm, cpu_backend, dtype, largest):
     expected = getattr(kernels, norm)(x, **options)
     x[1] *= largest / np.abs(x[1]).max()
     assert_close(getattr(kernels, norm)(x, **options), expected, factor=3)
-
-
-@NORMS
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_nan_and_infinity_spoil_their_row_alone(norm, poison):
-    x = np.array([[0.0, poison, 1], [1, 2, 3]])
-    output = getattr(kernels, norm)(x, eps=EPS, backend="numpy")
-    gradient = getattr(kernels, f"{norm}_backward")(np.ones((2, 3)), x, eps=EPS, backend="numpy")[0]
-    for array in (output, gradient):
-        assert np.isnan(array[0]).any() and np.isfinite(array[1]).all()

@@ -126,12 +126,9 @@ def test_layer_norm_of_special_values(dtype):
     assert_as_reference_elementwise(*backward)
 
 
-def test_layer_norm_of_constant_rows_without_eps_and_of_large_means():
+def test_layer_norm_of_constant_rows_without_eps():
     constant = np.full((2, 40), 3.0, np.float32)
     assert np.isnan(layer_norm.layer_norm(constant, None, None, 0.0, None)).all()
-    x = 1000 + normal(5, (4, 1000), np.float32)
-    expected = layer_norm_reference.layer_norm(x.astype(np.float64), None, None, 1e-5, None)
-    assert_close(layer_norm.layer_norm(x, None, None, 1e-5, None), expected, factor=20)  # a mean of 1000 has ulp 6e-5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

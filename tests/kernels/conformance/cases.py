@@ -41,6 +41,14 @@ def special_rows(width: int) -> np.ndarray:
     return rows
 
 
+def far_rows(width: int) -> np.ndarray:
+    """Where what exponents are shifted by is rounded to steps of more than 1, or overflows in base 2."""
+    rows = np.repeat(np.float32([1e4, -1e6, 1e9, -1e9, 3e9, -1e30, 3e38, -3e38])[:, None], width, axis=1)
+    rows[:, 1::3] *= np.float32(1 + 2.0**-23)
+    rows[:, 2] = -3e38
+    return rows.astype(np.float64)
+
+
 def softmax() -> Iterator[Case]:
     for shape in SHAPES:
         for dim in range(len(shape)):
@@ -49,6 +57,8 @@ def softmax() -> Iterator[Case]:
         yield Case(f"{shape}", {"input": normal(1, shape, scale=4), "dim": -1})
     for width in (3, 160, 1000, 1024, 4096, 4104):
         yield Case(f"special rows of {width}", {"input": special_rows(width), "dim": -1}, forward_only=True)
+    for width in (39, 40, 4104):
+        yield Case(f"far rows of {width}", {"input": far_rows(width), "dim": -1}, forward_only=True)
     masked = np.array([[-np.inf] * 3, [-np.inf, 1, -np.inf], [0, 1, 2]])
     yield Case("masked", {"input": masked, "dim": -1})
     yield Case("masked, down the columns", {"input": masked.T, "dim": 0})
@@ -76,6 +86,10 @@ def layer_norm() -> Iterator[Case]:
     for width in (333, 344):
         constant = np.full((3, width), [[0.1], [12.345678], [-12345.678]])  # whose sums are rounded
         yield Case(f"constant rows of {width}", {"input": constant, "bias": normal(2, (width,)), "eps": 1e-5})
+    for width in (40, 41, 4099, 16400, 16401):  # where E[x^2] - mean^2 is all cancellation; the mean is 512
+        half = np.random.default_rng(width).integers(-3, 4, (3, width // 2))
+        far = 512.0 + np.concatenate([half, -half, np.zeros((3, width % 2))], axis=1)
+        yield Case(f"far rows of {width}", {"input": far, "eps": 1e-5})
     yield Case("NaN in a row", {"input": EXTREMES, "eps": 1e-5})
     yield Case("infinities", {"input": INFINITIES, "eps": 1e-5}, forward_only=True)
     yield from norms_of_large_rows()
@@ -222,6 +236,8 @@ def losses() -> Iterator[Case]:
     for width in (7, 1500):
         special = {"input": special_rows(width), "target": np.array([0, 0, 0, 0, 0, 0, -100])}
         yield Case(f"special rows of {width}", special, forward_only=True)
+    for width in (39, 4104):
+        yield Case(f"far rows of {width}", {"input": far_rows(width), "target": np.arange(8)}, forward_only=True)
     masked = np.array([[-np.inf, 0, 1], [0, -np.inf, -np.inf]])
     yield Case("impossible classes", {"input": masked, "target": np.array([1, 0])})
     yield Case("the target is impossible", {"input": masked, "target": np.array([0, 0])}, forward_only=True)

@@ -21,7 +21,7 @@ def floats(case):
 
 
 def cases(operation, wanted):
-    return [case for case in CASES[operation].values() if not case.forward_only and wanted(case)]
+    return [case for case in CASES[operation].values() if wanted(case)]
 
 
 OPERATIONS = [name for name in CASES if name not in ("attention", "dropout")]
@@ -29,14 +29,14 @@ every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
 
 def has_oracle(case):
-    is_of_rows = case.arguments.get("reduction", "none") == "none"
-    return is_of_rows and not any(np.isnan(array).any() for array in floats(case).values())
+    return case.arguments.get("reduction", "none") == "none"
 
 
 def has_gradient(case):
     """All is finite; a linear map is differentiated without the activation that may be fused with it."""
     is_fused = "weight" in case.arguments and case.arguments.get("activation") is not None
-    return all(np.isfinite(array).all() for array in floats(case).values()) and not is_fused
+    are_finite = all(np.isfinite(array).all() for array in floats(case).values())
+    return are_finite and not case.forward_only and not is_fused
 
 
 def is_small(case):
@@ -50,7 +50,7 @@ def run(operation, arguments, grad):
 @every_operation
 def test_oracle(subtests, operation):
     for case in cases(operation, has_oracle):
-        with subtests.test(case.name):
+        with subtests.test(case.name), np.errstate(invalid="ignore"):  # of infinities
             output = operations.forward(operation, case.arguments, "numpy")
             arguments = {name: it for name, it in case.arguments.items() if name != "reduction"}
             assert_close(output, getattr(oracles, operation)(**arguments), at_least=1)
