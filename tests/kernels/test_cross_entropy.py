@@ -19,18 +19,6 @@ def test_an_ignored_row_counts_for_nothing_whatever_it_holds():
     np.testing.assert_allclose(gradient, [[0, 0], [0.5, -0.5]])
 
 
-def test_a_class_may_be_the_ignored_one():
-    losses, _ = reference.cross_entropy(np.zeros((2, 3)), np.array([0, 1]), 0)
-    np.testing.assert_allclose(losses, [0, np.log(3)])
-
-
-def test_huge_and_impossible_logits():
-    x = np.array([[3e38, 3e38], [-np.inf, 0], [-np.inf, 0], [np.nan, 0], [np.inf, 0]], np.float32)
-    losses, lse = reference.cross_entropy(x, np.array([0, 0, 1, 0, 0]), IGNORE)
-    np.testing.assert_allclose(losses, [np.log(2), np.inf, 0, np.nan, np.nan], rtol=1e-6)
-    np.testing.assert_allclose(lse.sum(1), [3e38, 0, 0, np.nan, np.nan if np.isnan(lse[4, 1]) else np.inf], rtol=1e-6)
-
-
 def test_a_small_loss_among_large_logits_keeps_its_digits():
     x = np.array([[1000.0, 990.0]], np.float32)
     losses, _ = reference.cross_entropy(x, np.array([0]), IGNORE)
@@ -77,20 +65,6 @@ def test_a_gradient_may_stand_in_the_place_of_the_logits(cpu_backend):
     np.testing.assert_array_equal(x, expected)
 
 
-@pytest.mark.parametrize(
-    "out, kind, message",
-    [
-        (np.zeros((4, 3), np.float32), ValueError, r"out has shape \(4, 3\), expected \(3, 4\)"),
-        (np.zeros((3, 4)), TypeError, "out has dtype float64, expected float32"),
-        (np.broadcast_to(np.float32(0), (3, 4)), ValueError, "out is read-only"),
-    ],
-)
-def test_where_a_gradient_cannot_stand(cpu_backend, out, kind, message):
-    x, target = np.zeros((3, 4), np.float32), np.zeros(3, int)
-    with pytest.raises(kind, match=message):
-        kernels.cross_entropy_backward(np.ones((), np.float32), x, target, out=out, backend=cpu_backend)
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_losses_of_half_precision_are_float32(reduction):
     x = np.array([[0, 8]], np.float16)
@@ -101,16 +75,3 @@ def test_losses_of_half_precision_are_float32(reduction):
         kernels.cross_entropy_backward(
             loss.astype(np.float16), x, np.zeros(1, int), reduction=reduction, backend="numpy"
         )
-
-
-@pytest.mark.parametrize(
-    "lse, kind, message",
-    [
-        (np.zeros((2, 2), np.float32), ValueError, "lse has shape"),
-        (np.zeros((3, 2)), TypeError, "lse has dtype float64, expected float32"),
-    ],
-)
-def test_lse_that_is_none(cpu_backend, lse, kind, message):
-    x, target = np.zeros((3, 4), np.float32), np.zeros(3, int)
-    with pytest.raises(kind, match=message):
-        kernels.cross_entropy_backward(np.ones((), np.float32), x, target, lse=lse, backend=cpu_backend)

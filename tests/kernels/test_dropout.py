@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from bertcore import kernels
 from bertcore.kernels.dropout import reference
 from bertcore.kernels.philox import philox, random_bits
 from tests.kernels.arrays import normal
@@ -53,29 +52,3 @@ def test_derivative():
     x, grad, residual = normal(1, (3, 39)), normal(2, (3, 39)), normal(3, (3, 39))
     gradient = reference.dropout_backward(grad, 0.3, 5)
     assert_gradient(lambda x: reference.dropout(x, 0.3, 5, residual), x, grad, gradient)
-
-
-@pytest.mark.parametrize("p, seed, error", [(1.0, 0, "p is 1.0"), (-0.1, 0, "p is -0.1"), (np.nan, 0, "p is nan")])
-def test_probabilities_that_are_none(p, seed, error):
-    with pytest.raises(ValueError, match=error):
-        kernels.dropout(np.ones(3, np.float32), p, seed)
-
-
-@pytest.mark.parametrize("seed, kind", [(-1, ValueError), (2**64, ValueError), (0.5, TypeError), (None, TypeError)])
-def test_seeds_that_are_none(seed, kind):
-    with pytest.raises(kind, match="seed"):
-        kernels.dropout(np.ones(3, np.float32), 0.5, seed)
-
-
-@pytest.mark.parametrize(
-    "options, error",
-    [
-        ({"dropout_p": 1.0}, "dropout_p is 1.0"),
-        ({"dropout_p": 0.5, "dropout_seed": -1}, "dropout_seed is -1"),
-        ({"dropout_p": 0.5, "compute_dtype": "bfloat16"}, "dropout_p is 0.5, but compute_dtype"),
-    ],
-)
-def test_attention_refuses(options, error):
-    array = np.ones((1, 1, 2, 3), np.float32)
-    with pytest.raises(ValueError, match=error):
-        kernels.attention(array, array, array, **options)

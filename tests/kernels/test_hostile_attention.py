@@ -15,6 +15,15 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
 GRADIENT = f32(2, 4, 5, 8)
 LSE, PACKED_LSE = np.zeros((2, 4, 5, 2), np.float32), np.zeros((7, 4, 2), np.float32)
 
+OF_BACKWARD = {"grad_output": DENSE[0], "output": DENSE[0], "lse": LSE}
+
+
+def backward(**changed):
+    """A call of attention_backward with some of its arguments replaced."""
+    given = dict(zip(("query", "key", "value"), DENSE, strict=True)) | OF_BACKWARD | changed
+    return lambda: kernels.attention_backward(**given)
+
+
 # Each: the call, the error, and what its message must hold (the argument, what came, what was expected).
 HOSTILE = {
     "attention, return_lse a text": (
@@ -24,12 +33,39 @@ HOSTILE = {
         lambda: kernels.attention(*DENSE, dropout_p=np.ones(2)), TypeError, "dropout_p array number",
     ),
     "attention, one array for two gradients": (
-        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE, out=(f32(2, 4, 5, 8), *[GRADIENT] * 2)),
-        ValueError, "out[1] shares memory with out[2]",
+        backward(out=(f32(2, 4, 5, 8), GRADIENT, GRADIENT)), ValueError, "out[1] shares memory with out[2]",
     ),
     "attention, a gradient over what is read": (
-        lambda: kernels.attention_backward(DENSE[0], *DENSE, DENSE[0], LSE, out=(DENSE[0], GRADIENT, f32(2, 4, 5, 8))),
-        ValueError, "out[0] shares memory with query",
+        backward(out=(DENSE[0], GRADIENT, f32(2, 4, 5, 8))), ValueError, "out[0] shares memory with query",
+    ),
+    "attention, gradients into one array": (backward(out=GRADIENT), TypeError, "out array tuple of three arrays"),
+    "attention, a gradient of another shape": (
+        backward(out=(f32(2, 4, 5, 7), GRADIENT, GRADIENT)), ValueError, "out[0] (2, 4, 5, 7) (2, 4, 5, 8)",
+    ),
+    "attention, a gradient of another dtype": (
+        backward(out=(GRADIENT, GRADIENT, normal(1, GRADIENT.shape))), TypeError, "out[2] float64 float32",
+    ),
+    "attention, a gradient that is broadcast": (
+        backward(out=(GRADIENT, GRADIENT, np.broadcast_to(f32(5, 8), GRADIENT.shape))), ValueError, "out[2] read-only",
+    ),
+    "attention, a gradient of columns apart": (
+        backward(out=(GRADIENT, GRADIENT, f32(2, 4, 5, 16)[..., ::2])), ValueError, "out[2] not of contiguous rows",
+    ),
+    **{
+        f"attention, another shape of {name}": (backward(**{name: array[:1]}), ValueError, f"{name} shape expected")
+        for name, array in OF_BACKWARD.items()
+    },
+    **{
+        f"attention, another dtype of {name}": (backward(**{name: array.astype("f8")}), TypeError, f"{name} float64")
+        for name, array in OF_BACKWARD.items()
+    },
+    "attention, dropout_p": (lambda: kernels.attention(*DENSE, dropout_p=1.0), ValueError, "dropout_p 1.0 probability"),
+    "attention, dropout_seed": (
+        lambda: kernels.attention(*DENSE, dropout_p=0.5, dropout_seed=-1), ValueError, "dropout_seed -1",
+    ),
+    "attention, dropout in bfloat16": (
+        lambda: kernels.attention(*DENSE, dropout_p=0.5, compute_dtype="bfloat16"),
+        ValueError, "dropout_p 0.5 compute_dtype 'bfloat16'",
     ),
     "attention, packed without offsets": (lambda: kernels.attention(*PACKED), ValueError, "query (7, 4, 8) cu_seqlens"),
     "attention, two axes": (lambda: kernels.attention(*(f32(5, 8),) * 3), ValueError, "query (5, 8) any"),

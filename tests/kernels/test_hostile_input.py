@@ -16,6 +16,7 @@ F64 = normal(1, (2, 3))
 IDS = np.array([0, 1, 2])
 TABLES = f32(9, 4), f32(9, 4)
 SQUARE, WIDE = f32(3, 3), f32(3, 4)
+READ_ONLY = np.broadcast_to(np.float32(1), (3, 3))
 
 # Each: the call, the error, and what its message must hold (the argument, what came, what was expected).
 HOSTILE = {
@@ -131,8 +132,35 @@ HOSTILE = {
     "embedding, more rows than any array has": (
         lambda: kernels.embedding_backward(f32(0, 5), IDS[:0], 2**64), ValueError, "num_embeddings 65 bits 63",
     ),
+    "embedding, add_to's shape": (
+        lambda: kernels.embedding_backward(SQUARE, IDS, 4, add_to=f32(3, 3)), ValueError, "add_to (3, 3) (4, 3)",
+    ),
+    "embedding, add_to's dtype": (
+        lambda: kernels.embedding_backward(SQUARE, IDS, 3, add_to=np.ones((3, 3))), TypeError, "add_to float64 float32",
+    ),
+    "embedding, add_to read-only": (
+        lambda: kernels.embedding_backward(SQUARE, IDS, 3, add_to=READ_ONLY), ValueError, "add_to read-only",
+    ),
     "embedding, added to what is read": (
         lambda: kernels.embedding_backward(SQUARE, IDS, 3, add_to=SQUARE), ValueError, "add_to grad_output overlaps",
+    ),
+    "linear, the weight's gradient in float16": (
+        lambda: kernels.linear_weight_gradient(SQUARE, SQUARE, dtype="float16"),
+        TypeError, "dtype float16 float32 beside",
+    ),
+    "linear, the weight's gradient of other rows": (
+        lambda: kernels.linear_weight_gradient(f32(2, 3), SQUARE), ValueError, "grad_output (2, 3) (3, any)",
+    ),
+    "linear, add_to's dtype": (
+        lambda: kernels.linear_weight_gradient(SQUARE, SQUARE, add_to=np.ones((3, 3))),
+        TypeError, "add_to float64 float32 beside",
+    ),
+    "linear, add_to's shape": (
+        lambda: kernels.linear_weight_gradient(SQUARE, SQUARE, add_to=f32(2, 3)), ValueError, "add_to (2, 3) (3, 3)",
+    ),
+    "linear, add_to transposed": (
+        lambda: kernels.linear_weight_gradient(SQUARE, SQUARE, add_to=f32(3, 3).T),
+        ValueError, "add_to not C-contiguous",
     ),
     "linear, the weight's gradient added to what is read": (
         lambda: kernels.linear_weight_gradient(f32(3, 3), SQUARE, add_to=SQUARE), ValueError, "add_to input overlaps",
@@ -144,10 +172,35 @@ HOSTILE = {
     "clip_norm, a limit for each array": (
         lambda: kernels.clip_norm([f32(3)] * 2, np.ones(2)), TypeError, "max_norm array number",
     ),
+    "cross_entropy, out's shape": (
+        lambda: kernels.cross_entropy_backward(f32(), SQUARE, IDS, out=WIDE), ValueError, "out (3, 4) (3, 3)",
+    ),
+    "cross_entropy, out's dtype": (
+        lambda: kernels.cross_entropy_backward(f32(), SQUARE, IDS, out=np.zeros((3, 3))),
+        TypeError, "out float64 float32",
+    ),
+    "cross_entropy, out read-only": (
+        lambda: kernels.cross_entropy_backward(f32(), SQUARE, IDS, out=READ_ONLY), ValueError, "out read-only",
+    ),
+    "cross_entropy, lse's shape": (
+        lambda: kernels.cross_entropy_backward(f32(), SQUARE, IDS, lse=f32(2, 2)), ValueError, "lse (2, 2) (3, 2)",
+    ),
+    "cross_entropy, lse's dtype": (
+        lambda: kernels.cross_entropy_backward(f32(), SQUARE, IDS, lse=np.zeros((3, 2))),
+        TypeError, "lse float64 float32",
+    ),
     "cross_entropy, out overlaps the logits": (
         lambda: kernels.cross_entropy_backward(f32(), WIDE[:, :3], IDS, out=WIDE[:, 1:]),
         ValueError, "out shares memory with input",
     ),
+    **{
+        f"dropout, p {p}": (lambda p=p: kernels.dropout(f32(3), p, 0), ValueError, f"p {p}")
+        for p in (1.0, -0.1, np.nan)
+    },
+    **{
+        f"dropout, seed {seed}": (lambda seed=seed: kernels.dropout(f32(3), 0.5, seed), error, f"seed {seed}")
+        for seed, error in [(-1, ValueError), (2**64, ValueError), (0.5, TypeError), (None, TypeError)]
+    },
     "rotary, interleaved an array": (
         lambda: kernels.rotary(PACKED[0], *TABLES, interleaved=IDS), TypeError, "interleaved array True False",
     ),

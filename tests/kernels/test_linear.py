@@ -41,12 +41,14 @@ def test_a_prepared_weight_is_a_copy():
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_bias_gradient_of_many_rows_keeps_its_digits():
-    grad = np.full((100_000, 2), 0.1, np.float32)
-    _, _, grad_bias = reference.linear_backward(
-        grad, np.ones((100_000, 1), np.float32), np.ones((2, 1), np.float32), np.ones(2, np.float32), True
-    )
-    assert_close(grad_bias, np.full(2, 100_000 * np.float64(np.float32(0.1))))
+def test_gradients_over_many_rows_keep_their_digits(cpu_backend):
+    """A running float32 sum would be off by 1e-4."""
+    grad, x = np.full((100_000, 2), 0.1, np.float32), np.ones((100_000, 1), np.float32)
+    _, grad_weight, grad_bias = kernels.linear_backward(grad, x, np.ones((2, 1), np.float32), np.ones(2, np.float32))
+    exact = 100_000 * np.float64(np.float32(0.1))
+    assert_close(grad_bias, np.full(2, exact))
+    if cpu_backend == "numba":  # NumPy's is BLAS's
+        assert_close(grad_weight, np.full((2, 1), exact), factor=10)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -78,20 +80,6 @@ def test_the_gradient_of_a_weight_need_not_be_rounded(dtype):
     assert_close(kernels.linear_weight_gradient(grad, x, add_to=found.copy(), backend="numpy"), 2 * exact)
     rounded = kernels.linear_weight_gradient(grad, x, backend="numpy")
     np.testing.assert_array_equal(rounded, found.astype(dtype))
-
-
-def test_what_the_gradient_of_a_weight_cannot_be():
-    x, total = normal(0, (4, 3), np.float32), np.zeros((2, 3))
-    with pytest.raises(TypeError, match="dtype is float16, expected float32 beside"):
-        kernels.linear_weight_gradient(x, x, dtype="float16")
-    with pytest.raises(TypeError, match="add_to has dtype float64, expected float32 beside"):
-        kernels.linear_weight_gradient(x[:, :2], x, add_to=total)
-    with pytest.raises(ValueError, match=r"add_to has shape \(2, 3\), expected \(3, 3\)"):
-        kernels.linear_weight_gradient(x, x, add_to=total.astype(np.float32))
-    with pytest.raises(ValueError, match="add_to is not C-contiguous"):
-        kernels.linear_weight_gradient(x, x, add_to=np.zeros((3, 3), np.float32).T)
-    with pytest.raises(ValueError, match=r"grad_output has shape \(3, 3\), expected \(4, any\)"):
-        kernels.linear_weight_gradient(x[1:], x)
 
 
 def test_nan_spoils_its_row_alone():
