@@ -18,8 +18,6 @@ def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
     All of them at once: AdamW takes one launch, the other rules three. A `step` that is an array stays on the device.
     """
     dtype, scales = sets[0][0].dtype, None
-    if dtype != np.float32:
-        raise TypeError(f"parameter has dtype {dtype}, expected float32: what is trained on CUDA is")
     xp = _cuda.array_module(sets[0][0])
     if isinstance(step, int):
         numbers = Numbers.at_step(dtype, lr, betas, eps, weight_decay, step)

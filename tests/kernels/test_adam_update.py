@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from bertcore.kernels import adam_update, get_num_threads, set_num_threads
+from bertcore.kernels import adam_update, get_num_threads, set_num_threads, use_backend
 from bertcore.kernels.adam_update import RULES
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import normal, to_gpu
@@ -66,11 +66,12 @@ def test_cuda(rule):
 
 
 @has_emulator
-def test_cuda_takes_float32_alone():
-    with driverless(emulated=False):
-        state = [to_gpu(array) for array in arrays((3,), np.float16)]
-        with pytest.raises(TypeError, match="float16"):
-            adam_update(state[0], state[0], *state[1:], **OPTIONS, step=1)
+@pytest.mark.parametrize("memory", [to_gpu, np.asarray], ids=["gpu", "host"])
+def test_16_bits_are_refused(memory):
+    with driverless(emulated=False), use_backend("auto" if memory is to_gpu else "numpy"):
+        parameter, grad, *moments = (memory(array) for array in (*arrays((3,), np.float16), np.ones(3, np.float16)))
+        with pytest.raises(TypeError, match="parameter has dtype float16, expected float32"):
+            adam_update(parameter, grad, *moments, **OPTIONS, step=1)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba", pytest.param("cupy", marks=has_emulator)])
