@@ -151,4 +151,7 @@ class JoinedTensors:
 
 
 def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
+    dtypes = {part.dtype for part in parts}
+    if len(dtypes) > 1:  # float16 and bfloat16 have no dtype in common that NumPy would find
+        return np.concatenate(parts, dtype=np.float64 if np.dtype(np.float64) in dtypes else np.float32)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

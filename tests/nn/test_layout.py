@@ -25,6 +25,18 @@ MATRICES = [name for name, layout in LAYOUTS.items() if layout.row_axes < len(la
 NAMES = ("query.weight", "key.weight")
 
 
+@pytest.mark.parametrize(
+    ("second", "expected"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]
+)
+def test_tensors_of_several_dtypes_are_joined_in_one_that_holds_all(second, expected):
+    values = dict(zip(NAMES, RNG.normal(size=(2, 3, 5)), strict=True))
+    dtypes = dict(zip(NAMES, ("float16", second), strict=True))
+    stored = {name: array.astype(storage_dtype(dtypes[name])) for name, array in values.items()}
+    array, _ = JoinedTensors(NAMES, (3, 5), None).joined(stored)
+    assert array.dtype == expected
+    np.testing.assert_array_equal(array, np.concatenate([stored[name].astype(expected) for name in NAMES]))
+
+
 def test_int8_tensors_of_different_input_scales_are_joined_as_floats():
     values = {name: RNG.integers(-127, 128, (3, 5)).astype(np.int8) for name in NAMES}
     scales = {f"{name}_scale": np.full((3, 1), 0.5, np.float32) for name in NAMES}
