@@ -18,6 +18,7 @@ from bertcore.models.generation import generate
 from bertcore.models.model import Model
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
 from bertcore.models.registry import HeadSpec
+from bertcore.models.spec import ConfigReader
 from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
@@ -213,6 +214,10 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
     _architecture = "ForQuestionAnswering"
     _tasks = ("question_answering",)
     _targets = ("start_positions", "end_positions")
+
+    def __init__(self, config: Mapping[str, Any]):
+        # A checkpoint of another task may have other labels, of which transformers would make as many scores.
+        super().__init__(with_labels(config, None if ConfigReader(config).num_labels() == 2 else 2))
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return Classifier(spec, self.spec, 2)

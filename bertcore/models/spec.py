@@ -246,19 +246,22 @@ class ConfigReader:
         return bool(self._config)
 
     def num_labels(self) -> int:
-        """How many classes a classifying head tells apart: of id2label, or num_labels, 2 by default."""
+        """How many classes a classifying head tells apart: num_labels, or those of id2label, 2 by default.
+
+        As in transformers num_labels wins where the two contradict each other.
+        """
         labels = self._config.get("id2label")
         if not isinstance(labels, Mapping | None):
             raise ValueError(f"config: id2label is {labels!r:.60}, expected an object of names by number")
-        if not labels:
-            return self.size("num_labels", 2, most=MOST_LABELS)
-        if len(labels) > MOST_LABELS:
+        if labels and len(labels) > MOST_LABELS:
             raise ValueError(f"config: id2label has {len(labels)} entries, expected at most {MOST_LABELS}")
-        return len(labels)
+        return self.size("num_labels", len(labels or ()) or 2, most=MOST_LABELS)
 
     def label_names(self) -> list[str]:
-        """The names of those classes, LABEL_0 and so on where there is no id2label."""
+        """The names of those classes, LABEL_0 and so on where there is no id2label of as many."""
         count, stated = self.num_labels(), self._config.get("id2label") or {}
+        if len(stated) != count:
+            stated = {}
         for key in stated:
             if not str(key).isdecimal() or int(key) >= count:
                 raise ValueError(f"config: id2label has the key {key!r}, expected numbers of classes, 0 to {count - 1}")

@@ -49,7 +49,8 @@ def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, 
         return dict(config)
     count = check_count("num_labels", num_labels, most=MOST_LABELS)
     names = {str(index): f"LABEL_{index}" for index in range(count)}
-    return {**config, "id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
+    others = {key: value for key, value in config.items() if key != "num_labels"}
+    return others | {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
 
 
 class ModelWithHeads(Model):

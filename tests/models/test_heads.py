@@ -150,6 +150,23 @@ def test_a_new_task_has_its_own_number_of_labels(task, tmp_path):
         getattr(bertcore, f"AutoModelFor{task}").from_config(CONFIG, num_labels=0)
 
 
+@pytest.mark.parametrize(
+    ("task", "options", "count"), [("SequenceClassification", {"num_labels": 5}, 5), ("QuestionAnswering", {}, 2)]
+)
+@pytest.mark.parametrize("labels", [{"num_labels": 3}, {"id2label": {"0": "no", "1": "yes", "2": "perhaps"}}], ids=str)
+def test_a_saved_config_has_the_labels_of_the_head(task, options, count, labels, tmp_path):
+    """transformers makes as many scores as num_labels says, or id2label, for question answering too."""
+    config = {key: value for key, value in CONFIG.items() if key != "num_labels"} | labels
+    getattr(bertcore, f"AutoModelFor{task}").from_config(config, **options).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert len(saved["id2label"]) == saved.get("num_labels", count) == count
+
+
+def test_num_labels_wins_over_names_of_another_number():
+    reader = ConfigReader({"num_labels": 2, "id2label": {"0": "no", "1": "yes", "2": "perhaps"}})
+    assert reader.label_names() == ["LABEL_0", "LABEL_1"]  # as transformers has it
+
+
 def test_an_unknown_architecture_is_named(tmp_path):
     bertcore.AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
