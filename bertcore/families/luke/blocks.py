@@ -119,6 +119,10 @@ class WordAndEntityEmbeddings(Embeddings):
         super().__init__(names, spec)
         self.entities = EntityEmbeddings(names, spec)
 
+    def other_weights(self) -> Iterator[Parameter]:
+        """The maps of entities."""
+        return self.entities.token_weights()
+
     def __call__(self, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
         words, entities = super().__call__(inputs), getattr(inputs, "entities", None)
