@@ -3,7 +3,6 @@
 import math
 import operator
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -66,17 +65,3 @@ def check_numbers(name: str, values: Any) -> np.ndarray:
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} has dtype {array.dtype}, expected numbers")
     return array
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """`value` as a bool of Python's; TypeError for what is neither True nor False."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} is {value!r}, expected True or False")
-    return bool(value)
-
-
-def check_one_of(name: str, value: Any, choices: Iterable[str | None]) -> None:
-    """ValueError for what is none of the choices."""
-    known = tuple(choices)
-    if not isinstance(value, str | None) or value not in known:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}")

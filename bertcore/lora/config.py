@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from bertcore.arguments import check_count, check_number, check_one_of
+from bertcore.arguments import check_count, check_number
+from bertcore.kernels import checks
 
 CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
@@ -60,8 +61,8 @@ class LoraConfig:
         self.lora_dropout = check_number("lora_dropout", self.lora_dropout)
         if self.lora_dropout >= 1:
             raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate below 1")
-        check_one_of("task_type", self.task_type, TASKS)
-        check_one_of("bias", self.bias, ("none",))
+        checks.choice("task_type", self.task_type, TASKS)
+        checks.choice("bias", self.bias, ("none",))
         if isinstance(self.target_modules, str):
             _check_pattern(self.target_modules)
         else:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_one_of
 from bertcore.heads.classifier import Classifier
+from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded, Trace
 from bertcore.models.generation import generate
@@ -134,7 +134,7 @@ class AutoModelForSequenceClassification(_SequenceModel):
 
     def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None, problem_type: str | None = None):
         if problem_type is not None:
-            check_one_of("problem_type", problem_type, losses.PROBLEM_TYPES)
+            checks.choice("problem_type", problem_type, losses.PROBLEM_TYPES)
         task = {} if problem_type is None else {"problem_type": problem_type}
         super().__init__(with_labels(config, num_labels) | task)
 

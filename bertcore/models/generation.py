@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_flag, check_number
+from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
@@ -109,7 +109,7 @@ def _drawing(temperature: float, top_k: int | None, top_p: float, seed: int | No
 def _check_choice(
     do_sample: Any, temperature: Any, top_k: Any, top_p: Any, num_beams: Any, length_penalty: Any, returned: Any
 ) -> None:
-    check_flag("do_sample", do_sample)
+    checks.boolean("do_sample", do_sample)
     counts = {"top_k": 1 if top_k is None else top_k, "num_beams": num_beams, "num_return_sequences": returned}
     for name, value in counts.items():
         check_count(name, value)

@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint, kernels
-from bertcore.arguments import check_one_of
 from bertcore.dtypes import DTYPES, INT8
 from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
@@ -195,7 +194,7 @@ class Model(NamedParameters):
 
     def _fill(self, fill: Callable[[Parameter, str], None], dtype: str) -> None:
         """Give the parameters their values, one after another, by `fill(parameter, dtype)`."""
-        check_one_of("dtype", dtype, DTYPES)
+        checks.choice("dtype", dtype, DTYPES)
         self.dtype = dtype
         with self._backend_to_fill_for():
             for parameter in self.parameters():

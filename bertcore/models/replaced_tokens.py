@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.arguments import check_one_of
 from bertcore.checkpoint.replacing import made_folder
 from bertcore.checkpoint.saving import write_safetensors
+from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.inputs import integer_batch
@@ -100,7 +100,7 @@ class ReplacedTokenModel(NamedParameters):
     """
 
     def __init__(self, generator: Model, discriminator: Model, *, embeddings: str = "tied"):
-        check_one_of("embeddings", embeddings, EMBEDDINGS)
+        checks.choice("embeddings", embeddings, EMBEDDINGS)
         _check_pair(generator, discriminator)
         self.generator, self.discriminator, self.embeddings = generator, discriminator, embeddings
         self.dtype = generator.dtype

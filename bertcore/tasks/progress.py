@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bertcore.arguments import check_flag
+from bertcore.kernels import checks
 
 # On a terminal, the bar appears once the work has taken this many seconds.
 PATIENCE = 2.0
@@ -20,7 +20,7 @@ def progress_bar(total: int | None, wanted: bool | None) -> Iterator[Callable[[i
             anything else.
     """
     if wanted is not None:
-        wanted = check_flag("show_progress", wanted)
+        wanted = checks.boolean("show_progress", wanted)
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     if wanted is False or (wanted is None and not on_terminal):
         yield lambda count: None

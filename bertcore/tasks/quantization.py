@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_numbers, check_one_of
+from bertcore.arguments import check_numbers
+from bertcore.kernels import checks
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
@@ -33,7 +34,7 @@ def quantize_embeddings(
         TypeError: embeddings that are integers.
         ValueError: an unknown precision; shapes that do not fit; inf or NaN; ranges to be taken from one embedding.
     """
-    check_one_of("precision", precision, PRECISIONS)
+    checks.choice("precision", precision, PRECISIONS)
     embeddings = check_numbers("embeddings", embeddings)
     if embeddings.dtype.kind != "f":
         raise TypeError(f"embeddings has dtype {embeddings.dtype}, expected floating point: it is quantized already")

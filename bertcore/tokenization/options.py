@@ -3,7 +3,8 @@
 import sys
 from dataclasses import dataclass
 
-from bertcore.arguments import check_count, check_one_of
+from bertcore.arguments import check_count
+from bertcore.kernels import checks
 from bertcore.warn import warn_caller
 
 from .settings import UNKNOWN_LENGTH
@@ -56,7 +57,7 @@ def _choice(name: str, value, choices):
 
 def check_tensors(return_tensors) -> None:
     """ValueError for what is neither None (lists) nor "np"."""
-    check_one_of("return_tensors", return_tensors, (None, "np"))
+    checks.choice("return_tensors", return_tensors, (None, "np"))
 
 
 def read_truncation(

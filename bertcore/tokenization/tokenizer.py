@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from bertcore.arguments import check_flag
+from bertcore.kernels import checks
 
 from .batch import BatchEncoding, as_array
 from .beginnings import beginnings
@@ -93,7 +93,7 @@ class Tokenizer(Vocabulary):
                 return_tensors.
         """
         check_tensors(return_tensors)
-        texts = read_texts(text, text_pair, check_flag("is_split_into_words", is_split_into_words))
+        texts = read_texts(text, text_pair, checks.boolean("is_split_into_words", is_split_into_words))
         cut, fill = self._limits(
             texts.second is not None, add_special_tokens, padding, truncation, max_length, stride, pad_to_multiple_of,
             padding_side,
@@ -194,7 +194,7 @@ class Tokenizer(Vocabulary):
         self, pair: bool, add_special_tokens: bool, padding, truncation, max_length, stride, multiple, side
     ) -> tuple[Truncation | None, Padding]:
         """How a call cuts and fills up its rows, of its arguments."""
-        check_flag("add_special_tokens", add_special_tokens)
+        checks.boolean("add_special_tokens", add_special_tokens)
         cut = read_truncation(
             truncation, max_length, padding, pair=pair, stride=stride, side=self.truncation_side,
             special=self.num_special_tokens_to_add(pair) if add_special_tokens else 0,

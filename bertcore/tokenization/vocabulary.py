@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from bertcore.arguments import check_flag
+from bertcore.kernels import checks
 from bertcore.warn import warn_caller
 
 from .engine import Engine
@@ -64,7 +64,7 @@ class Vocabulary:
         position.
         """
         ids = as_ids("token_ids", token_ids, nested=True)
-        check_flag("skip_special_tokens", skip_special_tokens)
+        checks.boolean("skip_special_tokens", skip_special_tokens)
         if ids and isinstance(ids[0], list):
             return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in ids]
         for place, number in enumerate(ids):  # the library drops ids it does not know, without a word

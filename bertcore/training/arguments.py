@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
-from bertcore.arguments import check_count, check_number, check_one_of
+from bertcore.arguments import check_count, check_number
+from bertcore.kernels import checks
 from bertcore.nn.autocast import autocast
 from bertcore.training.muon import Muon
 from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
@@ -149,7 +150,7 @@ class TrainingArguments:
         choices = {"optim": OPTIMIZERS, "lr_scheduler_type": SCHEDULES}
         choices |= {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES}
         for name, known in choices.items():
-            check_one_of(name, getattr(self, name), known)
+            checks.choice(name, getattr(self, name), known)
         if not isinstance(self.report_to, str | list | tuple):
             raise TypeError(f"report_to is {self.report_to!r}, expected a string or a list of strings")
         for report in [] if self.report_to in ("all", "none") else self.reports:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count, check_flag
+from bertcore.arguments import check_count
+from bertcore.kernels import checks
 from bertcore.training.masking import IGNORED, Masking, Words
 
 LABELS = {"label": "labels", "label_ids": "labels"}  # what examples call the labels of a batch
@@ -128,7 +129,7 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         super().__init__(tokenizer, pad_to_multiple_of=pad_to_multiple_of)
         flags = {"mlm": mlm, "whole_word_mask": whole_word_mask, "span_mask": span_mask, "static": static}
         for name, flag in flags.items():
-            check_flag(name, flag)
+            checks.boolean(name, flag)
         if (whole_word_mask or span_mask or static) and not mlm:
             raise ValueError("whole_word_mask, span_mask and static are about masks, which mlm=False does without")
         unit = "span" if span_mask else "word" if whole_word_mask else "token"

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_flag, check_one_of, check_share
+from bertcore.arguments import check_share
+from bertcore.kernels import checks
 from bertcore.nn.functional.losses import IGNORED
 
 UNITS = ("token", "word", "span")
@@ -51,8 +52,8 @@ class Masking:
         if self.mask_share + self.random_share > 1 + 1e-9:
             both = f"{self.mask_share} and {self.random_share}"
             raise ValueError(f"mask_share and random_share are {both}, expected at most 1 together")
-        check_flag("is_static", self.is_static)
-        check_one_of("unit", self.unit, UNITS)
+        checks.boolean("is_static", self.is_static)
+        checks.choice("unit", self.unit, UNITS)
 
     def apply(self, ids: np.ndarray, words: Words, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """(ids with tokens replaced, labels) of one text; labels are -100 where a token was not chosen.

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_one_of
 from bertcore.extras import required
+from bertcore.kernels import checks
 from bertcore.training.masking import IGNORED
 
 Prediction = tuple[Any, Any]
@@ -46,7 +46,7 @@ def f1(prediction: Prediction, average: str = "macro") -> dict[str, float]:
         average: "binary", of class 1; "macro", the mean over classes; "micro", over all decisions; "weighted", the mean
             by the number of labels of each class. A class that is neither predicted nor a label counts as 0.
     """
-    check_one_of("average", average, AVERAGES)
+    checks.choice("average", average, AVERAGES)
     found, expected = classes_and_labels(*prediction)
     if not expected.size:
         return {"f1": float("nan")}

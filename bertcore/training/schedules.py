@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bertcore.arguments import check_number, check_one_of
+from bertcore.arguments import check_number
+from bertcore.kernels import checks
 from bertcore.training.optimizers import Optimizer
 
 
@@ -118,7 +119,7 @@ def get_scheduler(
 
 def schedule_factor(name: str, warmup: float, total: float, **options: Any) -> Callable[[float], float]:
     """The factor of a schedule by the position in a run of `total` steps, or seconds; arguments of `get_scheduler`."""
-    check_one_of("name", name, SCHEDULES)
+    checks.choice("name", name, SCHEDULES)
     schedule = SCHEDULES[name]
     known = schedule.__kwdefaults__ or {}
     unknown = [option for option in options if option not in known]

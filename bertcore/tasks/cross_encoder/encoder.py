@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_flag, check_one_of
+from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError, read_config, resolve
 from bertcore.checkpoint.config import CONFIG_NAME
+from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.cross_encoder.activations import Activation, chosen_activation, published_activation
@@ -137,7 +138,7 @@ class CrossEncoder:
             ValueError: a text that is not valid Unicode, an unknown prompt name or activation, a `batch_tokens` that is
                 not positive, a wrong `truncation`, `stride` or `merge`, a pair that is too long where that is refused.
         """
-        check_flag("apply_softmax", apply_softmax)
+        checks.boolean("apply_softmax", apply_softmax)
         is_one = _is_pair(pairs)
         many = list(_checked([pairs] if is_one else pairs))
         long = Cutting(truncation, self.max_seq_length, stride), merge
@@ -220,7 +221,7 @@ class CrossEncoder:
     ) -> Iterator[np.ndarray]:
         """The scores; `long` is what happens to long pairs, and what makes one score of their windows'."""
         batch_tokens = check_count("batch_tokens", batch_tokens)
-        check_one_of("merge", long[1], MERGES)
+        checks.choice("merge", long[1], MERGES)
         activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
         before, backend = self._prompts.resolve(prompt, prompt_name), kernels.get_backend()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_flag
+from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host
@@ -26,7 +26,7 @@ class FeatureOptions(CallOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_flag("return_tensors", self.return_tensors)
+        checks.boolean("return_tensors", self.return_tensors)
 
 
 class FeatureExtractionPipeline(Pipeline):

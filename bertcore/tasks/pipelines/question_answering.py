@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count, check_flag
+from bertcore.arguments import check_count
+from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host
@@ -42,8 +43,8 @@ class AnsweringOptions(CallOptions):
         super().__post_init__()
         check_count("top_k", self.top_k)
         check_count("max_answer_len", self.max_answer_len)
-        check_flag("handle_impossible_answer", self.handle_impossible_answer)
-        check_flag("align_to_words", self.align_to_words)
+        checks.boolean("handle_impossible_answer", self.handle_impossible_answer)
+        checks.boolean("align_to_words", self.align_to_words)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from bertcore.arguments import check_count, check_one_of
+from bertcore.arguments import check_count
+from bertcore.kernels import checks
 from bertcore.tasks.calibration import Calibration
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
@@ -51,13 +52,13 @@ class ClassificationOptions(CallOptions):
         if self.top_k is not BEST_ALONE and self.top_k is not None:
             check_count("top_k", self.top_k)
         if self.function_to_apply is not None:
-            check_one_of("function_to_apply", self.function_to_apply, tuple(FUNCTIONS))
+            checks.choice("function_to_apply", self.function_to_apply, tuple(FUNCTIONS))
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
             name = type(self.calibration).__name__
             raise TypeError(f"calibration is {name}, expected TemperatureScaling or IsotonicCalibration")
         if self.calibration is not None and self.function_to_apply is not None:
             raise ValueError("calibration and function_to_apply are both given, expected one of them")
-        check_one_of("merge", self.merge, MERGES)
+        checks.choice("merge", self.merge, MERGES)
 
 
 class TextClassificationPipeline(Pipeline):

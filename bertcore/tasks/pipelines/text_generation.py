@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count, check_flag
+from bertcore.arguments import check_count
 from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
@@ -52,7 +52,7 @@ class GenerationOptions(CallOptions):
             check_count("max_new_tokens", self.max_new_tokens)
         if self.seed is not None:
             checks.seed("seed", self.seed)
-        check_flag("return_full_text", self.return_full_text)
+        checks.boolean("return_full_text", self.return_full_text)
 
 
 class TextGenerationPipeline(Pipeline):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_one_of
+from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.probabilities import on_host, softmax
@@ -33,7 +33,7 @@ class TaggingOptions(CallOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_of("aggregation_strategy", self.aggregation_strategy, STRATEGIES)
+        checks.choice("aggregation_strategy", self.aggregation_strategy, STRATEGIES)
         check_words("ignore_labels", self.ignore_labels)
 
 

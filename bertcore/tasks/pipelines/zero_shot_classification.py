@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_flag, check_one_of
+from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
@@ -38,8 +38,8 @@ class ZeroShotOptions(CallOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_flag("multi_label", self.multi_label)
-        check_one_of("merge", self.merge, MERGES)
+        checks.boolean("multi_label", self.multi_label)
+        checks.choice("merge", self.merge, MERGES)
         if not self._has_place():
             raise ValueError(
                 f"hypothesis_template is {self.hypothesis_template!r}, expected a text with {{}} in the class's place"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_one_of
 from bertcore.checkpoint import CheckpointError, resolve
+from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import Prompts, with_prompt
@@ -83,7 +83,7 @@ class SentenceEncoder:
         self.task = task
         self.settings = settings = read_settings(resolve(folder, "sentence_encoder", **hub))
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
-        check_one_of("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
+        checks.choice("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = self._load_model(dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
         self.has_warned = False

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_one_of
+from bertcore.arguments import check_count
+from bertcore.kernels import checks
 from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.merged_windows import MERGES
@@ -64,8 +65,8 @@ def checked_options(
     batch_tokens = check_count("batch_tokens", batch_tokens)
     if normalize is not None and not isinstance(normalize, bool | np.bool_):
         raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
-    check_one_of("precision", precision, PRECISIONS)
-    check_one_of("merge", merge, MERGES)
+    checks.choice("precision", precision, PRECISIONS)
+    checks.choice("merge", merge, MERGES)
     before = encoder.prompt(prompt, prompt_name)
     return Options(
         prompt=before,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_one_of
+from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.extras import required
+from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
@@ -168,7 +169,7 @@ class SparseEncoder:
         before = self.prompt(prompt, prompt_name)
         most = self._max_active if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         cutting, backend = Cutting(truncation, self.max_seq_length, stride), kernels.get_backend()
-        check_one_of("merge", merge, MERGES)
+        checks.choice("merge", merge, MERGES)
         if not cutting.reads_all:
             return self._rows(checked, before, most, cutting.truncation, batch_tokens, show_progress, backend)
         whole = MergedWords(merge, self.embedding_dimension, most)

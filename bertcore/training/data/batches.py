@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count, check_flag
+from bertcore.arguments import check_count
+from bertcore.kernels import checks
 
 SHUFFLED = 4096  # examples of a stream that are mixed at once
 HASHED = 64  # examples of a fingerprint
@@ -56,7 +57,7 @@ class Batches:
         batch_size = check_count("batch_size", batch_size)
         max_tokens = None if max_tokens is None else check_count("max_tokens", max_tokens)
         for name, flag in {"shuffle": shuffle, "group_by_length": group_by_length, "drop_last": drop_last}.items():
-            check_flag(name, flag)
+            checks.boolean(name, flag)
         seed, self._is_read = check_count("seed", seed, 0), False
         self.dataset, self.batch_size, self.max_tokens = dataset, batch_size, max_tokens
         self.shuffle, self.group_by_length, self.drop_last, self.seed = shuffle, group_by_length, drop_last, seed

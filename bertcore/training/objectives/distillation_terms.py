@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_flag, check_number
+from bertcore.arguments import check_count, check_number
+from bertcore.kernels import checks
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec
@@ -182,7 +183,7 @@ class SoftTargets(Term):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("temperature", self.temperature, above_zero=True)
-        check_flag("labelled_only", self.labelled_only)
+        checks.boolean("labelled_only", self.labelled_only)
 
     def check(self, student: Any, teacher: Any) -> None:
         for whose, model in (("student", student), ("teacher", teacher)):

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_number, check_one_of
+from bertcore.arguments import check_count, check_number
 from bertcore.gradients import Gradients, vjp, with_loss
+from bertcore.kernels import checks
 from bertcore.training.objectives.columns import ColumnCollator
 from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.pooling import POOLING, pooled
@@ -44,7 +45,7 @@ class EmbeddingObjective(Objective):
     has_labels = False
 
     def __init__(self, *, pooling: str = "mean", chunk: int | None = None, max_length: int | None = None):
-        check_one_of("pooling", pooling, POOLING)
+        checks.choice("pooling", pooling, POOLING)
         if chunk is not None:
             check_count("chunk", chunk)
         self.pooling, self.chunk, self.max_length = pooling, chunk, max_length
@@ -213,7 +214,7 @@ class Triplet(EmbeddingObjective):
 
     def __init__(self, margin: float = 5.0, distance: str = "euclidean", **more: Any):
         super().__init__(**more)
-        check_one_of("distance", distance, DISTANCES)
+        checks.choice("distance", distance, DISTANCES)
         self.margin, self.distance = margin, distance
 
     def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
