@@ -125,6 +125,11 @@ def to_backend(array: np.ndarray) -> Any:
     return importlib.import_module("cupy").asarray(array) if uses_gpu() else array
 
 
+def to_host(array: Any) -> np.ndarray:
+    """An array, or lists, in host memory, which waits for what a GPU still computes of it."""
+    return array.get() if _library(type(array)) == "cupy" else np.asarray(array)
+
+
 def _numba_unavailable_reason() -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed: pip install numba"

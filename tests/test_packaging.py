@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "lora": {"arguments", "checkpoint", "dtypes", "kernels", "models", "nn"},
     "tokenization": {"arguments", "checkpoint", "kernels", "warn"},
     "demo_model": {"kernels"},
-    "plots": {"tasks", "training"},
+    "plots": {"kernels", "tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "demo_model", "kernels", "tasks"},
     "tasks": {"arguments", "checkpoint", "extras", "kernels", "models", "nn", "tape", "tokenization", "warn"},

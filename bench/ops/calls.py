@@ -100,9 +100,7 @@ def _without_none(results: dict[str, Any]) -> dict[str, Any]:
 
 def to_host(array: Any) -> np.ndarray:
     """A NumPy, CuPy or PyTorch array as a NumPy array."""
-    if hasattr(array, "detach"):
-        return array.detach().cpu().numpy()
-    return array.get() if hasattr(array, "get") else np.asarray(array)
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else kernels.to_host(array)
 
 
 def _as_dtype(inputs: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:

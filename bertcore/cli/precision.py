@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bertcore import kernels
 from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.dtypes import INT8
@@ -186,7 +187,9 @@ def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
     difference = length = 0.0
     for group in _grouped(texts):
         ids = _ids(exact, group)
-        expected, found = (_on_host(each.model.encode_packed(ids)[0]).astype(np.float64) for each in (exact, low))
+        expected, found = (
+            kernels.to_host(each.model.encode_packed(ids)[0]).astype(np.float64) for each in (exact, low)
+        )
         difference += np.square(found - expected).sum()
         length += np.square(expected).sum()
     return float(np.sqrt(difference / length)) if length else 0.0
@@ -207,14 +210,10 @@ def _word_agreement(exact: Any, dtype: str, texts: list[str]) -> float | None:
         return None
     same = tokens = 0
     for text in texts:  # one by one: a score for each word of the vocabulary at each token takes memory
-        expected, found = (_on_host(model(_ids(exact, [text])).logits)[0].argmax(axis=-1) for model in models)
+        expected, found = (kernels.to_host(model(_ids(exact, [text])).logits)[0].argmax(axis=-1) for model in models)
         same += int((expected == found).sum())
         tokens += len(expected)
     return same / tokens
-
-
-def _on_host(array: Any) -> Any:
-    return array.get() if hasattr(array, "get") else array
 
 
 def table(size: float, comparisons: list[Comparison]) -> str:

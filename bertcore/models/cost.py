@@ -203,8 +203,9 @@ def _seconds(model: Any, ids: np.ndarray) -> float:
 
 
 def _pass(model: Any, ids: np.ndarray) -> np.ndarray:
-    states = model(ids).last_hidden_state
-    return states if isinstance(states, np.ndarray) else states.get()  # a GPU has computed them then
+    from bertcore import kernels
+
+    return kernels.to_host(model(ids).last_hidden_state)  # a GPU has computed them then
 
 
 if __name__ == "__main__":

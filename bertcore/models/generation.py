@@ -100,7 +100,7 @@ def _drawing(temperature: float, top_k: int | None, top_p: float, seed: int | No
     rng = np.random.default_rng(seed)
 
     def draw(scores: Any) -> np.ndarray:
-        scores = restricted_scores(_on_host(scores), temperature, top_k, top_p)
+        scores = restricted_scores(kernels.to_host(scores), temperature, top_k, top_p)
         return sample_words(scores, rng.random(len(scores)))
 
     return draw
@@ -201,11 +201,7 @@ def _word_by_word(steps: Steps, choose: Callable[[Any], np.ndarray], ends: list[
 
 
 def _best(scores: Any) -> np.ndarray:
-    return _on_host(scores.argmax(axis=1))
-
-
-def _on_host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()
+    return kernels.to_host(scores.argmax(axis=1))
 
 
 def search_beams(
@@ -226,7 +222,7 @@ def search_beams(
         is_first = words.shape[2] == 0
         flat = words.reshape(texts * beams, -1)
         scores = steps.first() if is_first else steps.following(flat[:, -1], np.ones(len(flat), bool))
-        parents, chosen, sums = _best_continuations(_on_host(scores), running, kept)
+        parents, chosen, sums = _best_continuations(kernels.to_host(scores), running, kept)
         made = np.concatenate([np.take_along_axis(words, parents[:, :, None], axis=1), chosen[:, :, None]], axis=2)
         length = made.shape[2]
         has_ended = np.isin(chosen, ends) | (length == steps.count)

@@ -149,7 +149,7 @@ def _host_array(name: str, values: Any) -> np.ndarray:
         except ValueError as error:  # lists of different lengths further in
             raise ValueError(f"{name} is no (sequences, length) table of integers: {error}") from error
     if kernels.array_module(values) is not np:
-        return values.get()
+        return kernels.to_host(values)
     array = np.asarray(values)
     if array.dtype == object and not isinstance(values, np.ndarray):  # None, a generator, a set: NumPy takes anything
         raise TypeError(f"{name} is {type(values).__name__}, expected (sequences, length): lists or an array")

@@ -206,7 +206,7 @@ def floating_labels(labels: np.ndarray, logits: Any) -> Any:
 def label_array(name: str, labels: Any) -> np.ndarray:
     """Labels of any shape as an array of numbers in host memory."""
     try:
-        array = labels.get() if kernels.array_module(labels) is not np else np.asarray(labels)
+        array = kernels.to_host(labels)
     except ValueError as error:  # lists of different lengths
         raise ValueError(f"{name} is no table of numbers: {error}") from error
     if array.dtype.kind not in "iuf":

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from bertcore import kernels
 from bertcore.plots.grid import maps
 from bertcore.plots.texts import tokens_of
-from bertcore.tasks.probabilities import on_host
 
 TITLES = ("content to content", "content to position", "position to content", "their sum")
 
@@ -22,7 +22,7 @@ def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
     attentions = model(**given, output_attentions=True).attentions
     if not attentions or attentions[0] is None:
         raise ValueError(f"models of type {model.family.model_type!r} give no attentions")
-    heads = on_host(attentions[_checked(layer, len(attentions))])[0]
+    heads = kernels.to_host(attentions[_checked(layer, len(attentions))])[0]
     titles = [f"layer {layer}, head {number}" for number in range(1, len(heads) + 1)]
     tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
     return maps(list(heads), titles, tokens, columns=4, cmap="Blues", vmin=0, vmax=1)
@@ -40,7 +40,9 @@ def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> F
     layers = model(**given, output_attention_components=True).attention_components
     terms = layers[_checked(layer, len(layers))]
     found = {
-        title: on_host(term)[0].mean(axis=0) for title, term in zip(TITLES, terms, strict=False) if term is not None
+        title: kernels.to_host(term)[0].mean(axis=0)
+        for title, term in zip(TITLES, terms, strict=False)
+        if term is not None
     }
     found[TITLES[3]] = np.sum(list(found.values()), axis=0)
     most = max(float(np.abs(panel).max()) for panel in found.values())

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from bertcore import kernels
 from bertcore.plots.texts import tokens_of
-from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.probabilities import softmax
 
 
 def distillation_temperature(
@@ -27,7 +28,7 @@ def distillation_temperature(
     if not places:
         raise ValueError(f"the text has no {tokenizer.mask_token}, of which words are to be told")
     given = {name: [row] for name, row in encoded.items()}
-    logits = on_host(model(**given).logits)[0, places[0], : len(tokenizer)].astype(np.float64)
+    logits = kernels.to_host(model(**given).logits)[0, places[0], : len(tokenizer)].astype(np.float64)
     best = np.argsort(-logits, kind="stable")[:words]
     figure = Figure(figsize=(2.3 * len(temperatures) + 1.2, 0.26 * words + 1.4), layout="constrained")
     axes = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]

@@ -15,7 +15,6 @@ from bertcore.tape import Tape, current_tape, value_of
 from bertcore.tasks.long_texts import Cutting, Window, windows_of
 from bertcore.tasks.pipelines.base import Pipeline
 from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
-from bertcore.tasks.probabilities import on_host
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def attention_rollout(classifier: Pipeline, inputs: Any, **options: Any) -> Attr
         raise ValueError(f"models of type {classifier.model.family.model_type!r} give no attentions")
     rollout = np.eye(len(window))
     for layer in out.attentions:
-        mixed = 0.5 * (on_host(layer)[0].astype(np.float64).mean(axis=0) + np.eye(len(window)))
+        mixed = 0.5 * (kernels.to_host(layer)[0].astype(np.float64).mean(axis=0) + np.eye(len(window)))
         rollout = mixed / mixed.sum(axis=1, keepdims=True) @ rollout
     source = classifier.model.heads[0].source  # of the state that is classified
     scores = rollout.mean(axis=0) if source.startswith("mean") else rollout[-1 if source.startswith("last") else 0]
@@ -149,7 +148,7 @@ class _Probe:
             return seen[-1]
 
         scores = self._scores(read, arrays)
-        return on_host(value_of(seen[0])).astype(np.float64), on_host(scores)[0].astype(np.float64)
+        return kernels.to_host(value_of(seen[0])).astype(np.float64), kernels.to_host(scores)[0].astype(np.float64)
 
     def gradients(self, arrays: Mapping[str, np.ndarray], points: np.ndarray, column: int) -> np.ndarray:
         """The gradient of a class's score for the embeddings `points` (rows, tokens, hidden), summed over the rows."""
@@ -158,14 +157,14 @@ class _Probe:
 
             def leaf(inputs: Any) -> Any:
                 like = value_of(self._embed(inputs))
-                made = np.ascontiguousarray(points.reshape(like.shape), on_host(like).dtype)
+                made = np.ascontiguousarray(points.reshape(like.shape), kernels.to_host(like).dtype)
                 return tape.leaf("points", lambda: kernels.to_backend(made))
 
             scores = self._scores(leaf, rows)
-        seed = np.zeros(scores.value.shape, on_host(scores.value).dtype)
+        seed = np.zeros(scores.value.shape, kernels.to_host(scores.value).dtype)
         seed[:, column] = 1
         found = tape.gradients(scores, kernels.to_backend(seed))["points"]
-        return on_host(found).astype(np.float64).reshape(points.shape).sum(axis=0)
+        return kernels.to_host(found).astype(np.float64).reshape(points.shape).sum(axis=0)
 
     def _scores(self, embeddings: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         self._encoder.embeddings = embeddings

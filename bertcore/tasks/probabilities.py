@@ -1,14 +1,8 @@
 """From scores to probabilities, in float64 on the host."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-
-
-def on_host(array: Any) -> np.ndarray:
-    """The array in host memory."""
-    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

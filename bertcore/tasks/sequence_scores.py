@@ -16,7 +16,6 @@ from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.batching import grouped, in_batches
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.merged_windows import MergedWindows, merged_vectors
-from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.texts import CutTexts, sequence_length, uncut
 from bertcore.tokenization import AutoTokenizer
 
@@ -138,7 +137,7 @@ class SequenceScores:
         inputs["attention_mask"] = _padded([[1] * len(row) for row in batch], longest)
         if batch[0].types is not None:
             inputs["token_type_ids"] = _padded([row.types for row in batch], longest)
-        return on_host(self.model(**inputs).logits).astype(np.float32, copy=False)
+        return kernels.to_host(self.model(**inputs).logits).astype(np.float32, copy=False)
 
 
 def _padded(rows: list[Any], length: int) -> np.ndarray:

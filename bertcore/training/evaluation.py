@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.training.masking import IGNORED
 
 Reduce = Callable[[Any, Any], Any]
@@ -68,15 +69,11 @@ def run_through(
         examples += len(next(iter(batch.values())))
         if keep:
             truth = _one_or_all([np.asarray(batch[name]) for name in names if name in batch])
-            scores = _one_or_all([_on_host(array) for array in out.predictions()])
+            scores = _one_or_all([kernels.to_host(array) for array in out.predictions()])
             predictions.append(scores if reduce is None else reduce(scores, truth))
             labels.append(truth)
     kept = EvalPrediction(_joined(predictions), _joined(labels)) if keep and examples else None
     return Evaluated(total / weights if weights else None, kept, examples)
-
-
-def _on_host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def _one_or_all(arrays: list[np.ndarray]) -> Any:

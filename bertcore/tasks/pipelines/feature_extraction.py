@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import on_host
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FeatureExtractionPipeline(Pipeline):
         return {"add_pooling_layer": False}
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
-        hidden = on_host(self.model(**arrays).last_hidden_state)
+        hidden = kernels.to_host(self.model(**arrays).last_hidden_state)
         return [
             (hidden[row, : len(window)].copy(), window.content, window.shared) for row, window in enumerate(windows)
         ]

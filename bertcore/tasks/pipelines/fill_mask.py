@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.tasks.long_texts import Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.texts import check_words
 
 
@@ -86,7 +87,7 @@ class FillMaskPipeline(Pipeline):
         words = scores = np.zeros((0, 0))
         if masked.any():  # the scores of the masks alone: a vocabulary's for all tokens are most of the memory
             labels = np.where(masked, 0, -100)
-            logits = on_host(self.model.label_scores(**arrays, labels=labels)[0])
+            logits = kernels.to_host(self.model.label_scores(**arrays, labels=labels)[0])
             words, scores = self._best(logits, options)
         found, first = [], 0
         for row, window in enumerate(windows):

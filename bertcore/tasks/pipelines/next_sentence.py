@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import merged
 from bertcore.tasks.pipelines.base import Pipeline
-from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.texts import checked_text
 
 
@@ -40,7 +41,7 @@ class NextSentencePredictionPipeline(Pipeline):
         return [Text(*(checked_text(f"{name}[{key!r}]", item[key]) for key in ("text", "text_pair")))]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
-        return list(zip(softmax(on_host(self.model(**arrays).logits)), map(len, windows), strict=True))
+        return list(zip(softmax(kernels.to_host(self.model(**arrays).logits)), map(len, windows), strict=True))
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
         is_next, not_next = merged(kept[0], "mean").tolist()

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.texts import checked_text
 
 LONGEST_WINDOW = 384  # tokens, as models were trained on SQuAD
@@ -118,7 +118,7 @@ class QuestionAnsweringPipeline(Pipeline):
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         out = self.model(**arrays)
-        starts, ends = on_host(out.start_logits), on_host(out.end_logits)
+        starts, ends = kernels.to_host(out.start_logits), kernels.to_host(out.end_logits)
         return [self._spans(window, starts[row], ends[row], options) for row, window in enumerate(windows)]
 
     def _spans(self, window: Window, starts: np.ndarray, ends: np.ndarray, options: Any) -> _Spans:

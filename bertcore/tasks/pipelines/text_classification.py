@@ -8,13 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.kernels import checks
 from bertcore.tasks.calibration import Calibration
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import FUNCTIONS, on_host, published_function
+from bertcore.tasks.probabilities import FUNCTIONS, published_function
 from bertcore.tasks.texts import checked_text
 
 
@@ -90,7 +91,7 @@ class TextClassificationPipeline(Pipeline):
         return [Text(checked_text(f"{name}['text']", item["text"]), second)]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
-        scores = self._function(options)(on_host(self.model(**arrays).logits))
+        scores = self._function(options)(kernels.to_host(self.model(**arrays).logits))
         return list(zip(scores, map(len, windows), strict=True))
 
     def _function(self, options: ClassificationOptions) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.texts import checked_text
 
 MOST_NEW = 256
@@ -92,7 +92,7 @@ class TextGenerationPipeline(Pipeline):
             seed=None if options.seed is None else options.seed + zlib.crc32(ids.tobytes()),
             **{name: getattr(options, name) for name in names},
         )
-        new = on_host(made)[:, ids.shape[1] :].reshape(len(windows), count, -1)
+        new = kernels.to_host(made)[:, ids.shape[1] :].reshape(len(windows), count, -1)
         return [(window.ids, rows.tolist()) for window, rows in zip(windows, new, strict=True)]
 
     def _most_new(self, length: int, options: GenerationOptions) -> int:

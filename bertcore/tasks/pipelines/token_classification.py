@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.texts import check_words
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -75,7 +76,7 @@ class TokenClassificationPipeline(Pipeline):
     _head = "classifier of tokens"
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
-        logits = on_host(self.model(**arrays).logits)
+        logits = kernels.to_host(self.model(**arrays).logits)
         return [self._scored(window, logits[row]) for row, window in enumerate(windows)]
 
     def _scored(self, window: Window, logits: np.ndarray) -> _Scored:

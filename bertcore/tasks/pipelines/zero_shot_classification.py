@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MERGES, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import on_host, softmax
+from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.texts import check_words, checked_text
 
 TEMPLATE = "This example is {}."
@@ -102,7 +103,7 @@ class ZeroShotClassificationPipeline(Pipeline):
         return [Text(text, options.hypothesis_template.format(label), "only_first") for label in options.labels]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
-        logits = on_host(self.model(**arrays).logits)
+        logits = kernels.to_host(self.model(**arrays).logits)
         if options.multi_label or len(options.labels) == 1:
             scores = softmax(logits[:, [self._contradiction, self._entailment]])[:, 1:]
         else:

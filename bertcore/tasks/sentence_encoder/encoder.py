@@ -15,7 +15,6 @@ from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
 from bertcore.tasks.folder import Prompts, with_prompt
 from bertcore.tasks.long_texts import Text, Window
 from bertcore.tasks.merged_windows import MergedWindows, merged_vectors
-from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.quantization import quantize_embeddings
 from bertcore.tasks.sentence_encoder.maps import read_maps
@@ -330,7 +329,7 @@ class SentenceEncoder:
         rows = pool(hidden, cu_seqlens, self.settings.pooling, skipped)
         for apply in self._maps:
             rows = apply(rows)
-        return on_host(rows)
+        return kernels.to_host(rows)
 
     def finished(self, rows: np.ndarray, normalize: bool | None, dimensions: int | None) -> np.ndarray:
         """Pooled vectors as embeddings, (texts, dim) float32: scaled as published, cut, scaled if asked for."""
@@ -344,7 +343,7 @@ class SentenceEncoder:
     def hidden_states(self, batch: list[np.ndarray]) -> list[np.ndarray]:
         """The hidden states of each text of a batch of token ids, (tokens, hidden) float32."""
         hidden, cu_seqlens = self.model.encode_packed(batch)
-        rows = on_host(hidden).astype(np.float32, copy=False)
+        rows = kernels.to_host(hidden).astype(np.float32, copy=False)
         return [part.copy() for part in np.split(rows, cu_seqlens[1:-1])] if batch else []
 
     def _cut_texts(self) -> CutTexts:

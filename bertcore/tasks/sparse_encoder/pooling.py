@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.tasks.probabilities import on_host
 from bertcore.tasks.sparse_encoder.settings import SparseSettings
 
 GROUP_TOKENS = 128  # whose logits are in memory at once: 16 MB with BERT's vocabulary
@@ -53,7 +52,7 @@ def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
             part = _activated(logits, settings.activation).sum(axis=0)
             total = part if total is None else total + part
     total = _activated(total, settings.activation) if settings.strategy == "max" else total
-    return on_host(total)
+    return kernels.to_host(total)
 
 
 def _activated(logits: Any, activation: str) -> Any:

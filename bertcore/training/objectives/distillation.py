@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.arguments import check_number
 from bertcore.models.with_heads import kept_scores
 from bertcore.nn import functional
@@ -16,7 +17,7 @@ from bertcore.tape import unrecorded
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective
-from bertcore.training.objectives.supervised import TARGETS, Supervised, host_array
+from bertcore.training.objectives.supervised import TARGETS, Supervised
 
 
 class Distillation(Objective):
@@ -162,5 +163,5 @@ class Distillation(Objective):
 def _is_real(batch: Batch) -> np.ndarray:
     """Which columns of the texts hold real tokens, (texts, length); choices are texts."""
     mask = batch.get("attention_mask")
-    real = np.ones(np.shape(batch["input_ids"]), bool) if mask is None else host_array(mask) != 0
+    real = np.ones(np.shape(batch["input_ids"]), bool) if mask is None else kernels.to_host(mask) != 0
     return real.reshape(-1, real.shape[-1])

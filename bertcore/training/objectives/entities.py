@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.arguments import check_share
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator
-from bertcore.training.objectives.supervised import host_array
 from bertcore.training.objectives.texts import SpecialTokens, check_room
 
 SPANS, NAMES = "entity_spans", "entities"
@@ -72,7 +72,7 @@ class EntityMaskedLM(MaskedLM):
 
     def loss(self, model: Any, batch: Batch) -> Any:
         """The model's loss; of the words alone for a batch without a masked entity."""
-        if not (host_array(batch["entity_labels"]) != IGNORED).any():
+        if not (kernels.to_host(batch["entity_labels"]) != IGNORED).any():
             batch = {name: value for name, value in batch.items() if name != "entity_labels"}
         return super().loss(model, batch)
 

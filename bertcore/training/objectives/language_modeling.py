@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.objective import Batch, Collator
-from bertcore.training.objectives.supervised import Supervised, host_array
+from bertcore.training.objectives.supervised import Supervised
 from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids, stream_pieces
 
 DEFAULT = Masking()
@@ -54,11 +55,11 @@ class NextWords(Supervised):
     def weight(self, batch: Batch) -> float:
         """The tokens that are predicted: those with a label that another one precedes; with class_weights the sum of
         their weights."""
-        labels = host_array(batch["labels"])
+        labels = kernels.to_host(batch["labels"])
         if batch.get("target_mapping") is not None:  # XLNet, whose predictions have labels of their own
             return super().weight(batch)
         mask = batch.get("attention_mask")
-        precedes = True if mask is None else host_array(mask)[:, :-1] != 0
+        precedes = True if mask is None else kernels.to_host(mask)[:, :-1] != 0
         return super().weight({"labels": np.where(precedes, labels[:, 1:], IGNORED)})
 
 

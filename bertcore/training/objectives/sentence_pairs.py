@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.models import losses
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective, Sum
-from bertcore.training.objectives.supervised import Supervised, host_array
+from bertcore.training.objectives.supervised import Supervised
 from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids
 
 AT_ONCE = 1000  # documents among which others are drawn
@@ -56,7 +57,7 @@ class SentencePairs(Objective):
         raise NotImplementedError(f"{type(self).__name__} does not say what its pairs are")
 
     def weight(self, batch: Batch) -> float:
-        return float(np.count_nonzero(host_array(batch[self.label]) != losses.IGNORED))
+        return float(np.count_nonzero(kernels.to_host(batch[self.label]) != losses.IGNORED))
 
     def __add__(self, other: Objective) -> Objective:
         check_one_kind(self, other)

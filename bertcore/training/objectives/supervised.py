@@ -53,15 +53,10 @@ class Supervised(Objective):
         name = next((name for name in TARGETS if batch.get(name) is not None), None)
         if name is None:
             raise ValueError(f"batch has no labels, expected one of {', '.join(TARGETS)}; it has {', '.join(batch)}")
-        labels = host_array(batch[name])
+        labels = kernels.to_host(batch[name])
         if name == "start_positions":
-            return float(np.count_nonzero(labels < host_array(batch["input_ids"]).shape[1]))
+            return float(np.count_nonzero(labels < kernels.to_host(batch["input_ids"]).shape[1]))
         counted = labels[labels != IGNORED]
         if self.class_weights is None or counted.dtype.kind == "f":
             return float(counted.size)
         return float(self.class_weights[counted].sum())
-
-
-def host_array(array: Any) -> np.ndarray:
-    """An array, or lists, in host memory."""
-    return array.get() if kernels.array_module(array) is not np else np.asarray(array)

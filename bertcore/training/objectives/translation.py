@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.sentence_pairs import cut_pair
-from bertcore.training.objectives.supervised import host_array
 from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids
 
 RESTART = "restart"
@@ -50,9 +50,9 @@ class TranslationLM(MaskedLM):
     def loss(self, model: Any, batch: Batch) -> Any:
         texts = {name: value for name, value in batch.items() if name != RESTART}
         if model.spec.max_positions:
-            ids = host_array(batch["input_ids"])
-            mask = host_array(batch.get("attention_mask", np.ones_like(ids)))
-            texts["position_ids"] = restarted(mask, host_array(batch[RESTART])) + model.spec.position_offset
+            ids = kernels.to_host(batch["input_ids"])
+            mask = kernels.to_host(batch.get("attention_mask", np.ones_like(ids)))
+            texts["position_ids"] = restarted(mask, kernels.to_host(batch[RESTART])) + model.spec.position_offset
         return super().loss(model, texts)
 
 
