@@ -10,7 +10,7 @@ from .arena import empty, zeros
 from .arrays import address_of, aligned_empty, as_addressed_array, as_kernel_array
 from .folder import cache_folder
 from .isa import LEVEL, host_features
-from .jit import helper, inline_helper, kernel, parallel_kernel, region
+from .jit import by_types, helper, inline_helper, kernel, parallel_kernel, region
 from .threads import THREADING_LAYER, num_threads
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "aligned_empty",
     "as_addressed_array",
     "as_kernel_array",
+    "by_types",
     "cache_folder",
     "empty",
     "helper",

@@ -1,17 +1,13 @@
 """What happens to sums of a product on their way to the output: bias, activation, residual, and low precision."""
 
 from numba import types
-from numba.extending import overload
 
 from ..activation_names import NO_ACTIVATION
-from .jit import helper, inline_helper
+from .jit import by_types, helper, inline_helper
 from .low_precision import corrected_sums, store_bfloat16
 from .pointwise import activation_function
 from .rounded_rows import place_of_sums
 from .simd import first_lanes, lanes, load, load_masked, pointer, prefetch_write, store_masked
-from .steps import OPTIONS
-
-_INLINE = {**OPTIONS, "forceinline": True}
 
 
 @inline_helper
@@ -33,25 +29,17 @@ def prefetch_tile(output, first, count, column, width):
             prefetch_write(output, i * output.shape[1] + j)
 
 
+@by_types(inline=True)
 def are_handed(handed, column):
     """Whether the output from a column on is written in bfloat16, too."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(are_handed, jit_options=_INLINE)
-def _are_handed_if_asked_for(handed, column):
     if isinstance(handed, types.NoneType):
         return lambda handed, column: False
     return lambda handed, column: handed[5] and column >= handed[4]
 
 
+@by_types(inline=True)
 def _are_alone(handed, column):
     """Whether it is written in bfloat16 only."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_are_alone, jit_options=_INLINE)
-def _are_alone_if_asked_for(handed, column):
     if isinstance(handed, types.NoneType):
         return lambda handed, column: False
     return lambda handed, column: handed[6] and column >= handed[4]
@@ -70,48 +58,32 @@ def prefetch_output(output, first, count, column, width, finish):
                 _prefetch_place(handed, place + j)
 
 
+@by_types(inline=True)
 def _place(handed, row, column):
     """`place_of_sums`, if it is asked for."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_place, jit_options=_INLINE)
-def _place_if_asked_for(handed, row, column):
     if isinstance(handed, types.NoneType):
         return lambda handed, row, column: 0
     return lambda handed, row, column: place_of_sums(handed, row, column)
 
 
+@by_types(inline=True)
 def _prefetch_place(handed, place):
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_prefetch_place, jit_options=_INLINE)
-def _prefetch_place_if_asked_for(handed, place):
     if isinstance(handed, types.NoneType):
         return lambda handed, place: None
     return lambda handed, place: prefetch_write(handed[0], place)
 
 
+@by_types(inline=True)
 def _hand(handed, place, value, inside):
     """Write a vector in bfloat16."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_hand, jit_options=_INLINE)
-def _hand_if_asked_for(handed, place, value, inside):
     if isinstance(handed, types.NoneType):
         return lambda handed, place, value, inside: None
     return lambda handed, place, value, inside: store_bfloat16(handed[0], place, value, inside)
 
 
+@by_types(inline=True)
 def _value(sums, at, row, column, levels):
     """A vector of sums as it stands, or of bytes as the levels of its row and columns say."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_value, jit_options=_INLINE)
-def _value_of(sums, at, row, column, levels):
     if isinstance(levels, types.NoneType):
         return lambda sums, at, row, column, levels: load(sums, at)
 

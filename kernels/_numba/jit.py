@@ -1,4 +1,5 @@
-"""Numba's defaults for this package: `helper` for functions called from kernels, `kernel` for what Python calls, and
+"""Numba's defaults for this package: `helper` for functions called from kernels, `by_types` for those that
+depend on the types of what they get, `kernel` for what Python calls, and
 `region` and `parallel_kernel` for what threads share.
 
 What threads share is written once, as the body of one task, whose last parameters are its number and how many there
@@ -27,6 +28,7 @@ import functools
 import inspect
 
 import numba
+from numba.extending import overload
 
 from .cache import KernelCache
 from .compiler import KernelCompiler
@@ -44,6 +46,22 @@ def helper(function):
 def inline_helper(function):
     """A small helper that takes or returns vectors: always inlined, so that they stay in registers."""
     return numba.njit(**_INNER, forceinline=True)(function)
+
+
+def by_types(choose=None, *, inline=False):
+    """A function that only kernels call, and that is another one for other types of its arguments.
+
+    `choose` gets these types and returns it, a function of the same parameters; with `inline` it is always inlined.
+    """
+    if choose is None:
+        return functools.partial(by_types, inline=inline)
+
+    @functools.wraps(choose)
+    def in_kernels(*arguments):
+        raise NotImplementedError(f"{choose.__name__} is for compiled code")
+
+    overload(in_kernels, jit_options={**_OUTER, "forceinline": inline})(choose)
+    return in_kernels
 
 
 def kernel(function=None, *, parallel=False, regions=False):

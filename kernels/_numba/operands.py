@@ -7,18 +7,17 @@ columns), so that a word has two neighbours of one column. Depths are filled up 
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from . import isa
 from .codegen import INT32, Vec, WidePointer, call_llvm, shuffle
 from .dot import Bfloat16
+from .jit import by_types
 from .low_precision import round_row
 from .panels import pack_panel, prefetch_rows
 from .simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store, wide_pointer
 
 AHEAD = 16  # rows: they lie far apart, a pattern that the hardware does not foresee
-_OPTIONS = {"nogil": True, "error_model": "numpy"}
-_INLINE = _OPTIONS | {"forceinline": True}
 
 
 @intrinsic
@@ -94,26 +93,18 @@ def _register(typingctx, value, index):
     return part(value, index), codegen  # the literal is part of the signature: one implementation for each
 
 
+@by_types
 def elements_per_word(storage):
     """1, or 2 of bfloat16."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(elements_per_word, jit_options=_OPTIONS)
-def _elements_per_word(storage):
     return (lambda storage: 2) if storage == types.uint16 else (lambda storage: 1)
 
 
 # --- the left operand: rows -------------------------------------------------------------------------
 
 
+@by_types
 def lay_rows(source, source_row, count, depth, target, target_row, storage):
     """(count, depth) floats at a pointer as rows of words at `target`, `target_row` words apart."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(lay_rows, jit_options=_OPTIONS)
-def _lay_rows(source, source_row, count, depth, target, target_row, storage):
     return _round_rows if storage == types.uint16 else _copy_rows
 
 
@@ -137,13 +128,9 @@ def _round_rows(source, source_row, count, depth, target, target_row, storage):
 # --- the right operand: panels ----------------------------------------------------------------------
 
 
+@by_types
 def lay_columns(source, source_row, count, depth, panel, width, spare, storage):
     """(count, depth) floats at a pointer as a panel with a column for each row; `spare` has room for count * depth."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(lay_columns, jit_options=_OPTIONS)
-def _lay_columns(source, source_row, count, depth, panel, width, spare, storage):
     return _round_columns if storage == types.uint16 else _transpose_columns
 
 
@@ -157,13 +144,9 @@ def _round_columns(source, source_row, count, depth, panel, width, spare, storag
     pack_panel(spare, words, 1, count, words, panel, width)
 
 
+@by_types
 def lay_depth(source, source_row, depth, columns, panel, width, storage):
     """(depth, columns) floats at a pointer as a panel."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(lay_depth, jit_options=_OPTIONS)
-def _lay_depth(source, source_row, depth, columns, panel, width, storage):
     return _round_depth if storage == types.uint16 else _copy_depth
 
 
@@ -182,16 +165,12 @@ def _round_depth(source, source_row, depth, columns, panel, width, storage):
             store(panel, k // 2 * width + j, join_bfloat16(even, odd))
 
 
+@by_types(inline=True)
 def store_depth(matrix, index, value, width, storage):
     """Write the wide vector `value`, several rows of a (depth, width) matrix from element `index` on, as words.
 
     Words are written to half of the index.
     """
-    raise NotImplementedError("for compiled code")
-
-
-@overload(store_depth, jit_options=_INLINE)
-def _store_depth(matrix, index, value, width, storage):
     return _store_pairs if storage == types.uint16 else _store_floats
 
 

@@ -11,12 +11,10 @@ changes: one thread packs most blocks (product.py).
 """
 
 from numba import types
-from numba.extending import overload
 
 from . import isa
-from .jit import inline_helper
+from .jit import by_types, inline_helper
 from .simd import itemsize, lanes, pointer, pointer_as, prefetch
-from .steps import OPTIONS
 from .tile import WEIGHT_TILE_ROWS, make_row_packer
 from .widening import are_widened
 
@@ -46,17 +44,14 @@ def most_packed(depth, like):
     return PACKED_BYTES // (itemsize(like) * depth) // WEIGHT_TILE_ROWS * WEIGHT_TILE_ROWS
 
 
+@by_types
 def pack_rows(a, strides, first, last, panels, room):
     """The rows from first to last as (tiles, depth, rows of a tile) in `room`.
 
     `strides` are (start of a tile, row, column, group). Gives what stands in for a and its strides; those themselves
     where the rows stay as they lie.
     """
-    raise NotImplementedError("for compiled code")
 
-
-@overload(pack_rows, jit_options=OPTIONS)
-def _pack_rows(a, strides, first, last, panels, room):
     def pack(a, strides, first, last, panels, room):
         words = pointer_as(a, room)
         _, depth, column, _ = strides

@@ -13,14 +13,13 @@ order are those of wide panels. That tile reads rows as they lie, the others pac
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
 from ..activation_names import NO_ACTIVATION
 from . import isa
 from .amx import TILES_SCRATCH
 from .arrays import CACHE_LINE
 from .finish import are_handed, finish_tile, prefetch_output
-from .jit import helper, inline_helper
+from .jit import by_types, helper, inline_helper
 from .packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES, are_packed, lie_packed, most_packed, pack_rows
 from .rows import share
 from .simd import (
@@ -51,7 +50,6 @@ _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
 _output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _packed_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS, packed=True)
 _packed_output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS, packed=True)
-_OPTIONS = {"error_model": "numpy", "nogil": True}  # of overloads: those of helpers
 
 
 def sums_dtype(storage):
@@ -69,13 +67,9 @@ def make_scratch(storage, threads, rows):
     return np.empty((threads, max(size, TILES_SCRATCH) if isa.LEVEL.tiles else size), sums)
 
 
+@by_types
 def _room(sums, a, panels):
     """Where packed rows go in scratch that begins at `sums`."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_room, jit_options=_OPTIONS)
-def _room_beyond(sums, a, panels):
     lines = _LINES[are_widened(a, panels)]
     return lambda sums, a, panels: pointer(sums, lines * WEIGHT_PANEL_VECTORS * lanes(sums))
 
@@ -132,17 +126,13 @@ def _task_of(task, whole, count):
     return whole + (task - whole) // count, (task - whole) % count, 1
 
 
+@by_types
 def _blocks(rows, threads, a, panels, output):
     """Into how many blocks the rows are divided, and how many of them are a task each.
 
     Those are packed by one thread alone: products of 1,024 rows take 2 to 4 % less time. As many blocks as there are
     threads are left, panel by panel, for who is done first.
     """
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_blocks, jit_options=_OPTIONS)
-def _blocks_of(rows, threads, a, panels, output):
     are_wide = are_widened(a, panels)
 
     def of_packed(rows, threads, a, panels, output):
@@ -178,14 +168,11 @@ def _multiply_block(lying, own, first, last, panels, p, ahead, output, finish, l
         _multiply_chunk(lying, own, panel, (k, part, k + part == depth), output, place, finish, levels, sums, meanwhile)
 
 
+@by_types
 def _multiply_chunk(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
     """A block's rows times a chunk of a panel: `chunk` is (first word of the depth, words, whether they are the last),
     `place` (first row, beyond the last one, first column)."""
-    raise NotImplementedError("for compiled code")
 
-
-@overload(_multiply_chunk, jit_options=_OPTIONS)
-def _multiply_chunk_of(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
     def multiply(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
         _multiply_rows(*own, panel, chunk, output, place, finish, levels, sums, meanwhile)
 
@@ -261,13 +248,9 @@ def _multiply_tile(a, row, column, count, panel, depth, sums, accumulate, ahead,
         _row_tile(a, row, column, 0, panel, width, depth, sums, width, accumulate, ahead, step)
 
 
+@by_types
 def _multiply_into(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
     """A whole tile's last product, written to the output; False, with nothing done, where that takes another way."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_multiply_into, jit_options=_OPTIONS)
-def _multiply_into_output(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
     if not isinstance(levels, types.NoneType):
         return lambda a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile: False
 

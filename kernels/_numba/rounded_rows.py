@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
 from . import isa
 from .amx import TILE_ROWS, TILE_WORDS
-from .jit import helper, inline_helper
+from .jit import by_types, helper, inline_helper
 from .low_precision import LEVELS, ROUNDED, round_row, row_scale, store_bfloat16, store_levels
 from .simd import first_lanes, itemsize, lanes, load, pointer, pointer_at, wide_pointer
-from .steps import ADDRESS, FLOAT, INT32, OPTIONS, array_at, record
+from .steps import ADDRESS, FLOAT, INT32, array_at, record
 
 HANDED = record(
     ("address", ADDRESS),  # of ROUNDED or LEVELS; 0 if nobody asks for them
@@ -130,13 +129,10 @@ def store_rounded(rounded, depth, i, k, value, inside):
     store_bfloat16(rounded, _place_of_bfloat16(i, k, depth), value, inside)
 
 
+@by_types
 def hand_row(handed, storage, source, width, i):
     """Write a whole row of float32 at a pointer as row i, if somebody asks for it; `storage` is that of the weights."""
-    raise NotImplementedError("for compiled code")
 
-
-@overload(hand_row, jit_options=OPTIONS)
-def _hand_row(handed, storage, source, width, i):
     def in_bfloat16(handed, storage, source, width, i):
         if handed.address != 0:
             round_row_to(source, width, pointer_at(handed.address, _ROUNDED), handed.depth, i)
@@ -161,13 +157,10 @@ def array_of_row(output, handed, i, first, rows, width):
     return array_at(output + (place - i) * width * itemsize(FLOAT), (rows * width,), FLOAT)
 
 
+@by_types
 def hand_part(handed, source, factor, count, i, k):
     """Write `count` elements, times a factor, to row i of bfloat16 from element k on, if somebody asks for them."""
-    raise NotImplementedError("for compiled code")
 
-
-@overload(hand_part, jit_options=OPTIONS)
-def _hand_part(handed, source, factor, count, i, k):
     def in_bfloat16(handed, source, factor, count, i, k):
         if handed.address != 0:
             rounded = pointer_at(handed.address, _ROUNDED)

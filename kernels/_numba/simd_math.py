@@ -12,14 +12,12 @@ from math import factorial
 from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from . import isa
 from .codegen import INT32, Vec, call_llvm, emit_fma, shuffle, splat
-from .jit import inline_helper
+from .jit import by_types, inline_helper
 from .simd import absolute, copysign, fma, select
-
-_INLINE = {"error_model": "numpy", "nogil": True, "forceinline": True}
 
 
 def _polynomial(*coefficients):
@@ -95,16 +93,12 @@ def _exp_constants(dtype):
     return *bounds, shifter, *ln2, _polynomial(*(2.0 / factorial(k) for k in range(terms)))
 
 
+@by_types(inline=True)
 def exp(x):
     """e^x, at most 1.2 ulp off: inf for +inf and overflow, NaN for NaN, 0 for -inf and below 1.7e-38 (float32).
 
     x = n ln 2 + r; e^x = 2^n e^r. Results below 2^-125.5 (float64: 2^-1021.5) are 0, not denormal.
     """
-    raise NotImplementedError("for compiled code")
-
-
-@overload(exp, jit_options=_INLINE)
-def _exp(x):
     _require_float_vec(x, "exp")
     lowest, highest, shifter, ln2_high, ln2_low, twice_exp = _exp_constants(x.dtype)
     log2_e = 1 / math.log(2)
@@ -129,13 +123,9 @@ def _exp2_constants(dtype):
     return -1022.0, 1.5 * 2.0**52 + 1022, _polynomial(*(2 * math.log(2) ** k / factorial(k) for k in range(14)))
 
 
+@by_types(inline=True)
 def exp2(x):
     """2^x for x below 128, at most 1.2 ulp off: NaN for NaN, 0 for -inf and below 2^-125.5 (float64: 2^-1021.5)."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(exp2, jit_options=_INLINE)
-def _exp2(x):
     _require_float_vec(x, "exp2")
     lowest, shifter, twice_exp2 = _exp2_constants(x.dtype)
 
@@ -208,6 +198,7 @@ portable_rough_exp2 = _make_rough_exp2(_rough_exp2_of)
 _native_rough_exp2 = _make_rough_exp2(_rough_exp2_by_avx512)
 
 
+@by_types(inline=True)
 def rough_exp2(x):
     """2^x of float32 up to 0, at most 3.5e-6 (2^-18) of it off: for what is rounded to bfloat16 anyway (2^-9).
 
@@ -216,11 +207,6 @@ def rough_exp2(x):
     a family's outputs were then 1.5 % of their scale from the definition's, here 0.5 %. With vreduceps for floor and
     difference it took 0.54, with another last bit.
     """
-    raise NotImplementedError("for compiled code")
-
-
-@overload(rough_exp2, jit_options=_INLINE)
-def _rough_exp2(x):
     _require_float_vec(x, "rough_exp2")
     return (lambda x: _native_rough_exp2(x)) if "avx512dq" in isa.LEVEL.requires else (lambda x: portable_rough_exp2(x))
 
@@ -232,13 +218,9 @@ _log_erfc = _polynomial(-0.000166449262953, -1.1277972355, -0.6369760956, -0.104
 _erf_libm = _lane_by_lane(math.erf)
 
 
+@by_types(inline=True)
 def erf(x):
     """The error function, at most 1.5 ulp off (float32)."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(erf, jit_options=_INLINE)
-def _erf(x):
     _require_float_vec(x, "erf")
 
     def compiled(x):
@@ -255,13 +237,9 @@ _tanh_near_minus_1 = _polynomial(-3.925e-9, -0.333332605284, 0.133311275556, -0.
 _tanh_libm = _lane_by_lane(math.tanh)
 
 
+@by_types(inline=True)
 def tanh(x):
     """The hyperbolic tangent, at most 1.5 ulp off (float32)."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(tanh, jit_options=_INLINE)
-def _tanh(x):
     _require_float_vec(x, "tanh")
 
     def compiled(x):
@@ -286,13 +264,9 @@ _log2_upper_tail = _polynomial(-0.9999999587967086, -1.1511069414657982, -0.4591
                                3.296805691619447e-05, -2.2758748275159027e-06)  # fmt: skip
 
 
+@by_types(inline=True)
 def normal_cdf(x):
     """Phi(x), the normal distribution function: float32 within 1e-7; no cancellation for x < 0 (0.6% at -5)."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(normal_cdf, jit_options=_INLINE)
-def _normal_cdf(x):
     _require_float_vec(x, "normal_cdf")
 
     def compiled(x):

@@ -11,7 +11,6 @@ from numba import carray
 from .jit import inline_helper
 from .simd import pointer_at
 
-OPTIONS = {"nogil": True, "error_model": "numpy"}  # of overloads: those of helpers
 FLOAT, BFLOAT16, INT8, UINT8, INT32 = np.float32(0), np.uint16(0), np.int8(0), np.uint8(0), np.int32(0)  # for array_at
 ADDRESS = np.intp
 

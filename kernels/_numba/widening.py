@@ -9,13 +9,11 @@ A word of a panel is two of the wide words, as the rows beside it have them; gro
 """
 
 from numba import types
-from numba.extending import overload
 
 from .group_panels import BLOCK, BLOCK_WORDS
+from .jit import by_types
 from .simd import lanes
 from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_widening_tile
-
-_OPTIONS = {"error_model": "numpy", "nogil": True}  # of overloads: those of helpers
 
 _tile = make_widening_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_widening_tile(1, WEIGHT_PANEL_VECTORS)
@@ -31,13 +29,9 @@ def are_grouped(panels):
     return panels.dtype == types.uint8
 
 
+@by_types
 def words_of(a, panels, depth):
     """The words of panels that so many words, a multiple of BLOCK, take as they are multiplied beside a."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(words_of, jit_options=_OPTIONS)
-def _words_of(a, panels, depth):
     if not are_widened(a, panels):
         return lambda a, panels, depth: depth
     if are_grouped(panels):
@@ -45,29 +39,21 @@ def _words_of(a, panels, depth):
     return lambda a, panels, depth: depth // 2
 
 
+@by_types
 def depth_of(panels, words):
     """The wide words that so many words of panels make."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(depth_of, jit_options=_OPTIONS)
-def _depth_of(panels, words):
     if are_grouped(panels):
         return lambda panels, words: words // BLOCK_WORDS * BLOCK
     return lambda panels, words: 2 * words
 
 
+@by_types
 def multiply_and_widen(x, row, count, panel, depth, sums, is_added, wide, ahead, step):
     """sums (+)= the product of `count` rows of x with a panel, which is written to `wide`.
 
     `row` and `depth` are in wide words, even ones of panels whose words are two of them; so is `step`, the bytes to be
     fetched for each from `ahead` on.
     """
-    raise NotImplementedError("for compiled code")
-
-
-@overload(multiply_and_widen, jit_options=_OPTIONS)
-def _multiply_and_widen(x, row, count, panel, depth, sums, is_added, wide, ahead, step):
     per_word = 1 if are_grouped(panel) else 2
 
     def widen(x, row, count, panel, depth, sums, is_added, wide, ahead, step):

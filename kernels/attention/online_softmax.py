@@ -9,9 +9,8 @@ import math
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
-from .._numba import helper, inline_helper
+from .._numba import by_types, helper, inline_helper
 from .._numba.operands import store_depth
 from .._numba.rounded_rows import hand_part
 from .._numba.scores import copy_scaled, row_pointer
@@ -29,10 +28,8 @@ from .._numba.simd import (
     wide_pointer,
 )
 from .._numba.simd_math import exp2, rough_exp2
-from .._numba.steps import OPTIONS
 
 LOG2_E = 1 / math.log(2)
-_INLINE = {**OPTIONS, "forceinline": True}
 
 
 @helper
@@ -88,25 +85,17 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
         store(totals, d, summed)
 
 
+@by_types(inline=True)
 def _shifted(shift, scale, storage):
     """What `_weights` takes beside products."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_shifted, jit_options=_INLINE)
-def _shifted_of(shift, scale, storage):
     if storage == types.uint16:
         return lambda shift, scale, storage: (-shift * LOG2_E, scale * LOG2_E)
     return lambda shift, scale, storage: (shift, scale)
 
 
+@by_types(inline=True)
 def _weights(x, shifted, storage):
     """exp(x * scale - shift), as near as the storage of the weights holds it."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_weights, jit_options=_INLINE)
-def _weights_of(x, shifted, storage):
     # In one step for bfloat16: rounding the shift alters all weights of a query alike. In float32 it would be seen.
     if storage == types.uint16:
         return lambda x, shifted, storage: rough_exp2(fma(x, shifted[1], shifted[0]))

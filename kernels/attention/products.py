@@ -11,9 +11,8 @@ are filled up with zeros to whole tiles, on both sides, and so are the scores. T
 """
 
 from numba import types
-from numba.extending import overload
 
-from .._numba import LEVEL, helper, inline_helper, ladder
+from .._numba import LEVEL, by_types, helper, inline_helper, ladder
 from .._numba.amx import (
     ROOM,
     TILE_ROWS,
@@ -30,7 +29,7 @@ from .._numba.low_precision import round_row
 from .._numba.operands import AHEAD, as_words, elements_per_word, lay_columns, lay_depth, lay_rows, pair_bfloat16
 from .._numba.panels import pack_panel, prefetch_rows
 from .._numba.simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store
-from .._numba.steps import BFLOAT16, OPTIONS
+from .._numba.steps import BFLOAT16
 from .._numba.tile import transpose_block
 from .online_softmax import rescale
 
@@ -40,53 +39,67 @@ KEY_ROWS = ladder.TILE_ROWS * 2 // 3  # of a tile of vectors, a power of two as 
 _PAIR_ROWS, _TILE_KEYS = 2 * TILE_ROWS, 2 * TILE_WORDS
 
 
+def _are_tiles(storage):
+    return LEVEL.tiles and storage == types.uint16
+
+
+@by_types
 def begin_products(room, storage):
     """Before the first product of a task."""
-    raise NotImplementedError("for compiled code")
+    return _begin_tiles if _are_tiles(storage) else _nothing_to_begin
 
 
+@by_types
 def end_products(room, storage):
     """After the last one."""
-    raise NotImplementedError("for compiled code")
+    return _end_tiles if _are_tiles(storage) else _nothing_to_begin
 
 
+@by_types
 def lay_keys(source, source_row, are_rounded, count, head_dim, target, row, storage):
     """(count, head_dim) floats at a pointer as rows of words: (pointer, words from one to the next). They are laid at
     `target`, `row` words apart, if they are not rounded already."""
-    raise NotImplementedError("for compiled code")
+    return _lay_keys_by_tiles if _are_tiles(storage) else _lay_keys
 
 
+@by_types
 def lay_queries(source, source_row, are_rounded, count, head_dim, panel, width, spare, storage):
     """(count, head_dim) floats at a pointer as a panel with a column for each row; spare has room for as much."""
-    raise NotImplementedError("for compiled code")
+    return _lay_queries_by_tiles if _are_tiles(storage) else _lay_queries
 
 
+@by_types
 def lay_values(source, source_row, are_rounded, count, head_dim, target, row, spare, storage):
     """(count, head_dim) floats at a pointer as what `weigh_values` takes."""
-    raise NotImplementedError("for compiled code")
+    return _lay_values_by_tiles if _are_tiles(storage) else _lay_values
 
 
+@by_types
 def multiply_queries(room, keys, row, count, head_dim, panel, width, scores, storage):
     """scores (count, width) = keys @ panel, of `count` rows of keys."""
-    raise NotImplementedError("for compiled code")
+    return _multiply_queries_by_tiles if _are_tiles(storage) else _multiply_queries
 
 
+@by_types
 def depth_of_terms(head_dim, storage):
     """Words of the depth of the products of relative terms."""
-    raise NotImplementedError("for compiled code")
+    return _depth_of_terms_by_tiles if _are_tiles(storage) else _depth_of_terms
 
 
+@by_types
 def rows_of_terms(storage):
     """How many rows `multiply_terms` takes best at once, a power of two."""
-    raise NotImplementedError("for compiled code")
+    return _rows_of_terms_by_tiles if _are_tiles(storage) else _rows_of_terms
 
 
+@by_types
 def multiply_terms(room, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
     """products (count, used) = rows @ columns, of `count` rows laid as keys are, `row` words apart, and `used` columns
     of `depth_of_terms` words, `width` words apart. Whole tiles of products are written."""
-    raise NotImplementedError("for compiled code")
+    return _multiply_terms_by_tiles if _are_tiles(storage) else _multiply_terms
 
 
+@by_types
 def weigh_values(
     room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
 ):
@@ -94,17 +107,19 @@ def weigh_values(
 
     `values` are of `keys` keys in all; no other than the seen ones are multiplied: zero times infinity is NaN.
     """
-    raise NotImplementedError("for compiled code")
+    return _weigh_values_by_tiles if _are_tiles(storage) else _weigh_values
 
 
+@by_types
 def rescale_sums(sums, queries, width, row, factors, storage):
     """The sums of each query times its factor."""
-    raise NotImplementedError("for compiled code")
+    return _rescale_columns if _are_tiles(storage) else _rescale_rows
 
 
+@by_types
 def finish_sums(sums, width, row, spare, storage):
     """The sums of a panel of queries as rows of `row` elements."""
-    raise NotImplementedError("for compiled code")
+    return _transpose_sums if _are_tiles(storage) else _nothing_to_finish
 
 
 # --- by vectors -----------------------------------------------------------------------------------
@@ -369,26 +384,3 @@ def _transpose_sums(sums, width, row, spare, storage):
             transpose_block(pointer(sums, d * width + j), width, TILE_ROWS - 1, pointer(spare, j * row + d), row)
     for j in range(0, width * row, lanes(sums)):
         store(sums, j, load(spare, j))
-
-
-def _register(function, by_vectors, by_tiles):
-    """What `function` is: `storage` is its last argument."""
-
-    def choose(*arguments):
-        return by_tiles if LEVEL.tiles and arguments[-1] == types.uint16 else by_vectors
-
-    overload(function, jit_options=OPTIONS, strict=False)(choose)
-
-
-_register(begin_products, _nothing_to_begin, _begin_tiles)
-_register(end_products, _nothing_to_begin, _end_tiles)
-_register(lay_keys, _lay_keys, _lay_keys_by_tiles)
-_register(lay_queries, _lay_queries, _lay_queries_by_tiles)
-_register(lay_values, _lay_values, _lay_values_by_tiles)
-_register(multiply_queries, _multiply_queries, _multiply_queries_by_tiles)
-_register(depth_of_terms, _depth_of_terms, _depth_of_terms_by_tiles)
-_register(rows_of_terms, _rows_of_terms, _rows_of_terms_by_tiles)
-_register(multiply_terms, _multiply_terms, _multiply_terms_by_tiles)
-_register(weigh_values, _weigh_values, _weigh_values_by_tiles)
-_register(rescale_sums, _rescale_rows, _rescale_columns)
-_register(finish_sums, _nothing_to_finish, _transpose_sums)

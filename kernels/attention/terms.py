@@ -10,63 +10,76 @@ query, queries, first key, keys) of the rows of scores that are computed togethe
 """
 
 from numba import types
-from numba.extending import overload
 
-from .._numba.steps import OPTIONS
+from .._numba import by_types
 
 
+@by_types
 def terms_of(step, relative):
     """The terms of the forward; None without `relative`, a marker."""
-    raise NotImplementedError("for compiled code")
+    return _with("terms_of", relative) or (lambda step, relative: None)
 
 
+@by_types
 def terms_size(terms, queries, keys, head_dim, like):
     """How many elements of scratch the terms of a block need; not more for fewer queries or keys."""
-    raise NotImplementedError("for compiled code")
+    return _with("terms_size", terms) or (lambda terms, queries, keys, head_dim, like: 0)
 
 
+@by_types
 def prepare_terms(terms, place, block, head_dim, storage, scratch):
     """What all panels of a block share."""
-    raise NotImplementedError("for compiled code")
+    return _with("prepare_terms", terms) or (lambda terms, place, block, head_dim, storage, scratch: None)
 
 
+@by_types
 def add_terms(terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
     """Add to the products (keys, width) of a panel: (first query, queries, width, first key in the block, keys).
     `k_rows` are the block's keys as `lay_keys` gives them.
 
     `room` is what tiles need, `spare` a scratch of the size of the scores.
     """
-    raise NotImplementedError("for compiled code")
+    return _with("add_terms", terms) or (
+        lambda terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare: None
+    )
 
 
+@by_types
 def backward_terms_of(step, relative):
     """The terms of the backward; None without `relative`."""
-    raise NotImplementedError("for compiled code")
+    return _with("backward_terms_of", relative) or (lambda step, relative: None)
 
 
+@by_types
 def backward_terms_size(terms, queries, keys, head_dim, like):
     """How many elements of scratch the terms of a sequence and head need; not more for fewer queries or keys."""
-    raise NotImplementedError("for compiled code")
+    return _with("backward_terms_size", terms) or (lambda terms, queries, keys, head_dim, like: 0)
 
 
+@by_types
 def begin_terms(terms, place, head_dim, scratch):
     """What all blocks of a sequence and head share."""
-    raise NotImplementedError("for compiled code")
+    return _with("begin_terms", terms) or (lambda terms, place, head_dim, scratch: None)
 
 
+@by_types
 def add_terms_to_rows(terms, place, block, head_dim, scratch, products, row):
     """Add to the products of a block, rows of `row` elements."""
-    raise NotImplementedError("for compiled code")
+    return _with("add_terms_to_rows", terms) or (lambda terms, place, block, head_dim, scratch, products, row: None)
 
 
+@by_types
 def differentiate_terms(terms, place, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k):
     """Write the gradients of a block's terms; add to the unscaled ones of its queries and of its keys."""
-    raise NotImplementedError("for compiled code")
+    return _with("differentiate_terms", terms) or (
+        lambda terms, place, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k: None
+    )
 
 
+@by_types
 def finish_terms(terms, place, head_dim, scale, scratch):
     """Write what the blocks of a sequence and head have summed up."""
-    raise NotImplementedError("for compiled code")
+    return _with("finish_terms", terms) or (lambda terms, place, head_dim, scale, scratch: None)
 
 
 def with_terms(function):
@@ -82,24 +95,6 @@ def with_terms(function):
 _IMPLEMENTATIONS = {}
 
 
-def _overload(function, without):
-    def choose(*arguments):
-        decides = arguments[1] if function.__name__.endswith("terms_of") else arguments[0]
-        return without if isinstance(decides, types.NoneType) else _IMPLEMENTATIONS[function.__name__]
-
-    overload(function, jit_options=OPTIONS, strict=False)(choose)
-
-
-_overload(terms_of, lambda step, relative: None)
-_overload(terms_size, lambda terms, queries, keys, head_dim, like: 0)
-_overload(prepare_terms, lambda terms, place, block, head_dim, storage, scratch: None)
-_overload(add_terms, lambda terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare: None)
-_overload(backward_terms_of, lambda step, relative: None)
-_overload(backward_terms_size, lambda terms, queries, keys, head_dim, like: 0)
-_overload(begin_terms, lambda terms, place, head_dim, scratch: None)
-_overload(add_terms_to_rows, lambda terms, place, block, head_dim, scratch, products, row: None)
-_overload(
-    differentiate_terms,
-    lambda terms, place, block, head_dim, scale, scratch, grad_scores, row, grad_q, grad_k: None,
-)
-_overload(finish_terms, lambda terms, place, head_dim, scale, scratch: None)
+def _with(name, terms):
+    """What a function is where there are terms; None where there are none."""
+    return None if isinstance(terms, types.NoneType) else _IMPLEMENTATIONS[name]

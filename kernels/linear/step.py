@@ -2,9 +2,8 @@
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
-from .._numba import LEVEL, inline_helper, num_threads
+from .._numba import LEVEL, by_types, inline_helper, num_threads
 from .._numba.low_precision import LEVELS, ROUNDED
 from .._numba.product import WEIGHT_PANEL_VECTORS
 from .._numba.rounded_rows import (
@@ -20,7 +19,7 @@ from .._numba.rounded_rows import (
 )
 from .._numba.rows import share
 from .._numba.simd import lanes
-from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, OPTIONS, UINT8, array_at, record
+from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, UINT8, array_at, record
 from ..activation_names import activation_code
 from ..deferred import is_plain
 from ..handed_heads import HEAD_GRAIN, offer_heads
@@ -94,25 +93,18 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     return output
 
 
+@by_types
 def has_two_phases(steps, record, storage):
     """Whether the rows of a step's input are rounded before the product."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(has_two_phases)
-def _has_two_phases(steps, record, storage):
     if storage == types.int8 or (storage == types.uint16 and IS_ROUNDED):
         return lambda steps, record, storage: steps[record].input != 0
     return lambda steps, record, storage: False
 
 
+@by_types
 def prepare_step(step, storage, task, tasks):
     """A task's share of the rounding of the input."""
-    raise NotImplementedError("for compiled code")
 
-
-@overload(prepare_step, jit_options=OPTIONS)
-def _prepare_step(step, storage, task, tasks):
     def round_to_bfloat16(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
         x, rounded = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 2 * depth), _ROUNDED)
@@ -138,13 +130,9 @@ def _output_and_finish(step, handed):
     return array_at(step.output, (rows, columns), FLOAT), (bias, residual, step.activation, handed)
 
 
+@by_types
 def run_step(step, counter, scratch, storage):
     """Take tasks of a step's product until there are none left; `scratch` as `run_product` takes it."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(run_step, jit_options=OPTIONS)
-def _run_step(step, counter, scratch, storage):
     elements = max(32 // storage.bitwidth, 1)  # per word
     has_heads = LEVEL.tiles is not None
 

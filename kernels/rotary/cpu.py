@@ -6,13 +6,12 @@ place, in one pass.
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
-from .._numba import LEVEL, address_of, as_addressed_array, empty, helper, inline_helper, parallel_kernel
+from .._numba import LEVEL, address_of, as_addressed_array, by_types, empty, helper, inline_helper, parallel_kernel
 from .._numba.rounded_rows import hand_head
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, pointer, pointer_at, store_masked
-from .._numba.steps import ADDRESS, OPTIONS, filled, record
+from .._numba.steps import ADDRESS, filled, record
 
 GRAIN = 1 << 16
 
@@ -117,22 +116,14 @@ def rotate_tokens(cos, sin, offsets, positions, plan, handed, first, last):
                 _hand(handed, out, token, part * plan.heads + head)
 
 
+@by_types
 def _is_alone(handed):
     """Whether nobody reads float32."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_is_alone, jit_options=OPTIONS)
-def _is_alone_if_asked_for(handed):
     return (lambda handed: False) if isinstance(handed, types.NoneType) else (lambda handed: handed.is_alone != 0)
 
 
+@by_types
 def _hand(handed, source, token, head):
-    raise NotImplementedError("for compiled code")
-
-
-@overload(_hand, jit_options=OPTIONS)
-def _hand_if_asked_for(handed, source, token, head):
     if isinstance(handed, types.NoneType) or not LEVEL.tiles:
         return lambda handed, source, token, head: None
     return lambda handed, source, token, head: hand_head(handed, source, token, head)
