@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from typing import Any
 
 from bertcore.arguments import check_count, check_number
@@ -115,22 +115,11 @@ class TrainingArguments:
         for name, ours in SPELLINGS.items():
             given = getattr(self, name)
             setattr(self, name, ours.get(given, given) if isinstance(given, str) else given)
-        for name in _WHOLE:
-            setattr(self, name, check_count(name, getattr(self, name)))
-        for name in ("max_tokens_per_batch", "eval_steps", "save_total_limit"):
-            if getattr(self, name) is not None:
-                setattr(self, name, check_count(name, getattr(self, name)))
+        for name in _TYPES:
+            self._check_type(name)
         self._check_seeds()
-        for name in _NUMBERS:
-            setattr(self, name, check_number(name, getattr(self, name)))
         if self.num_train_epochs == 0:
             raise ValueError("num_train_epochs is 0, expected more")
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} is {getattr(self, name)!r}, expected True or False")
-        for name in ("greater_is_better", "disable_tqdm"):
-            if not isinstance(getattr(self, name), bool | None):
-                raise TypeError(f"{name} is {getattr(self, name)!r}, expected True, False or None")
         if not isinstance(self.output_dir, str | os.PathLike):
             raise TypeError(f"output_dir is {self.output_dir!r}, expected a folder's path")
         if self.bf16 and self.fp16:
@@ -139,12 +128,21 @@ class TrainingArguments:
         self._check_length()
         self._check_best()
 
+    def _check_type(self, name: str) -> None:
+        """TypeError, ValueError for what is not of the type that the setting is declared with."""
+        value, (kind, _, may_be_none) = getattr(self, name), _TYPES[name].partition(" | ")
+        if value is None and may_be_none:
+            return
+        if kind == "int" and name not in _OTHER_INTEGERS:
+            setattr(self, name, check_count(name, value))
+        elif kind == "float":
+            setattr(self, name, check_number(name, value))
+        elif kind == "bool" and not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}, expected True{', False or None' if may_be_none else ' or False'}")
+
     def _check_seeds(self) -> None:
         for name in ("seed",) if self.data_seed is None else ("seed", "data_seed"):
-            seed = check_count(name, getattr(self, name), 0)
-            if seed > MOST_SEED:
-                raise ValueError(f"{name} is {seed}, expected at most {MOST_SEED}")
-            setattr(self, name, seed)
+            setattr(self, name, check_count(name, getattr(self, name), 0, MOST_SEED))
 
     def _check_choices(self) -> None:
         choices = {"optim": OPTIMIZERS, "lr_scheduler_type": SCHEDULES}
@@ -162,12 +160,12 @@ class TrainingArguments:
     def _check_length(self) -> None:
         if self.max_steps != -1:
             self.max_steps = check_count("max_steps", self.max_steps)
-        if self.max_seconds is not None:
-            self.max_seconds = check_number("max_seconds", self.max_seconds)
-            if self.max_seconds == 0 or (self.warmup_steps >= 1 and self.lr_scheduler_type != "constant"):
-                wrong = "max_seconds" if self.max_seconds == 0 else "warmup_steps"
-                expected = "more" if self.max_seconds == 0 else "a share of the run, below 1, as max_seconds is given"
-                raise ValueError(f"{wrong} is {getattr(self, wrong)}, expected {expected}")
+        if self.max_seconds == 0:
+            raise ValueError("max_seconds is 0.0, expected more")
+        if self.max_seconds is not None and self.warmup_steps >= 1 and self.lr_scheduler_type != "constant":
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps}, expected a share of the run, below 1, as max_seconds is given"
+            )
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
             raise ValueError(
                 f"warmup_steps is {self.warmup_steps}, expected a number of steps, or a share of the run below 1"
@@ -232,31 +230,5 @@ class TrainingArguments:
         return {**asdict(self), "output_dir": os.fspath(self.output_dir)}
 
 
-_WHOLE = (
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "save_steps",
-    "logging_steps",
-)
-_SWITCHES = (
-    "load_best_model_at_end",
-    "logging_first_step",
-    "bf16",
-    "fp16",
-    "gradient_checkpointing",
-    "group_by_length",
-    "dataloader_drop_last",
-    "remove_unused_columns",
-)
-_NUMBERS = (
-    "learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "num_train_epochs",
-    "warmup_steps",
-    "label_smoothing_factor",
-)
+_OTHER_INTEGERS = ("max_steps", "seed", "data_seed")  # of which 0 or -1 means something
+_TYPES = {each.name: str(each.type) for each in fields(TrainingArguments)}
