@@ -13,10 +13,10 @@ import argparse
 import json
 from typing import Any
 
-from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend, model_folder, positive
+from bertcore.cli.common import CommandError, add_dtype_argument, chosen_backend, model_folder, positive, whole
 from bertcore.cli.finetune import add_data_arguments, labelled_rows
 from bertcore.cli.outputs import output_stream
-from bertcore.cli.training import check_once, whole
+from bertcore.cli.training import check_once
 from bertcore.tasks.calibration_file import METHODS, calibration_as_json
 
 HELP = "make a classifier's probabilities fit how often it is right"

@@ -1,6 +1,7 @@
 """What several commands share."""
 
 import argparse
+import math
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,4 +87,36 @@ def positive(text: str) -> int:
     """An argparse type: an integer from 1 on."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """An argparse type: a finite number from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """An argparse type: a finite number above 0."""
+    if number(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number(text)
+
+
+def share(text: str) -> float:
+    """An argparse type: a number from 0 to below 1."""
+    if number(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: a number from 0 to below 1")
+    return number(text)
+
+
+def whole(text: str) -> int:
+    """An argparse type: an integer from 0 to 2**32 - 1."""
+    if not text.isdecimal() or int(text) >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**32 - 1")
     return int(text)

@@ -246,7 +246,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str:
     """The models under each other."""
     cells = [[column.text(each[key]) for key, column in columns.items()] for each in rows]
     titles = [column.title for column in columns.values()]
-    return aligned(titles, cells, right=[bool(column.form) for column in columns.values()])
+    return aligned(cells, titles, right=[bool(column.form) for column in columns.values()])
 
 
 def _check_plot(path: str) -> None:

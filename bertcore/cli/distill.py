@@ -22,7 +22,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, positive
+from bertcore.cli.common import (
+    MODEL_HELP,
+    CommandError,
+    chosen_backend,
+    model_folder,
+    number,
+    positive,
+    positive_number,
+)
 from bertcore.cli.finetune import add_data_arguments, columns_of, labelled_rows, metric_of, tell_longest, told_labels
 from bertcore.cli.pretrain import kind_of, with_ids_of
 from bertcore.cli.training import (
@@ -32,10 +40,8 @@ from bertcore.cli.training import (
     check_once,
     example_length,
     from_first,
-    number,
     one_of_processes,
     out_folder,
-    positive_number,
     train_and_tell,
     training_arguments,
 )

@@ -78,7 +78,7 @@ def shown(found: dict[str, Any]) -> str:
     bars = [("+" if score > 0 else "-") * round(WIDEST * abs(score) / widest) for score in scores]
     tokens = [each["token"] for each in found["tokens"]]
     rows = [[token, f"{score:.4f}", bar] for token, score, bar in zip(tokens, scores, bars, strict=True)]
-    table = aligned(["token", "score", ""], rows, right=[False, True, False])
+    table = aligned(rows, ["token", "score", ""], right=[False, True, False])
     if "label" not in found:
         return f"{classes}\n\n{table}"
     label = printable(found["label"])

@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder
+from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, share
 from bertcore.cli.lora import add_lora_arguments, with_adapters
 from bertcore.cli.training import (
     add_training_arguments,
@@ -31,7 +31,6 @@ from bertcore.cli.training import (
     one_of_processes,
     out_folder,
     records_of,
-    share,
     tell_malformed,
     train_and_tell,
     training_arguments,

@@ -2,8 +2,8 @@
 
 import argparse
 
-from bertcore.cli.common import CommandError, positive
-from bertcore.cli.pipelines import add_pipeline_arguments, add_texts_arguments, given, run_pipeline, texts_of, whole
+from bertcore.cli.common import CommandError, positive, whole
+from bertcore.cli.pipelines import add_pipeline_arguments, add_texts_arguments, given, run_pipeline, texts_of
 from bertcore.cli.tables import printable
 
 HELP = "continue texts with GPT-2"

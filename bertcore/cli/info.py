@@ -192,4 +192,4 @@ def _listed() -> list[dict[str, Any]]:
 
 def _list() -> str:
     rows = [[each["name"], str(each["year"]), each["family"], each["objective"], each["own"]] for each in _listed()]
-    return aligned(["preset", "year", "family", "objective", "its own"], rows, right=[False] * 5)
+    return aligned(rows, ["preset", "year", "family", "objective", "its own"])

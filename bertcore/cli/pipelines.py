@@ -13,10 +13,11 @@ from bertcore.cli.common import (
     chosen_backend,
     model_folder,
     reading_options,
+    whole,
 )
 from bertcore.cli.lines import input_stream, read_lines
 from bertcore.cli.outputs import output_stream
-from bertcore.cli.tables import printable
+from bertcore.cli.tables import aligned
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser, *, truncation: str = "warn") -> None:
@@ -25,13 +26,6 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, truncation: str =
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each answer")
     add_reading_arguments(parser, length="--max-length", truncation=truncation)
     parser.add_argument("--stride", type=whole, metavar="N", help="tokens that neighbouring windows share")
-
-
-def whole(text: str) -> int:
-    """An argparse type: an integer from 0 on."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 on")
-    return int(text)
 
 
 def add_texts_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,11 +90,7 @@ def write_answers(
 
 def columns(rows: Iterable[tuple[str, ...]]) -> str:
     """Rows of words, their columns below one another."""
-    rows = [tuple(map(printable, row)) for row in rows]
-    if not rows:
-        return "-"
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return aligned(list(rows)) or "-"
 
 
 def checked_pair(line: str) -> dict[str, str]:

@@ -108,10 +108,11 @@ def _comparison(folder: Any, exact: Any, dtype: str, texts: list[str]) -> Compar
     import numpy as np
 
     from bertcore.tasks.sentence_encoder import SentenceEncoder
+    from bertcore.tasks.similarity import pairwise_similarity
 
     low = SentenceEncoder(folder, dtype=dtype)
     speed, expected, found = _embed_in_turns(exact, low, texts)
-    cosines = _cosines(expected, found)
+    cosines = pairwise_similarity("cosine", expected, found)
     worst = int(cosines.argmin())
     return Comparison(
         dtype=dtype,
@@ -153,32 +154,20 @@ def _grouped(texts: list[str]) -> Iterator[list[str]]:
     return (texts[first : first + GROUP] for first in range(0, len(texts), GROUP))
 
 
-def _cosines(left: Any, right: Any) -> Any:
-    """The cosine of each row of `left` with the same row of `right`."""
-    import numpy as np
-
-    lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    return (left * right).sum(axis=1) / np.where(lengths == 0, 1, lengths)
-
-
 def _nearest(embeddings: Any) -> Any:
     """The index of the nearest other row (by cosine) to each row."""
     import numpy as np
 
-    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    unit = embeddings / np.where(lengths == 0, 1, lengths)
-    nearest = np.empty(len(unit), np.int64)
-    for first in range(0, len(unit), 1024):  # not all pairs at once
-        similarity = unit[first : first + 1024] @ unit.T
-        similarity[np.arange(len(similarity)), np.arange(first, first + len(similarity))] = -np.inf
-        nearest[first : first + 1024] = similarity.argmax(axis=1)
-    return nearest
+    from bertcore.tasks.search import semantic_search
+
+    found = semantic_search(embeddings, embeddings, top_k=2)  # one of the two may be the row itself
+    return np.array(
+        [next(each["corpus_id"] for each in two if each["corpus_id"] != row) for row, two in enumerate(found)]
+    )
 
 
-def _ids(encoder: Any, texts: list[str]) -> list[list[int]]:
-    if encoder.settings.do_lower_case:
-        texts = [text.lower() for text in texts]
-    return encoder.tokenizer(texts, truncation=True, max_length=encoder.max_seq_length)["input_ids"]
+def _ids(encoder: Any, texts: list[str]) -> list[Any]:
+    return [ids for ids, _ in encoder.tokenize(texts)]
 
 
 def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:

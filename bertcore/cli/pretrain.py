@@ -18,7 +18,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive
+from bertcore.cli.common import CommandError, chosen_backend, model_folder, positive, positive_number, share
 from bertcore.cli.lora import add_lora_arguments, with_adapters
 from bertcore.cli.training import (
     STORED,
@@ -29,9 +29,7 @@ from bertcore.cli.training import (
     from_first,
     one_of_processes,
     out_folder,
-    positive_number,
     records_of,
-    share,
     train_and_tell,
     training_arguments,
 )

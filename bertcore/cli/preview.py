@@ -3,9 +3,8 @@ replaced tokens."""
 
 import argparse
 
-from bertcore.cli.common import model_folder, positive
+from bertcore.cli.common import model_folder, positive, whole
 from bertcore.cli.tables import printable
-from bertcore.cli.training import whole
 
 HELP = "show what pretraining asks about a text"
 EXAMPLES = """\

@@ -1,6 +1,7 @@
 """Tables for people: words to the left, numbers to the right."""
 
 from collections.abc import Sequence
+from itertools import repeat
 
 
 def printable(text: str) -> str:
@@ -10,14 +11,11 @@ def printable(text: str) -> str:
     )
 
 
-def aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool]) -> str:
-    """The rows under their titles, each column as wide as its widest cell; `right` tells which are numbers."""
-    rows = [list(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(cells, widths, right, strict=True)
-        ).rstrip()
-        for cells in (titles, *rows)
-    )
+def aligned(rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, right: Sequence[bool] = ()) -> str:
+    """The rows, under their titles if there are any, each column as wide as its widest cell; `right` tells which are
+    numbers."""
+    cells = [*([titles] if titles else []), *(list(map(printable, row)) for row in rows)]
+    sides = [str.rjust if is_number else str.ljust for is_number in right] or repeat(str.ljust)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ([side(cell, width) for side, cell, width in zip(sides, row, widths, strict=False)] for row in cells)
+    return "\n".join("  ".join(line).rstrip() for line in lines)

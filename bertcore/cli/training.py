@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from bertcore.cli.common import CommandError, positive
+from bertcore.cli.common import CommandError, number, positive, positive_number, share, whole
 from bertcore.cli.lora import merged
 from bertcore.cli.tables import printable
 
@@ -61,38 +61,6 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: 
     parser.add_argument(
         "--skip-malformed", action="store_true", help="leave out lines that cannot be read, and tell which they were"
     )
-
-
-def number(text: str) -> float:
-    """An argparse type: a finite number from 0 on."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
-
-
-def positive_number(text: str) -> float:
-    """An argparse type: a finite number above 0."""
-    if number(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number(text)
-
-
-def share(text: str) -> float:
-    """An argparse type: a number from 0 to below 1."""
-    if number(text) >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share: a number from 0 to below 1")
-    return number(text)
-
-
-def whole(text: str) -> int:
-    """An argparse type: an integer from 0 to 2**32 - 1."""
-    if not text.isdecimal() or int(text) >= 1 << 32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**32 - 1")
-    return int(text)
 
 
 @contextmanager
