@@ -48,8 +48,8 @@ def no_file(file: Path) -> str | None:
     """What is wrong with what stands at `file`, where a file is expected; None when nothing stands there."""
     if file.is_symlink() and not file.exists():
         return (
-            f"{file} is a link to {os.readlink(file)}, which does not exist; expected a file "
-            "(a folder of the Hugging Face cache is copied with what its links point to: cp -rL)"
+            f"{file} is a link to {os.readlink(file)}, which does not exist, expected a file: "
+            "a folder of the Hugging Face cache is copied with what its links point to (cp -rL)"
         )
     if file.exists() and not file.is_file():
         return f"{file} is {'a folder' if file.is_dir() else 'a device or a pipe'}, expected a file"

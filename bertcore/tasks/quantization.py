@@ -63,14 +63,16 @@ def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.nd
             return np.zeros(width, np.float32), np.ones(width, np.float32)
         if source.ndim != 2 or source.shape[1] != width or len(source) < (2 if calibration is None else 1):
             raise ValueError(
-                f"{name} has shape {source.shape}, from which no ranges can be taken; expected several rows of {width} "
-                "(or give ranges, or calibration_embeddings)"
+                f"{name} has shape {source.shape}, expected several rows of {width} to take ranges from: give "
+                "ranges, or calibration_embeddings"
             )
         ranges = np.stack([source.min(axis=0), source.max(axis=0)])
     ranges = check_numbers("ranges", ranges).astype(np.float32)
     if ranges.shape != (2, width):
         raise ValueError(f"ranges has shape {ranges.shape}, expected (2, {width})")
     if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
-        raise ValueError("ranges holds inf or NaN, or a least value above the greatest; expected finite numbers")
+        raise ValueError(
+            "ranges holds inf or NaN, or a least value above the greatest, expected finite numbers in their order"
+        )
     steps = (ranges[1] - ranges[0]) / 255
     return ranges[0], np.where(steps == 0, 1, steps).astype(np.float32)

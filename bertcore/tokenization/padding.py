@@ -23,7 +23,7 @@ def as_columns(encoded: Any) -> tuple[dict[str, list], bool]:
         names = list(encoded[0]) if encoded else ["input_ids"]
         for number, row in enumerate(encoded):
             if set(row) != set(names):
-                raise ValueError(f"encoded_inputs[{number}] has {', '.join(row)}; expected {', '.join(names)}")
+                raise ValueError(f"encoded_inputs[{number}] has {', '.join(row)}, expected {', '.join(names)}")
         encoded = {name: [row[name] for row in encoded] for name in names}
     if not isinstance(encoded, Mapping) or "input_ids" not in encoded:
         raise TypeError("encoded_inputs has no input_ids, expected what a tokenizer returns, or a list of it")

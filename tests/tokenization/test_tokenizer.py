@@ -168,7 +168,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         "options, message",
         [
-            ({"truncation": True, "max_length": 1}, "max_length is 1, but 2 special tokens are added"),
+            ({"truncation": True, "max_length": 1}, "max_length is 1, expected at least 2"),
             ({"truncation": True, "max_length": -1}, "max_length is -1, expected an integer of at least 0"),
             ({"truncation": True}, "truncation needs max_length: the tokenizer's files state no model_max_length"),
             (
@@ -200,7 +200,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"truncation": True, "max_length": 2}, "max_length is 2, but 3 special tokens are added"),
+            ({"truncation": True, "max_length": 2}, "max_length is 2, expected at least 3"),
             ({"truncation": True, "max_length": 11, "stride": 4}, "stride is 4, expected less than the 4 tokens"),
             *[
                 ({"padding": "max_length", "max_length": 10**30, "truncation": cut}, "expected at most 2147483647 with")

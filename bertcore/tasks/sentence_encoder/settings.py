@@ -112,7 +112,7 @@ def _check_order(folder: Path, modules: list[Module]) -> bool:
         if kinds[: len(start)] == start and set(kinds[len(start) :]) <= set(MAPS):
             return start == ["StaticEmbedding"]
     raise CheckpointError(
-        f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}; expected Transformer, Pooling (or "
+        f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected Transformer, Pooling (or "
         f"StaticEmbedding alone) and, if wanted, {', '.join(MAPS)}"
     )
 

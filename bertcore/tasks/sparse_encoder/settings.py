@@ -57,7 +57,7 @@ def read_sparse_settings(folder: Any) -> SparseSettings:
         kinds = [module.kind for module in modules]
         if len(modules) != 2 or kinds[0] not in TRANSFORMERS or kinds[1] != "SpladePooling":
             raise CheckpointError(
-                f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}; expected MLMTransformer (or "
+                f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected MLMTransformer (or "
                 "Transformer for fill-mask), SpladePooling"
             )
         where, pooling = modules[0].folder, _read_pooling(modules[1].folder / CONFIG_NAME)

@@ -168,7 +168,7 @@ def json_object(line: str) -> dict[str, Any]:
         if "\\ud" in line.lower():  # an escape of half a character, which no text can hold
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON: {error}; expected an object in each line") from error
+        raise ValueError(f"no JSON, expected an object in each line: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}, expected an object in each line")
     return value

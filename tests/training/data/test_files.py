@@ -74,7 +74,7 @@ MALFORMED = {
     "bytes.txt": (b"good\n\xff\xfe\ngood\n", "bytes.txt:2: not UTF-8", 2),
     "long.txt": (b"good\n" + b"x" * (LONGEST_LINE + 9) + b"\ngood", "long.txt:2: a line of more than", 2),
     "a.jsonl": (b'{"text": "good"}\n{"text": \n{"text": "good"}', "a.jsonl:2: no JSON", 2),
-    "half.jsonl": (b'{"text": "good"}\n{"text": "\\ud800"}', "half.jsonl:2: no JSON: .*surrogates", 1),
+    "half.jsonl": (b'{"text": "good"}\n{"text": "\\ud800"}', "half.jsonl:2: no JSON, .*surrogates", 1),
     "list.jsonl": (b'{"text": "good"}\n[1]\n', "list.jsonl:2: a JSON list", 1),
     "deep.jsonl": (b"[" * 100_000 + b"\n", "deep.jsonl:1: no JSON", 0),
     "a.csv": (b"text,label\ngood,1\nbad\ngood,0\n", "a.csv:3: 1 fields, expected 2: text, label", 2),
