@@ -6,10 +6,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bertcore.checkpoint.replacing import naming, temporary_beside
 from bertcore.training.arguments import TrainingArguments
@@ -24,17 +24,43 @@ class JsonLog(TrainerCallback):
     checkpoint."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Write the lines that there are."""
-        file = Path(args.output_dir) / LOG_NAME
-        with temporary_beside(file) as new, naming(file):
-            new.write_text("".join(map(_json_line, state.log_history)), encoding="utf-8")
-            os.replace(new, file)
+        """Write the lines that there are; ValueError where another run is writing its own."""
+        self._path = Path(args.output_dir) / LOG_NAME
+        with naming(self._path):
+            self._file = self._path.open("a", encoding="utf-8")
+        _check_alone(self._file, self._path)
+        with naming(self._path):
+            if self._file.tell():
+                self._file.truncate(0)
+            self._write(state.log_history)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Append a line."""
-        path = Path(args.output_dir) / LOG_NAME
-        with naming(path), open(path, "a", encoding="utf-8") as file:
-            file.write(_json_line(event["logs"]))
+        self._write([event["logs"]])
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        """Close the file, which another run may then write to."""
+        self._file.close()
+
+    def _write(self, lines: Iterable[Mapping[str, float]]) -> None:
+        with naming(self._path):
+            self._file.writelines(map(_json_line, lines))
+            self._file.flush()
+
+
+def _check_alone(file: IO[str], path: Path) -> None:
+    """Lock a log that is open, where the system can; ValueError if another run has it."""
+    if os.name != "posix":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(f"{path} is the log of a run that goes on, expected another folder for this one") from None
+    except OSError:  # of file systems without locks (some of NFS)
+        return
 
 
 def _json_line(logs: Mapping[str, float]) -> str:

@@ -1,6 +1,7 @@
 """What a run tells of itself: the progress bar, the log, the plot, TensorBoard's files."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from bertcore.training import Trainer, TrainingArguments, reports
+from bertcore.training import Trainer, TrainerState, TrainingArguments, reports
 from tests.training.tiny_runs import LABELLED, classifier, collate
 
 
@@ -40,7 +41,21 @@ def test_the_bar_and_the_log(tmp_path, capsys):
 def test_a_log_on_a_full_disk_is_told_by_its_name(tmp_path):
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*log.jsonl'"):
-        reports.JsonLog().on_log(TrainingArguments(tmp_path), None, None, logs={"loss": 1.0})
+        reports.JsonLog().on_train_begin(TrainingArguments(tmp_path), TrainerState(log_history=[{"loss": 1.0}]), None)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are locked by POSIX's means")
+def test_two_runs_do_not_write_one_log(tmp_path):
+    first, second, args = reports.JsonLog(), reports.JsonLog(), TrainingArguments(tmp_path)
+    first.on_train_begin(args, TrainerState(log_history=[{"loss": 1.0}]), None)
+    with pytest.raises(ValueError, match=r"log\.jsonl is the log of a run that goes on"):
+        second.on_train_begin(args, TrainerState(), None)
+    first.on_log(args, None, None, logs={"loss": 2.0})
+    first.on_train_end(args, None, None)
+    assert (tmp_path / "log.jsonl").read_text() == '{"loss": 1.0}\n{"loss": 2.0}\n'
+    second.on_train_begin(args, TrainerState(), None)
+    second.on_train_end(args, None, None)
+    assert (tmp_path / "log.jsonl").read_text() == ""
 
 
 def test_the_plot(tmp_path, monkeypatch):
