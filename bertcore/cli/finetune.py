@@ -77,6 +77,9 @@ def add_data_arguments(parser: argparse.ArgumentParser, *, held_out: float = 0.1
     data.add_argument("--text", metavar="NAME", help="column of texts (default: text; of words: tokens)")
     data.add_argument("--text-pair", metavar="NAME", help="column of second texts")
     data.add_argument("--label", metavar="NAME", help="column of labels (default: label; of words: tags)")
+    data.add_argument(
+        "--label-kind", choices=["classes", "numbers"], help="what integers are (default: classes, unless many differ)"
+    )
     return data
 
 
@@ -152,7 +155,11 @@ def columns_of(args: argparse.Namespace, rows: list[Any]) -> Any:
     from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
     if args.task == "sequence":
-        return LabelledTexts.found_in(rows, args.text or "text", args.text_pair, args.label or "label")
+        return LabelledTexts.found_in(
+            rows, args.text or "text", args.text_pair, args.label or "label", kind=args.label_kind
+        )
+    if args.label_kind:
+        raise CommandError("--label-kind is for --task sequence")
     if args.text_pair or (args.task == "qa" and (args.text or args.label)):
         raise CommandError(f"--task {args.task} has no use for --text-pair{'' if args.task == 'token' else ', --text'}")
     if args.task == "token":

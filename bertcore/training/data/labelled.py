@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.kernels import checks
 from bertcore.training.data.files import Record, wrong_record
 from bertcore.training.masking import IGNORED
 from bertcore.training.truncation import is_cut
 
 AT_ONCE = 256  # records that are tokenised together
 MISSING = "nan", "inf", "-inf"  # refused among numbers; among words they may be labels
+MANY, FEW = 20, 20  # so many different integers, with fewer records each, may be numbers as well as classes
 DOCUMENT = "-DOCSTART-"  # what begins a document among CoNLL's lines
+
+KINDS = "which may be classes or numbers to predict: kind='classes' or 'numbers' (--label-kind) says what they are"
 
 Numbered = tuple[int, Mapping[str, Any]]
 
@@ -49,17 +53,21 @@ class LabelledTexts:
         text: str = "text",
         text_pair: str | None = None,
         label: str = "label",
+        *,
+        kind: str | None = None,
     ) -> LabelledTexts:
         """The columns with the labels that records have; all are read once.
 
         Lists are several labels for each text; numbers of which some are no integers are numbers; all else are classes,
-        in the order of their numbers, or of the alphabet.
+        in the order of their numbers, or of the alphabet. `kind`, "classes" or "numbers", says what integers are; where
+        more than 20 differ, with fewer than 20 records each, it has to be said.
 
         Raises:
             MalformedRecord (a ValueError): for a record without a label, with nan where others have numbers, or with
                 any word where others have fractions.
-            ValueError: for lists and other labels, or no record at all.
+            ValueError: for lists and other labels, integers that may be either, an unknown `kind`, or no record at all.
         """
+        checks.choice("kind", kind, (None, "classes", "numbers"))
         names: dict[str, Numbered] = {}  # and the first record of each
         lists = count = 0
         for number, record in enumerate(records):
@@ -75,8 +83,11 @@ class LabelledTexts:
         for name, (number, record) in {} if lists or not numbers else names.items():
             if name not in numbers and (has_fractions or name.lower() in MISSING):
                 raise wrong_record(record, number, f"{label!r} is {name!r}, and a number in others")
-        if not lists and has_fractions:
+        are_numbers = not lists and len(numbers) == len(names)
+        if are_numbers and (has_fractions or kind == "numbers"):
             return cls(text, text_pair, label)
+        if are_numbers and kind is None and len(names) > MANY and count < FEW * len(names):
+            raise ValueError(f"{label!r} has {len(names)} different integers in {count} records, {KINDS}")
         return cls(text, text_pair, label, tuple(sorted(names, key=_by_number_or_letters)), bool(lists))
 
     @property

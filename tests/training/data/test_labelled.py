@@ -143,6 +143,19 @@ def test_a_word_among_numbers_is_no_class(labels):
     assert LabelledTexts.found_in(rows("nan", "fra")).labels == ("fra", "nan")
 
 
+def test_many_integers_are_what_is_said():
+    many = rows(*range(21))
+    with pytest.raises(ValueError, match="'label' has 21 different integers in 21 records, which may be classes or"):
+        LabelledTexts.found_in(many)
+    assert len(LabelledTexts.found_in(many, kind="classes").labels) == 21
+    assert LabelledTexts.found_in(many, kind="numbers").problem_type == "regression"
+    assert LabelledTexts.found_in(rows(1, 2), kind="numbers").problem_type == "regression"
+    assert len(LabelledTexts.found_in(rows(*range(21), *list(range(21)) * 19)).labels) == 21  # 20 records each
+    assert len(LabelledTexts.found_in(rows(*range(20))).labels) == 20
+    with pytest.raises(ValueError, match="kind is 'floats', expected one of None, 'classes', 'numbers'"):
+        LabelledTexts.found_in(many, kind="floats")
+
+
 CONTEXT = "the cat sat on an mat. paris is the capital of france. the mat is upper on the cat"
 ANSWERS = ["paris", "the cat", "capital of france", "cat"]
 
