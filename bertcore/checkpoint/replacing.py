@@ -71,13 +71,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
     if os.name != "posix":
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # of file systems without locks (some of NFS)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a folder that may not be read, file systems without locks (some of NFS)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)  # which ends the lock, as the end of the process does
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)  # which ends the lock, as the end of the process does
 
 
 def _switch(guard: Path, others: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path], note: Path) -> None:
@@ -157,7 +156,7 @@ def _is_alive(process: int) -> bool:
 
 def sync(path: Path) -> None:
     """Have the system write a file, or the names in a folder, to the disk, where it can."""
-    if os.name != "posix" and path.is_dir():
+    if path.is_dir() and (os.name != "posix" or not os.access(path, os.R_OK)):
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

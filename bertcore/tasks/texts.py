@@ -59,7 +59,7 @@ class CutTexts:
         self._owner.has_warned = True
         longer = self._positions and self._max_length and self._positions > self._max_length
         more = f"; the model takes up to {self._positions} ({self._argument})" if longer else ""
-        more += "; truncation='chunk' reads all of them" if self._reads_windows else ""
+        more += "; truncation 'chunk' reads all of them" if self._reads_windows else ""
         warn_caller(
             f"{self._cut} of {self._texts} texts were cut to {self._max_length} tokens{more}. This warning is given "
             "once",
@@ -70,8 +70,8 @@ class CutTexts:
 def too_long(name: str, max_length: int | None) -> ValueError:
     """The error for a text that would be cut where that is refused."""
     return ValueError(
-        f"{name} has more than the {max_length} tokens that are read, and truncation is 'error': truncation='chunk' "
-        "reads all of it"
+        f"{name} has more than the {max_length} tokens that are read, and truncation is 'error': 'chunk' reads all of "
+        "it"
     )
 
 

@@ -234,13 +234,13 @@ def test_texts_that_are_cut_are_counted_once(folder):
     encoder = SentenceEncoder(folder)
     assert cuts(lambda: encoder.encode([fits] * 5)) == []
     assert cuts(lambda: encoder.encode([fits, long, fits, long])) == [
-        "2 of 4 texts were cut to 40 tokens; truncation='chunk' reads all of them. This warning is given once"
+        "2 of 4 texts were cut to 40 tokens; truncation 'chunk' reads all of them. This warning is given once"
     ]
     assert cuts(lambda: encoder.encode([long])) == []
     shorter = SentenceEncoder(folder, max_seq_length=7)
     (told,) = cuts(lambda: list(shorter.encode_stream(iter([long] * 300), batch_tokens=8)))
     assert told == (
-        "300 of 300 texts were cut to 7 tokens; the model takes up to 40 (max_seq_length); truncation='chunk' reads "
+        "300 of 300 texts were cut to 7 tokens; the model takes up to 40 (max_seq_length); truncation 'chunk' reads "
         "all of them. This warning is given once"
     )
 
