@@ -51,8 +51,8 @@ def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any],
     print(f"data      {len(train):,} pairs, {len(measured):,} held out")
 
     def measure(out: Path) -> dict[str, float]:
-        kept = ("pooling", "normalize", "do_lower_case", "prompts", "default_prompt_name")
-        options = {name: getattr(settings, name) for name in kept}
+        options = {name: getattr(settings, name) for name in ("pooling", "normalize", "do_lower_case")}
+        options |= {"prompts": settings.prompts.by_name, "default_prompt_name": settings.prompts.default}
         save_sentence_encoder(out, trainer.model, tokenizer, max_seq_length=length, **options)
         return figures(out, measured, columns) if measured else {}
 

@@ -13,10 +13,10 @@ from bertcore import kernels
 from bertcore.checkpoint import CheckpointError
 from bertcore.models.auto import AutoModelForSequenceClassification
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.tasks.batching import grouped, in_batches
 from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.merged_windows import MergedWindows, merged_vectors
-from bertcore.tasks.texts import CutTexts, sequence_length, uncut
+from bertcore.tasks.merged_windows import MergedWindows
+from bertcore.tasks.reading import TextReader
+from bertcore.tasks.texts import sequence_length
 from bertcore.tokenization import AutoTokenizer
 
 
@@ -31,7 +31,7 @@ class Tokens:
         return len(self.ids)
 
 
-class SequenceScores:
+class SequenceScores(TextReader):
     """A sequence classifier with its tokenizer: texts or pairs of texts in, logits out.
 
     Args:
@@ -45,6 +45,8 @@ class SequenceScores:
         CheckpointError: also for a checkpoint without a classifier's head.
         ValueError: a `max_seq_length` out of range.
     """
+
+    _name = "pairs"
 
     def __init__(
         self,
@@ -68,7 +70,6 @@ class SequenceScores:
         published = published_length or self.tokenizer.model_max_length
         self.max_seq_length = sequence_length(max_seq_length, published, positions, special, folder)
         self.num_labels = self.model._num_labels()
-        self.has_warned = False
 
     def logits(
         self,
@@ -85,41 +86,20 @@ class SequenceScores:
         to rows that are too long, `merge` what is made of the logits of their windows.
         """
 
-        def compute(batch: list[Tokens]) -> np.ndarray:
-            with kernels.use_backend(backend):
-                return self.scored(batch)
+        whole = MergedWindows(merge)
+        yield from chain.from_iterable(self._read(rows, self.scored, whole, cutting, batch_tokens, backend, advance))
 
-        if cutting.reads_all:
-            yield from self._logits_of_windows(rows, cutting, merge, batch_tokens, advance, compute)
-            return
-        cut = CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence, reads_windows=True)
-        groups = grouped(rows, lambda row: sum(map(len, row)))
-        found = chain.from_iterable(self.tokenize(group) for group in groups)
-        tokens = cut.counted(uncut(found, self.max_seq_length, "pairs") if cutting.truncation == "error" else found)
-        yield from chain.from_iterable(in_batches(tokens, batch_tokens, compute, advance))
-        if cutting.truncation == "warn":
-            cut.warn()
+    def _text(self, text: Sequence[str], prompt: str) -> Text:
+        return Text(*(part.lower() for part in text) if self.do_lower_case else text)
 
-    def _logits_of_windows(
-        self,
-        rows: Iterable[Sequence[str]],
-        cutting: Cutting,
-        merge: str,
-        batch_tokens: int,
-        advance: Callable[[int], object],
-        compute: Callable[[list[Tokens]], np.ndarray],
-    ) -> Iterator[np.ndarray]:
+    def _size(self, text: Sequence[str]) -> int:
+        return sum(map(len, text))
+
+    def _row(self, window: Window) -> Tokens:
         has_types = "token_type_ids" in self.tokenizer.model_input_names
+        return Tokens(window.ids, window.encoding.type_ids if has_types else None)
 
-        def of_windows(windows: list[Window]) -> np.ndarray:
-            return compute([Tokens(each.ids, each.encoding.type_ids if has_types else None) for each in windows])
-
-        texts = (Text(*(text.lower() for text in row) if self.do_lower_case else row) for row in rows)
-        for found in merged_vectors(texts, self.tokenizer, cutting, MergedWindows(merge), of_windows, batch_tokens):
-            advance(len(found))
-            yield from found
-
-    def tokenize(self, rows: list[Sequence[str]]) -> Iterator[tuple[Tokens, bool]]:
+    def tokenize(self, rows: list[Sequence[str]], prompt: str = "") -> Iterator[tuple[Tokens, bool]]:
         """The tokens of each text or pair, cut to `max_seq_length`, and whether it was cut."""
         for _, same in groupby(rows, key=len):
             columns = [list(column) for column in zip(*same, strict=True)]

@@ -11,23 +11,22 @@ from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
-from bertcore.tasks.folder import Prompts, with_prompt
-from bertcore.tasks.long_texts import Text, Window
-from bertcore.tasks.merged_windows import MergedWindows, merged_vectors
+from bertcore.tasks.batching import BATCH_TOKENS
+from bertcore.tasks.merged_windows import MergedWindows
 from bertcore.tasks.progress import progress_bar
 from bertcore.tasks.quantization import quantize_embeddings
+from bertcore.tasks.reading import Encoder
 from bertcore.tasks.sentence_encoder.maps import read_maps
 from bertcore.tasks.sentence_encoder.options import Options, checked_dimensions, checked_options
 from bertcore.tasks.sentence_encoder.pooling import pool
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.sentence_encoder.static import StaticModel
 from bertcore.tasks.similarity import SIMILARITIES, normalized, pairwise_similarity
-from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_text, checked_texts, sequence_length, uncut
+from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_text, checked_texts, sequence_length
 from bertcore.tokenization import AutoTokenizer
 
 
-class SentenceEncoder:
+class SentenceEncoder(Encoder):
     """Turns each text into one vector, as sentence-transformers does.
 
     Args:
@@ -85,8 +84,6 @@ class SentenceEncoder:
         checks.choice("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = self._load_model(dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
-        self.has_warned = False
-        self._prompts = Prompts(settings.prompts, settings.default_prompt_name)
         self._check_width()
         self.max_seq_length = self._max_seq_length(max_seq_length)
         width = self.model.spec.hidden_size * len(settings.pooling)
@@ -182,30 +179,6 @@ class SentenceEncoder:
             embeddings = quantize_embeddings(embeddings, checked.precision, ranges=checked.ranges)
         return embeddings[0] if isinstance(texts, str) else embeddings
 
-    def encode_query(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
-        """`encode` with the model's prompt for queries ("query"), or none if it has none; `prompt` and `prompt_name`
-        replace it."""
-        return self.encode(texts, **with_prompt(options, self.query_prompt))
-
-    def encode_document(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
-        """`encode` with the model's prompt for documents ("document", "passage" or "corpus"), or none if it has none;
-        `prompt` and `prompt_name` replace it."""
-        return self.encode(texts, **with_prompt(options, self.document_prompt))
-
-    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """What `encode` puts before a text, given these arguments; raises as it does."""
-        return self._prompts.resolve(prompt, prompt_name)
-
-    @property
-    def query_prompt(self) -> str:
-        """What `encode_query` puts before a text."""
-        return self._prompts.for_queries
-
-    @property
-    def document_prompt(self) -> str:
-        """What `encode_document` puts before a text."""
-        return self._prompts.for_documents
-
     def encode_stream(
         self,
         texts: Iterable[str],
@@ -253,15 +226,8 @@ class SentenceEncoder:
         """
         many = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
         checked = checked_options(self, prompt, prompt_name, batch_tokens=batch_tokens)
-        cut = self._cut_texts()
-
-        def compute(batch: list[np.ndarray]) -> list[np.ndarray]:
-            with kernels.use_backend(checked.backend):
-                return self.hidden_states(batch)
-
-        sequences = self._sequences(many, checked, cut)
-        found = list(chain.from_iterable(in_batches(sequences, checked.batch_tokens, compute, lambda count: None)))
-        cut.warn()
+        states = self._of_texts(many, self.hidden_states, lambda count: None, checked)
+        found = list(chain.from_iterable(states))
         return found[0] if isinstance(texts, str) else found
 
     def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -284,41 +250,21 @@ class SentenceEncoder:
         with progress_bar(None, show_progress) as advance:
             for rows in self._windows_of_rows(texts, advance, options):
                 if options.precision != "float32":
-                    rows = quantize_embeddings(np.stack(rows), options.precision, ranges=options.ranges)
+                    rows = quantize_embeddings(rows, options.precision, ranges=options.ranges)
                 yield from rows
 
     def _windows_of_rows(
         self, texts: Iterable[str], advance: Callable[[int], object], options: Options
+    ) -> Iterator[np.ndarray]:
+        """The embeddings of neighbouring texts, (texts, dim) float32, window by window."""
+        for rows in self._of_texts(texts, lambda batch: self.pooled(batch, options.skipped), advance, options):
+            yield self.finished(np.stack(rows), options.normalize, options.dimensions)
+
+    def _of_texts(
+        self, texts: Iterable[str], compute: Callable[[Any], Any], advance: Callable[[int], object], options: Options
     ) -> Iterator[list[np.ndarray]]:
-        """The embeddings of neighbouring texts, float32 (dim,) each, window by window."""
-        if options.cutting.reads_all:
-            yield from self._rows_of_windows(texts, advance, options)
-            return
-        cut = self._cut_texts()
-        sequences = self._sequences(texts, options, cut)
-        yield from in_batches(sequences, options.batch_tokens, lambda batch: self._compute(batch, options), advance)
-        if options.cutting.truncation == "warn":
-            cut.warn()
-
-    def _rows_of_windows(
-        self, texts: Iterable[str], advance: Callable[[int], object], options: Options
-    ) -> Iterator[list[np.ndarray]]:
-        """The embeddings of texts that are read in windows: the windows' pooled vectors are put together."""
-
-        def compute(batch: list[Window]) -> np.ndarray:
-            with kernels.use_backend(options.backend):
-                return self.pooled([np.array(window.ids, np.int32) for window in batch])
-
-        given = (Text(self.prepared(text, options.prompt)) for text in texts)
-        whole = MergedWindows(options.merge)
-        for rows in merged_vectors(given, self.tokenizer, options.cutting, whole, compute, options.batch_tokens):
-            advance(len(rows))
-            yield list(self.finished(np.stack(rows), options.normalize, options.dimensions))
-
-    def _compute(self, batch: list[np.ndarray], options: Options) -> np.ndarray:
-        # Batch by batch: a block that stayed open across a yield would leak into the caller's code.
-        with kernels.use_backend(options.backend):
-            return self.finished(self.pooled(batch, options.skipped), options.normalize, options.dimensions)
+        whole, how = MergedWindows(options.merge), (options.cutting, options.batch_tokens, options.backend)
+        return self._read(texts, compute, whole, *how, advance, options.prompt)
 
     def pooled(self, batch: list[np.ndarray], skipped: int = 0) -> np.ndarray:
         """The pooled vectors of a batch of token ids, after the modules that follow the pooling: (texts, dim).
@@ -350,20 +296,9 @@ class SentenceEncoder:
         positions, is_static = self.model.spec.longest_sequence, self.settings.is_static
         return CutTexts(self, self.max_seq_length, positions, reads_windows=not is_static)
 
-    def _sequences(self, texts: Iterable[str], options: Options, cut: CutTexts) -> Iterator[np.ndarray]:
-        rows = chain.from_iterable(self.tokenize(group, options.prompt) for group in grouped(texts))
-        return cut.counted(uncut(rows, self.max_seq_length) if options.cutting.truncation == "error" else rows)
-
     def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""
-        texts = [self.prepared(text, prompt) for text in texts]
-        if self.settings.is_static:
-            rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            found = [(row[: self.max_seq_length], len(row) > self.max_seq_length) for row in rows]
-        else:
-            found = self.tokenizer.encode_beginnings(texts, self.max_seq_length)
-        return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]
-
-    def prepared(self, text: str, prompt: str) -> str:
-        """The text as the tokenizer gets it: with the prompt before it, in lower case if the model wants that."""
-        return (prompt + text).lower() if self.settings.do_lower_case else prompt + text
+        if not self.settings.is_static:
+            return super().tokenize(texts, prompt)
+        rows = self.tokenizer([self.prepared(text, prompt) for text in texts], add_special_tokens=False)["input_ids"]
+        return [(np.array(row[: self.max_seq_length], np.int32), len(row) > self.max_seq_length) for row in rows]

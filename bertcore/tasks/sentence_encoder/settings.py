@@ -1,6 +1,5 @@
 """Reading the folder of a published sentence encoder, as sentence-transformers writes it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
     Module,
+    Prompts,
     check_kinds,
     flag,
     opened_folder,
@@ -53,8 +53,7 @@ class Settings:
         normalize: whether a last Normalize scales embeddings to length 1.
         max_seq_length: texts are cut to this many tokens; None leaves it to the tokenizer and the model.
         do_lower_case: whether texts are lower-cased before they are tokenized.
-        prompts: texts to put before an input, by name.
-        default_prompt_name: the prompt to use when none is asked for.
+        prompts: texts to put before an input.
         similarity: the name of the similarity the model is meant for.
         truncate_dim: how many of the first dimensions embeddings have; None for all.
     """
@@ -70,8 +69,7 @@ class Settings:
     normalize: bool = False
     max_seq_length: int | None = None
     do_lower_case: bool = False
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt_name: str | None = None
+    prompts: Prompts = field(default_factory=Prompts)
     similarity: str = "cosine"
     truncate_dim: int | None = None
 
@@ -84,8 +82,7 @@ def read_settings(folder: Any) -> Settings:
     Raises CheckpointError: which file is wrong, or which module is not supported.
     """
     folder = opened_folder(folder, "sentence encoder")
-    modules, prompts = read_modules(folder), read_prompts(folder)
-    options = {"prompts": prompts.by_name, "default_prompt_name": prompts.default, **_read_whole(folder)}
+    modules, options = read_modules(folder), {"prompts": read_prompts(folder), **_read_whole(folder)}
     if modules is None:
         return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options)
     is_static = _check_order(folder, modules)

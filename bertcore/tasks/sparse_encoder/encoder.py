@@ -15,22 +15,22 @@ from bertcore.extras import required
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.tasks.batching import BATCH_TOKENS, grouped, in_batches
-from bertcore.tasks.folder import with_prompt
-from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.merged_windows import MERGES, merged_vectors
+from bertcore.tasks.batching import BATCH_TOKENS
+from bertcore.tasks.long_texts import Cutting
+from bertcore.tasks.merged_windows import MERGES
 from bertcore.tasks.progress import progress_bar
+from bertcore.tasks.reading import Encoder
 from bertcore.tasks.sparse_encoder.pooling import pooled_words
 from bertcore.tasks.sparse_encoder.rows import MergedWords, SparseRow, sparse_row
 from bertcore.tasks.sparse_encoder.settings import read_sparse_settings
-from bertcore.tasks.texts import CutTexts, checked_texts, sequence_length, uncut
+from bertcore.tasks.texts import checked_texts, sequence_length
 from bertcore.tokenization import AutoTokenizer
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-class SparseEncoder:
+class SparseEncoder(Encoder):
     """Turns each text into a weight for each word of the vocabulary, most of them zero (SPLADE).
 
     A word's weight is the greatest log(1 + relu(logit)) that the masked language model gives it at any token of the
@@ -89,7 +89,6 @@ class SparseEncoder:
         self._max_active = (
             settings.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         )
-        self.has_warned = False
         self.embedding_dimension = self.model.spec.vocab_size
 
     def encode(
@@ -135,18 +134,6 @@ class SparseEncoder:
         values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)])
         return sparse.csr_array((values, indices, offsets), shape=(len(rows), self.embedding_dimension))
 
-    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """What `encode` puts before a text, given these arguments; raises as it does."""
-        return self.settings.prompts.resolve(prompt, prompt_name)
-
-    def encode_query(self, texts: Iterable[str], **options: Any) -> "csr_array":
-        """`encode` with the model's prompt for queries ("query"), or none if it has none."""
-        return self.encode(texts, **with_prompt(options, self.settings.prompts.for_queries))
-
-    def encode_document(self, texts: Iterable[str], **options: Any) -> "csr_array":
-        """`encode` with the model's prompt for documents ("document", "passage" or "corpus"), or none."""
-        return self.encode(texts, **with_prompt(options, self.settings.prompts.for_documents))
-
     def encode_stream(
         self,
         texts: Iterable[str],
@@ -170,10 +157,16 @@ class SparseEncoder:
         most = self._max_active if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         cutting, backend = Cutting(truncation, self.max_seq_length, stride), kernels.get_backend()
         checks.choice("merge", merge, MERGES)
-        if not cutting.reads_all:
-            return self._rows(checked, before, most, cutting.truncation, batch_tokens, show_progress, backend)
         whole = MergedWords(merge, self.embedding_dimension, most)
-        return self._rows_of_windows(checked, before, cutting, whole, batch_tokens, show_progress, backend)
+        kept = None if cutting.reads_all else most  # those of a text are chosen of all of its windows' words
+        how = whole, cutting, batch_tokens, backend
+
+        def rows() -> Iterator[SparseRow]:
+            with progress_bar(None, show_progress) as advance:
+                found = self._read(checked, lambda batch: self.words(batch, kept), *how, advance, before)
+                yield from chain.from_iterable(found)
+
+        return rows()
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
         """The words of embeddings and their weights, the greatest first.
@@ -205,57 +198,6 @@ class SparseEncoder:
     def similarity(self, left: Any, right: Any) -> np.ndarray:
         """The dot product of every row of `left` (n, words) with every row of `right` (m, words): (n, m)."""
         return (left @ right.T).toarray()
-
-    def _rows(
-        self,
-        texts: Iterable[str],
-        prompt: str,
-        most: int | None,
-        truncation: Any,
-        batch_tokens: int,
-        show_progress: bool | None,
-        backend: str,
-    ) -> Iterator[SparseRow]:
-        cut = CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence, reads_windows=True)
-        found = chain.from_iterable(self.tokenize(group, prompt) for group in grouped(texts))
-        sequences = cut.counted(uncut(found, self.max_seq_length) if truncation == "error" else found)
-
-        def compute(batch: list[np.ndarray]) -> list[SparseRow]:
-            with kernels.use_backend(backend):
-                return self.words(batch, most)
-
-        with progress_bar(None, show_progress) as advance:
-            yield from chain.from_iterable(in_batches(sequences, batch_tokens, compute, advance))
-        if truncation == "warn":
-            cut.warn()
-
-    def _rows_of_windows(
-        self,
-        texts: Iterable[str],
-        prompt: str,
-        cutting: Cutting,
-        whole: MergedWords,
-        batch_tokens: int,
-        show_progress: bool | None,
-        backend: str,
-    ) -> Iterator[SparseRow]:
-        def compute(batch: list[Window]) -> list[SparseRow]:
-            with kernels.use_backend(backend):
-                return self.words([np.array(window.ids, np.int32) for window in batch])
-
-        given = (Text(self._prepared(text, prompt)) for text in texts)
-        with progress_bar(None, show_progress) as advance:
-            for rows in merged_vectors(given, self.tokenizer, cutting, whole, compute, batch_tokens):
-                advance(len(rows))
-                yield from rows
-
-    def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
-        """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""
-        found = self.tokenizer.encode_beginnings([self._prepared(text, prompt) for text in texts], self.max_seq_length)
-        return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]
-
-    def _prepared(self, text: str, prompt: str) -> str:
-        return (prompt + text).lower() if self.settings.do_lower_case else prompt + text
 
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None) -> list[SparseRow]:
         """The words of each text of a batch of token ids, at most `max_active_dims` of them."""
