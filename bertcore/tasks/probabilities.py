@@ -18,7 +18,7 @@ def sigmoid(scores: np.ndarray) -> np.ndarray:
     return np.where(scores >= 0, 1.0, small) / (1.0 + small)
 
 
-def unchanged(array: Any) -> Any:
+def unchanged(array: np.ndarray) -> np.ndarray:
     """The array itself; a function by a name, unlike a lambda, goes to another process with what holds it."""
     return array
 

@@ -67,7 +67,10 @@ class TextReader:
 
         if cutting.reads_all:
             given = (self._text(text, prompt) for text in texts)
-            of_windows = lambda windows: of_batch([self._row(window) for window in windows])  # noqa: E731
+
+            def of_windows(windows: list[Window]) -> Iterable[Any]:
+                return of_batch([self._row(window) for window in windows])
+
             for found in merged_vectors(given, self.tokenizer, cutting, whole, of_windows, batch_tokens):
                 advance(len(found))
                 yield found
