@@ -41,6 +41,7 @@ with interrupts_end_at_once():
         tag,
         warmup,
     )
+    from bertcore.cli.outputs import UNWRITABLE
     from bertcore.cli.tables import printable
     from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 
@@ -108,13 +109,11 @@ def _code(argv: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        is_of_stdout = _drop_unwritten() and isinstance(error, OSError) and error.filename is None
         if show_traceback:
             traceback.print_exc()
-        elif is_of_stdout:
-            print(f"{command}: stdout cannot be written: {error.strerror}", file=sys.stderr)
         else:
             print(f"{command}: {_one_line(error)}", file=sys.stderr)
+        _drop_unwritten()
         return 1
 
 
@@ -187,6 +186,8 @@ def _add_common_arguments(command: argparse.ArgumentParser) -> None:
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike) and error.strerror:
         return _plain(f"{os.fspath(error.filename)}: {error.strerror}")  # Python's own begins with a number
+    if type(error) is OSError and error.errno in UNWRITABLE and error.filename is None:
+        return f"stdout cannot be written: {error.strerror}"
     message = PLACE.sub(lambda found: f"text {int(found[1]) + 1}", _plain(error))
     if isinstance(error, EXPECTED_ERRORS) and message:
         return message
@@ -197,15 +198,12 @@ def _plain(message: object) -> str:
     return printable(" ".join(str(message).split()))
 
 
-def _drop_unwritten() -> bool:
-    """Whether stdout cannot be written; what is buffered for it then goes nowhere."""
+def _drop_unwritten() -> None:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
         _drop_stdout()
-        return True
-    return False
 
 
 def _drop_stdout() -> None:

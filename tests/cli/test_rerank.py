@@ -46,7 +46,7 @@ def test_long_lines(folder, stdin, capsys):
     assert found == expected
     stdin("\n".join(lines).encode())
     assert main(["rerank", str(folder), "the cat", "--truncation", "error"]) == 1
-    assert "pairs[1] has more than the 40 tokens that are read" in capsys.readouterr().err
+    assert "text 2 has more than the 40 tokens that are read" in capsys.readouterr().err
 
 
 def test_several_labels(tmp_path, capsys, stdin):

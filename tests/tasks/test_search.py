@@ -106,8 +106,8 @@ def test_bits():
         ((ROWS, "int4"), ValueError, "precision is 'int4', expected one of 'float32', 'int8'"),
         ((ROWS.astype(np.int8), "int8"), TypeError, "embeddings has dtype int8, expected floating point"),
         (([[1.0], [1.0, 2.0]], "int8"), ValueError, "embeddings is no table of numbers"),
-        ((ROWS[:1], "int8"), ValueError, r"embeddings has shape \(1, 5\), from which expected several rows of"),
-        ((ROWS[0], "uint8"), ValueError, r"embeddings has shape \(5,\), from which expected several rows of"),
+        ((ROWS[:1], "int8"), ValueError, r"embeddings has shape \(1, 5\), expected several rows of"),
+        ((ROWS[0], "uint8"), ValueError, r"embeddings has shape \(5,\), expected several rows of"),
     ],
 )
 def test_what_cannot_be_quantized(arguments, error, message):
