@@ -17,6 +17,7 @@ from haystack import Document, component, default_from_dict, default_to_dict
 
 from bertcore.plugins.encoders import opened
 from bertcore.tasks.sentence_encoder import SentenceEncoder
+from bertcore.tasks.texts import checked_text
 
 
 class _Embedder:
@@ -57,7 +58,8 @@ class BertcoreTextEmbedder(_Embedder):
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
-        """{"embedding": the numbers}."""
+        """{"embedding": the numbers}. TypeError for what is no string."""
+        checked_text("text", text, "a string")
         self.warm_up()
         return {"embedding": self._encoder.encode_query(text, truncation=self._settings["truncation"]).tolist()}
 
@@ -85,7 +87,11 @@ class BertcoreDocumentEmbedder(_Embedder):
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        """{"documents": the same with embeddings}; those that came stay as they are."""
+        """{"documents": the same with embeddings}; those that came stay as they are. TypeError for others."""
+        for number, document in enumerate(documents):
+            if not isinstance(document, Document):
+                name = "documents" if isinstance(documents, str) else f"documents[{number}]"
+                raise TypeError(f"{name} is {type(document).__name__}, expected a list of Documents")
         self.warm_up()
         texts = [self._text(document) for document in documents]
         rows = self._encoder.encode_document(texts, truncation=self._settings["truncation"]).tolist()

@@ -14,6 +14,7 @@ from typing import Any
 from langchain_core.embeddings import Embeddings
 
 from bertcore.plugins.encoders import Model, opened
+from bertcore.tasks.texts import checked_text, checked_texts
 
 
 class BertcoreEmbeddings(Embeddings):
@@ -33,8 +34,8 @@ class BertcoreEmbeddings(Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """An embedding for each document."""
-        return self.encoder.encode_document(texts, **self._options).tolist()
+        return self.encoder.encode_document(list(checked_texts(texts)), **self._options).tolist()
 
     def embed_query(self, text: str) -> list[float]:
         """The embedding of a query."""
-        return self.encoder.encode_query(text, **self._options).tolist()
+        return self.encoder.encode_query(checked_text("text", text, "a string"), **self._options).tolist()

@@ -24,6 +24,14 @@ def test_embeddings(folder, encoder):
     assert BertcoreDocumentEmbedder(folder).run(documents=[]) == {"documents": []}
 
 
+@pytest.mark.parametrize(("name", "given"), [("documents", "a"), (r"documents\[1\]", [haystack.Document(), "a"])])
+def test_what_is_no_text_or_document(folder, name, given):
+    with pytest.raises(TypeError, match=f"{name} is str, expected a list of Documents"):
+        BertcoreDocumentEmbedder(folder).run(documents=given)
+    with pytest.raises(TypeError, match="text is list, expected a string"):
+        BertcoreTextEmbedder(folder).run(text=["a"])
+
+
 def test_truncation(folder, encoder):
     chunked = BertcoreTextEmbedder(folder, truncation="chunk").run(text=LONG)["embedding"]
     close(chunked, encoder.encode_query(LONG, truncation="chunk"))

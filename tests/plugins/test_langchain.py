@@ -21,6 +21,13 @@ def test_embeddings(folder, encoder):
     close(short.embed_documents(TEXTS), encoder.encode(TEXTS, truncate_dim=7, normalize=True))
 
 
+def test_one_text_in_the_place_of_several(folder):
+    with pytest.raises(TypeError, match="texts is str, expected a list of strings"):
+        BertcoreEmbeddings(folder).embed_documents("abc")
+    with pytest.raises(TypeError, match="text is list, expected a string"):
+        BertcoreEmbeddings(folder).embed_query(["abc"])
+
+
 def test_a_store(folder, encoder):
     store = vectorstores.InMemoryVectorStore(BertcoreEmbeddings(folder))
     store.add_texts(TEXTS)
