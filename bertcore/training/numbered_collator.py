@@ -36,7 +36,10 @@ class NumberedCollator:
             examples = [self._kept(example) for example in examples]
         if hasattr(self._collator, "rng"):
             self._collator.rng = np.random.default_rng((self._seed, number))
-        return self._collator(examples)
+        batch = self._collator(examples)
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"data_collator returned {type(batch).__name__}, expected a mapping of a model's arguments")
+        return batch
 
     def _kept(self, example: Any) -> Any:
         if not isinstance(example, Mapping):

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bertcore import kernels
 from bertcore.nn.parameter import Block
 from bertcore.training import objectives
@@ -97,7 +95,7 @@ class Trainer:
         self.compute_metrics, self.reduce = compute_metrics, preprocess_logits_for_metrics
         self.objective = _weighed_for(model, objective or objectives.Supervised(args.label_smoothing_factor))
         self.data_collator = data_collator or self._default_collator()
-        self.optimizer, self.schedule = optimizers
+        self.optimizer, self.schedule = _checked_optimizers(optimizers)
         self.processes = started_together()
         self.callbacks = Callbacks([*(reports_of(args) if self.processes.is_first else ()), *(callbacks or ())])
         self.state = TrainerState()
@@ -212,8 +210,10 @@ class Trainer:
             seed=args.seed if args.data_seed is None else args.data_seed,
         )
         length = self._length(batches)
+        trained = self.objective.trained(self.model)
+        _check_trains(self.optimizer, trained)
         optimizer = self.optimizer or OPTIMIZERS[args.optim](
-            self.objective.trained(self.model),
+            trained,
             lr=args.learning_rate,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_epsilon,
@@ -279,8 +279,7 @@ class Trainer:
             raise ValueError(f"the dataset for {prefix} gave no examples; an iterator can be read once")
         metrics = {} if found.loss is None else {"loss": found.loss}
         if self.compute_metrics is not None and found.predictions and found.predictions.label_ids is not None:
-            computed = self.compute_metrics(found.predictions)
-            metrics |= {name: _plain(value) for name, value in computed.items()}
+            metrics |= _checked_metrics(self.compute_metrics(found.predictions))
         seconds = time.monotonic() - started
         metrics |= {"runtime": seconds, "samples_per_second": found.examples / seconds}
         return {_prefixed(name, prefix): value for name, value in metrics.items()}, found.predictions
@@ -304,9 +303,32 @@ def _weighed_for(model: Any, objective: objectives.Objective) -> objectives.Obje
     return objective
 
 
-def _plain(value: Any) -> Any:
-    """A number of NumPy's as one of Python's, which the log and checkpoints can hold."""
-    return value.item() if isinstance(value, np.generic) else value
+def _checked_optimizers(optimizers: Any) -> tuple[Optimizer | None, Schedule | None]:
+    """The pair; TypeError for what is none."""
+    is_pair = isinstance(optimizers, tuple | list) and len(optimizers) == 2
+    if not is_pair or not isinstance(optimizers[0], Optimizer | None) or not isinstance(optimizers[1], Schedule | None):
+        expected = "(an Optimizer or None, a Schedule or None)"
+        raise TypeError(f"optimizers is {optimizers!r:.200}, expected {expected} of bertcore.training")
+    return optimizers[0], optimizers[1]
+
+
+def _check_trains(optimizer: Optimizer | None, trained: Block) -> None:
+    """ValueError for an optimiser of another model, whose steps would change that."""
+    known = set(trained.parameters())
+    for group in [] if optimizer is None else optimizer.groups:
+        if not known.issuperset(group.parameters):
+            raise ValueError("optimizers[0] was made for another model: it trains parameters that model does not have")
+
+
+def _checked_metrics(metrics: Any) -> dict[str, Any]:
+    """{name: number of Python's}, which the log and checkpoints can hold; TypeError for what is none."""
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"compute_metrics returned {type(metrics).__name__}, expected {{name: number}}")
+    plain = {name: value.item() if getattr(value, "size", 0) == 1 else value for name, value in metrics.items()}
+    for name, value in plain.items():
+        if not isinstance(value, int | float):
+            raise TypeError(f"compute_metrics returned {name!r} as {type(value).__name__}, expected a number")
+    return plain
 
 
 def _prefixed(name: str, prefix: str) -> str:

@@ -107,6 +107,18 @@ def test_a_metric_that_is_no_number_is_no_best_one(tmp_path):
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
 
 
+@pytest.mark.parametrize(
+    ("metrics", "error"),
+    [
+        (0.5, "returned float, expected {name: number}"),
+        ({"a": np.eye(2)}, "returned 'a' as ndarray, expected a number"),
+    ],
+)
+def test_metrics_that_are_none(tmp_path, metrics, error):
+    with pytest.raises(TypeError, match=f"compute_metrics {error}"):
+        class_trainer(tmp_path, compute_metrics=lambda prediction: metrics).evaluate()
+
+
 def test_the_best_model_is_found_where_the_folder_was_moved_to(tmp_path):
     values = iter([0.9, 0.1, 0.2])
     settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}

@@ -259,6 +259,25 @@ def test_a_schedule_of_steps_does_not_go_by_seconds(tmp_path):
         Trainer(model, args, collate, LABELLED, optimizers=(optimizer, get_scheduler("constant", optimizer)))
 
 
+@pytest.mark.parametrize("optimizers", [AdamW, (None,), (object(), None), (None, "linear")])
+def test_what_is_no_pair_of_optimiser_and_schedule(tmp_path, optimizers):
+    with pytest.raises(TypeError, match=r"optimizers is .*, expected \(an Optimizer or None, a Schedule or None\)"):
+        Trainer(classifier(), TrainingArguments(tmp_path), collate, LABELLED, optimizers=optimizers)
+
+
+def test_an_optimiser_of_another_model(tmp_path):
+    trainer = Trainer(classifier(), TrainingArguments(tmp_path), collate, LABELLED)
+    trainer.optimizer = AdamW(classifier())
+    with pytest.raises(ValueError, match=r"optimizers\[0\] was made for another model"):
+        trainer.train()
+
+
+def test_a_collator_that_returns_nothing(tmp_path):
+    trainer = Trainer(classifier(), TrainingArguments(tmp_path), lambda examples: None, LABELLED)
+    with pytest.raises(TypeError, match="data_collator returned NoneType, expected a mapping"):
+        trainer.train()
+
+
 def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
     labelled = [{**row, "label": row["label"] if index % 4 else -100} for index, row in enumerate(LABELLED[:16])]
     args = TrainingArguments(tmp_path, num_train_epochs=2, per_device_train_batch_size=1, report_to="none",

@@ -52,7 +52,8 @@ class Batches:
         seed: int = 0,
     ):
         is_any = _is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)
-        if not is_any or isinstance(dataset, str | Mapping):
+        is_table = hasattr(dataset, "columns")  # which gives its columns in the place of rows
+        if not is_any or is_table or isinstance(dataset, str | Mapping):
             raise TypeError(f"dataset is {type(dataset).__name__}, expected a sequence or an iterable of examples")
         batch_size = check_count("batch_size", batch_size)
         max_tokens = None if max_tokens is None else check_count("max_tokens", max_tokens)

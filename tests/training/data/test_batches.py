@@ -137,6 +137,18 @@ def test_datasets_of_hugging_face():
     assert numbers(Batches(stream, batch_size=7)) == numbers(Batches(Stream(), batch_size=7))
 
 
+class Table:
+    """As pandas has them: of so many rows, and read by the names of columns."""
+
+    columns = ("input_ids",)
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, name):
+        return {"input_ids": [[5], [6]]}[name]
+
+
 @pytest.mark.parametrize(
     "options, error",
     [
@@ -150,6 +162,7 @@ def test_datasets_of_hugging_face():
         ({"group_by_length": 1}, "group_by_length is 1"),
         ({"dataset": "text"}, "dataset is str, expected a sequence"),
         ({"dataset": 3}, "dataset is int, expected a sequence"),
+        ({"dataset": Table()}, "dataset is Table, expected a sequence or an iterable of examples"),
         ({"dataset": {"train": EXAMPLES}}, "dataset is dict, expected a sequence or an iterable of examples"),
     ],
 )
