@@ -15,7 +15,7 @@ from ..precision import ieee_arithmetic, is_bfloat16
 
 def embedding(input, weight):
     """Ids of any shape to (*shape of the ids, dim), of the weight's dtype but float32 from bfloat16."""
-    rows = np.take(weight, input, axis=0)
+    rows = weight[input]  # np.take refuses uint64 before NumPy 2.1
     return rows.astype(np.float32) if is_bfloat16(weight.dtype) else rows
 
 
