@@ -157,7 +157,7 @@ def test_entities(inputs, mentions, tmp_path, capsys):
         ({"entities": ["A"]}, "has 3 entity_spans and 1 entities"),
         ({"entities": ["A", "B", 3]}, "'entities' is .*, expected a list of names"),
         ({"entity_spans": [[0, 3], [4, 9], [14, 21]]}, "'entity_spans' is .*, characters of the text, from 0 to 20"),
-        ({"entity_spans": None}, "has no 'entity_spans'"),
+        ({"entity_spans": None}, "'entity_spans' is null"),
         ({"text": 3}, "'text' is 3, expected a text"),
     ):
         lines = [json.dumps(mentions), json.dumps(mentions | wrong)]
