@@ -67,7 +67,7 @@ def test_blank_lines_and_ends_of_lines(tmp_path):
     ("name", "content", "message"),
     [
         ("a.txt", b"a\nb\ncaf\xe9\n", r"a\.txt, line 3: byte 4"),
-        ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no 'text'; it has body"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no 'text'; it has 'body'"),
         ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"a\.jsonl:2: 'text' is None, expected a text"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: no JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', r"a\.jsonl:2: no JSON, .*surrogates"),
