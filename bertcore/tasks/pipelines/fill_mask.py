@@ -116,7 +116,10 @@ class FillMaskPipeline(Pipeline):
                 if place not in read or room > read[place][0]:
                     read[place] = room, masks, number
         if not read:
-            mask = self.tokenizer.mask_token
+            mask, length = self.tokenizer.mask_token, self._cutting(options).max_length
+            if mask in item:
+                expected = "truncation='chunk' reads all of it"
+                raise ValueError(f"{name} has {mask} beyond the {length} tokens that are read: {expected}")
             raise ValueError(f"{name} has no {mask}: put {mask} where a word is to be predicted")
         answers = [self._words(*read[place][1:], alone=len(read) == 1) for place in sorted(read)]
         return answers[0] if len(answers) == 1 else answers

@@ -47,6 +47,8 @@ def test_masks_of_a_long_text(fill):
 def test_what_cannot_be_filled(fill, masked_folder, classifier_folder):
     with pytest.raises(ValueError, match=r"inputs\[1\] has no \[MASK\]"):
         fill([ONE, "paris"])
+    with pytest.raises(ValueError, match=r"inputs has \[MASK\] beyond the 20 tokens that are read: truncation='chunk'"):
+        fill("paris " * 30 + "[MASK]", max_length=20, truncation=True)
     with pytest.raises(ValueError, match="has no masked language model's head"):
         pipeline("fill-mask", classifier_folder)
     with pytest.raises(ValueError, match="top_k is 0"):
