@@ -133,6 +133,17 @@ def floating_dtype(name: str, value: Any) -> np.dtype:
     return dtype
 
 
+def gradient_dtype(input: Any, dtype: Any, found: str = "dtype is") -> np.dtype:
+    """That of the gradient of a parameter: that of `input`, also for None, or float32 beside 16 bits."""
+    if dtype is None:
+        return input.dtype
+    dtype, allowed = floating_dtype("dtype", dtype), dict.fromkeys((input.dtype, working_dtype(input.dtype)))
+    if dtype not in allowed:
+        expected = " or ".join(map(str, allowed))
+        raise TypeError(f"{found} {dtype}, expected {expected} beside an input of {input.dtype}")
+    return dtype
+
+
 def choice(name: str, value: Any, options: Collection[Any]) -> None:
     """`value` is one of `options`."""
     if not isinstance(value, str | None) or value not in options:

@@ -185,7 +185,7 @@ class Parameter(JoinedTensors):
         if tape is None or self.is_frozen:
             return (self._filled or self.forms).array_in_force()
         form = "array", autocast_dtype() or self.dtype
-        return tape.leaf(self, lambda: self._trainable().array_in_force(), form=form, dtype=self._gradient_dtype)
+        return tape.leaf(self, lambda: self._trainable().array_in_force(), form=form, dtype=self.dtype)
 
     @property
     def weight(self) -> Any:
@@ -200,18 +200,13 @@ class Parameter(JoinedTensors):
         else:
             form = "weight", autocast_dtype() or self.dtype
             make = self._trainable().weight_to_train
-            weight = tape.leaf(self, make, form=form, dtype=self._gradient_dtype)
+            weight = tape.leaf(self, make, form=form, dtype=self.dtype)
         return weight if self.adapter is None else self.adapter.weight(weight)
 
     def read_in_training(self) -> Any:
         """What a pass under a tape reads of it for the backend in force: an array, which stays the same where the
         values change in place; if it is frozen, its forms, which change with its values."""
         return self.forms if self.is_frozen else self._trainable().array_in_force()
-
-    @property
-    def _gradient_dtype(self) -> np.dtype | None:
-        """That of its gradient where its forms may be of another."""
-        return self.dtype if autocast_dtype() is not None else None
 
     def _trainable(self) -> Forms:
         forms = self.forms

@@ -16,18 +16,18 @@ def grid(rows, width):
     return -(-rows // CHUNK), -(-width // COLUMNS)
 
 
-def launch(module, rows):
-    """(width,): the sums of the (rows, width) array over its rows, of its dtype."""
+def launch(module, rows, dtype):
+    """(width,) of `dtype`: the sums of the (rows, width) array over its rows."""
     xp = array_module(rows)
     count, width = rows.shape
     chunks, across = grid(count, width)
     if not width or not count:
-        return xp.zeros(width, rows.dtype)
+        return xp.zeros(width, dtype)
     partials = empty(xp, (chunks, width), np.float32)
     rows = unit_columns(xp, rows)
     args = (rows, partials, np.int64(row_stride(rows)), np.int64(count), np.int32(width), np.int64(CHUNK))
     module.launch(f"sum_columns<{c_type(rows.dtype)}, float>", (chunks, across), BLOCK, args)
-    return finish(module, partials, rows.dtype)
+    return finish(module, partials, dtype)
 
 
 def finish(module, partials, dtype):

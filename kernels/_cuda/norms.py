@@ -29,22 +29,23 @@ def launch(module, input, weight, bias, eps, residual, centred):
     return output
 
 
-def launch_backward(module, grad_output, input, weight, bias, eps, residual, centred):
-    """(grad_input, grad_weight or None, grad_bias or None); the gradient of an absent weight or bias is None."""
+def launch_backward(module, grad_output, input, weight, bias, eps, residual, centred, parameter_dtype):
+    """(grad_input, grad_weight or None, grad_bias or None), the last two in `parameter_dtype`; that of an absent weight
+    or bias is None."""
     xp, dtype = array_module(input), input.dtype
     grad_output, input, residual, weight = (
         None if array is None else xp.ascontiguousarray(array) for array in (grad_output, input, residual, weight)
     )
     grad_input, width = empty(xp, input.shape, dtype), input.shape[-1]
     if input.size == 0:
-        return grad_input, *(None if array is None else xp.zeros(width, dtype) for array in (weight, bias))
+        return grad_input, *(None if array is None else xp.zeros(width, parameter_dtype) for array in (weight, bias))
     sizes = np.int64(input.size // width), np.int32(width)
     statistics = empty(xp, (int(sizes[0]), STATISTICS), np.float32)
     name, grid, block = rows.plan("norm_backward", input, grad_output, residual, weight, grad_input)
     args = grad_output, input, residual, weight, grad_input, statistics, *sizes, np.float32(eps), np.bool_(centred)
     module.launch(name, grid, block, args)
     kernel, args = f"norm_backward_columns<{c_type(dtype)}>", (grad_output, input, residual, statistics)
-    return grad_input, *parameter_gradients(module, kernel, args, sizes, weight, bias, dtype)
+    return grad_input, *parameter_gradients(module, kernel, args, sizes, weight, bias, parameter_dtype)
 
 
 def parameter_gradients(module, kernel, args, sizes, weight, bias, dtype):

@@ -34,4 +34,4 @@ def activation_backward(grad_output, input, activation, bias):
         KERNELS.launch(kernel, (blocks,), (pointwise.THREADS,), (grad_output, input, shifts, grad_input, *numbers))
     if bias is None:
         return grad_input, None
-    return grad_input, column_sums.launch(KERNELS, grad_input.reshape(input.size // max(width, 1), width))
+    return grad_input, column_sums.launch(KERNELS, grad_input.reshape(input.size // max(width, 1), width), input.dtype)

@@ -63,6 +63,7 @@ def dropout_layer_norm_backward(
     *,
     p: float,
     seed: Any,
+    dtype: Any = None,
     backend: str | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """The gradients of `dropout_layer_norm`; what was dropped, the sum and its statistics are computed again.
@@ -70,6 +71,8 @@ def dropout_layer_norm_backward(
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
         input, residual, weight, bias, eps, p, seed, backend: as for `dropout_layer_norm`.
+        dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
+            precision.
 
     Returns:
         (grad_input, grad_residual, grad_weight, grad_bias), of the shapes of input, residual, weight and bias; the
@@ -78,7 +81,7 @@ def dropout_layer_norm_backward(
     Raises:
         As `dropout_layer_norm`.
     """
-    options, (number, seed) = ("dropout_layer_norm_backward", eps, p), checks.seed_or_array("seed", seed)
+    options, (number, seed) = ("dropout_layer_norm_backward", eps, p, dtype), checks.seed_or_array("seed", seed)
     call = dispatch.open_call(
         __package__, backend, optional=OPTIONAL, options=options, seed_number=number, grad_output=grad_output,
         input=input, residual=residual, weight=weight, bias=bias, seed=seed,
@@ -87,7 +90,8 @@ def dropout_layer_norm_backward(
         return call.replay()
     *arrays, seed = call.arrays
     named = dict(zip(("grad_output", "input", "residual", "weight", "bias"), arrays, strict=True))
-    return call.run("dropout_layer_norm_backward", *arrays, *_checked(call.backend, named, eps, p, number, seed))
+    numbers, dtype = _checked(call.backend, named, eps, p, number, seed), checks.gradient_dtype(arrays[1], dtype)
+    return call.run("dropout_layer_norm_backward", *arrays, *numbers, dtype)
 
 
 def _checked(

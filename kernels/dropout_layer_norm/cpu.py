@@ -26,9 +26,9 @@ def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
     return output
 
 
-def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed):
+def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
     """(grad_input, grad_residual, grad_weight or None, grad_bias or None)."""
-    width, dtype = input.shape[-1], input.dtype
+    width = input.shape[-1]
     grad_input, grad_residual, sums = empty(input.shape, dtype), empty(input.shape, dtype), np.zeros((2, width))
     if grad_input.size:
         tasks = task_count(input.size, GRAIN)

@@ -34,24 +34,26 @@ def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
     return output
 
 
-def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed):
-    """(grad_input, grad_residual, grad_weight or None, grad_bias or None); what was dropped is drawn again."""
+def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
+    """(grad_input, grad_residual, grad_weight or None, grad_bias or None), the last two in `dtype`; what was dropped is
+    drawn again."""
     arrays, grads = _contiguous(grad_output, input, residual, weight), (_empty_like(input), _empty_like(input))
     plan = _plan("dropout_norm_backward", *grads, *arrays)
     if plan is None:
-        return _in_parts(grad_output, input, residual, weight, bias, eps, p, seed)
-    xp, sizes, dtype = _cuda.array_module(input), _sizes(input), input.dtype
+        return _in_parts(grad_output, input, residual, weight, bias, eps, p, seed, dtype)
+    xp, sizes = _cuda.array_module(input), _sizes(input)
     statistics = _cuda.empty(xp, (int(sizes[0]), norms.STATISTICS), np.float32)
-    kept = _cuda.empty(xp, input.size * dtype.itemsize // 16, np.uint8)  # a byte for a vector
+    kept = _cuda.empty(xp, input.nbytes // 16, np.uint8)  # a byte for a vector
     KERNELS.launch(*plan, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), *dropping(p, seed)))
-    kernel = f"dropout_norm_backward_columns<{_cuda.c_type(dtype)}>"
+    kernel = f"dropout_norm_backward_columns<{_cuda.c_type(input.dtype)}>"
     args = *arrays[:3], statistics, kept, np.float32(1 / (1 - p))
     return *grads, *norms.parameter_gradients(KERNELS, kernel, args, sizes, weight, bias, dtype)
 
 
-def _in_parts(grad_output, input, residual, weight, bias, eps, p, seed):
+def _in_parts(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
     dropped = dropout_cuda.dropout(input, p, seed, None)
-    grad_sum, *of_parameters = layer_norm_cuda.layer_norm_backward(grad_output, dropped, weight, bias, eps, residual)
+    arrays = grad_output, dropped, weight, bias, eps, residual
+    grad_sum, *of_parameters = layer_norm_cuda.layer_norm_backward(*arrays, dtype)
     return dropout_cuda.dropout_backward(grad_sum, p, seed), grad_sum, *of_parameters
 
 

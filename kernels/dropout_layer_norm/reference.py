@@ -22,13 +22,14 @@ def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
 
 
 @ieee_arithmetic
-def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed):
-    """(grad_input, grad_residual, grad_weight or None, grad_bias or None)."""
+def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
+    """(grad_input, grad_residual, grad_weight or None, grad_bias or None), the last two in `dtype`."""
     total = dropout_reference.dropout(widen(input), p, seed, widen(residual))
     parameters = _widened(weight), _widened(bias)
-    grads = layer_norm_reference.layer_norm_backward(widen(grad_output), total, *parameters, eps, None)
-    grads = dropout_reference.dropout_backward(grads[0], p, seed), *grads
-    return tuple(None if grad is None else np.asarray(grad, input.dtype) for grad in grads)
+    grads = layer_norm_reference.layer_norm_backward(widen(grad_output), total, *parameters, eps, None, dtype)
+    grad_residual, *of_parameters = grads
+    grad_input = dropout_reference.dropout_backward(grad_residual, p, seed)
+    return np.asarray(grad_input, input.dtype), np.asarray(grad_residual, input.dtype), *of_parameters
 
 
 def _widened(array):

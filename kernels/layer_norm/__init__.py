@@ -56,6 +56,7 @@ def layer_norm_backward(
     eps: float = 1e-5,
     *,
     residual: Any = None,
+    dtype: Any = None,
     backend: str | None = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of `layer_norm`; mean and variance are computed again from the input.
@@ -63,6 +64,8 @@ def layer_norm_backward(
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
         input, weight, bias, eps, residual, backend: as for `layer_norm`.
+        dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
+            precision.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,); the gradient of an absent
@@ -72,7 +75,7 @@ def layer_norm_backward(
         As `layer_norm`.
     """
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=("layer_norm_backward", eps), grad_output=grad_output,
+        __package__, backend, optional=OPTIONAL, options=("layer_norm_backward", eps, dtype), grad_output=grad_output,
         input=input, weight=weight, bias=bias, residual=residual,
     )  # fmt: skip
     if call.plan is not None:
@@ -80,4 +83,5 @@ def layer_norm_backward(
     grad_output, input, weight, bias, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual, grad_output=grad_output)
     eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
-    return call.run("layer_norm_backward", grad_output, input, weight, bias, eps, residual)
+    dtype = checks.gradient_dtype(input, dtype)
+    return call.run("layer_norm_backward", grad_output, input, weight, bias, eps, residual, dtype)

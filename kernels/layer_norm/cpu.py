@@ -8,7 +8,7 @@ def layer_norm(input, weight, bias, eps, residual):
     return normalise(input, weight, bias, eps, residual, True)
 
 
-def layer_norm_backward(grad_output, input, weight, bias, eps, residual):
+def layer_norm_backward(grad_output, input, weight, bias, eps, residual, dtype):
     """(grad_input, grad_weight or None, grad_bias or None); mean and variance are computed again from the input."""
     grad_input, grad_weight, grad_bias = normalise_backward(grad_output, input, weight, eps, residual, True)
     return grad_input, None if weight is None else grad_weight, None if bias is None else grad_bias

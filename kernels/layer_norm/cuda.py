@@ -11,6 +11,6 @@ def layer_norm(input, weight, bias, eps, residual):
     return norms.launch(KERNELS, input, weight, bias, eps, residual, True)
 
 
-def layer_norm_backward(grad_output, input, weight, bias, eps, residual):
-    """(grad_input, grad_weight or None, grad_bias or None)."""
-    return norms.launch_backward(KERNELS, grad_output, input, weight, bias, eps, residual, True)
+def layer_norm_backward(grad_output, input, weight, bias, eps, residual, dtype):
+    """(grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`."""
+    return norms.launch_backward(KERNELS, grad_output, input, weight, bias, eps, residual, True, dtype)

@@ -30,12 +30,13 @@ def layer_norm(input, weight, bias, eps, residual):
 
 
 @ieee_arithmetic
-def layer_norm_backward(grad_output, input, weight, bias, eps, residual):
-    """(grad_input, grad_weight or None, grad_bias or None); mean and variance are computed again from the input."""
+def layer_norm_backward(grad_output, input, weight, bias, eps, residual, dtype):
+    """(grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`; mean and variance are computed
+    again from the input."""
     normalised, inverse_deviation = normalise(sum_with_residual(input, residual), eps, centred=True)
     grad = widen(grad_output)
-    grad_weight = None if weight is None else sum_rows(grad * normalised).astype(weight.dtype)
-    grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
+    grad_weight = None if weight is None else sum_rows(grad * normalised).astype(dtype)
+    grad_bias = None if bias is None else sum_rows(grad).astype(dtype)
     if weight is not None:
         grad = grad * widen(weight)
     along = normalised * mean_of_rows(grad * normalised)

@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import checks, dispatch
 from ..activation_names import ACTIVATIONS
-from ..precision import bfloat16, is_bfloat16, working_dtype
+from ..precision import bfloat16, is_bfloat16
 from .prepared import LOW_PRECISION, PreparedWeight, group_count, is_grouped
 
 OPTIONAL = ("bias", "residual")
@@ -189,6 +189,7 @@ def linear_backward(
     bias: Any = None,
     *,
     needs_weight: bool = True,
+    dtype: Any = None,
     backend: str | None = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of input @ weight.T + bias.
@@ -199,6 +200,8 @@ def linear_backward(
             first call, and keeps that form: it is packed once for any number of forwards and backwards. Beside one in
             bfloat16 the factors of both products are rounded as in `linear`; the gradients are float32. int8 has none.
         needs_weight: whether grad_weight, half of the work, is computed: not for a weight that is not trained.
+        dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
+            precision.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., in_features), (out_features, in_features) and
@@ -209,7 +212,7 @@ def linear_backward(
     """
     if isinstance(weight, PreparedWeight) and weight.dtype == np.int8:
         raise TypeError("weight is prepared as int8, which has no gradients: expected float32, float64 or bfloat16")
-    options = "linear_backward", needs_weight
+    options = "linear_backward", needs_weight, dtype
     call, weight = _open_call(weight, backend, options, input=input, grad_output=grad_output, bias=bias)
     if call.plan is not None:
         return call.replay()
@@ -217,8 +220,8 @@ def linear_backward(
     input, grad_output, bias = call.arrays[:3]
     out_features = _check(call, input, weight, grad_output=grad_output, bias=bias)
     checks.shape((*input.shape[:-1], out_features), grad_output=grad_output)
-    gradients = call.compute("linear_backward", _rows(grad_output), _rows(input), weight, bias, needs_weight)
-    grad_input, grad_weight, grad_bias = gradients
+    arrays, dtype = (_rows(grad_output), _rows(input), weight, bias), checks.gradient_dtype(input, dtype)
+    grad_input, grad_weight, grad_bias = call.compute("linear_backward", *arrays, needs_weight, dtype)
     return call.hand_back((grad_input.reshape(input.shape), grad_weight, grad_bias))
 
 
@@ -250,16 +253,12 @@ def linear_weight_gradient(
     checks.floating(call.backend, input=input, grad_output=grad_output)
     checks.has_axes(input=input, grad_output=grad_output)
     checks.shape((*input.shape[:-1], None), grad_output=grad_output)
-    dtype = input.dtype if dtype is None else checks.floating_dtype("dtype", dtype)
+    dtype = checks.gradient_dtype(input, dtype)
     if add_to is not None:
         checks.shape((grad_output.shape[-1], input.shape[-1]), add_to=add_to)
         checks.updatable(add_to=add_to)
         checks.overlaps_none("add_to", {"add_to": add_to, "grad_output": grad_output, "input": input})
-        dtype = add_to.dtype
-    allowed = dict.fromkeys((input.dtype, working_dtype(input.dtype)))
-    if dtype not in allowed:
-        found = "dtype is" if add_to is None else "add_to has dtype"
-        raise TypeError(f"{found} {dtype}, expected {' or '.join(map(str, allowed))} beside an input of {input.dtype}")
+        dtype = checks.gradient_dtype(input, add_to.dtype, "add_to has dtype")
     return call.run("linear_weight_gradient", _rows(grad_output), _rows(input), dtype, add_to)
 
 

@@ -125,8 +125,8 @@ def linear(input, weight, bias, activation, residual):
     return _multiply_rows(input, packed.panels, packed.out_features, bias, activation, residual)
 
 
-def linear_backward(grad_output, input, weight, bias, needs_weight):
-    """(grad_input, grad_weight or None, grad_bias or None)."""
+def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
+    """(grad_input, grad_weight or None, grad_bias or None); `dtype` is the input's."""
     is_packed = isinstance(weight, PackedWeight)
     panels = weight.transposed_panels() if is_packed else PackedWeight(weight.T).panels
     multiply, product = _multiply_rows, product_of_columns

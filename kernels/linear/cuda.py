@@ -71,14 +71,14 @@ def linear(input, weight, bias, activation, residual):
     return output if activation == in_epilogue else _activation.activation(output, activation, None)
 
 
-def linear_backward(grad_output, input, weight, bias, needs_weight):
-    """(grad_input, grad_weight or None, grad_bias or None); both products are cuBLASLt's."""
+def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
+    """(grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`; both products are cuBLASLt's."""
     xp = _cuda.array_module(input)
     weight = weight.array[:, : weight.in_features] if isinstance(weight, CudaWeight) else weight
-    grad_bias = None if bias is None else column_sums.launch(KERNELS, grad_output)
+    grad_bias = None if bias is None else column_sums.launch(KERNELS, grad_output, dtype)
     grad_input = _cuda.empty(xp, input.shape, input.dtype)
     _multiply(grad_input, grad_output, weight)
-    grad_weight = linear_weight_gradient(grad_output, input, input.dtype, None) if needs_weight else None
+    grad_weight = linear_weight_gradient(grad_output, input, dtype, None) if needs_weight else None
     return grad_input, grad_weight, grad_bias
 
 

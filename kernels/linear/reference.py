@@ -103,11 +103,11 @@ def linear(input, weight, bias, activation, residual):
 
 
 @ieee_arithmetic
-def linear_backward(grad_output, input, weight, bias, needs_weight):
-    """(grad_input, grad_weight or None, grad_bias or None)."""
-    grad_bias = None if bias is None else sum_rows(widen(grad_output)).astype(bias.dtype)
+def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
+    """(grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`."""
+    grad_bias = None if bias is None else sum_rows(widen(grad_output)).astype(dtype)
     grad, x, w = widen(_rounded(grad_output, weight)), widen(_rounded(input, weight)), _widened(weight)
-    grad_weight = np.asarray(grad.T @ x, input.dtype) if needs_weight else None
+    grad_weight = np.asarray(grad.T @ x, dtype) if needs_weight else None
     return np.asarray(grad @ w, input.dtype), grad_weight, grad_bias
 
 

@@ -13,4 +13,4 @@ def rms_norm(input, weight, eps, residual):
 
 def rms_norm_backward(grad_output, input, weight, eps, residual):
     """(grad_input, grad_weight or None)."""
-    return norms.launch_backward(KERNELS, grad_output, input, weight, None, eps, residual, False)[:2]
+    return norms.launch_backward(KERNELS, grad_output, input, weight, None, eps, residual, False, input.dtype)[:2]

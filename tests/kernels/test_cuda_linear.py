@@ -167,11 +167,13 @@ def test_rows_of_a_vocabulary_begin_on_vectors(cuda, dtype, monkeypatch):
     def run(input, weight, bias, residual):
         output = linear_cuda.linear(input, weight, bias, None, residual)
         assert output.shape == (20, 65) and output.strides[0] == vectors.padded_width(65, dtype) * dtype.itemsize
-        return output, *linear_cuda.linear_backward(output, input, weight, bias, True)
+        return output, *linear_cuda.linear_backward(output, input, weight, bias, True, input.dtype)
 
     output, *grads = cuda.run(run, input, weight, bias, residual)
     assert_close(output, expected(input, weight, bias, None, residual))
-    exact = reference.linear_backward(*(it.astype(np.float64) for it in (output, input, weight, bias)), True)
+    exact = reference.linear_backward(
+        *(it.astype(np.float64) for it in (output, input, weight, bias)), True, np.float64
+    )
     for found, truth in zip(grads, exact, strict=True):
         assert_close(found, truth)
     for product in asked:

@@ -67,8 +67,10 @@ def test_dropout_and_layer_norm_in_one_launch(cuda, dtype, width, rows):
     found = cuda.run(dropout_layer_norm_cuda.dropout_layer_norm, *arrays, *options)
     assert_close(found, dropout_layer_norm_reference.dropout_layer_norm(*map(wide, arrays), *options), factor=3)
     assert cuda.launches is None or len(cuda.launches) == 1
-    found = cuda.run(dropout_layer_norm_cuda.dropout_layer_norm_backward, grad, *arrays, *options)
-    expected = dropout_layer_norm_reference.dropout_layer_norm_backward(*map(wide, (grad, *arrays)), *options)
+    found = cuda.run(dropout_layer_norm_cuda.dropout_layer_norm_backward, grad, *arrays, *options, grad.dtype)
+    expected = dropout_layer_norm_reference.dropout_layer_norm_backward(
+        *map(wide, (grad, *arrays)), *options, np.float64
+    )
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other, at_least=1, factor=3)
     assert cuda.launches is None or len(cuda.launches) == 3

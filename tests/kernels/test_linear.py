@@ -31,13 +31,14 @@ def test_a_prepared_weight_is_a_copy():
     prepared = reference.prepare_weight(weight, None, None)
     assert (prepared.out_features, prepared.in_features, prepared.dtype) == (3, 7, np.float64)
     expected = reference.linear(x, weight, bias, None, residual)
-    expected_gradients = reference.linear_backward(grad, x, weight, bias, True)
+    expected_gradients = reference.linear_backward(grad, x, weight, bias, True, x.dtype)
     original = weight.copy()
     weight[:] = np.nan
     np.testing.assert_array_equal(prepared.to_array(), original)
     prepared.to_array()[:] = np.nan
     np.testing.assert_array_equal(reference.linear(x, prepared, bias, None, residual), expected)
-    for one, other in zip(reference.linear_backward(grad, x, prepared, bias, True), expected_gradients, strict=True):
+    gradients = reference.linear_backward(grad, x, prepared, bias, True, x.dtype)
+    for one, other in zip(gradients, expected_gradients, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -266,7 +267,7 @@ def test_gradients_in_bfloat16_are_those_of_what_was_rounded(size, backend):
     x, weight, bias, _, grad = arguments(11, *size, dtype=np.float32)
     low = weight.astype(ml_dtypes.bfloat16)
     factors = (grad, x) if backend == "numba" and not LEVEL.bfloat16_dot else (it.astype(low.dtype) for it in (grad, x))
-    expected = reference.linear_backward(*(it.astype(np.float64) for it in (*factors, low)), None, True)
+    expected = reference.linear_backward(*(it.astype(np.float64) for it in (*factors, low)), None, True, np.float64)
     prepared = kernels.prepare_weight(weight, dtype="bfloat16", backend=backend)
     found = kernels.linear_backward(grad, x, prepared, bias)
     for one, other in zip(found, (*expected[:2], grad.sum(axis=0, dtype=np.float64)), strict=True):

@@ -165,7 +165,7 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
     grad = normal(9, residual.shape, np.float32)
 
     def results():
-        return linear(x, weight, bias, "tanh", residual), *linear_backward(grad, x, weight, bias, True)
+        return linear(x, weight, bias, "tanh", residual), *linear_backward(grad, x, weight, bias, True, x.dtype)
 
     expected = results()
     for count in (1, 2, 3, 7):
@@ -232,14 +232,14 @@ def test_backward(kind, rows, in_features, out_features, layout, seed):
     of_reference, prepared = both_weights(weight, kind)
     is_low = kind in LOW_PRECISION
     x, bias, grad = (it if is_low else it.astype(np.float64) for it in (x, bias, grad))
-    exact = reference.linear_backward(grad, x, of_reference, bias, True)
+    exact = reference.linear_backward(grad, x, of_reference, bias, True, x.dtype)
     x, weight, bias, grad = given_arrays
     for given_weight in [prepared] if is_low else [weight, prepared]:
-        found = linear_backward(grad, x, given_weight, bias, True)
+        found = linear_backward(grad, x, given_weight, bias, True, x.dtype)
         for name, one, other in zip(("grad_input", "grad_weight", "grad_bias"), found, exact, strict=True):
             assert one.dtype == x.dtype and one.flags.c_contiguous
             assert_close(one, other, name=name, factor=1 if is_low else 3, at_least=1)
-    assert linear_backward(grad, x, prepared, None, True)[2] is None
+    assert linear_backward(grad, x, prepared, None, True, x.dtype)[2] is None
 
 
 @every_dtype
@@ -249,7 +249,7 @@ def test_backward(kind, rows, in_features, out_features, layout, seed):
 )
 def test_weight_gradient_of_several_chunks_strips_and_parts(rows, in_features, out_features, dtype):
     x, weight, bias, grad = arguments(9, rows, in_features, out_features, dtype)
-    found = linear_backward(grad, x, weight, bias, True)[1]
+    found = linear_backward(grad, x, weight, bias, True, x.dtype)[1]
     assert_close(found, grad.T.astype(np.float64) @ x.astype(np.float64), factor=3, at_least=1)
 
 
@@ -261,7 +261,7 @@ def test_a_prepared_weight_is_packed_once_for_each_direction(monkeypatch):
     monkeypatch.setattr(linear_cpu, "_transpose", lambda *args: packed.append(args[1:]) or transpose(*args))
     for expected in ([(17, 39)], []):  # the transpose
         linear(x, prepared, bias, None, None)
-        linear_backward(grad, x, prepared, bias, True)
+        linear_backward(grad, x, prepared, bias, True, x.dtype)
         assert packed == expected
         packed.clear()
 

@@ -49,9 +49,10 @@ def test_sums_over_many_rows_keep_their_digits(dtype):
     """Many rows of one sign: a running float32 sum would be off by 1e-4."""
     grad, x = 1 + 0.1 * normal(0, (20000, 40), dtype), normal(1, (20000, 40), dtype)
     many, ids = np.resize(grad, (260000, 3)), np.zeros(20000, np.int64)
+    norm = grad[0], x[0], 1e-5, None, dtype
     for kernel, reference, *arguments in (
         (embedding.embedding_backward, embedding_reference.embedding_backward, grad, ids, 3, None),
-        (layer_norm.layer_norm_backward, layer_norm_reference.layer_norm_backward, grad, x, grad[0], x[0], 1e-5, None),
+        (layer_norm.layer_norm_backward, layer_norm_reference.layer_norm_backward, grad, x, *norm),
         (activation.activation_backward, activation_reference.activation_backward, many, many, "gelu", grad[0, :3]),
     ):
         exact = (it.astype(np.float64) if getattr(it, "dtype", None) == dtype else it for it in arguments)
@@ -121,7 +122,8 @@ def test_layer_norm_of_special_values(dtype):
     )
     grad = np.ones_like(x)
     backward = [
-        m.layer_norm_backward(grad, x, weight, None, 1e-12, None)[0] for m in (layer_norm, layer_norm_reference)
+        m.layer_norm_backward(grad, x, weight, None, 1e-12, None, x.dtype)[0]
+        for m in (layer_norm, layer_norm_reference)
     ]
     assert_as_reference_elementwise(*backward)
 
@@ -252,7 +254,7 @@ def test_memory_that_is_not_there_is_an_error_with_its_size(monkeypatch):
     x, ids = normal(1, (BATCH, 67), np.float32), np.arange(BATCH) % 11
     monkeypatch.setattr(np, "zeros", refuse)
     with pytest.raises(MemoryError, match=r"shape \(2, 67\)"):
-        layer_norm.layer_norm_backward(x, x, x[0], None, 1e-5, None)
+        layer_norm.layer_norm_backward(x, x, x[0], None, 1e-5, None, x.dtype)
     with pytest.raises(MemoryError, match=r"shape \(2, 67\)"):
         affine.affine_backward(x, x, x[0], x[0], None)
     monkeypatch.setattr(np, "empty", refuse)

@@ -470,3 +470,13 @@ def test_every_family(gpu, monkeypatch, name):
         assert len(gpu.graphs) == 2 * number * has_graphs
     with use_backend("numpy"):
         check(on_host(expected), vjp(model)(**batch)[1](gradient), 1e-3)
+
+
+def test_gradients_of_a_model_in_sixteen_bits_are_in_these(gpu):
+    """Sums over rows are not rounded where a parameter is in float32; here it is not."""
+    with use_backend("numpy"):
+        model = AutoModelForMaskedLM.from_config(tiny_config("bert-base-uncased"), dtype="float16", seed=1)
+    for number in range(2):  # operation by operation, and by graphs
+        _, grads = value_and_grad(model)(**batch_of(BATCHES[0]))
+        assert {array.dtype for array in grads.values()} == {np.dtype(np.float16)}
+        assert len(gpu.graphs) == 2 * number

@@ -94,13 +94,18 @@ def _with_pullback(input, weight, bias, residual, activation, *, needs_weight):
     def pullback(grad):
         grad_before = grad if activation is None else kernels.activation_backward(grad, before, activation)
         is_low = input.dtype.itemsize < 4
-        options = {"needs_weight": needs_weight and not is_low}
+        options = {"needs_weight": needs_weight and not is_low, "dtype": _parameter_dtype(input)}
         of_input, of_weight, of_bias = kernels.linear_backward(grad_before, input, weight, bias, **options)
         if needs_weight and is_low:
             of_weight = WeightGradient(grad_before, input)
         return of_input, of_weight, of_bias, None if residual is None else grad
 
     return output if residual is None else output + residual, pullback
+
+
+def _parameter_dtype(input):
+    """That of the gradients of parameters beside an input: what sums are taken in is not rounded to 16 bits."""
+    return "float32" if input.dtype.itemsize < 4 else None
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,8 @@ def layer_norm(input: Any, weight: Any, bias: Any, residual: Any = None, *, eps:
     """Layer normalisation of input + residual over the last axis; see `kernels.layer_norm`."""
 
     def pullback(grad):
-        grads = kernels.layer_norm_backward(grad, input, weight, bias, eps, residual=residual)
+        options = {"residual": residual, "dtype": _parameter_dtype(input)}
+        grads = kernels.layer_norm_backward(grad, input, weight, bias, eps, **options)
         return *grads, None if residual is None else grads[0]
 
     return kernels.layer_norm(input, weight, bias, eps, residual=residual), pullback
@@ -181,7 +187,8 @@ def dropout_layer_norm(input: Any, weight: Any, bias: Any, residual: Any, *, eps
     arrays, options = (input, residual, weight, bias), {"eps": eps, "p": p, "seed": seed}
 
     def pullback(grad):
-        grad_input, grad_residual, *of_parameters = kernels.dropout_layer_norm_backward(grad, *arrays, **options)
+        grads = kernels.dropout_layer_norm_backward(grad, *arrays, **options, dtype=_parameter_dtype(input))
+        grad_input, grad_residual, *of_parameters = grads
         return grad_input, *of_parameters, grad_residual
 
     return kernels.dropout_layer_norm(*arrays, **options), pullback
