@@ -17,6 +17,8 @@ from bertcore.kernels.linear import step as linear_step
 from bertcore.kernels.program import Program, Recordings
 from bertcore.kernels.rotary import step as rotary_step
 from tests.kernels.strategies import normal
+from tests.kernels.test_handed_rows import values
+from tests.kernels.test_program import packed
 
 DTYPES = ["bfloat16", "int8"]
 on_tiles = pytest.mark.skipif(LEVEL.tiles is None, reason="attention is not on tiles")
@@ -53,14 +55,6 @@ class Layer:
     def __call__(self, x, cu_seqlens):
         attended = kernels.attention(*self.projected(x, cu_seqlens), cu_seqlens=cu_seqlens, **self.options)
         return kernels.linear(attended.reshape(x.shape[0], self.width), self.out)
-
-
-def packed(lengths, width):
-    return normal(8, (sum(lengths), width), np.float32), np.cumsum([0, *lengths], dtype=np.int32)
-
-
-def values(program, kind):
-    return [dict(zip(kind.names, step.values, strict=True)) for step in program.steps if step.kind is kind]
 
 
 def handed(program, kind):

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from bench.ops.operations import public_arguments
 from bertcore import kernels
-from bertcore.kernels import RelativePositions, use_backend
+from bertcore.kernels import use_backend
+from tests.kernels.attention_forms import FORMS, arguments
 from tests.kernels.strategies import normal
 
 pytestmark = pytest.mark.parity
@@ -13,7 +15,6 @@ F = pytest.importorskip("bertcore.kernels.torch")
 OFFSETS = torch.tensor([0, 3, 3, 5])
 IDS = torch.tensor([[0, 3, 3], [1, 4, 0]])
 TARGET = torch.tensor([0, 6, -100, 3, 3])
-MASK = torch.tensor([[True, False, True, True, True]])
 COS, SIN = (torch.from_numpy(table) for table in kernels.rotary_tables(5, 4, dtype=np.float64))
 
 
@@ -22,21 +23,6 @@ def tensor(*shape, dtype=torch.float64):
     return drawn.to(dtype).requires_grad_()
 
 
-def relative_attention(query, key, value, bias, table, of_queries, position_bias):
-    terms = {"position_key": table, "position_query": of_queries, "position_bias": position_bias}
-    relative = RelativePositions(torch.tensor([0, 1, 2], dtype=torch.int32), **terms)
-    return F.attention(query, key, value, bias=bias, attn_mask=MASK, relative=relative, scale=0.4)
-
-
-def segments(query, key, value, scores, asked, table):
-    ids = torch.tensor([[0, 0, 1, 1, 0]])
-    relative = RelativePositions(
-        torch.tensor([0, 1, 2], dtype=torch.int32), table, None, asked, segment_ids=ids, segment_scores=scores
-    )
-    return F.attention(query, key, value, relative=relative)
-
-
-HEADS = [(1, 2, 5, 4)] * 3
 CALLS = {
     "softmax": (lambda x: F.softmax(x, 0), [(5, 7)]),
     "activation": (lambda x: F.activation(x, "relu"), [(5, 7)]),
@@ -52,11 +38,7 @@ CALLS = {
     "pooling": (lambda x: F.pooling(x, OFFSETS, "weightedmean", skipped=1), [(5, 7)]),
     "cross_entropy": (lambda logits: F.cross_entropy(logits, TARGET), [(5, 7)]),
     "rotary": (lambda x: F.rotary(x, COS, SIN, cu_seqlens=OFFSETS), [(5, 2, 4)]),
-    "attention": (lambda q, k, v: F.attention(q, k, v, is_causal=True), HEADS),
-    "attention_packed": (lambda q, k, v: F.attention(q, k, v, cu_seqlens=OFFSETS, window=1), [(5, 2, 4)] * 3),
-    "attention_relative": (relative_attention, [*HEADS, (1, 2, 1, 5), (3, 2, 4), (3, 2, 4), (3, 2)]),
-    "attention_segments": (segments, [*HEADS, (1, 2, 5, 2), (1, 2, 5, 4), (3, 2, 4)]),
-    "attention_dropout": (lambda q, k, v: F.attention(q, k, v, dropout_p=0.3, dropout_seed=5), HEADS),
+    "attention": (lambda q, k, v: F.attention(q, k, v, is_causal=True), [(1, 2, 5, 4)] * 3),
 }
 
 
@@ -65,6 +47,23 @@ def test_gradients_beside_finite_differences(name):
     function, shapes = CALLS[name]
     with use_backend("numpy"):
         assert torch.autograd.gradcheck(function, [tensor(*shape) for shape in shapes], atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_attention_beside_finite_differences(form):
+    given = {
+        name: torch.from_numpy(it) if isinstance(it, np.ndarray) else it
+        for name, it in arguments(form, [2, 0, 3], [3, 1, 2], head_dim=3).items()
+    }
+    names = [name for name, it in given.items() if torch.is_tensor(it) and it.is_floating_point()]
+    names = [name for name in names if name != "attn_mask"]
+
+    def attention(*tensors):
+        return F.attention(**public_arguments(given | dict(zip(names, tensors, strict=True))))
+
+    with use_backend("numpy"):
+        inputs = [given[name].requires_grad_() for name in names]
+        assert torch.autograd.gradcheck(attention, inputs, atol=1e-6, fast_mode=True)
 
 
 def test_every_differentiable_kernel_is_here():
