@@ -10,6 +10,7 @@ depends on the order of the warps is a race. (Our kernels add nothing with float
 from contextlib import contextmanager
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from bertcore.kernels.dispatch import unavailable_reason
 from tests import cuda_emulator
 from tests.kernels.arrays import to_gpu
 
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 TARGETS = ["emulator"]
 if unavailable_reason("cupy") is None:
     TARGETS.append(pytest.param("gpu", marks=pytest.mark.gpu))
@@ -75,6 +77,17 @@ def batch_invariance(wanted):
     """Within the block products on the GPU are batch-invariant, or not."""
     with mock.patch.object(invariance, "_wanted", wanted):
         yield
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+def wide(value):
+    """Floating arrays in float64, anything else as it is."""
+    is_float = isinstance(value, np.ndarray) and value.dtype.kind not in "iub"
+    return value.astype(np.float64) if is_float else value
 
 
 @pytest.fixture(params=TARGETS)

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import cupy
-import ml_dtypes
 import numpy as np
 import pytest
 from cuda import pathfinder
@@ -24,10 +23,9 @@ from tests.cuda_emulator import Emulator, unavailable_reason
 from tests.cuda_emulator.driverless import driverless, host
 from tests.tolerances import assert_close
 
-from .cuda_support import batch_invariance
+from .cuda_support import batch_invariance, wide
 from .strategies import normal
 
-DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 SIZES = [(1, 1, 1), (1, 64, 7), (5, 39, 13), (160, 31, 2), (17, 40, 33)]  # rows, depth, columns
 
 
@@ -37,15 +35,6 @@ def runtime():
         pytest.skip(unavailable_reason())
     with _cuda.use_runtime(Emulator()) as runtime:
         yield runtime
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def dtype(request):
-    return request.param
-
-
-def wide(array):
-    return array.astype(np.float64)
 
 
 @pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)], ids=str)

@@ -6,7 +6,6 @@ The cases of conformance/ reach the same functions through the public ones, unde
 import functools
 
 import cupy
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,23 +16,11 @@ from bertcore.kernels.attention.arguments import UNLIMITED, Scoring
 from bertcore.kernels.attention.positions import RelativePositions
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.kernels.cuda_support import wide
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
-DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
-
-
 NO_WINDOW = UNLIMITED, UNLIMITED
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def dtype(request):
-    return request.param
-
-
-def wide(value):
-    is_float = isinstance(value, np.ndarray) and value.dtype.kind not in "iub"
-    return value.astype(np.float64) if is_float else value
 
 
 def scoring_of(

@@ -14,8 +14,9 @@ from bertcore.kernels.attention.positions import OF_RELATIVE, RelativePositions
 from bertcore.kernels.program import InferenceGraphs
 from bertcore.kernels.program.arena import Lifetimes
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
+from tests.kernels.cuda_support import DTYPES, wide
 from tests.kernels.strategies import normal
-from tests.kernels.test_cuda_backward import DTYPES, wide, widened_terms
+from tests.kernels.test_cuda_backward import widened_terms
 from tests.tolerances import assert_close
 
 TERMS = ("position_key", "position_query", "query_for_position", "segment_scores")

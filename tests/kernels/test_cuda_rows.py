@@ -1,6 +1,5 @@
 """The CUDA launchers over rows and elements, in the emulator and on a GPU: what conformance/ does not ask of them."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,20 +18,9 @@ from bertcore.kernels.layer_norm import reference as layer_norm_reference
 from bertcore.kernels.softmax import cuda as softmax_cuda
 from bertcore.kernels.softmax import reference as softmax_reference
 from tests.kernels.conformance.cases import ROWS
-from tests.kernels.cuda_support import EmulatorTarget
+from tests.kernels.cuda_support import EmulatorTarget, wide
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
-
-DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def dtype(request):
-    return request.param
-
-
-def wide(array):
-    return None if array is None else array.astype(np.float64)
 
 
 def shifted(array, elements=1):
