@@ -11,7 +11,7 @@ from bertcore.tasks.batching import grouped, in_batches
 from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.merged_windows import MergedWindows, merged_vectors
-from bertcore.tasks.texts import CutTexts, uncut
+from bertcore.tasks.texts import CutTexts, lower_cased, uncut
 
 
 class TextReader:
@@ -115,7 +115,7 @@ class Encoder(TextReader):
 
     def prepared(self, text: str, prompt: str) -> str:
         """The text as the tokenizer gets it: with the prompt before it, in lower case if the model wants that."""
-        return (prompt + text).lower() if self.settings.do_lower_case else prompt + text
+        return lower_cased(prompt + text) if self.settings.do_lower_case else prompt + text
 
     def _text(self, text: Any, prompt: str) -> Text:
         return Text(self.prepared(text, prompt))

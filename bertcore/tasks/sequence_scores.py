@@ -16,7 +16,7 @@ from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.merged_windows import MergedWindows
 from bertcore.tasks.reading import TextReader
-from bertcore.tasks.texts import sequence_length
+from bertcore.tasks.texts import lower_cased, sequence_length
 from bertcore.tokenization import AutoTokenizer
 
 
@@ -90,7 +90,7 @@ class SequenceScores(TextReader):
         yield from chain.from_iterable(self._read(rows, self.scored, whole, cutting, batch_tokens, backend, advance))
 
     def _text(self, text: Sequence[str], prompt: str) -> Text:
-        return Text(*(part.lower() for part in text) if self.do_lower_case else text)
+        return Text(*map(lower_cased, text) if self.do_lower_case else text)
 
     def _size(self, text: Sequence[str]) -> int:
         return sum(map(len, text))
@@ -104,7 +104,7 @@ class SequenceScores(TextReader):
         for _, same in groupby(rows, key=len):
             columns = [list(column) for column in zip(*same, strict=True)]
             if self.do_lower_case:
-                columns = [[text.lower() for text in column] for column in columns]
+                columns = [list(map(lower_cased, column)) for column in columns]
             found = self.tokenizer(*columns, truncation=True, max_length=self.max_seq_length)
             ids, were_cut = found["input_ids"], [bool(encoding.overflowing) for encoding in found.encodings]
             types = found.get("token_type_ids", [None] * len(ids))

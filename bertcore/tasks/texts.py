@@ -67,6 +67,11 @@ class CutTexts:
         )
 
 
+def lower_cased(text: str) -> str:
+    """The text in lower case as tokenizers write it: each character for itself, a word's last sigma too."""
+    return text.replace("\u03a3", "\u03c3").lower()
+
+
 def too_long(name: str, max_length: int | None) -> ValueError:
     """The error for a text that would be cut where that is refused."""
     return ValueError(

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from bertcore.tasks.batching import BATCHES_PER_WINDOW, GROUP_TEXTS, batches, grouped, windows
 from bertcore.tasks.sentence_encoder.pooling import pool
 from bertcore.tasks.similarity import normalized
+from bertcore.tasks.texts import lower_cased
+from tests.tokenization.corpus import HARD_TEXTS
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 60))
@@ -59,3 +61,10 @@ def test_half_precision_is_pooled_in_float32():
 
 def test_normalized_leaves_zeros():
     np.testing.assert_allclose(normalized(np.array([[3.0, 4.0], [0.0, 0.0]])), [[0.6, 0.8], [0, 0]])
+
+
+def test_texts_are_in_lower_case_as_tokenizers_write_it():
+    from tokenizers.normalizers import Lowercase
+
+    for text in [*HARD_TEXTS, "\u03a3\u0399\u03a3\u03a5\u03a6\u039f\u03a3 \u03a3"]:  # which end in a sigma
+        assert lower_cased(text) == Lowercase().normalize_str(text)
