@@ -41,7 +41,7 @@ EXTRAS = {
     "docs": ["mkdocs-material>=9.7", "mkdocstrings[python]>=1"],
     "parity": [
         *("torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"),
-        *("sentence-transformers", "tensorboard"),
+        *("sentence-transformers", "tensorboard", "datasets"),
     ],
     "plugins": [  # what bertcore/plugins/ is tested with, beside scikit-learn and `parity`
         *("langchain-core", "llama-index-core", "haystack-ai", "chromadb", "spacy"),

@@ -49,6 +49,7 @@ def test_machine_is_described_under_its_columns():
     assert all(described[name] for name in ("date", "cpu", "threads", "threads_from", "isa", "numpy", "numba", "blas"))
 
 
+@pytest.mark.parity
 def test_threads_are_set_for_kernels_and_blas():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     machine.set_threads(1)

@@ -129,6 +129,7 @@ def test_rows_of_a_table():
     assert numbers(Batches(Rows(), batch_size=7)) == numbers(Batches(EXAMPLES, batch_size=7))
 
 
+@pytest.mark.parity
 def test_datasets_of_hugging_face():
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_list(EXAMPLES)

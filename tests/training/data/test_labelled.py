@@ -57,6 +57,7 @@ def test_columns_of_texts():
         list(TextColumns(("b",), "a").examples([{"b": "x", "a": 1}, records[1]]))
 
 
+@pytest.mark.parity
 def test_labels_of_datasets_of_hugging_face(tokenizer):
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_list(rows(1, 0, 1))
