@@ -5,6 +5,7 @@ in a call before is not checked again, but for its first array, which stands for
 kept; arrays in host memory are checked in every call.
 """
 
+import itertools
 import operator
 import weakref
 from collections.abc import Collection, Iterable
@@ -76,8 +77,9 @@ def _labelled(lists: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, li
 
 
 def _is_known(package: str, name: str, arrays: list[Any]) -> bool:
-    references = _known.get((package, name, id(arrays[0])), ())
-    return len(references) == len(arrays) and all(map(operator.is_, [each() for each in references], arrays))
+    known = [each() for each in _known.get((package, name, id(arrays[0])), ())]
+    is_same = len(known) == len(arrays) and all(map(operator.is_, known, arrays))
+    return is_same and all(map(operator.is_not, known, itertools.repeat(None)))  # of an array that is gone
 
 
 def _note(package: str, name: str, arrays: list[Any], natives: list[Any]) -> None:

@@ -85,6 +85,15 @@ def test_a_list_on_two_gpus_stays_refused(gpu):
             step(given, arrays(), (arrays(), arrays()))
 
 
+def test_none_does_not_stand_for_an_array_that_is_gone(gpu):
+    parameters, moments = arrays(), (arrays(), arrays())
+    step(parameters, arrays(), moments)
+    gpu.launches.clear()
+    parameters[3] = None
+    with pytest.raises(TypeError, match=r"^parameter\[3\] is NoneType"):
+        step(parameters, arrays(), moments)
+
+
 def test_no_array_is_kept_alive(gpu):
     parameters, moments = arrays(), (arrays(), arrays())
     step(parameters, arrays(), moments)
