@@ -80,11 +80,9 @@ class GraphCache:
     def keep_only(self, version: Any) -> None:
         """Let the graphs of other versions go, and their memory."""
         if version != self._version:
-            self._drop(list(self._kept))
+            self._drop_all()
             self._seen.clear()
             self._version = version
-            for workspace in self._all_workspaces():
-                workspace.block = None
         for workspace in self._all_workspaces():
             workspace.let_go()
 
@@ -141,7 +139,7 @@ class GraphCache:
                 graph = capture(workspace)
         except NotCaptured:
             self._is_refused = True
-            self._drop(list(self._kept))
+            self._drop_all()
             raise
         except MemoryError:  # beside what a pass takes by itself: later there may be more
             self._seen[place] = 0
@@ -155,6 +153,11 @@ class GraphCache:
         if len(self._kept) > MOST_KEPT:
             self._drop([next(iter(self._kept))])
         return kept
+
+    def _drop_all(self) -> None:
+        self._drop(list(self._kept))
+        for workspace in self._all_workspaces():
+            workspace.block = None
 
     def _drop(self, places: list[tuple[Workspace, Any]]) -> None:
         """Retire graphs that will not be launched again; their layouts, if they come, have to come as often as new."""

@@ -133,7 +133,8 @@ def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
     made = InferenceGraphs()
     with pytest.raises(NotCaptured, match=message):
         run(made, build_of(table, extra), [1, 2])
-    assert gpu.capture is None
+    ((workspace,),) = made._cache._workspaces.values()
+    assert gpu.capture is None and workspace.block is None
     for version in (1, 1, 2, 2):  # none is tried again
         assert made.run(version, "layout", build_of(table, extra), cupy.zeros(2, np.int32), 2) is None
 
