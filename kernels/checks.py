@@ -144,6 +144,14 @@ def gradient_dtype(input: Any, dtype: Any, found: str = "dtype is") -> np.dtype:
     return dtype
 
 
+def dtype_of_moments(**parameter: Any) -> np.dtype:
+    """That of a parameter, in which its moments are: not of 16 bits, where eps and most squares of gradients are 0."""
+    ((name, array),) = parameter.items()
+    if array.dtype.itemsize < 4:
+        raise TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64: 16 bits hold no moments")
+    return array.dtype
+
+
 def choice(name: str, value: Any, options: Collection[Any]) -> None:
     """`value` is one of `options`."""
     if not isinstance(value, str | None) or value not in options:

@@ -68,9 +68,7 @@ def adam_update(
     if grad_scale is not None:
         checks.shape((), grad_scale=grad_scale)
     checks.choice("rule", rule, RULES)
-    dtype = arrays[0].dtype
-    if dtype.itemsize < 4:  # in which eps and most squares of gradients are 0
-        raise TypeError(f"parameter has dtype {dtype}, expected float32 or float64: 16 bits hold no moments")
+    dtype = checks.dtype_of_moments(parameter=arrays[0])
     lr = checks.number_of(dtype, "lr", lr, minimum=0, may_vanish=True)  # schedules end there
     eps = checks.number_of(dtype, "eps", eps, minimum=0)
     weight_decay = checks.number_of(dtype, "weight_decay", weight_decay, minimum=0, may_vanish=True)

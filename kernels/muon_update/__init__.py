@@ -55,7 +55,7 @@ def muon_update(
         checks.shape((None, None), **{name: array})
     if grad_scale is not None:
         checks.shape((), grad_scale=grad_scale)
-    dtype = arrays[0].dtype
+    dtype = checks.dtype_of_moments(parameter=arrays[0])
     lr = checks.number_of(dtype, "lr", lr, minimum=0, may_vanish=True)  # schedules end there
     weight_decay = checks.number_of(dtype, "weight_decay", weight_decay, minimum=0, may_vanish=True)
     beta = checks.probability("beta", beta)

@@ -17,9 +17,6 @@ MOST_AT_ONCE = 1 << 25  # elements of the matrices of a batch, whose products ta
 
 def muon_update(sets, lr, beta, weight_decay, grad_scale):
     """Update matrices and their momenta in place; `sets` has (parameter, grad, momentum) of each."""
-    dtype = sets[0][0].dtype
-    if dtype != np.float32:
-        raise TypeError(f"parameter[0] has dtype {dtype}, expected float32: what is trained on CUDA is")
     xp, by_shape = _cuda.array_module(sets[0][0]), {}
     for parameter, grad, momentum in sets:
         if parameter.size:

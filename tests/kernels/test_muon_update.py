@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore.kernels import muon_update
+from bertcore.kernels import muon_update, use_backend
 from bertcore.kernels.muon_update import cuda
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import normal, to_gpu
@@ -103,11 +103,12 @@ def test_the_scale_of_gradients(backend):
 
 
 @has_emulator
-def test_cuda_takes_float32_alone():
-    with driverless(emulated=False):
-        half = [to_gpu(np.zeros((2, 3), np.float16))]
-        with pytest.raises(TypeError, match="float16"):
-            muon_update(half, half, half, lr=0.1)
+@pytest.mark.parametrize("memory", [to_gpu, np.asarray], ids=["gpu", "host"])
+def test_16_bits_are_refused(memory):
+    with driverless(emulated=False), use_backend("auto" if memory is to_gpu else "numpy"):
+        given = ([memory(np.zeros((2, 3), np.float16))] for _ in range(3))
+        with pytest.raises(TypeError, match="parameter has dtype float16, expected float32"):
+            muon_update(*given, lr=0.1)
 
 
 @pytest.mark.parametrize(
