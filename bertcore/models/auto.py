@@ -217,7 +217,8 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
 
     def __init__(self, config: Mapping[str, Any]):
         # A checkpoint of another task may have other labels, of which transformers would make as many scores.
-        super().__init__(with_labels(config, None if ConfigReader(config).num_labels() == 2 else 2))
+        config = with_labels(config, None)
+        super().__init__(config if ConfigReader(config).num_labels() == 2 else with_labels(config, 2))
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return Classifier(spec, self.spec, 2)

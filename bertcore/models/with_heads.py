@@ -45,6 +45,7 @@ def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
 
 def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, Any]:
     """The config with this number of labels, named as transformers names new ones; None leaves it as it is."""
+    family_of(config)  # an error for what is no config
     if num_labels is None:
         return dict(config)
     count = check_count("num_labels", num_labels, most=MOST_LABELS)

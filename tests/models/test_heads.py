@@ -189,6 +189,9 @@ def test_a_head_of_another_task_under_the_same_name_is_left(tmp_path):
 def test_no_config_at_all(config):
     with pytest.raises(TypeError, match=r"config is .*, expected a mapping"):
         bertcore.AutoModel.from_config(config)
+    for kind in (bertcore.AutoModelForQuestionAnswering, bertcore.AutoModelForSequenceClassification):
+        with pytest.raises(TypeError, match=r"config is .*, expected a mapping"):
+            kind(config)
 
 
 def test_electra_labels_are_flags():
