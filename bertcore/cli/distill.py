@@ -31,7 +31,15 @@ from bertcore.cli.common import (
     positive,
     positive_number,
 )
-from bertcore.cli.finetune import add_data_arguments, columns_of, labelled_rows, metric_of, tell_longest, told_labels
+from bertcore.cli.finetune import (
+    add_data_arguments,
+    add_label_kind_argument,
+    columns_of,
+    labelled_rows,
+    metric_of,
+    tell_longest,
+    told_labels,
+)
 from bertcore.cli.pretrain import kind_of, with_ids_of
 from bertcore.cli.training import (
     STORED,
@@ -97,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_training_arguments(parser, lr="5e-5", epochs=3, batch=16, length="the models', at most 512; of mlm 128")
     data = add_data_arguments(parser)
+    add_label_kind_argument(data)
     data.add_argument(
         "--column", default="text", metavar="NAME", help="of mlm's texts in JSON or tables (default: text)"
     )
@@ -129,8 +138,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _check_options(args: argparse.Namespace) -> None:
     """CommandError for terms that are given twice, and options that nothing asks for."""
-    if args.task == "mlm" and (args.eval or args.text or args.text_pair or args.label):
-        raise CommandError("--eval, --text, --text-pair and --label are of labelled data, which --task mlm has not")
+    if args.task == "mlm" and (args.eval or args.text or args.text_pair or args.label or args.label_kind):
+        raise CommandError("--eval, --text, --text-pair, --label and --label-kind are not for --task mlm: no labels")
     names = [name for name, _ in args.terms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_training_arguments(parser, lr="5e-5", epochs=3, batch=16, length=f"the model's, at most {LONGEST}")
     add_lora_arguments(parser)
-    add_data_arguments(parser)
+    add_label_kind_argument(add_data_arguments(parser))
 
 
 def add_data_arguments(parser: argparse.ArgumentParser, *, held_out: float = 0.1) -> Any:
@@ -77,10 +77,14 @@ def add_data_arguments(parser: argparse.ArgumentParser, *, held_out: float = 0.1
     data.add_argument("--text", metavar="NAME", help="column of texts (default: text; of words: tokens)")
     data.add_argument("--text-pair", metavar="NAME", help="column of second texts")
     data.add_argument("--label", metavar="NAME", help="column of labels (default: label; of words: tags)")
+    return data
+
+
+def add_label_kind_argument(data: Any) -> None:
+    """Declare --label-kind."""
     data.add_argument(
         "--label-kind", choices=["classes", "numbers"], help="what integers are (default: classes, unless many differ)"
     )
-    return data
 
 
 def run(args: argparse.Namespace) -> None:
@@ -95,6 +99,7 @@ def finetune(args: argparse.Namespace, folder: Path) -> None:
     """Train, and tell what came of it."""
     from bertcore.training import Trainer
 
+    _check_label_kind(args)
     rows, held_out = labelled_rows(args)
     if args.task in EMBEDDING_TASKS:
         from bertcore.cli.finetune_embeddings import finetune_embeddings
@@ -150,6 +155,11 @@ def _rows(paths: list[str], args: argparse.Namespace) -> list[Any]:
     return rows
 
 
+def _check_label_kind(args: argparse.Namespace) -> None:
+    if args.label_kind and args.task != "sequence":
+        raise CommandError("--label-kind is for --task sequence")
+
+
 def columns_of(args: argparse.Namespace, rows: list[Any]) -> Any:
     """What the columns of the data are, and which labels there are."""
     from bertcore.training.data import LabelledTexts, LabelledWords, Questions
@@ -158,8 +168,7 @@ def columns_of(args: argparse.Namespace, rows: list[Any]) -> Any:
         return LabelledTexts.found_in(
             rows, args.text or "text", args.text_pair, args.label or "label", kind=args.label_kind
         )
-    if args.label_kind:
-        raise CommandError("--label-kind is for --task sequence")
+    _check_label_kind(args)
     if args.text_pair or (args.task == "qa" and (args.text or args.label)):
         raise CommandError(f"--task {args.task} has no use for --text-pair{'' if args.task == 'token' else ', --text'}")
     if args.task == "token":

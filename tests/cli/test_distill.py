@@ -114,7 +114,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, capsys, i
         (["--layers", "1", "--terms", "cosine", "--temperature", "2"], "--temperature is of the term soft"),
         (["--layers", "1", "--labelled-only"], "--labelled-only is of the term soft in --task mlm"),
         (["--layers", "1", "--task", "token"], "has a head for another task than token"),
-        (["--layers", "1", "--task", "mlm", "--eval", "a.txt"], "are of labelled data, which --task mlm has not"),
+        (["--layers", "1", "--task", "mlm", "--eval", "a.txt"], "are not for --task mlm: no labels"),
+        (["--layers", "1", "--task", "mlm", "--label-kind", "classes"], "are not for --task mlm: no labels"),
     ],
 )
 def test_what_is_refused(folder, tmp_path, capsys, options, error):

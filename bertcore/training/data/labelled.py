@@ -65,7 +65,8 @@ class LabelledTexts:
         Raises:
             MalformedRecord (a ValueError): for a record without a label, with nan where others have numbers, or with
                 any word where others have fractions.
-            ValueError: for lists and other labels, integers that may be either, an unknown `kind`, or no record at all.
+            ValueError: for lists and other labels, integers that may be either, labels that are not of the `kind`, an
+                unknown one, or no record at all.
         """
         checks.choice("kind", kind, (None, "classes", "numbers"))
         names: dict[str, Numbered] = {}  # and the first record of each
@@ -84,6 +85,8 @@ class LabelledTexts:
             if name not in numbers and (has_fractions or name.lower() in MISSING):
                 raise wrong_record(record, number, f"{label!r} is {name!r}, and a number in others")
         are_numbers = not lists and len(numbers) == len(names)
+        if (kind == "numbers" and not are_numbers) or (kind == "classes" and are_numbers and has_fractions):
+            raise ValueError(f"kind (--label-kind) is {kind!r}, which labels in {label!r} are not")
         if are_numbers and (has_fractions or kind == "numbers"):
             return cls(text, text_pair, label)
         if are_numbers and kind is None and len(names) > MANY and count < FEW * len(names):

@@ -155,6 +155,10 @@ def test_many_integers_are_what_is_said():
     assert len(LabelledTexts.found_in(rows(*range(20))).labels) == 20
     with pytest.raises(ValueError, match="kind is 'floats', expected one of None, 'classes', 'numbers'"):
         LabelledTexts.found_in(many, kind="floats")
+    for labels, kind in (((1, "a"), "numbers"), (([1], [2]), "numbers"), ((1, 0.5), "classes")):
+        with pytest.raises(ValueError, match=rf"kind \(--label-kind\) is '{kind}', which labels in 'label' are not"):
+            LabelledTexts.found_in(rows(*labels), kind=kind)
+    assert LabelledTexts.found_in(rows(1, 0.5), kind="numbers").problem_type == "regression"
 
 
 CONTEXT = "the cat sat on an mat. paris is the capital of france. the mat is upper on the cat"
