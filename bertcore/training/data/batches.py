@@ -52,7 +52,8 @@ class Batches:
         seed: int = 0,
     ):
         is_any = _is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)
-        is_table = hasattr(dataset, "columns")  # which gives its columns in the place of rows
+        # Which gives its columns in the place of rows.
+        is_table = hasattr(dataset, "columns") and len(getattr(dataset, "shape", ())) == 2
         if not is_any or is_table or isinstance(dataset, str | Mapping):
             raise TypeError(f"dataset is {type(dataset).__name__}, expected a sequence or an iterable of examples")
         batch_size = check_count("batch_size", batch_size)

@@ -141,7 +141,7 @@ def test_datasets_of_hugging_face():
 class Table:
     """As pandas has them: of so many rows, and read by the names of columns."""
 
-    columns = ("input_ids",)
+    columns, shape = ("input_ids",), (2, 1)
 
     def __len__(self):
         return 2
