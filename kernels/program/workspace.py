@@ -8,6 +8,8 @@ from typing import Any
 
 from .arena import Arena
 
+MOST_RETIRED = 8  # graphs that wait until a GPU comes to rest, before it is waited for
+
 
 class Workspace:
     """Memory on the current GPU, a stream to capture graphs on that work in it, and the end of the last pass there.
@@ -69,7 +71,11 @@ class Workspace:
     def let_go(self) -> None:
         """Free what is retired, with all that it keeps, if no stream runs it and nobody holds the workspace.
 
-        CUDA keeps a graph that runs, but not the memory that it reads and writes, which others would be given.
+        CUDA keeps a graph that runs, but not the memory that it reads and writes, which others would be given. Where
+        the host is ahead of the GPU all the time, as in training, there would be ever more of them: it waits.
         """
-        if self.retired and self.is_free and self._done.done:
-            self.retired.clear()
+        if self.retired and self.is_free:
+            if len(self.retired) > MOST_RETIRED:
+                self._done.synchronize()
+            if self._done.done:
+                self.retired.clear()

@@ -29,6 +29,7 @@ class Event:
 
     def synchronize(self):
         self._gpu.wait("Event.synchronize")
+        self._gpu.is_busy = False
 
 
 class Graph:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bertcore import kernels
 from bertcore.kernels.program import InferenceGraphs, NotCaptured, TrainingGraphs, graph_cache
 from bertcore.kernels.program.arena import ALIGNMENT, Arena, Lifetimes
+from bertcore.kernels.program.workspace import MOST_RETIRED
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.streams import CaptureError, Graph, Stream
 
@@ -275,6 +276,18 @@ def test_graphs_of_another_version_are_kept_until_no_stream_runs_them(gpu, table
     made.keep_only(lambda: 3)
     assert graph() is None and not gpu.waits
     made.keep_only(None)  # nothing is left to ask the version for
+
+
+def test_a_gpu_that_is_never_at_rest_is_waited_for_before_graphs_pile_up(gpu, table, monkeypatch):
+    monkeypatch.setattr(graph_cache, "MOST_KEPT", 1)
+    made, most, gpu.is_busy = InferenceGraphs(), 0, True
+    gpu.waits.clear()
+    for number in range(3 * MOST_RETIRED):
+        for _ in range(graph_cache.WORTH):  # each is worth its capture
+            run(made, build_of(table), [1], key=number)
+        (workspace,) = made._cache._all_workspaces()
+        most, gpu.is_busy = max(most, len(workspace.retired)), True
+    assert most == MOST_RETIRED and len(gpu.waits) == 2
 
 
 def training_build(factor):
