@@ -19,8 +19,8 @@ from bertcore.kernels import _cuda
 from bertcore.models.encoder import NotCapturedWarning
 from bertcore.models.model import Model
 from bertcore.nn.dropout import dropout_seeds
-from bertcore.training import LAMB, AdamW, StableAdamW
-from bertcore.training.optimizers import clip_factor, grad_norm
+from bertcore.training import LAMB, AdamW, Muon, StableAdamW
+from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
 from tests.cuda_emulator.modules import OPERATIONS, modules
 from tests.kernels.arrays import DTYPES
 from tests.kernels.conformance.cases import CASES
@@ -31,7 +31,13 @@ LAYOUTS = ("contiguous", "slice")  # in turns
 TOLERANCE = 1e-4  # of a float32 model's output, relative to its largest: MobileBERT makes 3e-5 of the kernels' 2e-6
 LENGTHS = (7, 1, 4)
 PASSES = ("operation by operation", "captured", "replayed", "replayed again")
-LEARNERS = (("bert-base-uncased", AdamW), ("deberta-v3-small", LAMB), ("bert-base-uncased", StableAdamW))
+LEARNERS = (
+    ("bert-base-uncased", AdamW),
+    ("deberta-v3-small", LAMB),
+    ("bert-base-uncased", StableAdamW),
+    ("bert-base-uncased", Muon),
+)
+TWICE = "bert-base-uncased"  # encodes two batches before there are gradients of either
 LEARNING_STEPS = 4
 LEARNING_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 BATCH_INVARIANT = "linear, batch-invariant"
@@ -51,6 +57,8 @@ def steps(every: int = 1, families: list[str] | None = None) -> Iterator[Step]:
     for name in families or runnable():
         yield Step("family", name, "float32", partial(_check_family, name))
         yield Step("family", f"{name}, gradients", "float32", partial(_check_gradients, name))
+        if name == TWICE:
+            yield Step("family", f"{name}, two at once", "float32", partial(_check_gradients, name, 2))
     for (name, rule), dtype in product(LEARNERS, ("float32", "bfloat16")):
         yield Step("family", f"{name}, {rule.__name__}", dtype, partial(_check_learning, name, rule, dtype))
 
@@ -115,31 +123,40 @@ def _wrong_pass(model: Model, seed: int) -> str:
 
 
 def _model_error(model: Model, seed: int) -> float:
-    ids, mask = _batch(model, seed)
+    batch = _inputs(model, seed)
     with use_backend("numpy"):
-        expected = model(input_ids=ids, attention_mask=mask)[0]
+        expected = model(**batch)
     with use_backend("cupy"), warnings.catch_warnings():
         warnings.simplefilter("error", NotCapturedWarning)
-        found = model(input_ids=ids, attention_mask=mask)[0]
-    assert kernels.array_module(found) is not np, "the result is not on the GPU"
-    return _error(found, expected)
+        found = model(**batch)
+    assert kernels.array_module(found[0]) is not np, "the result is not on the GPU"
+    return max(_error(*arrays) for name in expected for arrays in _pairs(found[name], expected[name]))
 
 
-def _check_gradients(name: str) -> Iterator[dict[str, Any]]:
+def _pairs(found: Any, expected: Any) -> list[tuple[Any, Any]]:
+    """The arrays of a field: memories are a tuple of them."""
+    return list(zip(found, expected, strict=True)) if isinstance(expected, tuple) else [(found, expected)]
+
+
+def _check_gradients(name: str, at_once: int = 1) -> Iterator[dict[str, Any]]:
     """A small model's gradients for one batch, with dropout, again and again: the first are computed operation by
-    operation, the others by CUDA graphs where the family's layers have them."""
-    model = drawn_anew(AutoModel.from_config(tiny_config(name)))
-    ids, mask = _batch(model, 0)
-    shape = *ids.shape, model.spec.hidden_size
+    operation, the others by CUDA graphs where the family's layers have them.
+
+    Or those of some batches, after one another at first, then each within the passes of the others.
+    """
+    model, seeds = drawn_anew(AutoModel.from_config(tiny_config(name))), range(at_once)
+    shape = len(LENGTHS), max(LENGTHS), model.spec.hidden_size
     gradient = {"last_hidden_state": np.random.default_rng(1).normal(size=shape).astype(np.float32)}
 
-    def grads() -> dict[str, Any]:
-        _, pullback = vjp(model.train(0))(input_ids=ids, attention_mask=mask)
-        return pullback(gradient)
+    def grads(seeds: Sequence[int]) -> dict[str, Any]:
+        pullbacks = {seed: vjp(model.train(seed))(**_inputs(model, seed))[1] for seed in seeds}
+        found = {seed: pullback(gradient) for seed, pullback in pullbacks.items()}
+        return {f"{key} of batch {seed}": grad for seed, of_batch in found.items() for key, grad in of_batch.items()}
 
     with use_backend("cupy"), warnings.catch_warnings():
         warnings.simplefilter("error", NotCapturedWarning)
-        found = [grads() for _ in PASSES]
+        found = [{key: grad for seed in seeds for key, grad in grads([seed]).items()}]
+        found += [grads(seeds) for _ in PASSES[1:]]
     wrong = []
     scale = max(float(np.abs(grad.get()).max()) for grad in found[0].values())
     for pass_by, others in zip(PASSES[1:], found[1:], strict=True):
@@ -155,11 +172,22 @@ def _batch(model: Model, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.random.default_rng(seed).integers(2, model.spec.vocab_size, mask.shape), mask
 
 
+def _inputs(model: Model, seed: int) -> dict[str, np.ndarray]:
+    """A batch, with entities where the family has them."""
+    ids, mask = _batch(model, seed)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if "entity_ids" in model.family.inputs:
+        entities = np.random.default_rng(seed).integers(1, model.spec.details.vocab_size, (len(ids), 2))
+        places = np.broadcast_to([[2, -1], [3, 4]], (*entities.shape, 2))  # mentions of one word, and of two
+        inputs |= {"entity_ids": entities, "entity_position_ids": places}
+    return inputs
+
+
 def _error(found: Any, expected: np.ndarray) -> float:
     return float(np.abs(found.get() - expected).max() / np.abs(expected).max())
 
 
-def _check_learning(name: str, rule: type[AdamW], dtype: str) -> Iterator[dict[str, Any]]:
+def _check_learning(name: str, rule: type[Optimizer], dtype: str) -> Iterator[dict[str, Any]]:
     """Steps of masked language modelling with dropout, on cupy and on numpy: the losses, and the first gradients."""
     (expected, exact), (found, grads) = (_learn(name, rule, dtype, backend) for backend in ("numpy", "cupy"))
     tolerance = LEARNING_TOLERANCE[dtype]
@@ -173,7 +201,7 @@ def _check_learning(name: str, rule: type[AdamW], dtype: str) -> Iterator[dict[s
     yield {"cases": len(errors)} | _verdict(wrong)
 
 
-def _learn(name: str, rule: type[AdamW], dtype: str, backend: str) -> tuple[list[float], dict[str, Any]]:
+def _learn(name: str, rule: type[Optimizer], dtype: str, backend: str) -> tuple[list[float], dict[str, Any]]:
     """The losses of some steps, and the gradients of the first."""
     model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config(name)))
     ids, mask = _batch(model, 0)

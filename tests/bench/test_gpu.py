@@ -18,8 +18,12 @@ from bench.gpu.timings import Step
 from bench.gpu.worker import rows_of
 from bench.report import read_csv
 from bertcore import kernels
+from bertcore.families.luke import adapter as luke_adapter
+from bertcore.families.transfo_xl.adapter import CausalRecurrentAdapter
+from bertcore.families.xlnet.adapter import TwoStreamAdapter
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.program.training_graphs import TrainingPass
+from bertcore.kernels.program.workspace import Workspace
 from bertcore.kernels.softmax import cuda as softmax_cuda
 from tests.bench.gpu_worker import TorchOnCPU
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
@@ -235,6 +239,14 @@ def test_what_cannot_be_captured_is_timed_by_events():
     assert seen == [1]
 
 
+def family_row(name):
+    with driverless() as gpu:
+        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+        (step,) = (step for step in checks.steps(1, [name.partition(",")[0]]) if step.name == name)
+        (row,) = step.run()
+    return row
+
+
 def test_a_family_that_cannot_be_captured_is_wrong(monkeypatch):
     """Though it computes what is right."""
 
@@ -242,10 +254,7 @@ def test_a_family_that_cannot_be_captured_is_wrong(monkeypatch):
         raise CaptureError("no graphs here")
 
     monkeypatch.setattr(Stream, "begin_capture", refuse)
-    with driverless() as gpu:
-        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
-        (step,) = (step for step in checks.steps(1, ["bert-base-uncased"]) if step.name == "bert-base-uncased")
-        (row,) = step.run()
+    row = family_row("bert-base-uncased")
     assert row["status"] == "wrong"
     assert row["note"].startswith("1 wrong; captured: NotCapturedWarning") and "no graphs here" in row["note"]
 
@@ -256,12 +265,44 @@ def test_gradients_of_graphs_are_checked(monkeypatch, is_wrong):
     if is_wrong:
         real = TrainingPass.backward
         monkeypatch.setattr(TrainingPass, "backward", lambda done, gradient: real(done, 1.01 * gradient))
-    with driverless() as gpu:
-        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
-        (step,) = (step for step in checks.steps(1, ["mpnet-base"]) if step.name == "mpnet-base, gradients")
-        (row,) = step.run()
+    row = family_row("mpnet-base, gradients")
     assert row.get("status") == ("wrong" if is_wrong else None), row
     assert not is_wrong or "wrong; captured: " in row["note"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_passes_under_way_at_once_are_checked(monkeypatch, is_wrong):
+    if is_wrong:
+        monkeypatch.setattr(Workspace, "is_free", True)  # all have one memory
+    row = family_row("bert-base-uncased, two at once")
+    assert row.get("status") == ("wrong" if is_wrong else None), row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, place, function",
+    [
+        ("luke-base", luke_adapter, "split_rows"),
+        ("xlnet-base-cased", TwoStreamAdapter, "_next_memory"),
+        ("transfo-xl-wt103", CausalRecurrentAdapter, "_next_memory"),
+    ],
+)
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_entities_and_memories_are_checked(monkeypatch, name, place, function, is_wrong):
+    real = getattr(place, function)
+
+    def call(*arguments, **options):
+        made = real(*arguments, **options)
+        *before, last = made if type(made) is tuple else (made,)
+        if is_wrong and isinstance(last, cupy.ndarray):
+            last = 1.01 * last
+        return (*before, last) if before else last
+
+    monkeypatch.setattr(place, function, call)
+    row = family_row(name)
+    assert row.get("status") == ("wrong" if is_wrong else None), row
+    assert not is_wrong or row["note"].startswith("4 wrong; operation by operation: off by 0.01"), row
 
 
 def test_a_graph_uses_the_memory_of_its_first_run():
