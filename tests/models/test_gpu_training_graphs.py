@@ -6,7 +6,6 @@ memory that nobody wrote is NaN there.
 
 import gc
 import shutil
-import warnings
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,58 +23,20 @@ from bertcore import (
     vjp,
 )
 from bertcore.gradients import differentiate
-from bertcore.kernels.program.workspace import Workspace
 from bertcore.lora import LoraConfig, get_peft_model
-from bertcore.models import trained_layers
-from bertcore.models.encoder import NotCapturedWarning
-from bertcore.models.trained_layers import TrainedLayers
 from bertcore.nn import functional
 from bertcore.nn.autocast import autocast
-from bertcore.nn.parameter import Block
 from bertcore.training.optimizers import AdamW
+from tests.models.gpu_training import BATCHES, batch_of, by_operations, check, on_host, tiny_model
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 from tests.training.tiny_runs import assert_same_weights, language_trainer, without_times
 
-# Batches of one layout, room for 26 tokens and 6 sequences: none, one and two tokens are spare.
-BATCHES = ([7, 5, 6, 7, 0], [7, 7, 6, 5, 1], [4, 3, 7, 6, 5], [6, 7, 7, 1, 4])
 WITHOUT = ("transfo_xl",)  # no graphs: its passes return memories
 
 
 @pytest.fixture
 def model():
     return tiny_model("bert-base-uncased")
-
-
-def tiny_model(name, kind=AutoModelForMaskedLM, **changes):
-    with use_backend("numpy"):
-        return drawn_anew(kind.from_config(tiny_config(name) | changes))
-
-
-def batch_of(lengths, seed=0):
-    rng = np.random.default_rng([seed, *lengths])
-    mask = (np.arange(7) < np.array(lengths)[:, None]).astype(int)
-    ids = rng.integers(6, 90, mask.shape)
-    labels = np.where(mask.astype(bool) & (rng.random(mask.shape) < 0.5), ids, -100)
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
-
-
-def by_operations(monkeypatch, call):
-    """What `call` gives operation by operation."""
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainedLayers, "__call__", lambda *_: None)
-        return call()
-
-
-def on_host(grads):
-    return {name: array.get() for name, array in grads.items()}
-
-
-def check(found, expected, tolerance=0.0):
-    """The same bits, or off by so much of the largest."""
-    assert list(found) == list(expected)
-    most = max(np.abs(array).max() for array in expected.values())
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance * most, err_msg=name)
 
 
 def test_gradients_of_replays(gpu, model, monkeypatch):
@@ -375,84 +336,6 @@ def test_what_is_not_finite_does_not_stay(gpu, model, monkeypatch):
         assert np.isfinite(out.loss.get()) == (values is not np.nan)
     check(on_host(value_and_grad(model)(**good)[1]), expected)
     assert len(gpu.graphs) == 2 * 7
-
-
-@pytest.mark.slow
-def test_outputs_beside_the_last_hidden_state_are_computed_as_ever(gpu, model, monkeypatch):
-    batch = batch_of(BATCHES[0])
-    for asked in ({"output_hidden_states": True}, {"output_attentions": True}, {"output_projections": True}):
-        for _ in range(3):
-            value_and_grad(model)(**batch, **asked)
-    assert not gpu.graphs
-
-
-@pytest.mark.slow
-def test_what_is_worth_no_graphs(gpu, model, monkeypatch):
-    monkeypatch.setattr(trained_layers, "MOST_WORK", 1 << 16)
-    batch, empty = batch_of(BATCHES[0]), batch_of([0, 0, 0])
-    for _ in range(3):
-        _, grads = value_and_grad(model)(**batch)
-        vjp(model)(**empty)
-    with use_backend("numpy"):
-        check(on_host(grads), value_and_grad(model)(**batch)[1], 1e-4)
-    assert not gpu.graphs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["much of it", "more than there is"])
-def test_a_pass_that_takes_much_memory_is_not_captured(gpu, model, monkeypatch, kind):
-    batch = batch_of(BATCHES[0])
-    if kind == "much of it":
-        gpu.memory_bytes = 1 << 20
-    else:
-        monkeypatch.setattr(Workspace, "memory", lambda *_: cupy.cuda.alloc(1 << 60))
-    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NotCapturedWarning)
-        for _ in range(3):
-            check(on_host(value_and_grad(model)(**batch)[1]), expected)
-    assert not gpu.graphs
-
-
-def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, model, monkeypatch):
-    layer, batch = model.encoder.layers[1], batch_of(BATCHES[0])
-    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
-
-    class Waiting(Block):
-        def __init__(self):
-            self.layer = layer
-
-        def __call__(self, hidden, context):
-            cupy.cuda.get_current_stream().synchronize()
-            return self.layer(hidden, context)
-
-    model.encoder.layers[1] = Waiting()
-    value_and_grad(model)(**batch)
-    with pytest.warns(NotCapturedWarning, match="waits for the device") as warned:
-        check(on_host(value_and_grad(model)(**batch)[1]), expected)
-    assert [one.filename for one in warned] == [__file__]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NotCapturedWarning)
-        check(on_host(value_and_grad(model)(**batch)[1]), expected)
-    assert not gpu.graphs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layers", [1, 2])
-def test_nothing_to_train_below_a_decoder(gpu, monkeypatch, layers):
-    """DeBERTa's runs the last layer by itself: there is none below, which is told, or that one is frozen."""
-    changes = {"position_biased_input": False, "enhanced_mask_decoder": True}
-    model, batch = tiny_model("deberta-v3-small", num_hidden_layers=layers, **changes), batch_of(BATCHES[0])
-    if layers == 2:
-        for block in (model.encoder.embeddings, model.encoder.adapter, model.encoder.layers[0]):
-            for parameter in block.parameters():
-                parameter.is_frozen = True
-    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
-    for number in range(3):
-        is_told = layers == 1 and number == 1
-        with pytest.warns(NotCapturedWarning, match="has a gradient") if is_told else nullcontext():
-            check(on_host(value_and_grad(model)(**batch)[1]), expected)
-    assert expected and not gpu.graphs
 
 
 @pytest.mark.slow
