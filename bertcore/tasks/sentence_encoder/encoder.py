@@ -138,7 +138,7 @@ class SentenceEncoder(Encoder):
         Args:
             texts: one string, or several; an empty string is a text like any other.
             prompt: text to put before each.
-            prompt_name: the name of one of the model's own prompts (`settings.prompts`); by default the model's
+            prompt_name: the name of one of the model's own prompts (`settings.prompts.by_name`); by default the model's
                 default prompt, if it has one.
             normalize: whether to scale embeddings to length 1; by default as published.
             truncate_dim: keep this many of the first dimensions; by default the encoder's. What is scaled to length 1
