@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from bertcore.arguments import check_count
@@ -95,9 +96,13 @@ class Callbacks:
                     raise TypeError(f"{type(callback).__name__} has {name}, which is never called; {known} are")
 
     def call(self, event: str, *now: Any, **details: Any) -> None:
-        """Call the method `event` of each."""
-        for callback in self.all:
-            getattr(callback, event)(*now, **details)
+        """Call the method `event` of each; a run that one does not let begin ends for those before it."""
+        with ExitStack() as ended_on_failure:
+            for callback in self.all:
+                getattr(callback, event)(*now, **details)
+                if event == "on_train_begin":
+                    ended_on_failure.callback(callback.on_train_end, *now, **details)
+            ended_on_failure.pop_all()
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one, by class; the second of a class under "NAME 2"."""

@@ -41,6 +41,7 @@ class JsonLog(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Close the file, which another run may then write to."""
         self._file.close()
+        del self._file  # trainers are copied and pickled, files are not
 
     def _write(self, lines: Iterable[Mapping[str, float]]) -> None:
         with naming(self._path):
@@ -101,6 +102,7 @@ class Progress(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Leave it as it is."""
         self._bar.close()
+        self._bar = None
 
 
 def _position(state: TrainerState, by_time: bool) -> int:

@@ -1,13 +1,15 @@
 """What a run tells of itself: the progress bar, the log, the plot, TensorBoard's files."""
 
+import copy
 import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertcore.training import Trainer, TrainerState, TrainingArguments, reports
+from bertcore.training import Trainer, TrainerCallback, TrainerState, TrainingArguments, reports
 from tests.training.tiny_runs import LABELLED, classifier, collate
 
 
@@ -53,6 +55,27 @@ def test_two_runs_do_not_write_one_log(tmp_path):
     second.on_train_begin(args, TrainerState(), None)
     second.on_train_end(args, None, None)
     assert (tmp_path / "log.jsonl").read_text() == ""
+
+
+class Failing(TrainerCallback):
+    def on_train_begin(self, *now, **event):
+        raise LookupError("this one does not begin")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda trainer: pickle.loads(pickle.dumps(trainer))])
+def test_a_trainer_that_has_trained_can_be_copied(tmp_path, copied):
+    trainer = run_of_4_steps(tmp_path, "none", disable_tqdm=False)
+    assert copied(trainer).state.log_history == trainer.state.log_history
+
+
+def test_a_run_that_does_not_begin_frees_its_log(tmp_path):
+    args = TrainingArguments(tmp_path, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no")
+    failing = Trainer(classifier(), args, collate, LABELLED, callbacks=[Failing()])
+    with pytest.raises(LookupError):
+        failing.train()
+    again = Trainer(classifier(), args, collate, LABELLED)
+    again.train()
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == len(again.state.log_history) == 1
 
 
 def test_the_plot(tmp_path, monkeypatch):
