@@ -59,7 +59,10 @@ def integer(**arrays: Any) -> None:
 
 def of_one_length(**lists: Any) -> None:
     """All are lists, each as long as the first."""
-    first, count = next((name, len(arrays) if isinstance(arrays, list) else 0) for name, arrays in lists.items())
+    first = next(iter(lists))
+    if not isinstance(lists[first], list):
+        raise ValueError(f"{first} is {type(lists[first]).__qualname__}, expected a list of arrays")
+    count = len(lists[first])
     for name, arrays in lists.items():
         if not isinstance(arrays, list) or len(arrays) != count:
             found = f"{len(arrays)} arrays" if isinstance(arrays, list) else type(arrays).__qualname__

@@ -119,7 +119,7 @@ def test_16_bits_are_refused(memory):
         ({"weight_decay": np.nan}, "weight_decay is nan"),
         ({"grad_scale": np.ones(2)}, r"grad_scale has shape \(2,\)"),
         ({"grad_scale": np.ones((), np.float32)}, "grad_scale has dtype float32"),
-        ({"parameter": np.ones((2, 3))}, "parameter is ndarray, expected a list"),
+        ({"parameter": np.ones((2, 3))}, "parameter is ndarray, expected a list of arrays"),
         ({"parameter": [np.ones((3, 2)).T]}, r"parameter\[0\] is not C-contiguous"),
         ({"grad": [np.ones((2, 4))]}, r"grad\[0\] has shape"),
         ({"grad": []}, "grad is 0 arrays, expected a list of 1"),
