@@ -122,6 +122,10 @@ class TrainingArguments:
             raise ValueError("num_train_epochs is 0, expected more")
         if not isinstance(self.output_dir, str | os.PathLike):
             raise TypeError(f"output_dir is {self.output_dir!r}, expected a folder's path")
+        if not isinstance(self.metric_for_best_model, str | None):
+            raise TypeError(f"metric_for_best_model is {self.metric_for_best_model!r}, expected a name or None")
+        if not isinstance(self.lr_scheduler_kwargs, Mapping):
+            raise TypeError(f"lr_scheduler_kwargs is {self.lr_scheduler_kwargs!r}, expected {{option: value}}")
         if self.bf16 and self.fp16:
             raise ValueError("bf16 and fp16 are both set, expected one of them at most")
         self._check_choices()

@@ -167,6 +167,8 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"disable_tqdm": "no"}, "disable_tqdm is 'no', expected True, False or None"),
         ({"learning_rate": 10**400}, "learning_rate is an integer of 1329 bits"),
         ({"output_dir": None}, "output_dir is None, expected a folder's path"),
+        ({"metric_for_best_model": 3}, "metric_for_best_model is 3, expected a name or None"),
+        ({"lr_scheduler_kwargs": [1]}, r"lr_scheduler_kwargs is \[1\], expected {option: value}"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": None}, "seed is None"),
         ({"data_seed": 2**32}, "data_seed is 4294967296, expected at most 4294967295"),
