@@ -52,11 +52,15 @@ def kernel_inputs(query, key, value, scoring):
 
 
 def set_strides(struct, **arrays):
-    """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros."""
+    """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros.
+
+    Along an axis of size 1, where a stride may be anything, it is 0: a tile that reads beyond stays where it is.
+    """
     for name, array in arrays.items():
         if array is not None:
             count = struct.dtype[name].shape[0]  # of the last axis of query, key and value it is 1
-            struct[name] = [stride // array.dtype.itemsize for stride in array.strides[:count]]
+            axes = zip(array.strides[:count], array.shape[:count], strict=True)
+            struct[name] = [stride // array.dtype.itemsize if size > 1 else 0 for stride, size in axes]
 
 
 def added_kind(scoring):
@@ -71,7 +75,7 @@ def added_kind(scoring):
 
 def _readable_by_key(array):
     """A mask or bias, or None, whose neighbouring keys lie side by side or, broadcast, in one place; else a copy."""
-    if array is None or array.strides[3] in (0, array.itemsize):
+    if array is None or array.shape[3] == 1 or array.strides[3] in (0, array.itemsize):
         return array
     once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
     xp = _cuda.array_module(array)

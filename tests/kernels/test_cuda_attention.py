@@ -17,6 +17,7 @@ from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host
 from tests.cuda_emulator.driverless import unavailable_reason as no_driverless
 from tests.cuda_emulator.resources import SHARED_LIMIT
+from tests.kernels.arrays import to_gpu, with_layout
 from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments
 from tests.tolerances import assert_close
 
@@ -285,6 +286,17 @@ def test_packed_masks(cuda, dtype):
     for bias, length in zip(given["bias"], lengths, strict=True):
         bias[:, length:], bias[:, :, length:] = np.nan, np.nan
     check(cuda, given, window=None)
+
+
+@pytest.mark.skipif(no_driverless() is not None, reason=str(no_driverless()))
+def test_the_stride_of_a_single_key(dtype):
+    """Along an axis of size 1 it may be anything: what lies beyond the key is not read."""
+    given = packed(dtype, [1], heads=3, form="biases by distance") | {"bias": normal(3, 1, 3, 1, 1, dtype=dtype)}
+    expected, *_ = defined(given)
+    with driverless():
+        on_gpu = {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
+        on_gpu["bias"] = to_gpu(with_layout(given["bias"], "fortran"))
+        assert_close(host(call("cupy", on_gpu, ())[0]), expected)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 4.0])
