@@ -302,7 +302,7 @@ def test_entities_and_memories_are_checked(monkeypatch, name, place, function, i
     monkeypatch.setattr(place, function, call)
     row = family_row(name)
     assert row.get("status") == ("wrong" if is_wrong else None), row
-    assert not is_wrong or row["note"].startswith("4 wrong; operation by operation: off by 0.01"), row
+    assert not is_wrong or row["note"].startswith("4 wrong; operation by operation: off by 0.0"), row
 
 
 def test_a_graph_uses_the_memory_of_its_first_run():
