@@ -1,4 +1,4 @@
-"""Packaging of bertcore: the folder kernels/ is installed as the subpackage bertcore.kernels."""
+"""Packaging of bertcore: the folder kernels/ is the subpackage bertcore.kernels, by the link bertcore/kernels."""
 
 from pathlib import Path
 
@@ -70,7 +70,9 @@ CLASSIFIERS = [
     "Typing :: Typed",
 ]
 
-KERNEL_PACKAGES = ["bertcore.kernels", *(f"bertcore.kernels.{name}" for name in find_packages("kernels"))]
+# src/ holds one link, to bertcore/, in which another leads to kernels/. An editable install puts src/ on the path, so
+# that mypy, pyright and editors find every module, and no other folder of the repository becomes importable.
+PACKAGES = find_packages("src")
 
 setup(
     name="bertcore",
@@ -84,9 +86,9 @@ setup(
     classifiers=CLASSIFIERS,
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=[*find_packages(include=["bertcore", "bertcore.*"]), *KERNEL_PACKAGES],
-    package_dir={"bertcore.kernels": "kernels"},
-    package_data={"bertcore": ["py.typed"]} | {package: ["*.cu", "*.cuh"] for package in KERNEL_PACKAGES},
+    packages=PACKAGES,
+    package_dir={"": "src"},
+    package_data={"bertcore": ["py.typed"]} | {name: ["*.cu", "*.cuh"] for name in PACKAGES if ".kernels" in name},
     install_requires=[
         "numpy>=2.0",
         "numba>=0.65",

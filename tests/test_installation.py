@@ -15,7 +15,17 @@ import pytest
 import bertcore
 
 REPOSITORY = Path(__file__).parent.parent
-BUILT_OF = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "bertcore", "kernels")
+BUILT_OF = (
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "src",
+    "bertcore",
+    "kernels",
+)
 SITE_PACKAGES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
 USE = """
@@ -67,7 +77,9 @@ def wheel(tmp_path_factory):
     source.mkdir()
     for name in BUILT_OF:
         if (REPOSITORY / name).is_dir():
-            shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                REPOSITORY / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             shutil.copy(REPOSITORY / name, source)
     (source / "tests").mkdir()

@@ -1,0 +1,14 @@
+"""The types of arrays that annotations name."""
+
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+if TYPE_CHECKING:  # neither library is imported before its first use
+    import cupy
+    import numpy as np
+    import torch
+
+Array: TypeAlias = "np.ndarray | cupy.ndarray | torch.Tensor"
+"""An array of NumPy, CuPy or PyTorch."""
+
+ArrayT = TypeVar("ArrayT", bound="np.ndarray | cupy.ndarray | torch.Tensor")
+"""The kind of array that came in, for functions that return the same kind."""
