@@ -38,7 +38,7 @@ from .sources import package_digests
 PROOF = "tile_proof"  # the module that the child runs
 MOST_SECONDS = 300.0  # it compiles three kernels: half a minute on one busy core
 NEVER, AN_HOUR, FOREVER = 0.0, 3600.0, None  # for how long a verdict is kept, in seconds
-_PROVED = f"{PROOF}.py", "linear/cpu.py", "attention/cpu.py"
+_PROVED = f"{PROOF}.py", "linear/cpu/__init__.py", "attention/cpu/__init__.py"
 _OF_CPU = "vendor_id", "cpu family", "model", "model name", "stepping", "microcode"
 _SENT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP  # by somebody else than the processor
 _PROGRAM = "import importlib, sys; sys.path[:] = {path!r}; importlib.import_module({module!r}).prove({level!r})"

@@ -12,10 +12,10 @@ from .._numba import empty, kernel, num_threads, region
 from .._numba.product import make_scratch
 from .._numba.steps import filled
 from ..affine import step as affine
-from ..attention import step as attention
+from ..attention.cpu import step as attention
 from ..gated_activation import step as gated_activation
 from ..layer_norm import step as layer_norm
-from ..linear import step as linear
+from ..linear.cpu import step as linear
 from ..rotary import step as rotary
 
 __all__ = ["DEFERRED_FORMS", "StepTable", "empty"]

@@ -41,7 +41,7 @@ class Program:
         self.used: list[Any] = []  # what the steps read by address lives until they ran
         self.nbytes = 0  # of all memory it took for its results
         self.has_run = False  # or was asked to
-        self.storage: Any = None  # what the weights are stored as (see linear/step.py), once a step has weights
+        self.storage: Any = None  # what the weights are stored as (see linear/cpu/step.py), once a step has weights
         self._ran = 0  # steps
         self._idle: list[tuple[np.ndarray, int]] = []  # memory, and how many steps were noted when it was given back
 

@@ -8,12 +8,19 @@ from bertcore import kernels
 from bertcore.kernels import _cuda
 
 KERNELS = Path(kernels.__file__).parent
-OPERATIONS = sorted({path.parent.name for path in KERNELS.glob("*/*.cu") if not path.parent.name.startswith("_")})
+
+
+def sources(operation):
+    """The .cu files of an operation's folder."""
+    return sorted(operation.rglob("*.cu"))
+
+
+OPERATIONS = sorted({path.parent.name for path in KERNELS.glob("[a-z]*/reference.py") if sources(path.parent)})
 
 
 def modules(operation):
-    """The _cuda.Module objects of an operation's cuda.py and its like (relative_cuda.py)."""
-    names = sorted(path.stem for path in (KERNELS / operation).glob("*cuda.py"))
+    """The _cuda.Module objects of an operation's cuda.py, or of the modules of its folder cuda."""
+    names = ["cuda", *(f"cuda.{path.stem}" for path in sorted((KERNELS / operation / "cuda").glob("[a-z]*.py")))]
     namespaces = [vars(importlib.import_module(f"{kernels.__name__}.{operation}.{name}")) for name in names]
     return [value for names in namespaces for value in names.values() if isinstance(value, _cuda.Module)]
 

@@ -53,13 +53,13 @@ def product(run, storage, rounded, sums, levels):
 
 
 def bfloat16():
-    from bertcore.kernels.linear.low_precision import run_bfloat16
+    from bertcore.kernels.linear.cpu.low_precision import run_bfloat16
 
     return product(run_bfloat16, types.uint16, array(types.uint16, 2), types.float32, levels=False)
 
 
 def int8():
-    from bertcore.kernels.linear.low_precision import run_int8
+    from bertcore.kernels.linear.cpu.low_precision import run_int8
 
     rounded = types.Tuple((array(types.uint8, 2), array(types.int32, 1), array(types.float32, 1)))
     return product(run_int8, types.int8, rounded, types.int32, levels=True)
@@ -71,7 +71,7 @@ def attention(relative=False):
     from bertcore.kernels._numba import kernel
     from bertcore.kernels._numba.steps import BFLOAT16, FLOAT
     from bertcore.kernels.attention.cpu import FORWARD, RELATIVE
-    from bertcore.kernels.attention.forward import run
+    from bertcore.kernels.attention.cpu.forward import run
 
     marker = RELATIVE if relative else None
 

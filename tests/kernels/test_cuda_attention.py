@@ -12,7 +12,7 @@ from bench.ops.operations import public_arguments
 from bertcore import kernels
 from bertcore.kernels import _cuda
 from bertcore.kernels.attention import cuda as attention_cuda
-from bertcore.kernels.attention import relative_cuda
+from bertcore.kernels.attention.cuda import relative as relative_cuda
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host
 from tests.cuda_emulator.driverless import unavailable_reason as no_driverless

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import _cuda, alibi_positions, attention_backward
-from bertcore.kernels.attention import backward_cuda, reference
 from bertcore.kernels.attention import cuda as on_cuda
+from bertcore.kernels.attention import reference
 from bertcore.kernels.attention.arguments import UNLIMITED, Scoring
+from bertcore.kernels.attention.cuda import backward as backward_cuda
 from bertcore.kernels.attention.positions import RelativePositions
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, unavailable_reason

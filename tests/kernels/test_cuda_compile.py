@@ -82,5 +82,5 @@ def test_spills_are_noticed():
 def test_each_source_has_a_launcher():
     """No .cu file is left out of the tests above."""
     for operation in OPERATIONS:
-        sources = {path.name for path in (KERNELS / operation).glob("*.cu")}
+        sources = {path.name for path in (KERNELS / operation).rglob("*.cu")}
         assert sources == {module.path.name for module in modules(operation)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import attention, attention_backward
-from bertcore.kernels.attention import relative_products
+from bertcore.kernels.attention.cuda import relative_products
 from bertcore.kernels.attention.positions import OF_RELATIVE, RelativePositions
 from bertcore.kernels.program import InferenceGraphs
 from bertcore.kernels.program.arena import Lifetimes

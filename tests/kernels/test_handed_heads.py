@@ -11,9 +11,9 @@ from bertcore import kernels
 from bertcore.kernels import RelativePositions
 from bertcore.kernels._numba import LEVEL
 from bertcore.kernels._numba.rounded_rows import HEADS
-from bertcore.kernels.attention import step as attention_step
 from bertcore.kernels.attention.cpu import OPERANDS
-from bertcore.kernels.linear import step as linear_step
+from bertcore.kernels.attention.cpu import step as attention_step
+from bertcore.kernels.linear.cpu import step as linear_step
 from bertcore.kernels.program import Program, Recordings
 from bertcore.kernels.rotary import step as rotary_step
 from tests.kernels.strategies import normal

@@ -8,7 +8,7 @@ from bertcore.kernels._numba import rounded_rows
 from bertcore.kernels.affine import step as affine_step
 from bertcore.kernels.gated_activation import step as gated_step
 from bertcore.kernels.layer_norm import step as norm_step
-from bertcore.kernels.linear import step as linear_step
+from bertcore.kernels.linear.cpu import step as linear_step
 from bertcore.kernels.program import Program
 from tests.kernels.strategies import normal
 from tests.kernels.test_program import Block, packed

@@ -13,6 +13,10 @@ from bertcore.kernels._numba import LEVEL
 from tests.processes import run_python
 
 KERNELS = Path(kernels.__file__).parent
+MODULES = sorted(
+    ".".join(path.relative_to(KERNELS).with_suffix("").parts).removesuffix(".__init__")
+    for path in KERNELS.glob("[a-z]*/**/*.py")
+)
 HEAVY = ("numba", "cupy", "tokenizers", "torch", "llvmlite", "ml_dtypes")
 # Beyond the standard library; only modules of a backend may load more than NumPy.
 ALLOWED = {"numpy", "numba", "llvmlite", "cupy", "cuda", "ml_dtypes"}  # cuda.pathfinder comes with CuPy
@@ -41,11 +45,7 @@ def test_the_numpy_backend_loads_no_other():
 
 def test_functions_stay_functions_when_submodules_are_imported():
     names = [name for name in kernels.__all__ if name != "PreparedWeight"]
-    imports = "\n".join(
-        f"import bertcore.kernels.{path.parent.name}.{path.stem}"
-        for path in sorted(KERNELS.glob("[a-z]*/*.py"))
-        if path.stem != "__init__"
-    )
+    imports = "\n".join(f"import bertcore.kernels.{module}" for module in MODULES)
     assert "bertcore.kernels.softmax.reference" in imports and "bertcore.kernels.softmax.cpu" in imports
     output = run(
         f"{imports}\nimport types, bertcore.kernels as kernels\n"
@@ -100,7 +100,6 @@ def test_arrows_point_down():
 @pytest.mark.slow
 def test_vendored_under_another_name(tmp_path):
     shutil.copytree(KERNELS, tmp_path / "numerics", ignore=shutil.ignore_patterns("__pycache__"))
-    modules = [f"{path.parent.name}.{path.stem}" for path in sorted(KERNELS.glob("[a-z]*/*.py"))]
     code = f"""
 import importlib, sys
 import numpy as np
@@ -113,7 +112,7 @@ with use_backend("numpy"):
     assert np.allclose(numerics.softmax(x).sum(-1), 1)
     assert numerics.linear(x, numerics.prepare_weight(x), activation="gelu").shape == (3, 3)
     numerics.attention(x[:, None], x[:, None], x[:, None], cu_seqlens=np.array([0, 1, 3]))
-for module in {modules}:
+for module in {MODULES}:
     importlib.import_module(f"numerics.{{module}}")
 assert "bertcore" not in sys.modules and "cupy" not in sys.modules
 """

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from bench.ops.operations import public_arguments
 from bertcore.kernels import attention, attention_backward, threads
 from bertcore.kernels._numba import LEVEL, scores
-from bertcore.kernels.attention import cpu, records, reference
-from bertcore.kernels.attention import forward as kernel
+from bertcore.kernels.attention import cpu, reference
+from bertcore.kernels.attention.cpu import forward as kernel
+from bertcore.kernels.attention.cpu import records
 from tests.kernels.attention_forms import FORMS, arguments, attend, in_float64, only, results
 from tests.kernels.forced_isa import FORCED
 from tests.kernels.strategies import QUICK, normal, seeds

@@ -106,7 +106,7 @@ EDITS = [  # file -> (text, another), and what is compiled again of RECOMPILED
     ),
     (
         {
-            "linear/cpu.py": ("Affine map", "Another map"),
+            "linear/cpu/__init__.py": ("Affine map", "Another map"),
             "_numba/rows.py": ("\n\n@helper\n", "\n\n# another\n@helper\n"),
             "_numba/cache.py": ("UNUSED_DAYS = 90", "UNUSED_DAYS = 91"),
             "cache_folder.py": ("0o700", "0o755"),
@@ -118,13 +118,18 @@ EDITS = [  # file -> (text, another), and what is compiled again of RECOMPILED
 RECOMPILED = ("softmax", "embedding", "linear", "activation", "program")
 
 
+def cpu_module(operation):
+    folder = operation / "cpu" / "__init__.py"
+    return folder if folder.is_file() else operation / "cpu.py"
+
+
 def test_what_depends_on_a_module(tmp_path):
     root = tmp_path / "kernels"
     shutil.copytree(sources.ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
 
     def digests():
         found = sources.Sources(root, "bertcore.kernels")
-        return {operation: found.digest(root / operation / "cpu.py") for operation in RECOMPILED}
+        return {operation: found.digest(cpu_module(root / operation)) for operation in RECOMPILED}
 
     before = digests()
     for edits, expected in EDITS:
@@ -147,7 +152,7 @@ from bertcore.kernels._numba.sources import ROOT, Sources
 import bertcore.kernels.linear.cpu
 loaded = {module.__file__ for name, module in sys.modules.items() if name.startswith("bertcore.kernels._numba.")}
 sources = Sources()
-sources.digest(ROOT / "linear" / "cpu.py")
+sources.digest(ROOT / "linear" / "cpu" / "__init__.py")
 print(*sorted(Path(file).name for file in loaded - {str(file) for file in sources._modules}))
 """
     assert set(run_python(code)[0].split()) == {Path(file).name for file in sources.AROUND_KERNELS} | {"sources.py"}
@@ -157,8 +162,8 @@ def test_digests_are_kept_under_the_text_of_all_files(tmp_path):
     digests = sources.package_digests.__wrapped__
     before = digests(tmp_path)
     (kept,) = tmp_path.glob("sources-*.json")
-    kept.write_text(kept.read_text().replace(before["linear/cpu.py"], "another"))
-    assert digests(tmp_path) == before | {"linear/cpu.py": "another"}
+    kept.write_text(kept.read_text().replace(before["linear/cpu/__init__.py"], "another"))
+    assert digests(tmp_path) == before | {"linear/cpu/__init__.py": "another"}
     kept.write_text("damaged")
     assert digests(tmp_path) == before
 

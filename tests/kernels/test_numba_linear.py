@@ -24,8 +24,8 @@ from bertcore.kernels._numba.product import WEIGHT_PANEL_VECTORS, WIDENED_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import linear, linear_backward, prepare_weight
-from bertcore.kernels.linear.low_precision import run_int8
-from bertcore.kernels.linear.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
+from bertcore.kernels.linear.cpu.low_precision import run_int8
+from bertcore.kernels.linear.cpu.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
 from tests.kernels.amx_code import array, product
 from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close

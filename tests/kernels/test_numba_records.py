@@ -8,7 +8,7 @@ from numba.core.codegen import JITCodeLibrary
 
 from bertcore.kernels._numba import address_of, cache, helper, kernel, parallel_kernel
 from bertcore.kernels._numba.steps import filled, record
-from bertcore.kernels.attention.records import VIEW
+from bertcore.kernels.attention.cpu.records import VIEW
 
 KIND = record(("flag", np.bool_), ("view", VIEW), ("scale", np.float64), ("count", np.intp), ("last", np.bool_))
 VALUES = [(True, (2**40, -1, 0, 3), 0.1, -7, False), (False, (0, 0, 0, 0), np.float64(-np.inf), np.int64(2), True)]

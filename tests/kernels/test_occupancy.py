@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from bertcore.kernels.attention import backward_cuda, cuda, relative_cuda
+from bertcore.kernels.attention import cuda
+from bertcore.kernels.attention.cuda import backward as backward_cuda
+from bertcore.kernels.attention.cuda import relative as relative_cuda
 from tests.kernels.machine_code import compiled
 
 pytest.importorskip("cuda.core", reason='NVRTC is not installed: pip install -e ".[test]"')

@@ -162,7 +162,9 @@ def test_another_machine_or_version_is_tried_anew(child, monkeypatch, changed):
     if changed == "cpu":
         monkeypatch.setattr(tile_verdict, "_cpu", lambda: ["model name: another"])
     elif changed == "code":
-        monkeypatch.setattr(tile_verdict, "package_digests", lambda folder: DIGESTS | {"attention/cpu.py": "edited"})
+        monkeypatch.setattr(
+            tile_verdict, "package_digests", lambda folder: DIGESTS | {"attention/cpu/__init__.py": "edited"}
+        )
     elif changed == "Linux":
         monkeypatch.setattr(tile_verdict.platform, "release", lambda: "7.0")
     else:

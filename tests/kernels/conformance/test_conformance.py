@@ -69,10 +69,10 @@ def test_every_operation_is_complete():
     # these change their arguments: test_adam_update.py, test_cast.py, test_clip_norm.py, test_muon_update.py
     assert operations_on_disk == {*map(folder, CASES), "adam_update", "cast", "clip_norm", "muon_update"}
     missing = [
-        f"{operation}/{file}"
+        f"{operation}/{pattern}"
         for operation in sorted(operations_on_disk)
-        for file in ("__init__.py", "reference.py", "cpu.py", "cuda.py", f"{operation}.cu")
-        if not (KERNELS / operation / file).is_file()
+        for pattern in ("__init__.py", "reference.py", "cpu*", "cuda*", f"**/{operation}.cu")
+        if not [*(KERNELS / operation).glob(pattern)]
     ]
     assert not missing
 

@@ -12,8 +12,8 @@ are filled up with zeros to whole tiles, on both sides, and so are the scores. T
 
 from numba import types
 
-from .._numba import LEVEL, by_types, helper, inline_helper, ladder
-from .._numba.amx import (
+from ..._numba import LEVEL, by_types, helper, inline_helper, ladder
+from ..._numba.amx import (
     ROOM,
     TILE_ROWS,
     TILE_WORDS,
@@ -24,13 +24,13 @@ from .._numba.amx import (
     store_tile,
     zero_tile,
 )
-from .._numba.ladder import multiply, pointer_to_word
-from .._numba.low_precision import round_row
-from .._numba.operands import AHEAD, as_words, elements_per_word, lay_columns, lay_depth, lay_rows, pair_bfloat16
-from .._numba.panels import pack_panel, prefetch_rows
-from .._numba.simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store
-from .._numba.steps import BFLOAT16
-from .._numba.tile import transpose_block
+from ..._numba.ladder import multiply, pointer_to_word
+from ..._numba.low_precision import round_row
+from ..._numba.operands import AHEAD, as_words, elements_per_word, lay_columns, lay_depth, lay_rows, pair_bfloat16
+from ..._numba.panels import pack_panel, prefetch_rows
+from ..._numba.simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store
+from ..._numba.steps import BFLOAT16
+from ..._numba.tile import transpose_block
 from .online_softmax import rescale
 
 TILES_ROOM = ROOM if LEVEL.tiles else 0  # elements of a task's scratch

@@ -18,14 +18,14 @@ queries are, so that a sum's order does not depend on them: what is hidden adds 
 
 import numpy as np
 
-from .._numba import helper, inline_helper, kernel, parallel_kernel
-from .._numba.ladder import TILE_ROWS
-from .._numba.panels import pack_panel, prefetch_rows
-from .._numba.philox import BLOCK, COUNTERS, column_of, fill_factors_of_rows
-from .._numba.rows import share
-from .._numba.scores import row_pointer
-from .._numba.simd import first_lanes, lanes, load, pointer, select, store, store_masked
-from .._numba.tasks import take_task
+from ..._numba import helper, inline_helper, kernel, parallel_kernel
+from ..._numba.ladder import TILE_ROWS
+from ..._numba.panels import pack_panel, prefetch_rows
+from ..._numba.philox import BLOCK, COUNTERS, column_of, fill_factors_of_rows
+from ..._numba.rows import share
+from ..._numba.scores import row_pointer
+from ..._numba.simd import first_lanes, lanes, load, pointer, select, store, store_masked
+from ..._numba.tasks import take_task
 from .online_softmax import begin_softmax, continue_softmax, finish_probs, finish_softmax
 from .products import (
     SPARE_KEYS,

@@ -9,10 +9,10 @@
 //
 // where P are the probabilities and dS = P (dO V^T - delta) the gradients of the scores, each with a row for what the
 // block owns. An engine multiplies the tiles: backward_tensor_cores.cuh, backward_fp32.cuh.
-#include "../_cuda/philox.cuh"
+#include "philox.cuh"
 #include "problem.cuh"
 
-// How the arrays lie that the sums are written to: batch, head, token; STRIDES in backward_cuda.py.
+// How the arrays lie that the sums are written to: batch, head, token; STRIDES in backward.py.
 struct Strides {
   long long first[3], second[3];
 };

@@ -17,12 +17,12 @@ head, and two blocks of scores, beside attention's.
 Measured (Zen 4, 1 thread, 12 heads of 64): about 3 times as long as attention's with both tables at 1x512 and 8x128.
 """
 
-from .._numba import helper, inline_helper
-from .._numba.ladder import TILE_ROWS, multiply
-from .._numba.operands import lay_rows
-from .._numba.panels import SUM_DEPTH, pack_panel, pack_strip
-from .._numba.scores import clear, copy_scaled, row_pointer, whole_panels
-from .._numba.simd import (
+from ..._numba import helper, inline_helper
+from ..._numba.ladder import TILE_ROWS, multiply
+from ..._numba.operands import lay_rows
+from ..._numba.panels import SUM_DEPTH, pack_panel, pack_strip
+from ..._numba.scores import clear, copy_scaled, row_pointer, whole_panels
+from ..._numba.simd import (
     broadcast,
     first_lanes,
     fma,

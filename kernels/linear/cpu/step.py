@@ -3,10 +3,10 @@
 import numpy as np
 from numba import types
 
-from .._numba import LEVEL, by_types, inline_helper, num_threads
-from .._numba.low_precision import LEVELS, ROUNDED
-from .._numba.product import WEIGHT_PANEL_VECTORS
-from .._numba.rounded_rows import (
+from ..._numba import LEVEL, by_types, inline_helper, num_threads
+from ..._numba.low_precision import LEVELS, ROUNDED
+from ..._numba.product import WEIGHT_PANEL_VECTORS
+from ..._numba.rounded_rows import (
     HANDED,
     HEADS,
     HEADS_BESIDE,
@@ -17,15 +17,15 @@ from .._numba.rounded_rows import (
     handed_sums,
     rows_of_bfloat16,
 )
-from .._numba.rows import share
-from .._numba.simd import lanes
-from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, UINT8, array_at, record
-from ..activation_names import activation_code
-from ..deferred import is_plain
-from ..handed_heads import HEAD_GRAIN, offer_heads
-from ..handed_rows import offer_rows, rounded_input
+from ..._numba.rows import share
+from ..._numba.simd import lanes
+from ..._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, UINT8, array_at, record
+from ...activation_names import activation_code
+from ...deferred import is_plain
+from ...handed_heads import HEAD_GRAIN, offer_heads
+from ...handed_rows import offer_rows, rounded_input
+from . import PackedWeight, run_floats
 from .by_vectors import GROUP_ROWS
-from .cpu import PackedWeight, run_floats
 from .low_precision import PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
 
 STEP = record(

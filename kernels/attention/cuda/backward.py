@@ -10,10 +10,10 @@ from functools import partial
 
 import numpy as np
 
-from .. import _cuda
-from .._cuda.dropping import dropping
+from ... import _cuda
+from ..._cuda.dropping import dropping
 from .problem import contiguous, kernel_inputs, longest_sequences, set_strides, tile_count
-from .relative_cuda import has_terms
+from .relative import has_terms
 from .relative_products import RelativeProducts, some_heads
 
 # What the kernels are instantiated for: {padded head_dim: (rows of a block, rows that it meets at once, buffers of

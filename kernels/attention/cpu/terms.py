@@ -11,7 +11,7 @@ query, queries, first key, keys) of the rows of scores that are computed togethe
 
 from numba import types
 
-from .._numba import by_types
+from ..._numba import by_types
 
 
 @by_types

@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from .._numba import helper
-from .._numba.low_precision import ROUNDED
-from .._numba.rounded_rows import HEADS_BESIDE, ROOM_BESIDE, come_in_parts, rows_of_bfloat16
-from .._numba.steps import FLOAT
-from ..deferred import Deferred
-from ..handed_heads import find_heads
-from ..handed_rows import offer_rows
-from . import forward
-from .cpu import FORWARD, OPERANDS, RELATIVE, STORAGE, forward_fields, marker_of, offset_arrays, tasks_of
+from ..._numba import helper
+from ..._numba.low_precision import ROUNDED
+from ..._numba.rounded_rows import HEADS_BESIDE, ROOM_BESIDE, come_in_parts, rows_of_bfloat16
+from ..._numba.steps import FLOAT
+from ...deferred import Deferred
+from ...handed_heads import find_heads
+from ...handed_rows import offer_rows
+from . import FORWARD, OPERANDS, RELATIVE, STORAGE, forward, forward_fields, marker_of, offset_arrays, tasks_of
 from .forward import run
 from .records import absent_fields, integer_arrays, term_arrays, view
 

@@ -11,7 +11,7 @@ training step of 512 tokens at widths of 192 to 768, 80 to 89 GFLOP/s where the 
 
 import numpy as np
 
-from .._numba import (
+from ..._numba import (
     LEVEL,
     aligned_empty,
     as_addressed_array,
@@ -23,24 +23,19 @@ from .._numba import (
     parallel_kernel,
     region,
 )
-from .._numba.finish import finish_with
-from .._numba.group_panels import pack_groups, unpack_groups
-from .._numba.low_precision import ROUNDED, round_row
-from .._numba.panels import pack_panel, prefetch_rows
-from .._numba.product import (
-    WEIGHT_PANEL_VECTORS,
-    WEIGHT_TILE_ROWS,
-    make_scratch,
-    run_product,
-)
-from .._numba.rounded_rows import DEPTH_WORDS, rows_of_bfloat16, rows_of_bytes, whole_depth
-from .._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
-from .._numba.simd import pointer, pointer_at, wide_pointer
-from ..activation_names import activation_code
-from ..precision import bfloat16
+from ..._numba.finish import finish_with
+from ..._numba.group_panels import pack_groups, unpack_groups
+from ..._numba.low_precision import ROUNDED, round_row
+from ..._numba.panels import pack_panel, prefetch_rows
+from ..._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_scratch, run_product
+from ..._numba.rounded_rows import DEPTH_WORDS, rows_of_bfloat16, rows_of_bytes, whole_depth
+from ..._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
+from ..._numba.simd import pointer, pointer_at, wide_pointer
+from ...activation_names import activation_code
+from ...precision import bfloat16
+from ..prepared import PreparedWeight, is_grouped
 from .by_vectors import GROUP_ROWS
 from .low_precision import PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
-from .prepared import PreparedWeight, is_grouped
 from .weight_gradient import product_of_columns
 
 

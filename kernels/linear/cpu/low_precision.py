@@ -1,8 +1,8 @@
 """How rows and weights of low precision are multiplied: by tiles where this CPU has them; and how rows are rounded."""
 
-from .._numba import LEVEL, helper
-from .._numba.rounded_rows import quantize_row_to, round_row_to
-from .._numba.simd import pointer
+from ..._numba import LEVEL, helper
+from ..._numba.rounded_rows import quantize_row_to, round_row_to
+from ..._numba.simd import pointer
 
 if LEVEL.tiles:
     from .by_tiles import PANEL_WORDS, run_bfloat16, run_int8

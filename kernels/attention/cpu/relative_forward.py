@@ -17,12 +17,12 @@ Measured (Zen 4, 1 thread, 12 heads of 64, 8x128 and 1x512): with both tables 2.
 with one of them 1.5 to 1.8 times, with one and segments 1.6 to 1.7 times; bfloat16 the same.
 """
 
-from .._numba import helper, inline_helper
-from .._numba.amx import TILE_WORDS
-from .._numba.ladder import TILE_ROWS
-from .._numba.panels import pack_panel, pack_strip
-from .._numba.scores import row_pointer
-from .._numba.simd import broadcast, lanes, load, pointer, select, store
+from ..._numba import helper, inline_helper
+from ..._numba.amx import TILE_WORDS
+from ..._numba.ladder import TILE_ROWS
+from ..._numba.panels import pack_panel, pack_strip
+from ..._numba.scores import row_pointer
+from ..._numba.simd import broadcast, lanes, load, pointer, select, store
 from .forward import row_size
 from .products import KEY_ROWS, depth_of_terms, lay_keys, multiply_terms, rows_of_terms
 from .records import row_at, rows_of, segment_pointers, segments_of, view_of

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _cuda
-from .._cuda import cublaslt
+from ... import _cuda
+from ..._cuda import cublaslt
 from .problem import contiguous
 
 MOST_BYTES = 256 << 20

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from .. import _cuda
-from .arguments import table_rows
+from ... import _cuda
+from ..arguments import table_rows
 
 PROBS_TILE, PROBS_THREADS = 32, 256
 BOOL_MASK, FLOAT_MASK = 1, 2  # of problem.cuh

@@ -8,14 +8,14 @@ are rounded to the output's dtype already.
 
 import numpy as np
 
-from .. import _cuda
-from .._cuda import column_sums, cublaslt
-from .._cuda.vectors import empty_rows, row_stride, unit_columns
-from ..activation import cuda as _activation
-from ..activation_names import activation_code
-from ..batch_invariance import is_batch_invariant
-from ..dispatch import on_device_of
-from .prepared import PreparedWeight
+from ... import _cuda
+from ..._cuda import column_sums, cublaslt
+from ..._cuda.vectors import empty_rows, row_stride, unit_columns
+from ...activation import cuda as _activation
+from ...activation_names import activation_code
+from ...batch_invariance import is_batch_invariant
+from ...dispatch import on_device_of
+from ..prepared import PreparedWeight
 
 # Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others
 # make more blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors idle, 16 x 16 for few

@@ -1,8 +1,8 @@
 """CUDA backend of attention: float16 and bfloat16 on tensor cores, float32 by FMA; reference.py defines it.
 
 Windows, causality, heads that share keys and values, biases by distance, bias and mask are read by every kernel where
-they are there; tables of relative positions and segments take kernels of their own (relative_cuda.py), and so do
-dropout and the gradients (backward_cuda.py).
+they are there; tables of relative positions and segments take kernels of their own (relative.py), and so do
+dropout and the gradients (backward.py).
 
 Nothing here reads an array: the launches depend on shapes and strides alone, so that no call waits for the GPU. The one
 exception is return_probs of packed sequences, whose result's very shape is on the device.
@@ -10,9 +10,10 @@ exception is return_probs of packed sequences, whose result's very shape is on t
 
 import numpy as np
 
-from .. import _cuda
-from . import backward_cuda, relative_cuda
-from .backward_cuda import attention_backward
+from ... import _cuda
+from . import backward as backward_cuda
+from . import relative as relative_cuda
+from .backward import attention_backward
 from .problem import PROBS_THREADS, added_kind, compute_probs, kernel_inputs, tile_count
 
 __all__ = ["attention", "attention_backward"]

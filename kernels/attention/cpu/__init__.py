@@ -2,21 +2,22 @@
 
 import numpy as np
 
-from .. import deferred
-from .._numba import as_kernel_array, empty, num_threads, zeros
-from .._numba.arrays import address_of
-from .._numba.low_precision import ROUNDED
-from .._numba.rounded_rows import HANDED
-from .._numba.rows import task_count
-from .._numba.steps import ADDRESS, record
+from ... import deferred
+from ..._numba import as_kernel_array, empty, num_threads, zeros
+from ..._numba.arrays import address_of
+from ..._numba.low_precision import ROUNDED
+from ..._numba.rounded_rows import HANDED
+from ..._numba.rows import task_count
+from ..._numba.steps import ADDRESS, record
+from ..arguments import scores_shape
+from ..positions import RelativePositions
+from ..reference import empty_like, score_components, unbroadcast
 from . import (
     backward,
     forward,
     relative_backward,  # noqa: F401  it tells terms.py what terms are in the backward
     relative_forward,  # noqa: F401  and in the forward
 )
-from .arguments import scores_shape
-from .positions import RelativePositions
 from .records import (
     COMMON,
     OPTIONAL,
@@ -33,7 +34,6 @@ from .records import (
     view,
     visible_keys,
 )
-from .reference import empty_like, score_components, unbroadcast
 
 TABLES = "position_key", "position_query", "position_bias"
 OPERANDS = "query", "key", "value", "query_for_position"  # which steps of a program may have rounded

@@ -9,15 +9,15 @@ import functools
 
 import numpy as np
 
-from .._numba import empty, inline_helper
-from .._numba.arrays import CACHE_LINE, address_of, as_addressed_array, as_kernel_array
-from .._numba.rounded_rows import HANDED, NOT_HANDED
-from .._numba.simd import itemsize, pointer_at
-from .._numba.steps import ADDRESS, INT32, filled, record
-from ..philox import threshold
-from ..precision import working_dtype
-from .arguments import UNLIMITED, heads_first
-from .reference import unbroadcast
+from ..._numba import empty, inline_helper
+from ..._numba.arrays import CACHE_LINE, address_of, as_addressed_array, as_kernel_array
+from ..._numba.rounded_rows import HANDED, NOT_HANDED
+from ..._numba.simd import itemsize, pointer_at
+from ..._numba.steps import ADDRESS, INT32, filled, record
+from ...philox import threshold
+from ...precision import working_dtype
+from ..arguments import UNLIMITED, heads_first
+from ..reference import unbroadcast
 
 VIEW = record(("address", ADDRESS), ("batch", np.intp), ("head", np.intp), ("row", np.intp))
 NOTHING = (0, 0, 0, 0)

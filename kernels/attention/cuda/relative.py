@@ -5,8 +5,8 @@ float16 and bfloat16 on tensor cores, float32 by FMA; reference.py defines it.
 
 import numpy as np
 
-from .. import _cuda
-from .arguments import heads_first
+from ... import _cuda
+from ..arguments import heads_first
 from .problem import contiguous, set_strides
 
 # {padded head_dim: (queries per block, keys at once)}: RelativeTiling in relative_tensor_cores.cuh. In float32 the

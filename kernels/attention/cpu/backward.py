@@ -12,12 +12,12 @@ Measured against PyTorch 2.13's scaled_dot_product_attention (float32, 1 thread)
 
 import numpy as np
 
-from .._numba import helper, inline_helper, kernel, parallel_kernel
-from .._numba.dropping import keep_factors
-from .._numba.ladder import TILE_ROWS
-from .._numba.panels import multiply_panels, pack_columns, pack_rows
-from .._numba.philox import BLOCK
-from .._numba.scores import (
+from ..._numba import helper, inline_helper, kernel, parallel_kernel
+from ..._numba.dropping import keep_factors
+from ..._numba.ladder import TILE_ROWS
+from ..._numba.panels import multiply_panels, pack_columns, pack_rows
+from ..._numba.philox import BLOCK
+from ..._numba.scores import (
     MOST_TILES,
     clear,
     copy_scaled,
@@ -27,7 +27,7 @@ from .._numba.scores import (
     scores_size,
     whole_panels,
 )
-from .._numba.simd import (
+from ..._numba.simd import (
     broadcast,
     first_lanes,
     fma,
@@ -42,8 +42,8 @@ from .._numba.simd import (
     store,
     store_masked,
 )
-from .._numba.simd_math import exp
-from .._numba.tasks import take_task
+from ..._numba.simd_math import exp
+from ..._numba.tasks import take_task
 from .records import band, bits_row, room_of, row_at, rows_of, view_of, whole_lines
 from .terms import (
     add_terms_to_rows,

@@ -8,7 +8,7 @@
 // are done with: a band is a ring.
 #include "problem.cuh"
 
-// Passed by value; RELATIVE in relative_cuda.py is its NumPy twin. Strides: batch, head, token or row of the table.
+// Passed by value; RELATIVE in relative.py is its NumPy twin. Strides: batch, head, token or row of the table.
 struct Relative {
   long long query_for_position[3], position_key[3], position_query[3], segment_scores[3];
   long long segment_ids, segment_ids_k;  // of a batch
