@@ -12,7 +12,6 @@ for want of a driver is done again by NumPy over the same memory. So what CuPy r
 """
 
 import functools
-import math
 import operator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -27,11 +26,10 @@ from bertcore.kernels._cuda import cublaslt
 
 from . import build
 from .modules import module_with
-from .resources import SHARED_LIMIT, TooManyResources, Uses, check_launch, uses_of
-from .runtime import Emulator
+from .runtime import BLOCK_LIMIT, GRID_LIMIT, THREADS_LIMIT, Emulator, EmulatorError
 from .streams import CaptureError, Event, Stream
 
-MOST_BLOCKS, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)  # along each axis; of 0 CuPy would make 1
+SHARED_BYTES = {75: 64 << 10, 90: 227 << 10}  # of a block that asks for it, by compute capability
 
 
 def unavailable_reason():
@@ -59,17 +57,17 @@ class OtherDevice(RuntimeError):
 class Driverless:
     """The GPUs of a `driverless` block: `current` is the device that launches go to."""
 
-    def __init__(self, emulator, compute_capability, multiprocessors, checks_resources):
+    def __init__(self, emulator, compute_capability, multiprocessors):
         self.emulator = emulator
         self.runtime = _cuda.CuPyRuntime()  # one that has compiled nothing yet
         self.runtime._cublaslt_path = build.build_cublaslt()
         self.current, self.memory_bytes = 0, 1 << 36
-        self.capability, self.checks_resources = compute_capability, checks_resources
+        self.capability = compute_capability
         names = (name.partition("cudaDevAttr")[2] for name in dir(cupy.cuda.runtime))
         self.attributes = dict.fromkeys(filter(None, names), 0)
         self.attributes |= {
             "MultiProcessorCount": multiprocessors,
-            "MaxSharedMemoryPerBlockOptin": SHARED_LIMIT[compute_capability],
+            "MaxSharedMemoryPerBlockOptin": SHARED_BYTES[compute_capability],
         }
         self.compiled = []  # (source, kernel, options)
         self.grants = []  # bytes of shared memory that kernels asked for
@@ -177,8 +175,7 @@ class _Kernel:
 
     def __init__(self, gpu, code, name):
         self._gpu, self._code, self._name = gpu, code, name
-        self._uses = uses_of(name, code, gpu.capability) if gpu.checks_resources else Uses(0, 0, 1024)
-        self._granted = None  # dynamic shared memory that was asked for
+        self._granted = 0  # bytes of dynamic shared memory that were asked for
 
     @property
     def max_dynamic_shared_size_bytes(self):
@@ -200,11 +197,14 @@ class _Kernel:
             self._gpu.do(lambda: launch(module, self._name, grid, block, passed, shared_mem))
 
     def _check(self, grid, block, shared_mem):
-        for extent, most in ((grid, MOST_BLOCKS), (block, MOST_THREADS)):
+        """Refuse what a driver would; where a size is 0, CuPy would launch one block, which finds no work of its own."""
+        for extent, most in ((grid, GRID_LIMIT), (block, BLOCK_LIMIT)):
             if not all(1 <= size <= limit for size, limit in zip(extent, most, strict=True)):
-                raise TooManyResources(f"{self._name}: {extent}, expected at least 1 and at most {most}")
-        threads = math.prod(block)
-        check_launch(self._name, self._uses, self._gpu.capability, threads, shared_mem, self._granted)
+                raise EmulatorError(f"{self._name}: {extent}, expected at least 1 and at most {most}")
+        if np.prod(block) > THREADS_LIMIT:
+            raise EmulatorError(f"{self._name}: block {block}, expected at most {THREADS_LIMIT} threads")
+        if not shared_mem <= self._granted <= self._gpu.attributes["MaxSharedMemoryPerBlockOptin"]:
+            raise EmulatorError(f"{self._name}: {shared_mem} bytes of shared memory, {self._granted} asked for")
 
 
 def _as_kernel_gets_it(arg):
@@ -365,16 +365,13 @@ def _replacements(gpu):
 
 
 @contextmanager
-def driverless(
-    schedule="random", emulated=True, compute_capability=90, multiprocessors=132, races=False, resources=False
-):
+def driverless(schedule="random", emulated=True, compute_capability=90, multiprocessors=132, races=False):
     """Within the block the backend "cupy" works; yields a Driverless. Without `emulated` kernels compute nothing.
 
-    `races`: as the Emulator has it. `resources`: every launch is checked against what its kernel takes of such a GPU,
-    as NVRTC compiled it (resources.py). For the whole process: one block at a time.
+    `races`: as the Emulator has it. For the whole process: one block at a time.
     """
     emulator = Emulator(schedule, races=races) if emulated else None
-    gpu = Driverless(emulator, compute_capability, multiprocessors, resources)
+    gpu = Driverless(emulator, compute_capability, multiprocessors)
     with ExitStack() as stack:
         for owner, name, replacement in _replacements(gpu):
             stack.enter_context(mock.patch.object(owner, name, replacement))

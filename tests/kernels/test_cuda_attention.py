@@ -16,13 +16,13 @@ from bertcore.kernels.attention.cuda import relative as relative_cuda
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host
 from tests.cuda_emulator.driverless import unavailable_reason as no_driverless
-from tests.cuda_emulator.resources import SHARED_LIMIT
 from tests.kernels.arrays import to_gpu, with_layout
 from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments
 from tests.tolerances import assert_close
 
 from .cuda_support import EmulatorTarget
 
+SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # CUDA C++ Programming Guide
 FLOAT16, BFLOAT16, FLOAT32 = np.float16, ml_dtypes.bfloat16, np.float32
 
 
