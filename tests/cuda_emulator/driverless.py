@@ -29,7 +29,7 @@ from .modules import module_with
 from .runtime import BLOCK_LIMIT, GRID_LIMIT, THREADS_LIMIT, Emulator, EmulatorError
 from .streams import CaptureError, Event, Stream
 
-SHARED_BYTES = {75: 64 << 10, 90: 227 << 10}  # of a block that asks for it, by compute capability
+COMPUTE_CAPABILITY, SHARED_BYTES = 90, 227 << 10  # of a block that asks for it
 
 
 def unavailable_reason():
@@ -57,17 +57,16 @@ class OtherDevice(RuntimeError):
 class Driverless:
     """The GPUs of a `driverless` block: `current` is the device that launches go to."""
 
-    def __init__(self, emulator, compute_capability, multiprocessors):
+    def __init__(self, emulator, multiprocessors):
         self.emulator = emulator
         self.runtime = _cuda.CuPyRuntime()  # one that has compiled nothing yet
         self.runtime._cublaslt_path = build.build_cublaslt()
         self.current, self.memory_bytes = 0, 1 << 36
-        self.capability = compute_capability
         names = (name.partition("cudaDevAttr")[2] for name in dir(cupy.cuda.runtime))
         self.attributes = dict.fromkeys(filter(None, names), 0)
         self.attributes |= {
             "MultiProcessorCount": multiprocessors,
-            "MaxSharedMemoryPerBlockOptin": SHARED_BYTES[compute_capability],
+            "MaxSharedMemoryPerBlockOptin": SHARED_BYTES,
         }
         self.compiled = []  # (source, kernel, options)
         self.grants = []  # bytes of shared memory that kernels asked for
@@ -154,7 +153,7 @@ class _Device:
 
     def __init__(self, gpu, index):
         self._gpu, self.id, self._outer = gpu, index, []
-        self.compute_capability, self.attributes = str(gpu.capability), gpu.attributes
+        self.compute_capability, self.attributes = str(COMPUTE_CAPABILITY), gpu.attributes
 
     def __int__(self):
         return self.id
@@ -197,7 +196,7 @@ class _Kernel:
             self._gpu.do(lambda: launch(module, self._name, grid, block, passed, shared_mem))
 
     def _check(self, grid, block, shared_mem):
-        """Refuse what a driver would; where a size is 0, CuPy would launch one block, which finds no work of its own."""
+        """Refuse what a driver refuses, and a size of 0, of which CuPy would make one block."""
         for extent, most in ((grid, GRID_LIMIT), (block, BLOCK_LIMIT)):
             if not all(1 <= size <= limit for size, limit in zip(extent, most, strict=True)):
                 raise EmulatorError(f"{self._name}: {extent}, expected at least 1 and at most {most}")
@@ -365,13 +364,13 @@ def _replacements(gpu):
 
 
 @contextmanager
-def driverless(schedule="random", emulated=True, compute_capability=90, multiprocessors=132, races=False):
+def driverless(schedule="random", emulated=True, multiprocessors=132, races=False):
     """Within the block the backend "cupy" works; yields a Driverless. Without `emulated` kernels compute nothing.
 
     `races`: as the Emulator has it. For the whole process: one block at a time.
     """
     emulator = Emulator(schedule, races=races) if emulated else None
-    gpu = Driverless(emulator, compute_capability, multiprocessors)
+    gpu = Driverless(emulator, multiprocessors)
     with ExitStack() as stack:
         for owner, name, replacement in _replacements(gpu):
             stack.enter_context(mock.patch.object(owner, name, replacement))

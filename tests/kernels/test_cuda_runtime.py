@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import _cuda
+from tests.cuda_emulator import EmulatorError
 
 
 @pytest.fixture
@@ -40,6 +41,15 @@ def test_shared_memory_is_asked_for_when_it_grows(gpu, module):
     for size in (0, 48 << 10, 64 << 10, 50 << 10, 96 << 10):
         module.launch("other<1>", (1,), (32,), (), shared_bytes=size)
     assert gpu.grants == [48 << 10, 64 << 10, 96 << 10]
+
+
+@pytest.mark.parametrize(
+    "grid, block",
+    [((0,), (1,)), ((1, 65536), (1,)), ((1, 1, 65536), (1,)), ((2**31,), (1,)), ((1,), (0,)), ((1,), (64, 32))],
+)
+def test_launches_beyond_cudas_limits_are_refused(gpu, module, grid, block):
+    with pytest.raises(EmulatorError, match=r"sum: .*expected at"):
+        module.launch("sum", grid, block, ())
 
 
 def test_device(gpu):
