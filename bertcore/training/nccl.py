@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-TYPES = {"float16": "NCCL_FLOAT16", "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
+TYPES = {name: f"NCCL_{name.upper()}" for name in ("float16", "bfloat16", "float32", "float64")}
 
 
 class DeviceExchange:

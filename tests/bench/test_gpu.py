@@ -1,8 +1,10 @@
 """bench.gpu: the command runs from a copied folder on a bare machine, and reports what is wrong."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from bench.gpu import __main__ as command
 from bench.gpu import checks, models, operations, sizes, worker
-from bench.gpu.__main__ import ENDS, main
+from bench.gpu.__main__ import SHARES, ends, main
 from bench.gpu.clock import by_graph
 from bench.gpu.timings import Step
 from bench.gpu.worker import rows_of
@@ -79,7 +81,7 @@ def test_the_command_runs_from_a_copied_folder(copied_folder, tmp_path):
     assert "no NVIDIA GPU is visible" in done.stderr
     rows = read_csv(path)
     assert {row["status"] for row in rows} == {"ok"}
-    named = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in ENDS}
+    named = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in SHARES}
     assert named["kernel"] == {"compile", *checks.on_disk("cupy"), checks.BATCH_INVARIANT}
     assert named["family"] > set(checks.runnable())
     assert {"plain 7", "bias 7", "relative 7"} == named["attention"]
@@ -174,7 +176,7 @@ def test_a_gpu_that_an_error_broke_is_given_up(monkeypatch, capsys):
 
 
 def test_what_ends_a_process_costs_one_step(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command, "ENDS", {"kernel": (99.0, 99.0)})
+    monkeypatch.setattr(command, "ends", lambda kinds: {("kernel", False): 99.0})
     monkeypatch.setattr(command, "GRACE", 99.0)  # a machine at work takes long to start a process
     assert main(["--minutes", "0.2", "--csv", str(tmp_path / "gpu.csv")], ["-c", HOSTILE]) == 1
     rows = read_csv(tmp_path / "gpu.csv")
@@ -192,9 +194,23 @@ def test_what_ends_a_process_costs_one_step(monkeypatch, tmp_path, capsys):
 
 def test_parts_are_run_alone(tmp_path):
     path = tmp_path / "gpu.csv"
-    for kinds, statuses in ((["family"], []), (["family", "kernel"], ["not run"] * 6)):
-        assert main(["--minutes", "0", "--csv", str(path), "--kinds", *kinds], ["-c", HOSTILE]) == 0
-        assert [row["status"] for row in read_csv(path)] == statuses
+    for kinds, status, rows in ((["family"], 0, []), (["family", "kernel"], 3, ["not run"] * 6)):
+        assert main(["--minutes", "0", "--csv", str(path), "--kinds", *kinds], ["-c", HOSTILE]) == status
+        assert [row["status"] for row in read_csv(path)] == rows
+
+
+def test_chosen_parts_share_the_whole_time():
+    assert ends(["rows", "kernel"]) == pytest.approx(
+        {("kernel", False): 34 / 44, ("rows", False): 39 / 44, ("rows", True): 1} | {("kernel", True): 39 / 44}
+    )
+    assert list(ends(SHARES).values())[-1] == 1
+
+
+def test_sigterm_prints_what_was_done(tmp_path, capsys):
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit, match="143"):
+        main(["--csv", str(tmp_path / "gpu.csv")], ["-c", HOSTILE.replace("60", "6000")])
+    assert "ended with status -11" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -224,7 +240,7 @@ def test_a_csv_that_takes_no_rows_is_known_before_anything_is_done(tmp_path, cap
 
 def test_what_there_is_no_time_for_is_reported(tmp_path, capsys):
     path, idle = tmp_path / "gpu.csv", ["-m", "tests.bench.gpu_worker", "--idle"]
-    assert main(["--quick", "--minutes", "0", "--csv", str(path)], idle) == 0
+    assert main(["--quick", "--minutes", "0", "--csv", str(path)], idle) == 3
     assert {row["status"] for row in read_csv(path)} == {"not run"}
     assert "attention bias 7 float16: not run" in capsys.readouterr().err
 

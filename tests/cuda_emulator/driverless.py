@@ -111,6 +111,11 @@ class Driverless:
         if self.is_capturing and name in BY_CUBLAS:
             self.refuse(f"{name} is cuBLAS's, which CuPy does not call while a stream is captured")
 
+    def check_joined(self, name, args):
+        """CuPy joins more than 8 arrays by a table in pinned memory, which a graph would read again at each launch."""
+        if self.is_capturing and name in JOINING and len(args[0]) > MOST_JOINED:
+            self.refuse(f"{name} of more than {MOST_JOINED} arrays takes memory of the host into a graph")
+
     def upload(self, name, arrays):
         """Arrays of the host go to the device."""
         if self.is_capturing and arrays:
@@ -250,6 +255,7 @@ READING = {
     *("__bool__", "__int__", "__float__", "item", "tolist", "tobytes"),
     *("nonzero", "flatnonzero", "argwhere", "unique", "bincount", "compress", "extract", "array_equal", "allclose"),
 }
+JOINING, MOST_JOINED = {"concatenate", "stack", "hstack", "vstack"}, 8
 BY_CUBLAS = {"__matmul__", "__rmatmul__", "matmul", "dot", "vdot", "inner", "tensordot", "einsum"}
 
 
@@ -275,6 +281,7 @@ def _through_numpy(gpu, real, substitute):
                 gpu.wait(real.__name__)
             gpu.upload(real.__name__, [arg for arg in (*args, *options.values()) if isinstance(arg, np.ndarray)])
             gpu.check_devices(real.__name__, (*args, *options.values()))
+            gpu.check_joined(real.__name__, args)
             given, named = [_to_host(arg) for arg in args], {name: _to_host(it) for name, it in options.items()}
 
             def compute():

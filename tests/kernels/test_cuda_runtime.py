@@ -10,6 +10,7 @@ import pytest
 
 from bertcore.kernels import _cuda
 from tests.cuda_emulator import EmulatorError
+from tests.cuda_emulator.streams import CaptureError
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ def test_shared_memory_is_asked_for_when_it_grows(gpu, module):
 def test_launches_beyond_cudas_limits_are_refused(gpu, module, grid, block):
     with pytest.raises(EmulatorError, match=r"sum: .*expected at"):
         module.launch("sum", grid, block, ())
+
+
+@pytest.mark.parametrize("join", [cupy.concatenate, cupy.stack])
+def test_more_arrays_than_cupy_joins_without_a_table_are_refused_under_capture(gpu, join):
+    name, arrays = join.__name__, [cupy.zeros(3) for _ in range(9)]
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        with pytest.raises(CaptureError, match=f"{name} of more than 8 arrays"):
+            getattr(cupy, name)(arrays)
 
 
 def test_device(gpu):

@@ -8,6 +8,7 @@ from tests.tasks.sparse_encoder.tiny import save_tiny_splade
 from tests.tiny_bert import save_tiny_encoder, write_json
 
 pytest.importorskip("starlette")
+pytest.importorskip("orjson")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import pytest
 
 from bertcore import SentenceEncoder, pipeline, use_backend
 from bertcore.kernels.dispatch import unavailable_reason as no_backend
-from bertcore.serving.models import ServedModel
 from bertcore.tasks.batching import BatchHalvedWarning, by_halves, in_batches
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.demo import demo_folder  # noqa: F401
@@ -56,6 +55,9 @@ def test_it_is_told_once():
 
 
 def test_a_servers_batch_is_halved():
+    pytest.importorskip("orjson")
+    from bertcore.serving.models import ServedModel
+
     compute = ServedModel._on_backend(SimpleNamespace(_backend="numpy"), at_most(3, []))
     with pytest.warns(BatchHalvedWarning):
         assert compute([[0], [0] * 2, [0] * 3]) == [1, 2, 3]
