@@ -1,4 +1,4 @@
-"""What happens as MkDocs builds the site: inclusions, the layout that docstrings are read from, and llms.txt."""
+"""Hooks of MkDocs, which builds the site: inclusions, the layout of the package, and files for language models."""
 
 import shutil
 import sys
@@ -13,7 +13,7 @@ _pages: list[tuple[str, str, str]] = []  # title, address, Markdown
 
 
 def on_startup(**_: Any) -> None:
-    """Lay out the package as it is installed, with kernels/ within bertcore/, for what reads docstrings from files."""
+    """Lay out the package as it is installed, with kernels/ within bertcore/, for mkdocstrings."""
     folder = REPOSITORY / "build" / "api" / "bertcore"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -27,7 +27,7 @@ def on_pre_build(**_: Any) -> None:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """The page with all that it takes from elsewhere."""
+    """Return the page with its inclusions."""
     text = included(markdown)
     _pages.append((page.title, page.file.src_uri, text))
     return text
@@ -45,6 +45,6 @@ def on_post_build(*, config: Any, **_: Any) -> None:
 
 
 def _summary(text: str) -> str:
-    """The first sentence of a page, after its title."""
+    """Return the first sentence of a page, after its title."""
     paragraph = next((part for part in text.split("\n\n") if part[:1] not in "#<|`!" and part.strip()), "")
     return " ".join(paragraph.split()).partition(". ")[0].rstrip(":.") + "."

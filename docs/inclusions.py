@@ -1,4 +1,4 @@
-"""What pages take from elsewhere instead of repeating it: sections of the README, files, and tables made of the code.
+"""Inclusions of the site's pages: sections of the README, files, and tables generated from the code.
 
 A line `<!-- include: WHAT -->` of a page becomes one of these:
 
@@ -7,8 +7,8 @@ A line `<!-- include: WHAT -->` of a page becomes one of these:
     prose: Models            the same without tables
     file: Containerfile      a file of the repository, as a block of code
     table: families          a function of `TABLES`
-    commands                 what the commands of the command line say of themselves
-    reference: bertcore      what a module offers, each with its docstring, which mkdocstrings puts there
+    commands                 the help of each command of the command line
+    reference: bertcore      the public names of a module, whose docstrings mkdocstrings inserts
 """
 
 import ast
@@ -20,20 +20,19 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parent.parent
 INCLUDE = re.compile(r"^<!-- include: (?P<kind>\w+)(?:: (?P<name>.+?))? -->$", re.MULTILINE)
 LINK = re.compile(r"\[(?P<text>[^\]\n]+)\]\((?P<target>[^)\s]+)\)")
-# The page that has a section of the README.
+# The page that holds each section of the README.
 PAGES = {
-    "limits": "troubleshooting.md#limits",
+    "limits": "limits.md",
     "models": "models.md",
     "one-kernel-in-your-own-project": "kernels.md",
-    "training": "training.md",
 }
 
 
 def included(page: str) -> str:
-    """The text of a page with everything that it takes from elsewhere.
+    """Return the text of a page with its inclusions.
 
     Raises:
-        ValueError: which inclusion or link is unknown.
+        ValueError: for an unknown inclusion or link.
     """
     return INCLUDE.sub(lambda found: _included(found["kind"], found["name"]), page)
 
@@ -53,7 +52,7 @@ def _included(kind: str, name: str | None) -> str:
 
 
 def readme_section(name: str | None) -> str:
-    """The text of a section of the README; None for what stands before the first."""
+    """Return the text of a section of the README; None is the text before the first."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     beginning, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     if name is None:
@@ -65,7 +64,7 @@ def readme_section(name: str | None) -> str:
 
 
 def with_links_of_site(text: str) -> str:
-    """The README's links as the site has them: to the page of a section, to a page, or a file's name, which is none."""
+    """Return `text` with links to sections and pages of the site; a link to any other file becomes its name."""
 
     def link(found: re.Match[str]) -> str:
         target = found["target"]
@@ -81,10 +80,10 @@ def with_links_of_site(text: str) -> str:
 
 
 def reference(module: str) -> str:
-    """What mkdocstrings makes the reference of a module of: each of its public names, where it is made.
+    """Return mkdocstrings' directives for the public names of a module.
 
-    Modules are left out, and in `bertcore` the names of the kernels, which have a page. Of "bertcore.tasks.pipelines"
-    it is the class of each task.
+    Modules are left out, and from `bertcore` the names of the kernels, which have a page of their own. For
+    "bertcore.tasks.pipelines" they are the class of each task.
     """
     package = importlib.import_module(module)
     if module == "bertcore.tasks.pipelines":
@@ -96,7 +95,7 @@ def reference(module: str) -> str:
 
 
 def families_table() -> str:
-    """A row for each family that is known: its model_types, what its classes are called, its heads."""
+    """Return the table of families: model_types, the name of their classes, heads."""
     from bertcore.models.registry import family_of, known_families
     from bertcore.models.with_heads import head_specs
 
@@ -110,7 +109,7 @@ def families_table() -> str:
 
 
 def presets_table() -> str:
-    """A row for each published config that is known by name, with what is computed from it."""
+    """Return the table of published configs, with figures computed from each."""
     from bertcore.models.figures import figures
     from bertcore.presets import PRESETS
 
@@ -125,19 +124,20 @@ def presets_table() -> str:
 
 
 def operations_table() -> str:
-    """A row for each operation of bertcore.kernels: the first line of its contract, the backends that have it."""
+    """Return the table of operations: the first line of each contract and the backends that implement it."""
     kernels = REPOSITORY / "kernels"
     rows = []
     for contract in sorted(kernels.glob("[a-z]*/reference.py")):
         folder = contract.parent
         summary = _first_line(folder / "__init__.py")
-        backends = {"numpy": contract, "numba": folder / "cpu.py", "cupy": folder / "cuda.py"}
-        rows.append((f"`{folder.name}`", summary, ", ".join(name for name, file in backends.items() if file.is_file())))
-    return _table(("operation", "what it is", "backends"), rows)
+        backends = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}  # a module or a folder
+        found = (name for name, module in backends.items() if list(folder.glob(f"{module}*")))
+        rows.append((f"`{folder.name}`", summary, ", ".join(found)))
+    return _table(("operation", "summary", "backends"), rows)
 
 
 def commands() -> str:
-    """A section for each command of the command line: what it does, and examples."""
+    """Return a section for each command: a description and examples."""
     from bertcore.cli import COMMANDS
 
     sections = []
