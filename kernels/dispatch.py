@@ -23,8 +23,6 @@ from typing import Any
 import numpy as np
 
 from . import _cuda, checks, tensors
-from ._cuda import plans
-from .batch_invariance import is_batch_invariant
 from .deferred import Deferred, Recorder
 from .errors import BackendUnavailable
 from .own_name import PROJECT, setting, variable
@@ -219,7 +217,7 @@ def _on_device(index: int) -> AbstractContextManager:
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
-    __slots__ = ("_are_tensors", "_key", "_recorder", "_seed", "_trace", "arrays", "backend", "package", "plan")
+    __slots__ = ("_are_tensors", "_recorder", "arrays", "backend", "package")
 
     def __init__(
         self,
@@ -227,11 +225,8 @@ class Call:
         backend: str | None,
         arrays: dict[str, Any],
         optional: Collection[str],
-        options: tuple[Any, ...] | None,
-        seed: int,
     ):
-        self.package, self._seed = package, seed
-        self._recorder = self._key = self._trace = self.plan = None
+        self.package, self._recorder = package, None
         self._are_tensors = False
         are_plain, recorder = _plain(arrays, optional)
         if are_plain:  # by far the most calls: nothing to convert, one home
@@ -245,10 +240,7 @@ class Call:
             self.arrays = tuple(arrays.values())
             self.backend = resolve_backend(backend, on_gpu=True)
             if self.backend == "cupy" and not _cuda.is_emulated():
-                if options is not None:
-                    self._find_plan(options)
-                if self.plan is None:
-                    checks.aligned(**arrays)
+                checks.aligned(**arrays)
                 return
         natives, homes = {}, {}
         for name, array in arrays.items():
@@ -259,23 +251,6 @@ class Call:
         self._check_reach(homes)
         if "GPU" in homes.values():
             checks.aligned(**natives)
-
-    def _find_plan(self, options: tuple[Any, ...]) -> None:
-        # True, 1 and 1.0 are equal, but not all of them are what an operation takes.
-        key = self.package, options, tuple(map(type, options)), is_batch_invariant(), plans.layout(self.arrays)
-        try:
-            self.plan = _cuda.runtime().plan(key)
-        except TypeError:  # an option without a hash
-            return
-        self._key = key
-
-    def replay(self) -> Any:
-        """The result by the `plan`, which has to be there."""
-        plan = self.plan
-        if _cuda.runtime().device_index() == plan.device:  # by far the most: a block would take 0.5 us
-            return plan.run(self.arrays, self._seed)
-        with _on_device(plan.device):
-            return plan.run(self.arrays, self._seed)
 
     def run(self, function: str, *args: Any) -> Any:
         """Call `function` of the implementation and hand its arrays back as the kind that came in."""
@@ -290,9 +265,7 @@ class Call:
             return self._recorder.call(module, function, args)
         if self.backend != "cupy":
             return getattr(module, function)(*args)
-        if self._key is not None:
-            self._trace = plans.Trace(self.arrays)
-        with self.on_device(), plans.tracing(self._trace):
+        with self.on_device():
             return getattr(module, function)(*args)
 
     def on_device(self) -> AbstractContextManager:
@@ -309,10 +282,6 @@ class Call:
 
     def hand_back(self, result: Any) -> Any:
         """One array, or a tuple of arrays and Nones, as the kind that came in."""
-        if self._trace is not None:
-            plan = self._trace.plan(result)
-            if plan is not None:
-                _cuda.runtime().keep_plan(self._key, plan)
         if not self._are_tensors:
             return result
         return tuple(map(tensors.tensor_of, result)) if isinstance(result, tuple) else tensors.tensor_of(result)
@@ -380,15 +349,7 @@ def open_call(
     backend: str | None,
     *,
     optional: Collection[str] = (),
-    options: tuple[Any, ...] | None = None,
-    seed_number: int = 0,
     **arrays: Any,
 ) -> Call:
-    """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None.
-
-    `options`: the function's name and all that its checks and its result depend on beside the arrays. Where they are
-    given, and a call on a GPU has the layout and the options of one before it, that one's checks hold for it, too, and
-    its launches are kept as `plan`: the function returns `replay()`. Otherwise the call ends with `hand_back`.
-    `seed_number`: the seed of dropout where that is a number, on which no plan depends (`plans.Seed`).
-    """
-    return Call(package, backend, arrays, optional, options, seed_number)
+    """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None."""
+    return Call(package, backend, arrays, optional)

@@ -13,7 +13,7 @@
 `grid` and `block` are tuples of one to three ints. `args` holds arrays (the address of their first element is passed,
 whatever their strides), None (a null pointer) and NumPy scalars (passed by value with the size of their dtype: np.int32
 for int, np.int64 for long long, np.float32 for float, np.bool_ for bool; a scalar of an aligned structured dtype for a
-struct), or the call's Seed (dropping.py). Every kernel that is launched must be listed in
+struct). Every kernel that is launched must be listed in
 `instantiations`, so that the tests compile all of them. A kernel is compiled at its first launch and then kept.
 
 In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the file that includes it (or
@@ -30,7 +30,7 @@ not see included files. The headers here:
     pointwise.cuh    elementwise kernels (launcher: pointwise.py)
     many.cuh         kernels over many arrays at once, by a table of their addresses (launcher: many.py)
 
-Matrix products are cuBLASLt's: cublaslt.py. What a call launched is kept for calls of the same layout: plans.py.
+Matrix products are cuBLASLt's: cublaslt.py.
 
 `vector_rows` brings arrays into the form that tile.cuh wants; `vectors.py` has more of rows in memory.
 
@@ -48,8 +48,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import BackendUnavailable
-from . import plans
-from .plans import empty as empty
 from .vectors import has_vector_rows, pad_rows
 
 HEADERS = Path(__file__).parent
@@ -140,7 +138,6 @@ class CuPyRuntime:
     def __init__(self):
         self._kernels = {}
         self._devices = {}
-        self._plans = {}
         self._cublaslt_path = self._cupy = None
 
     @property
@@ -186,16 +183,6 @@ class CuPyRuntime:
             )
         return self._devices[index]
 
-    def plan(self, key):
-        """The Plan that is kept under `key`, or None."""
-        return self._plans.get(key)
-
-    def keep_plan(self, key, plan):
-        """Keep a Plan; where there are too many, all others go."""
-        if len(self._plans) >= plans.MOST_KEPT:
-            self._plans.clear()
-        self._plans[key] = plan
-
     def loaded(self, module, kernel):
         """The kernel on the current device; compiled and loaded where it is not yet. Threads may do so at once."""
         key = module, kernel, self.device_index()
@@ -209,15 +196,8 @@ class CuPyRuntime:
         if shared_bytes > loaded.shared_bytes:
             loaded.reserve(shared_bytes)
         ndarray = self.cupy.ndarray
-        given = [arg if isinstance(arg, ndarray) else _by_value(arg) for arg in args]
-        loaded.kernel(grid, block, tuple(given), shared_mem=shared_bytes)
-        trace = plans.current()
-        if trace is not None:
-            places = tuple(place for place, arg in enumerate(given) if isinstance(arg, ndarray))
-            others = [None if place in places else arg for place, arg in enumerate(given)]
-            seeds = tuple(place for place, arg in enumerate(args) if type(arg) is plans.Seed)
-            arrays = [given[place] for place in places]
-            trace.did(_start, arrays, places, others, seeds, loaded.kernel, grid, block, shared_bytes)
+        given = tuple([arg if isinstance(arg, ndarray) else _by_value(arg) for arg in args])
+        loaded.kernel(grid, block, given, shared_mem=shared_bytes)
 
     def _compile(self, module, kernel):
         compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
@@ -226,19 +206,7 @@ class CuPyRuntime:
 
 def _by_value(arg):
     """A number as CuPy takes it, which passes structs by value from host arrays, not from scalars."""
-    if type(arg) is plans.Seed:
-        return arg.as_argument()
     return NULL if arg is None else np.atleast_1d(arg) if type(arg) is np.void else arg
-
-
-def _start(arrays, seed, numbers, places, others, seeds, kernel, grid, block, shared_bytes):
-    """Launch a kernel with arrays, and the seed, at these places among its other arguments."""
-    args = others.copy()
-    for place, number in zip(places, numbers, strict=True):
-        args[place] = arrays[number]
-    for place in seeds:
-        args[place] = plans.Seed(seed).as_argument()
-    kernel(grid, block, tuple(args), shared_mem=shared_bytes)
 
 
 class _Loaded:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import plans, runtime
+from . import runtime
 
 TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
 COMPUTE_32F = 68  # sums in float32, and products of float32 as such: TF32 is a compute type of its own
@@ -236,25 +236,12 @@ def multiply(
         (EPILOGUES[activation] | (0 if bias is None else ADD_BIAS)) or NO_EPILOGUE,
         (*map(_alignment, addresses), MOST_ALIGNMENT if bias is None else _alignment(bias_address)),
     )
-    arrays = right, left, addend, output, bias
     chosen = plan(here.cublaslt_path(), product)
-    numbers = (0, 1, 2, 3, None if bias is None else 4)
-    _start(arrays, None, numbers, chosen, factors)
-    trace = plans.current()
-    if trace is not None:
-        trace.did(_start, arrays, chosen, factors)
-
-
-def _start(arrays, value, numbers, chosen, factors):
-    """Start the product `chosen` of right and left, plus addend, to output; with the bias, if there is one."""
-    here, (*matrices, bias) = runtime(), numbers
-    room = workspace = None
-    if chosen.workspace_bytes:  # of the stream's pool: no wait
-        workspace = type(arrays[0])((chosen.workspace_bytes,), np.uint8)
-        room = here.address(workspace)
-    addresses = [here.address(arrays[number]) for number in matrices]
-    bias = None if bias is None else here.address(arrays[bias])
-    chosen.run(addresses, bias, factors, room, here.stream())
+    workspace = None
+    if chosen.workspace_bytes:  # from the stream's pool: no wait
+        workspace = type(output)((chosen.workspace_bytes,), np.uint8)
+    scratch = None if workspace is None else here.address(workspace)
+    chosen.run(addresses, bias_address, factors, scratch, here.stream())
 
 
 @functools.cache

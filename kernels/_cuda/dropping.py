@@ -3,7 +3,6 @@
 import numpy as np
 
 from ..philox import threshold
-from .plans import Seed
 
 
 def dropping(p, seed):
@@ -12,4 +11,4 @@ def dropping(p, seed):
     `seed`: an integer, or an array of one uint64, which the kernel reads when it runs.
     """
     at, number = (None, seed) if isinstance(seed, int) else (seed, 0)
-    return at, Seed(number), np.uint32(threshold(p) if p else 0), np.float32(1 / (1 - p))
+    return at, np.uint64(number).view(np.int64), np.uint32(threshold(p) if p else 0), np.float32(1 / (1 - p))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from . import C_TYPES, array_module, c_type, column_sums, empty, rows
+from . import C_TYPES, array_module, c_type, column_sums, rows
 
 INSTANTIATIONS = (
     *rows.instantiations("norm"),
@@ -19,7 +19,7 @@ def launch(module, input, weight, bias, eps, residual, centred):
     input, residual, weight, bias = (
         None if array is None else xp.ascontiguousarray(array) for array in (input, residual, weight, bias)
     )
-    output = empty(xp, input.shape, input.dtype)
+    output = xp.empty(input.shape, input.dtype)
     if output.size == 0:
         return output
     width = input.shape[-1]
@@ -36,11 +36,11 @@ def launch_backward(module, grad_output, input, weight, bias, eps, residual, cen
     grad_output, input, residual, weight = (
         None if array is None else xp.ascontiguousarray(array) for array in (grad_output, input, residual, weight)
     )
-    grad_input, width = empty(xp, input.shape, dtype), input.shape[-1]
+    grad_input, width = xp.empty(input.shape, dtype), input.shape[-1]
     if input.size == 0:
         return grad_input, *(None if array is None else xp.zeros(width, parameter_dtype) for array in (weight, bias))
     sizes = np.int64(input.size // width), np.int32(width)
-    statistics = empty(xp, (int(sizes[0]), STATISTICS), np.float32)
+    statistics = xp.empty((int(sizes[0]), STATISTICS), np.float32)
     name, grid, block = rows.plan("norm_backward", input, grad_output, residual, weight, grad_input)
     args = grad_output, input, residual, weight, grad_input, statistics, *sizes, np.float32(eps), np.bool_(centred)
     module.launch(name, grid, block, args)
@@ -53,7 +53,7 @@ def parameter_gradients(module, kernel, args, sizes, weight, bias, dtype):
     if weight is None and bias is None:
         return None, None
     grid = column_sums.grid(*map(int, sizes))
-    sums = empty(array_module(args[0]), (grid[0], 2 * int(sizes[1])), np.float32)
+    sums = array_module(args[0]).empty((grid[0], 2 * int(sizes[1])), np.float32)
     module.launch(kernel, grid, column_sums.BLOCK, (*args[:4], sums, *sizes, *args[4:]))
     grads = column_sums.finish(module, sums, dtype).reshape(2, -1)
     return tuple(None if array is None else grad for array, grad in zip((weight, bias), grads, strict=True))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..activation_names import activation_code
-from . import C_TYPES, FLAGS, array_module, c_type, empty, is_whole
+from . import C_TYPES, FLAGS, array_module, c_type, is_whole
 
 THREADS, VECTORS, VECTOR_BYTES = 256, 2, 16  # as in pointwise.cuh
 INSTANTIATIONS = tuple(f"pointwise<{c_name}, {flag}>" for c_name in C_TYPES.values() for flag in FLAGS)
@@ -12,7 +12,7 @@ INSTANTIATIONS = tuple(f"pointwise<{c_name}, {flag}>" for c_name in C_TYPES.valu
 def launch(module, activation, input, bias=None):
     """The activation of that name of every element of input + bias; bias, along the last axis, may be None."""
     xp = array_module(input)
-    output = empty(xp, input.shape, input.dtype)
+    output = xp.empty(input.shape, input.dtype)
     input = xp.ascontiguousarray(input)  # NumPy gives an array without axes one
     if output.size == 0:
         return output

@@ -1,7 +1,5 @@
 """Rows as whole 16-byte vectors on 16-byte boundaries, as kernels that copy tiles want them; threads for vectors."""
 
-from .plans import empty
-
 VECTOR_BYTES = 16
 WIDE = 4096  # columns from which the loss of unaligned rows is worth memory between them: a vocabulary's
 COLUMNS, ROWS = 32, 8  # threads of a block with a vector each: across, VECTOR_COLUMNS in common.cuh, and down
@@ -25,8 +23,8 @@ def empty_rows(xp, rows, width, dtype):
     """(rows, width), uninitialised. Where rows are WIDE each begins on a vector boundary, so that they may lie apart:
     cuBLASLt's fast products and copies of 16 bytes want that."""
     if width < WIDE:
-        return empty(xp, (rows, width), dtype)
-    return empty(xp, (rows, padded_width(width, dtype)), dtype)[:, :width]
+        return xp.empty((rows, width), dtype)
+    return xp.empty((rows, padded_width(width, dtype)), dtype)[:, :width]
 
 
 def unit_columns(xp, array):

@@ -28,9 +28,7 @@ def activation(input: Any, activation: str, *, backend: str | None = None) -> An
         TypeError, ValueError: for a wrong kind of array, dtype or name.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, options=("activation", activation), input=input)
-    if call.plan is not None:
-        return call.replay()
+    call = dispatch.open_call(__package__, backend, input=input)
     (input,) = call.arrays
     checks.floating(call.backend, input=input)
     checks.choice("activation", activation, ACTIVATIONS)
@@ -50,10 +48,7 @@ def activation_backward(grad_output: Any, input: Any, activation: str, *, backen
     Raises:
         As `activation`.
     """
-    options = "activation_backward", activation
-    call = dispatch.open_call(__package__, backend, options=options, grad_output=grad_output, input=input)
-    if call.plan is not None:
-        return call.replay()[0]
+    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input)
     grad_output, input = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output)
     checks.choice("activation", activation, ACTIVATIONS)
@@ -81,10 +76,7 @@ def gelu(input: Any, approximate: str = "none", *, bias: Any = None, backend: st
         TypeError, ValueError: for a wrong kind of array, dtype, shape or form.
         BackendUnavailable: if the backend cannot run here.
     """
-    options = "gelu", approximate
-    call = dispatch.open_call(__package__, backend, optional=("bias",), options=options, input=input, bias=bias)
-    if call.plan is not None:
-        return call.replay()
+    call = dispatch.open_call(__package__, backend, optional=("bias",), input=input, bias=bias)
     input, bias = call.arrays
     checks.floating(call.backend, input=input, bias=bias)
     checks.choice("approximate", approximate, GELU_FORMS)
@@ -108,11 +100,9 @@ def gelu_backward(
         As `gelu`.
     """
     call = dispatch.open_call(
-        __package__, backend, optional=("bias",), options=("gelu_backward", approximate), grad_output=grad_output,
+        __package__, backend, optional=("bias",), grad_output=grad_output,
         input=input, bias=bias,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     grad_output, input, bias = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output, bias=bias)
     checks.choice("approximate", approximate, GELU_FORMS)

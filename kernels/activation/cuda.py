@@ -22,7 +22,7 @@ def activation(input, activation, bias):
 def activation_backward(grad_output, input, activation, bias):
     """(grad_input, grad_bias or None); the bias's is the sum of the rounded gradients of the input."""
     xp = _cuda.array_module(input)
-    grad_input = _cuda.empty(xp, input.shape, input.dtype)
+    grad_input = xp.empty(input.shape, input.dtype)
     grad_output, input = xp.ascontiguousarray(grad_output), xp.ascontiguousarray(input)
     width = 1 if bias is None else bias.size
     if grad_input.size:

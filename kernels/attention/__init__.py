@@ -128,14 +128,8 @@ def attention(
         asked = tuple(map(checks.boolean, ("return_lse", "return_probs", "return_components"), asked))
     if type(dropout_p) is not float or dropout_p:  # 0.0 needs no check: two Python calls less
         dropout_p = checks.probability("dropout_p", dropout_p)
-    sides = window if isinstance(window, tuple) else (window,)
-    options = "attention", dropout_p, is_causal, scale, compute_dtype, *asked, type(window), *sides
     number, dropout_seed = checks.seed_or_array("dropout_seed", dropout_seed) if dropout_p else (0, None)
-    call = _open(
-        backend, relative, options, number, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, dropout_seed
-    )
-    if call.plan is not None:
-        return call.replay()
+    call = _open(backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, dropout_seed)
     with call.on_device():
         inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
         check_compute_dtype(compute_dtype, call.backend, inputs[0])
@@ -192,17 +186,11 @@ def attention_backward(
     """
     if type(dropout_p) is not float or dropout_p:  # 0.0 needs no check: two Python calls less
         dropout_p = checks.probability("dropout_p", dropout_p)
-    sides = window if isinstance(window, tuple) else (window,)
-    options = "attention_backward", dropout_p, is_causal, scale, out is None, type(window), *sides
-    if relative is not None or bias is not None:  # whose gradients take more than launches
-        options = None
     number, dropout_seed = checks.seed_or_array("dropout_seed", dropout_seed) if dropout_p else (0, None)
     call = _open(
-        backend, relative, options, number, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, dropout_seed,
+        backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, dropout_seed,
         grad_output=grad_output, output=output, lse=lse, **_named_targets(out),
     )  # fmt: skip
-    if call.plan is not None:
-        return Gradients(*call.replay(), None)
     count = len(call.arrays) - (0 if out is None else 3)
     *arrays, grad_output, output, lse = call.arrays[:count]
     query, bias = arrays[0], arrays[6]
@@ -234,7 +222,7 @@ def attention_backward(
 
 
 def _open(
-    backend: str | None, relative: RelativePositions | None, options: tuple[Any, ...] | None, seed_number: int,
+    backend: str | None, relative: RelativePositions | None,
     query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any, dropout_seed: Any,
     **of_backward: Any,
 ) -> dispatch.Call:  # fmt: skip
@@ -246,7 +234,7 @@ def _open(
     else:
         raise TypeError(f"relative is {type(relative).__qualname__}, expected RelativePositions")
     return dispatch.open_call(
-        __package__, backend, optional=_OPTIONAL, options=options, seed_number=seed_number, query=query, key=key,
+        __package__, backend, optional=_OPTIONAL, query=query, key=key,
         value=value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
         dropout_seed=dropout_seed, **terms, **of_backward,
     )  # fmt: skip

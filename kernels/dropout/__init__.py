@@ -30,11 +30,9 @@ def dropout(input: Any, p: float, seed: Any, *, residual: Any = None, backend: s
     """
     number, seed = checks.seed_or_array("seed", seed)
     call = dispatch.open_call(
-        __package__, backend, optional=("residual", "seed"), options=("dropout", p), seed_number=number, input=input,
+        __package__, backend, optional=("residual", "seed"), input=input,
         residual=residual, seed=seed,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     input, residual, seed = call.arrays
     checks.floating(call.backend, input=input, residual=residual)
     checks.shape(input.shape, residual=residual)
@@ -57,11 +55,9 @@ def dropout_backward(grad_output: Any, p: float, seed: Any, *, backend: str | No
     """
     number, seed = checks.seed_or_array("seed", seed)
     call = dispatch.open_call(
-        __package__, backend, optional=("seed",), options=("dropout_backward", p), seed_number=number,
+        __package__, backend, optional=("seed",),
         grad_output=grad_output, seed=seed,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     grad_output, seed = call.arrays
     checks.floating(call.backend, grad_output=grad_output)
     checks.seed_array(call.backend, seed=seed)

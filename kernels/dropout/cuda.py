@@ -13,7 +13,7 @@ KERNELS = _cuda.Module(__file__, "dropout.cu", tuple(f"dropout<{c_name}>" for c_
 def dropout(input, p, seed, residual):
     """`input` with elements dropped, plus `residual`."""
     xp = _cuda.array_module(input)
-    input, output = xp.ascontiguousarray(input), _cuda.empty(xp, input.shape, input.dtype)
+    input, output = xp.ascontiguousarray(input), xp.empty(input.shape, input.dtype)
     if output.size:
         residual = None if residual is None else xp.ascontiguousarray(residual)
         args = input, residual, output, np.int64(output.size), *dropping(p, seed)

@@ -41,13 +41,11 @@ def dropout_layer_norm(
         TypeError, ValueError: for a wrong kind of array, dtype, shape, eps, probability or seed.
         BackendUnavailable: if the backend cannot run here.
     """
-    options, (number, seed) = ("dropout_layer_norm", eps, p), checks.seed_or_array("seed", seed)
+    number, seed = checks.seed_or_array("seed", seed)
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=options, seed_number=number, input=input, residual=residual,
+        __package__, backend, optional=OPTIONAL, input=input, residual=residual,
         weight=weight, bias=bias, seed=seed,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     *arrays, seed = call.arrays
     named = dict(zip(("input", "residual", "weight", "bias"), arrays, strict=True))
     return call.run("dropout_layer_norm", *arrays, *_checked(call.backend, named, eps, p, number, seed))
@@ -81,13 +79,11 @@ def dropout_layer_norm_backward(
     Raises:
         As `dropout_layer_norm`.
     """
-    options, (number, seed) = ("dropout_layer_norm_backward", eps, p, dtype), checks.seed_or_array("seed", seed)
+    number, seed = checks.seed_or_array("seed", seed)
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=options, seed_number=number, grad_output=grad_output,
+        __package__, backend, optional=OPTIONAL, grad_output=grad_output,
         input=input, residual=residual, weight=weight, bias=bias, seed=seed,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     *arrays, seed = call.arrays
     named = dict(zip(("grad_output", "input", "residual", "weight", "bias"), arrays, strict=True))
     numbers, dtype = _checked(call.backend, named, eps, p, number, seed), checks.gradient_dtype(arrays[1], dtype)

@@ -42,8 +42,8 @@ def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps,
     if plan is None:
         return _in_parts(grad_output, input, residual, weight, bias, eps, p, seed, dtype)
     xp, sizes = _cuda.array_module(input), _sizes(input)
-    statistics = _cuda.empty(xp, (int(sizes[0]), norms.STATISTICS), np.float32)
-    kept = _cuda.empty(xp, input.nbytes // 16, np.uint8)  # a byte for a vector
+    statistics = xp.empty((int(sizes[0]), norms.STATISTICS), np.float32)
+    kept = xp.empty(input.nbytes // 16, np.uint8)  # a byte for a vector
     KERNELS.launch(*plan, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), *dropping(p, seed)))
     kernel = f"dropout_norm_backward_columns<{_cuda.c_type(input.dtype)}>"
     args = *arrays[:3], statistics, kept, np.float32(1 / (1 - p))
@@ -62,7 +62,7 @@ def _contiguous(*arrays):
 
 
 def _empty_like(array):
-    return _cuda.empty(_cuda.array_module(array), array.shape, array.dtype)
+    return _cuda.array_module(array).empty(array.shape, array.dtype)
 
 
 def _plan(kernel, array, *beside):

@@ -23,9 +23,7 @@ def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
             and where).
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, options=("embedding",), input=input, weight=weight)
-    if call.plan is not None:
-        return call.replay()
+    call = dispatch.open_call(__package__, backend, input=input, weight=weight)
     input, weight = call.arrays
     if call.backend != "numba" or not is_bfloat16(weight.dtype):  # Numba widens bfloat16, but does not compute in it
         checks.floating(call.backend, weight=weight)

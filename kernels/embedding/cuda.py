@@ -25,7 +25,7 @@ def embedding(input, weight):
     """Ids of any shape to (*shape of the ids, dim); rows of NaN for ids outside the (num_embeddings, dim) weight."""
     xp = _cuda.array_module(weight)
     table_rows, dim = weight.shape
-    output = _cuda.empty(xp, (*input.shape, dim), weight.dtype)
+    output = xp.empty((*input.shape, dim), weight.dtype)
     if output.size == 0:
         return output
     ids = xp.ascontiguousarray(input if input.dtype.name in IDS else input.astype(np.int64))

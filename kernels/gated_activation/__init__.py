@@ -27,9 +27,7 @@ def gated_activation(input: Any, activation: str, *, gate: str = "first", backen
         TypeError, ValueError: for a wrong kind of array, dtype, shape or name.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, options=("gated_activation", activation, gate), input=input)
-    if call.plan is not None:
-        return call.replay()
+    call = dispatch.open_call(__package__, backend, input=input)
     (input,) = call.arrays
     _check(call, input, activation, gate)
     return call.run("gated_activation", input, activation, gate)
@@ -50,10 +48,7 @@ def gated_activation_backward(
     Raises:
         As `gated_activation`.
     """
-    options = "gated_activation_backward", activation, gate
-    call = dispatch.open_call(__package__, backend, options=options, grad_output=grad_output, input=input)
-    if call.plan is not None:
-        return call.replay()
+    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input)
     grad_output, input = call.arrays
     _check(call, input, activation, gate, grad_output=grad_output)
     checks.shape((*input.shape[:-1], input.shape[-1] // 2), grad_output=grad_output)

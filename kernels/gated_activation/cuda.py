@@ -15,14 +15,14 @@ KERNELS = _cuda.Module(__file__, "gated_activation.cu", INSTANTIATIONS)
 
 def gated_activation(input, activation, gate):
     """(..., 2 * width) to (..., width)."""
-    output = _cuda.empty(_cuda.array_module(input), (*input.shape[:-1], input.shape[-1] // 2), input.dtype)
+    output = _cuda.array_module(input).empty((*input.shape[:-1], input.shape[-1] // 2), input.dtype)
     _launch("gated_activation", (input, output), output, activation, gate)
     return output
 
 
 def gated_activation_backward(grad_output, input, activation, gate):
     """The gradient of the (..., 2 * width) input."""
-    grad_input = _cuda.empty(_cuda.array_module(input), input.shape, input.dtype)
+    grad_input = _cuda.array_module(input).empty(input.shape, input.dtype)
     _launch("gated_activation_backward", (grad_output, input, grad_input), grad_output, activation, gate)
     return grad_input
 

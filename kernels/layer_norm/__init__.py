@@ -37,11 +37,9 @@ def layer_norm(
         BackendUnavailable: if the backend cannot run here.
     """
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=("layer_norm", eps), input=input, weight=weight, bias=bias,
+        __package__, backend, optional=OPTIONAL, input=input, weight=weight, bias=bias,
         residual=residual,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     input, weight, bias, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual)
     eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
@@ -75,11 +73,9 @@ def layer_norm_backward(
         As `layer_norm`.
     """
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=("layer_norm_backward", eps, dtype), grad_output=grad_output,
+        __package__, backend, optional=OPTIONAL, grad_output=grad_output,
         input=input, weight=weight, bias=bias, residual=residual,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     grad_output, input, weight, bias, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual, grad_output=grad_output)
     eps = checks.number_of(input.dtype, "eps", eps, minimum=0)

@@ -168,10 +168,7 @@ def linear(
         TypeError, ValueError: for a wrong kind of array, dtype or shape, and for a weight prepared for another backend.
         BackendUnavailable: if the backend cannot run here.
     """
-    options = "linear", activation
-    call, weight = _open_call(weight, backend, options, input=input, bias=bias, residual=residual)
-    if call.plan is not None:
-        return call.replay()
+    call, weight = _open_call(weight, backend, input=input, bias=bias, residual=residual)
     input, bias, residual = call.arrays[:3]
     checks.choice("activation", activation, ACTIVATIONS_OR_NONE)
     out_features = _check(call, input, weight, bias=bias, residual=residual)
@@ -212,10 +209,7 @@ def linear_backward(
     """
     if isinstance(weight, PreparedWeight) and weight.dtype == np.int8:
         raise TypeError("weight is prepared as int8, which has no gradients: expected float32, float64 or bfloat16")
-    options = "linear_backward", needs_weight, dtype
-    call, weight = _open_call(weight, backend, options, input=input, grad_output=grad_output, bias=bias)
-    if call.plan is not None:
-        return call.replay()
+    call, weight = _open_call(weight, backend, input=input, grad_output=grad_output, bias=bias)
     checks.boolean("needs_weight", needs_weight)
     input, grad_output, bias = call.arrays[:3]
     out_features = _check(call, input, weight, grad_output=grad_output, bias=bias)
@@ -245,10 +239,7 @@ def linear_weight_gradient(
         As `linear`.
     """
     arrays = {"grad_output": grad_output, "input": input, "add_to": add_to}
-    options = "linear_weight_gradient", dtype
-    call = dispatch.open_call(__package__, backend, optional=("add_to",), options=options, **arrays)
-    if call.plan is not None:
-        return call.replay()
+    call = dispatch.open_call(__package__, backend, optional=("add_to",), **arrays)
     grad_output, input, add_to = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output)
     checks.has_axes(input=input, grad_output=grad_output)
@@ -262,10 +253,10 @@ def linear_weight_gradient(
     return call.run("linear_weight_gradient", _rows(grad_output), _rows(input), dtype, add_to)
 
 
-def _open_call(weight: Any, backend: str | None, options: tuple[Any, ...], **arrays: Any) -> tuple[dispatch.Call, Any]:
+def _open_call(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Call, Any]:
     """The call, on the backend that a prepared weight belongs to, and the weight as a native array or prepared."""
     if not isinstance(weight, PreparedWeight):
-        call = dispatch.open_call(__package__, backend, optional=OPTIONAL, options=options, **arrays, weight=weight)
+        call = dispatch.open_call(__package__, backend, optional=OPTIONAL, **arrays, weight=weight)
         return call, call.arrays[-1]
     chosen = backend or dispatch.get_backend()
     if chosen not in (dispatch.AUTO, weight.backend):
@@ -274,8 +265,8 @@ def _open_call(weight: Any, backend: str | None, options: tuple[Any, ...], **arr
             f"prepare_weight(weight.to_array(), backend={chosen!r}) makes one for it"
         )
     if weight.backend == "cupy":
-        arrays["weight"], options = weight.array, (*options, weight.in_features)  # the array may be padded
-    return dispatch.open_call(__package__, weight.backend, optional=OPTIONAL, options=options, **arrays), weight
+        arrays["weight"] = weight.array
+    return dispatch.open_call(__package__, weight.backend, optional=OPTIONAL, **arrays), weight
 
 
 def _check(call: dispatch.Call, input: Any, weight: Any, *, bias: Any, **others: Any) -> int:

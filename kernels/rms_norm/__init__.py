@@ -30,11 +30,9 @@ def rms_norm(
         BackendUnavailable: if the backend cannot run here.
     """
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=("rms_norm", eps), input=input, weight=weight,
+        __package__, backend, optional=OPTIONAL, input=input, weight=weight,
         residual=residual,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     input, weight, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, residual=residual)
     eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
@@ -64,11 +62,9 @@ def rms_norm_backward(
         As `rms_norm`.
     """
     call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, options=("rms_norm_backward", eps), grad_output=grad_output,
+        __package__, backend, optional=OPTIONAL, grad_output=grad_output,
         input=input, weight=weight, residual=residual,
     )  # fmt: skip
-    if call.plan is not None:
-        return call.replay()
     grad_output, input, weight, residual = call.arrays
     checks.rows(call.backend, input=input, weight=weight, residual=residual, grad_output=grad_output)
     eps = checks.number_of(input.dtype, "eps", eps, minimum=0)

@@ -50,8 +50,6 @@ def rotary(
     """
     angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
     call, checked = _open("rotary", {"input": input} | angles, interleaved, inplace, backend)
-    if call.plan is not None:
-        return call.replay()
     return call.run("rotary", *checked, bool(interleaved), bool(inplace))
 
 
@@ -81,18 +79,15 @@ def rotary_backward(
     """
     angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
     call, checked = _open("rotary_backward", {"grad_output": grad_output} | angles, interleaved, inplace, backend)
-    if call.plan is not None:
-        return call.replay()
     return call.run("rotary_backward", *checked, bool(interleaved), bool(inplace))
 
 
 def _open(
     function: str, arrays: dict[str, Any], interleaved: bool, inplace: bool, backend: str | None
 ) -> tuple[dispatch.Call, tuple[Any, ...]]:
-    """The call, and where it has no plan its arrays checked; the first of them is what it turns."""
-    options = function, interleaved, inplace
-    call = dispatch.open_call(__package__, backend, optional=OPTIONAL, options=options, **arrays)
-    return call, () if call.plan is not None else _check(call, next(iter(arrays)), *call.arrays, interleaved, inplace)
+    """The call and its checked arrays; the first of them is what it turns."""
+    call = dispatch.open_call(__package__, backend, optional=OPTIONAL, **arrays)
+    return call, _check(call, next(iter(arrays)), *call.arrays, interleaved, inplace)
 
 
 def _check(

@@ -29,7 +29,7 @@ def _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, sign):
     xp = _cuda.array_module(input)
     unit_columns = input.strides[-1] == input.itemsize or input.shape[-1] <= 1
     source = input if unit_columns else xp.ascontiguousarray(input)
-    target = source if inplace else _cuda.empty(xp, input.shape, input.dtype)
+    target = source if inplace else xp.empty(input.shape, input.dtype)
     if input.size:
         cos, sin = xp.ascontiguousarray(cos), xp.ascontiguousarray(sin)
         offsets = None if cu_seqlens is None else xp.ascontiguousarray(cu_seqlens)

@@ -23,9 +23,7 @@ def softmax(input: Any, dim: int = -1, *, backend: str | None = None) -> Any:
         TypeError, ValueError: for a wrong kind of array, dtype or axis.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, options=("softmax", dim), input=input)
-    if call.plan is not None:
-        return call.replay()
+    call = dispatch.open_call(__package__, backend, input=input)
     (input,) = call.arrays
     checks.floating(call.backend, input=input)
     checks.has_axes(input=input)
@@ -46,10 +44,7 @@ def softmax_backward(grad_output: Any, output: Any, dim: int = -1, *, backend: s
     Raises:
         As `softmax`.
     """
-    options = "softmax_backward", dim
-    call = dispatch.open_call(__package__, backend, options=options, grad_output=grad_output, output=output)
-    if call.plan is not None:
-        return call.replay()
+    call = dispatch.open_call(__package__, backend, grad_output=grad_output, output=output)
     grad_output, output = call.arrays
     checks.floating(call.backend, output=output, grad_output=grad_output)
     checks.has_axes(output=output)

@@ -19,7 +19,7 @@ def softmax(input, dim):
     """Softmax of `input` along axis `dim`."""
     xp = _cuda.array_module(input)
     input = xp.ascontiguousarray(xp.moveaxis(input, dim, -1))
-    output = _cuda.empty(xp, input.shape, input.dtype)
+    output = xp.empty(input.shape, input.dtype)
     if output.size:
         width = input.shape[-1]
         name, grid, block = _rows.plan("softmax", input, output)
@@ -31,7 +31,7 @@ def softmax_backward(grad_output, output, dim):
     """Gradient of the softmax input from the gradient of its output and the output itself."""
     xp = _cuda.array_module(output)
     grad_output, output = (xp.ascontiguousarray(xp.moveaxis(array, dim, -1)) for array in (grad_output, output))
-    grad_input = _cuda.empty(xp, output.shape, output.dtype)
+    grad_input = xp.empty(output.shape, output.dtype)
     if output.size:
         width = output.shape[-1]
         name, grid, block = _rows.plan("softmax_backward", output, grad_output, grad_input)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertcore.kernels._cuda import Device, plans
+from bertcore.kernels._cuda import Device
 
 from . import build
 
@@ -118,8 +118,7 @@ class Emulator:
             raise EmulatorError(f"kernel {kernel}: {shared_bytes} bytes of shared memory, there are {most}")
 
     def _run(self, library, entry, kernel, grid, block, args, shared_bytes):
-        given = [arg.as_argument() if type(arg) is plans.Seed else arg for arg in args]
-        arguments = _Arguments(kernel, given)
+        arguments = _Arguments(kernel, args)
         message = ctypes.create_string_buffer(2048)
         request = _Request(
             kernel=kernel.encode(),

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from tests.cuda_emulator.driverless import host, unavailable_reason
-from tests.kernels.gpu_work import counting_gpu, done, same
+from tests.cuda_emulator.driverless import host
 from tests.kernels.strategies import normal
 
 SEEDS = (2**64 - 1, 5 << 33 | 7)
@@ -42,13 +41,12 @@ def bits(arrays):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("width", [128, 7])
 def test_an_array_gives_the_bits_of_its_number(emulated_gpu, width, dtype):
-    """In a first call, in one by its plan with another array, and in each launch of a graph."""
+    """In a plain call and in each launch of a graph."""
     for name, call in calls(dtype, width).items():
         expected = [bits(call(seed)) for seed in SEEDS]
         assert expected[0] != expected[1], name
         for seed, one, shape in zip(SEEDS, expected, [(), (1,)], strict=True):
-            for _ in range(2):
-                assert bits(call(cupy.full(shape, seed, np.uint64))) == one, name
+            assert bits(call(cupy.full(shape, seed, np.uint64))) == one, name
         seed, stream, memory = cupy.zeros(1, np.uint64), cupy.cuda.Stream(), []
         cupy.cuda.set_allocator(lambda size, taken=memory: taken.append(emulated_gpu.allocate(size)) or taken[-1])
         call(seed)
@@ -63,30 +61,6 @@ def test_an_array_gives_the_bits_of_its_number(emulated_gpu, width, dtype):
             seed.fill(number)
             graph.launch(stream)
             assert bits(results) == one, name
-
-
-@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
-@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("width", [128, 7])
-def test_plans_hold_for_any_seed(width, dtype):
-    """What they launch has that of the call: a number, or an array."""
-    seeds = 3, 3, 2**64 - 1, 5
-    with counting_gpu() as gpu:
-        for name, call in calls(dtype, width).items():
-            gpu.runtime._plans.clear()
-            gpu.replays.clear()
-            by_plan = [done(gpu, lambda call=call, seed=seed: call(seed)) for seed in seeds]
-            assert len(gpu.replays) == len(seeds) - 1, name
-            for seed, one in zip(seeds, by_plan, strict=True):
-                gpu.runtime._plans.clear()
-                assert same(one, done(gpu, lambda call=call, seed=seed: call(seed))), name
-            assert same(*by_plan[:2]) and not same(*by_plan[1:3]), name
-            gpu.replays.clear()
-            for count in range(3):
-                seed = cupy.zeros(1, np.uint64)
-                done(gpu, lambda call=call, seed=seed: call(seed))
-                assert any(arg is seed for launch in gpu.launches for arg in launch.args), name
-                assert len(gpu.replays) == count, name
 
 
 def of_attention(x, seed):

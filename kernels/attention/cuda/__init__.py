@@ -63,10 +63,10 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
         raise ValueError(f"query has head_dim {head_dim}, the CUDA kernels take at most {most}{beside}")
     xp, is_packed = _cuda.array_module(query), scoring.cu_seqlens is not None
     if is_packed:
-        output = _cuda.empty(xp, (length, heads, head_dim), dtype=query.dtype).transpose(1, 0, 2)[None]
+        output = xp.empty((length, heads, head_dim), dtype=query.dtype).transpose(1, 0, 2)[None]
     else:
-        output = _cuda.empty(xp, query.shape, dtype=query.dtype)
-    lse = _cuda.empty(xp, (batch, heads, length, 2), dtype=np.float32)
+        output = xp.empty(query.shape, dtype=query.dtype)
+    lse = xp.empty((batch, heads, length, 2), dtype=np.float32)
     arrays, problem = kernel_inputs(query, key, value, scoring)
     terms = relative_cuda.terms(scoring.relative) if has_terms else ()
     if lse.size:

@@ -78,7 +78,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     scores, bands = _Scores(query, longest, scoring, problem), _Bands(query, longest, scoring, problem)
     relative = None if scoring.relative is None else _RelativeGradients(scores, bands, scoring, problem)
     if query.size and key.size:
-        deltas = _cuda.empty(xp, output.size // query.shape[3], np.float32)
+        deltas = xp.empty(output.size // query.shape[3], np.float32)
         _launch_deltas(grad_output, output, deltas)
         tiles = _cuda.vector_rows(_four_axes(grad_output, is_packed))
         set_strides(problem, grad_output=tiles)
@@ -184,7 +184,7 @@ class _Scores:
     def reserve(self, count):
         """Have memory for as many heads."""
         if self.bytes_of_head:
-            self._array = _cuda.empty(self._xp, (count, *self._shape[1:]), np.float32)
+            self._array = self._xp.empty((count, *self._shape[1:]), np.float32)
 
     def of(self, heads):
         """(heads, rows, longest sequence of keys), or None."""
@@ -282,7 +282,7 @@ class _RelativeGradients:
         """Of each query for keys of its segment and of another, times the scale."""
         batch, _, length, _ = grad.shape
         count, tokens, xp = heads.stop - heads.start, batch * length, _cuda.array_module(grad)
-        table = _cuda.empty(xp, (count, tokens, 2), np.float32)
+        table = xp.empty((count, tokens, 2), np.float32)
         segments = contiguous(self._relative.segment_ids, self._relative.segment_ids_k)
         args = self._scores.of(heads), table, *self._offsets, *segments, self._problem
         grid = -(-tokens // THREADS), count
@@ -312,7 +312,7 @@ def _contiguous(array, is_packed):
 def _empty(like, is_packed):
     """A (batch, heads, length, size) array, uninitialised."""
     shape = (like.shape[2], like.shape[1], like.shape[3]) if is_packed else like.shape
-    return _four_axes(_cuda.empty(_cuda.array_module(like), shape, like.dtype), is_packed)
+    return _four_axes(_cuda.array_module(like).empty(shape, like.dtype), is_packed)
 
 
 def _four_axes(array, is_packed):

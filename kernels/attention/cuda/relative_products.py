@@ -69,8 +69,7 @@ class RelativeProducts:
         if self._relative is not None:
             xp = _cuda.array_module(self._query)
             self._rooms = [
-                None if shape is None else _cuda.empty(xp, (count * math.prod(shape),), np.float32)
-                for shape in self._shapes
+                None if shape is None else xp.empty((count * math.prod(shape),), np.float32) for shape in self._shapes
             ]
 
     def of(self, heads):

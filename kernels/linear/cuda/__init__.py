@@ -76,7 +76,7 @@ def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
     xp = _cuda.array_module(input)
     weight = weight.array[:, : weight.in_features] if isinstance(weight, CudaWeight) else weight
     grad_bias = None if bias is None else column_sums.launch(KERNELS, grad_output, dtype)
-    grad_input = _cuda.empty(xp, input.shape, input.dtype)
+    grad_input = xp.empty(input.shape, input.dtype)
     _multiply(grad_input, grad_output, weight)
     grad_weight = linear_weight_gradient(grad_output, input, dtype, None) if needs_weight else None
     return grad_input, grad_weight, grad_bias
@@ -85,7 +85,7 @@ def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
 def linear_weight_gradient(grad_output, input, dtype, add_to):
     """grad_output.T @ input in `dtype`, or added to the array `add_to`, which has it, if that is not None."""
     shape = grad_output.shape[1], input.shape[1]
-    output = _cuda.empty(_cuda.array_module(input), shape, dtype) if add_to is None else add_to
+    output = _cuda.array_module(input).empty(shape, dtype) if add_to is None else add_to
     _multiply(output, grad_output, input, transpose_left=True, addend=add_to)
     return output
 
