@@ -1,4 +1,7 @@
-"""CUDA attention in the emulator (and on a GPU where there is one) against the float64 definition."""
+"""CUDA attention in the emulator, and on a GPU where there is one, against the float64 definition.
+
+The conformance cases run the same functions under one schedule; here is what depends on tiles, warps and memory.
+"""
 
 import functools
 import itertools
@@ -18,35 +21,30 @@ from tests.cuda_emulator.driverless import driverless, host
 from tests.cuda_emulator.driverless import unavailable_reason as no_driverless
 from tests.kernels.arrays import to_gpu, with_layout
 from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments
+from tests.kernels.cuda_support import EmulatorTarget, wide
 from tests.tolerances import assert_close
-
-from .cuda_support import EmulatorTarget
 
 SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # CUDA C++ Programming Guide
 FLOAT16, BFLOAT16, FLOAT32 = np.float16, ml_dtypes.bfloat16, np.float32
+SLOW = pytest.mark.slow
+needs_driverless = pytest.mark.skipif(no_driverless() is not None, reason=str(no_driverless()))
 
 
-# Of the two half precisions, which share their code, the conformance cases have the other one by default.
-@pytest.fixture(
-    params=[FLOAT16, pytest.param(BFLOAT16, marks=pytest.mark.slow), FLOAT32], ids=lambda dtype: dtype.__name__
-)
+# The two half precisions share their code; the conformance cases have the other one by default.
+@pytest.fixture(params=[FLOAT16, pytest.param(BFLOAT16, marks=SLOW), FLOAT32], ids=lambda dtype: dtype.__name__)
 def dtype(request):
     return request.param
 
 
-def call(backend, given, names, *arrays):
+def call(backend, given, names=(), *arrays):
     """(output, lse, probabilities) of `given` with the `arrays` of these names."""
     asked = {"return_lse": True, "return_probs": True, "backend": backend}
     return kernels.attention(**public_arguments(given | dict(zip(names, arrays, strict=True))), **asked)
 
 
-def wide(array):
-    return array.astype(np.float64) if array.dtype.kind not in "bi" else array
-
-
 def defined(given):
-    """What the definition gives in float64."""
-    return call("numpy", {name: wide(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}, ())
+    """The definition's results in float64."""
+    return call("numpy", {name: wide(it) for name, it in given.items()})
 
 
 def computed(cuda, given):
@@ -54,11 +52,16 @@ def computed(cuda, given):
     return cuda.run(functools.partial(call, "cupy", given, tuple(arrays)), *arrays.values())
 
 
+def computed_on_gpu(given):
+    """The output through CuPy's arrays, of which `given` may have some already."""
+    on_gpu = {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
+    return host(call("cupy", on_gpu)[0])
+
+
 def check(cuda, given, **options):
-    """Compares output, lse and probabilities with the definition's; returns the output in float64."""
+    """Compare output, lse and probabilities with the definition's; returns the output in float64."""
     expected, found = defined(given | options), computed(cuda, given | options)
-    assert found[0].flags.c_contiguous
-    assert found[1].dtype == np.float32
+    assert found[0].flags.c_contiguous and found[1].dtype == np.float32
     assert_close(found[0], expected[0], name="output")
     assert_close(found[1], expected[1], name="lse", at_least=1)
     # exp() multiplies the rounding of a score by its size.
@@ -74,8 +77,17 @@ def offsets(*lengths):
     return np.cumsum([0, *lengths]).astype(np.int32)
 
 
-def unpacked(given, batch):
-    """Sequences of equal lengths as a dense batch."""
+def packed(dtype, lengths, lengths_k=None, heads=2, head_dim=13, form="plain", distances=25):
+    """The arguments of a form with arrays of (tokens, heads, head_dim) and offsets; sums of products stay near 1."""
+    given = arguments(form, lengths, lengths_k, dtype, heads=heads, head_dim=head_dim, distances=distances)
+    products = 3 if given.keys() & {"position_key", "position_query"} else 1
+    return given | {"scale": (products * max(head_dim, 1)) ** -0.5}
+
+
+def dense(dtype, batch=1, heads=1, length=65, length_k=None, head_dim=64, form="plain"):
+    """The same with arrays of (batch, heads, length, head_dim)."""
+    length_k = length if length_k is None else length_k
+    given = packed(dtype, [length] * batch, [length_k] * batch, heads, head_dim, form)
     given = {name: it for name, it in given.items() if not name.startswith("cu_seqlens")}
     for name in (OF_QUERIES | OF_KEYS) & given.keys():
         array = given[name].reshape(batch, len(given[name]) // batch, *given[name].shape[1:])
@@ -83,69 +95,74 @@ def unpacked(given, batch):
     return given
 
 
-def dense(dtype, batch=1, heads=1, length=65, length_k=None, head_dim=64, form="plain"):
-    """The arguments of a form with arrays of (batch, heads, length, head_dim)."""
-    length_k = length if length_k is None else length_k
-    return unpacked(packed(dtype, [length] * batch, [length_k] * batch, heads, head_dim, form), batch)
+# ---- sizes, windows, forms -------------------------------------------------------------------------------------------
+
+MANY, MANY_K = (0, 1, 64, 0, 65, 3, 0), (3, 0, 65, 0, 1, 8, 2)
+FEW, FEW_K = (1, 0, 37, 5), (4, 2, 41, 3)  # memory before the queries, keys alone, fewer keys than queries
+WIDE, WIDE_K = (0, 1, 150, 5, 7, 3), (2, 1, 150, 70, 0, 1)
+CAUSAL = {"is_causal": True}
 
 
-def packed(dtype, lengths, lengths_k=None, heads=2, head_dim=13, form="plain", distances=25):
-    """The same with arrays of (tokens, heads, head_dim) and offsets; the sums of products stay near 1."""
-    given = arguments(form, lengths, lengths_k, dtype, heads=heads, head_dim=head_dim, distances=distances)
-    products = 3 if given.keys() & {"position_key", "position_query"} else 1
-    return given | {"scale": (products * max(head_dim, 1)) ** -0.5}
+CASES = [  # function that makes the arguments, its own arguments, options of attention
+    *((dense, {"heads": 2, "length": 5, "length_k": 70, "head_dim": size}, {}) for size in (1, 39, 48, 64, 128, 160)),
+    *((dense, {"length": 66, "length_k": 40, "head_dim": size}, CAUSAL) for size in (39, 64, 128, 160)),
+    *((dense, {"length": q, "length_k": k, "head_dim": 32}, {}) for q, k in ((1, 65), (65, 1), (65, 0), (130, 130))),
+    *((dense, {"length": length, "head_dim": 32}, CAUSAL) for length in (63, 130)),
+    *((packed, {"lengths": MANY, "lengths_k": MANY_K, "head_dim": 32}, options) for options in ({}, CAUSAL)),
+    # More than one tile of queries, and of keys; distances beyond those that have a row, on both sides.
+    *(
+        (packed, {"lengths": (q,), "lengths_k": (k,), "form": "deberta"}, {})
+        for q, k in ((0, 5), (5, 0), (1, 67), (67, 1))
+    ),
+    # From the query's own key to more than the text; memory before the queries, queries without a key.
+    *(
+        (packed, {"lengths": WIDE, "lengths_k": WIDE_K, "heads": 1, "head_dim": 32}, {"window": window} | causal)
+        for window in (0, (None, 0), (20, None), (70, 2), (3, 75), 10**6)
+        for causal in ({}, CAUSAL)
+    ),
+    # Warps of a tile begin with different keys.
+    *(
+        (
+            packed,
+            {"lengths": (131, 5), "lengths_k": (131, 40), "heads": 1, "form": "relative terms"},
+            {"window": window},
+        )
+        for window in (0, (None, 0), (20, 3), (3, 75))
+    ),
+    *((packed, {"lengths": FEW, "lengths_k": FEW_K, "form": form}, {}) for form in FORMS),
+    *((dense, {"batch": 2, "heads": 2, "length": 37, "length_k": 41, "form": form}, CAUSAL) for form in FORMS),
+    *((dense, {"length": 20, "head_dim": 16}, {"scale": scale}) for scale in (-0.3, 0.0, 4.0)),
+    *(
+        (packed, {"lengths": (40,), "heads": 1, "form": form, "distances": count}, {})
+        for form in ("deberta", "biases by distance")
+        for count in (1, 301)
+    ),
+]
 
 
-# ---- sizes and layouts -----------------------------------------------------------------------------------------------
-
-PACKED = (0, 1, 64, 0, 65, 3, 0)
-PACKED_K = (3, 0, 65, 0, 1, 8, 2)
-SHORT, SHORT_K = (1, 0, 37, 5), (4, 2, 41, 3)  # memory before the queries, keys alone, fewer keys than queries
-
-
-@pytest.mark.parametrize("head_dim", (1, 39, 48, 64, 128, 160))
-def test_head_dims(cuda, dtype, head_dim):
-    check(cuda, dense(dtype, heads=2, length=5, length_k=70, head_dim=head_dim))
-    check(cuda, dense(dtype, length=66, length_k=40, head_dim=head_dim), is_causal=True)
+@pytest.mark.parametrize("case", CASES, ids=lambda it: " ".join(map(str, (it[0].__name__, *it[1].items(), *it[2]))))
+def test_cases(cuda, dtype, case):
+    make, given, options = case
+    check(cuda, make(dtype, **given), **options)
 
 
-@pytest.mark.parametrize(
-    "head_dim", [1, 40, 64, *(pytest.param(size, marks=pytest.mark.slow) for size in (32, 100, 128))]
-)
+@pytest.mark.parametrize("head_dim", [1, 40, 64, *(pytest.param(size, marks=SLOW) for size in (32, 100, 128))])
 def test_head_dims_with_tables(cuda, dtype, head_dim):
     check(cuda, packed(dtype, (19,), (35,), 1, head_dim, "all"))
     if isinstance(cuda, EmulatorTarget):
         padded, c_type = next(size for size in (32, 64, 128) if size >= head_dim), _cuda.c_type(dtype)
         rows, keys = relative_cuda.FP32[padded][0]
         sizes = f"_fp32<{padded}, {rows}, {keys}" if dtype is FLOAT32 else f"<{c_type}, {padded}"
-        name = f"{sizes}, EVERYTHING>"
-        kernels_launched = [f"relative_attention_forward{name}", f"relative_attention_probs<{c_type}>"]
-        assert [launch.kernel for launch in cuda.launches] == kernels_launched
-
-
-@pytest.mark.parametrize("length, length_k", [(1, 65), (63, 63), (65, 1), (65, 0), (130, 130)])
-def test_lengths(cuda, dtype, length, length_k):
-    given = dense(dtype, length=length, length_k=length_k, head_dim=32)
-    check(cuda, given)
-    if length == length_k:
-        check(cuda, given, is_causal=True)
-
-
-@pytest.mark.parametrize(
-    "length, length_k",
-    [(0, 0), (0, 5), (5, 0), (1, 1), (1, 67), (67, 1), pytest.param(131, 67, marks=pytest.mark.slow)],
-)
-def test_lengths_with_tables(cuda, dtype, length, length_k):
-    """More than one tile of queries, and of keys; distances beyond those that have a row, on both sides."""
-    check(cuda, packed(dtype, (length,), (length_k,), 1, form="deberta"))
+        expected = [f"relative_attention_forward{sizes}, EVERYTHING>", f"relative_attention_probs<{c_type}>"]
+        assert [launch.kernel for launch in cuda.launches] == expected
 
 
 @pytest.mark.parametrize(
     "head_dim, strips, shared",
-    [(64, 2, 99), (64, 1, 64), *(pytest.param(128, *other, marks=pytest.mark.slow) for other in ((2, 163), (1, 99)))],
+    [(64, 2, 99), (64, 1, 64), *(pytest.param(128, *other, marks=SLOW) for other in ((2, 163), (1, 99)))],
 )
 def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
-    """Enough long sequences for the larger tiles, if two blocks of them fit into the KB of shared memory.
+    """Long sequences take the larger tiles if two blocks of them fit into the KB of shared memory.
 
     The last warps of the second tile have no query.
     """
@@ -160,16 +177,16 @@ def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", [39, 48], ids=["that no vector fits", "of whole vectors"])
 def test_packed_views_of_a_fused_projection(cuda, dtype, head_dim, is_causal):
-    """Sequences of every length, query, key and value as slices of one (tokens, 3, heads, head_dim) array."""
-    fused = normal(0, sum(PACKED), 3, 2, head_dim, dtype=dtype)
+    """Query, key and value are slices of one (tokens, 3, heads, head_dim) array."""
+    fused = normal(0, sum(MANY), 3, 2, head_dim, dtype=dtype)
     views = dict(zip(("query", "key", "value"), fused.swapaxes(0, 1), strict=True))
     assert not views["query"].flags.c_contiguous
-    check(cuda, views, cu_seqlens=offsets(*PACKED), is_causal=is_causal)
+    check(cuda, views, cu_seqlens=offsets(*MANY), is_causal=is_causal)
 
 
 def test_views_with_tables(cuda, dtype):
-    """Slices of wider arrays, of which not every row begins on a vector boundary; integers with a stride."""
-    given = packed(dtype, SHORT, SHORT_K, head_dim=24, form="all")
+    """Slices of wider arrays whose rows begin between vector boundaries; integers with a stride."""
+    given = packed(dtype, FEW, FEW_K, head_dim=24, form="all")
     for name in ("query", "key", "value", "position_key", "position_query", "query_for_position"):
         given[name] = np.concatenate([given[name]] * 2, axis=2)[..., 1:17]
     for name in ("segment_scores", "position_bias", "distance_rows", "segment_ids", "segment_ids_k", "cu_seqlens"):
@@ -177,46 +194,23 @@ def test_views_with_tables(cuda, dtype):
     check(cuda, given)
 
 
-def test_packed_sequences_of_keys_with_lengths_of_their_own(cuda, dtype):
-    given = packed(dtype, PACKED, PACKED_K, head_dim=32)
-    check(cuda, given)
-    check(cuda, given, is_causal=True)
-
-
 @pytest.mark.parametrize("sequences", [33, 1100])
 def test_finding_one_of_many_sequences(sequences):
-    """More sequences than one, and than two steps of the search look at; many of them empty."""
+    """More sequences than one step of the search looks at, and than two; many are empty."""
     given = packed(FLOAT16, np.random.default_rng(0).integers(0, 3, sequences), heads=1, head_dim=8)
     with _cuda.use_runtime(Emulator()):
         output = kernels.attention(**given, backend="cupy")
     assert_close(output, defined(given)[0])
 
 
-# ---- windows, relative terms -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("window", (0, 1, (None, 0), (20, None), (70, 2), (3, 75), 10**6), ids=str)
-def test_windows(cuda, dtype, window, is_causal):
-    """From the query's own key to more than the text; memory before the queries, queries without a key."""
-    given = packed(dtype, (0, 1, 150, 5, 7, 3), (2, 1, 150, 70, 0, 1), heads=1, head_dim=32)
-    check(cuda, given, window=window, is_causal=is_causal)
-
-
-@pytest.mark.parametrize("window", [0, 1, (None, 0), (20, 3), (3, 75)], ids=str)
-def test_windows_with_tables(cuda, dtype, window):
-    """Warps of a tile begin with different keys."""
-    check(cuda, packed(dtype, (131, 5), (131, 40), heads=1, form="relative terms"), window=window)
+# ---- what is read ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["plain", "position_key"])
-def test_keys_out_of_sight_cost_nothing(cuda, dtype, form):
-    """Tiles of keys that no query of a tile sees are not read: a NaN among them would reach the output.
-
-    Where heads have up to 64 columns a warp leaves such keys out even if its block reads them.
-    """
+def test_tiles_of_keys_out_of_sight_are_not_read(cuda, dtype, form):
+    """A NaN among them would reach the output."""
     given = packed(dtype, (5,), (200,), heads=1, head_dim=72, form=form)
-    for options, beyond in (({"window": (9, None)}, slice(0, 128)), ({"is_causal": True}, slice(64, None))):
+    for options, beyond in (({"window": (9, None)}, slice(0, 128)), (CAUSAL, slice(64, None))):
         given["value"][beyond] = 0
         output = check(cuda, given, **options)
         given["value"][beyond] = np.nan
@@ -230,22 +224,9 @@ def test_a_window_has_the_same_bits_whatever_the_queries_are(cuda, dtype):
     np.testing.assert_array_equal(computed(cuda, given)[0][101:], computed(cuda, part)[0])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_forms(cuda, dtype, form):
-    """Packed and dense, with -inf for what is masked; one of them with a scale that turns the order of the scores."""
-    check(cuda, packed(dtype, SHORT, SHORT_K, form=form))
-    check(cuda, dense(dtype, 2, 2, 37, 41, 8, form), scale=-0.2 if form == "xlnet" else 0.2, is_causal=True)
-
-
-def test_biases_beside_segments(cuda, dtype):
-    given = packed(dtype, SHORT, SHORT_K, form="all")
-    tables = ("position_key", "position_query", "query_for_position")
-    check(cuda, {name: it for name, it in given.items() if name not in tables})
-
-
 @pytest.mark.parametrize("positions", ["alibi", "buckets"])
 def test_published_biases(cuda, dtype, positions):
-    """Those of Jina v2 and of MPNet, which reach beyond the distances that have a row of their own."""
+    """The biases of Jina v2 and of MPNet, which reach beyond the distances that have a row of their own."""
     if positions == "alibi":
         relative = vars(kernels.alibi_positions(3, 150, dtype))
     else:
@@ -255,31 +236,29 @@ def test_published_biases(cuda, dtype, positions):
     check(cuda, packed(dtype, (1, 150, 0), heads=3, head_dim=32), **relative)
 
 
-@pytest.mark.parametrize("distances", [1, 3, 301])
-def test_distances(cuda, dtype, distances):
-    for form in ("deberta", "biases by distance"):
-        check(cuda, packed(dtype, (40,), heads=1, form=form, distances=distances))
-
-
 @pytest.mark.parametrize("name", ["position_key", "position_query", "position_bias"])
-@pytest.mark.skipif(no_driverless() is not None, reason=str(no_driverless()))
+@needs_driverless
 def test_unknown_rows_are_not_read(dtype, name):
-    """On a GPU the values of distance_rows are not checked: a row that is not there counts as zeros."""
-    form = "biases by distance" if name == "position_bias" else name
-    given = packed(dtype, SHORT, SHORT_K, head_dim=16, form=form)
+    """On a GPU the values of distance_rows are not checked: an unknown row counts as zeros."""
+    given = packed(dtype, FEW, FEW_K, head_dim=16, form="biases by distance" if name == "position_bias" else name)
     given["distance_rows"][[10, 14]] = -1, ROWS
     table = np.concatenate([given[name], np.zeros_like(given[name][:1])])
     expected, *_ = defined(given | {name: table, "distance_rows": given["distance_rows"] % (ROWS + 1)})
     with driverless():
-        on_gpu = {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
-        assert_close(host(call("cupy", on_gpu, ())[0]), expected)
+        assert_close(computed_on_gpu(given), expected)
 
 
-# ---- masks, scales, extremes -----------------------------------------------------------------------------------------
+@needs_driverless
+def test_the_stride_of_a_single_key(dtype):
+    """An axis of size 1 may have any stride: memory beyond the key is not read."""
+    given = packed(dtype, [1], heads=3, form="biases by distance") | {"bias": normal(3, 1, 3, 1, 1, dtype=dtype)}
+    expected, *_ = defined(given)
+    with driverless():
+        assert_close(computed_on_gpu(given | {"bias": to_gpu(with_layout(given["bias"], "fortran"))}), expected)
 
 
-def test_packed_masks(cuda, dtype):
-    """A mask and a bias of the longest sequence's size; what lies beyond a sequence's length is NaN and is ignored."""
+def test_biases_beyond_a_sequence_are_not_read(cuda, dtype):
+    """A mask and a bias have the longest sequence's size; beyond a sequence's own length the bias is NaN."""
     lengths = (5, 0, 66, 20)
     given = packed(dtype, lengths, head_dim=24, form="all masks")
     given["bias"] = normal(3, len(lengths), 2, 66, 66, dtype=dtype)
@@ -288,41 +267,17 @@ def test_packed_masks(cuda, dtype):
     check(cuda, given, window=None)
 
 
-@pytest.mark.skipif(no_driverless() is not None, reason=str(no_driverless()))
-def test_the_stride_of_a_single_key(dtype):
-    """Along an axis of size 1 it may be anything: what lies beyond the key is not read."""
-    given = packed(dtype, [1], heads=3, form="biases by distance") | {"bias": normal(3, 1, 3, 1, 1, dtype=dtype)}
-    expected, *_ = defined(given)
-    with driverless():
-        on_gpu = {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
-        on_gpu["bias"] = to_gpu(with_layout(given["bias"], "fortran"))
-        assert_close(host(call("cupy", on_gpu, ())[0]), expected)
-
-
-@pytest.mark.parametrize("scale", [-0.3, 0.0, 4.0])
-def test_scales(cuda, dtype, scale):
-    """A negative scale turns the order of the scores; a large one makes the softmax sharp."""
-    check(cuda, dense(dtype, length=20, head_dim=16), scale=scale)
+# ---- extremes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["some", "all"])
 def test_lowest_finite_masks(cuda, dtype, hidden):
-    """The usual stand-in for -inf. Where it hides every key they count alike; in bfloat16 it could overflow."""
+    """The usual stand-in for -inf. Keys count alike where it hides all of them; in bfloat16 it could overflow."""
     given = dense(dtype, length=10, length_k=70, head_dim=16)
     given["attn_mask"] = np.zeros((10, 70), dtype)
     given["attn_mask"][..., 0 if hidden else 30 :] = ml_dtypes.finfo(dtype).min
     in_float32 = {name: it.astype(np.float32) if isinstance(it, np.ndarray) else it for name, it in given.items()}
-    assert_close(computed(cuda, given)[0], call("numpy", in_float32, ())[0])
-
-
-def test_nan_stays_in_its_row(cuda, dtype):
-    given = dense(dtype, heads=2, length=70, head_dim=24)
-    given["query"][0, 1, 66, 3] = np.nan
-    output = check(cuda, given)
-    assert np.isnan(output[0, 1, 66]).all()
-    assert np.isnan(output).sum() == 24
-    given["key"][0, 0, 2, 5] = np.nan
-    assert np.isnan(check(cuda, given, is_causal=True)[0, 0, 2:]).all()
+    assert_close(computed(cuda, given)[0], call("numpy", in_float32)[0])
 
 
 @pytest.mark.parametrize("name", ["query", "query_for_position", "segment_scores"])
@@ -331,8 +286,7 @@ def test_nan_stays_in_its_row_with_tables(cuda, dtype, name):
     given[name][20, 1, 1] = np.nan
     given["segment_ids"][20] = 4  # of no key: all get the second score
     output = check(cuda, given)
-    assert np.isnan(output[20, 1]).all()
-    assert np.isnan(output).sum() == 13
+    assert np.isnan(output[20, 1]).all() and np.isnan(output).sum() == 13
 
 
 def test_infinite_scores(cuda, dtype):
@@ -341,43 +295,45 @@ def test_infinite_scores(cuda, dtype):
     given["query"][:] = np.array([1, -1, 0.5], dtype)[None, None, :, None]
     given["key"][0, 0, 65] = np.inf
     output = check(cuda, given)
-    assert np.isnan(output[0, 0, [0, 2]]).all()
-    assert np.isfinite(output[0, 0, 1]).all()
+    assert np.isnan(output[0, 0, [0, 2]]).all() and np.isfinite(output[0, 0, 1]).all()
 
 
 def test_scores_in_the_thousands_keep_their_digits(cuda, dtype):
-    """Exact scores near 3,840: the peak and the logarithm of the sum, which one float32 would round to 2e-4, apart."""
+    """Exact scores near 3,840: one float32 would round the sum of peak and logarithm to 2e-4."""
     given = dense(dtype, length=5, length_k=70, head_dim=64)
     given["query"][:], given["key"][:] = 40, 12
     given["key"][..., 0] += np.arange(70) % 8 / 8
     check(cuda, given, scale=0.125)
     lse = computed(cuda, given | {"scale": 0.125})[1]
-    offsets = 0.625 * (np.arange(70) % 8)
-    np.testing.assert_array_equal(lse[..., 0], 3840 + offsets.max())
+    above = 0.625 * (np.arange(70) % 8)
+    np.testing.assert_array_equal(lse[..., 0], 3840 + above.max())
     tolerance = 2e-6 if dtype is FLOAT32 else 5e-5  # exponentials are of the scaled scores, far below a half's digits
-    np.testing.assert_allclose(lse[..., 1], np.log(np.exp(offsets - offsets.max()).sum()), rtol=tolerance)
+    np.testing.assert_allclose(lse[..., 1], np.log(np.exp(above - above.max()).sum()), rtol=tolerance)
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head_dim, form, most", [(257, "plain", 256), (129, "deberta", 128), (129, "all", 128)])
-def test_head_dim_too_large(head_dim, form, most):
-    with _cuda.use_runtime(Emulator()), pytest.raises(ValueError, match=f"head_dim {head_dim}, .* at most {most}"):
-        call("cupy", packed(FLOAT16, (2,), head_dim=head_dim, form=form), ())
-
-
-def test_what_there_is_not():
-    given = packed(FLOAT32, (7,))
-    with _cuda.use_runtime(Emulator()), pytest.raises(ValueError, match="return_components"):
-        kernels.attention(**given, return_components=True, backend="cupy")
+@pytest.mark.parametrize(
+    "head_dim, form, options, message",
+    [
+        (257, "plain", {}, "head_dim 257, .* at most 256"),
+        (129, "deberta", {}, "head_dim 129, .* at most 128"),
+        (129, "all", {}, "head_dim 129, .* at most 128"),
+        (13, "plain", {"return_components": True}, "return_components"),
+    ],
+)
+def test_unsupported_arguments(head_dim, form, options, message):
+    given = public_arguments(packed(FLOAT16, (2,), head_dim=head_dim, form=form))
+    with _cuda.use_runtime(Emulator()), pytest.raises(ValueError, match=message):
+        kernels.attention(**given, **options, backend="cupy")
 
 
 @pytest.mark.slow  # the emulator compiles everything anew; test_cuda_linear.py has the same products
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_turing(dtype, head_dim):
-    """What stands in for mma.sync and cp.async below sm_80."""
+    """Replacements of mma.sync and cp.async below sm_80."""
     target = EmulatorTarget(arch=75)
     check(target, dense(dtype, length=20, length_k=70, head_dim=head_dim), window=(30, 3))
     if head_dim <= relative_cuda.MAX_HEAD_DIM:
@@ -394,7 +350,7 @@ def test_shared_memory_fits_the_smallest_gpu():
 @pytest.mark.parametrize("capability", SHARED_LIMIT)
 @pytest.mark.parametrize("head_dim", relative_cuda.FP32)
 def test_all_relative_terms_fit_beside_a_mask(head_dim, capability):
-    """In float32; a mask's kernel declares a place for each distance of a tile. Where they fit the large tile stays."""
+    """In float32; a mask's kernel declares a place for each distance of a tile. The large tile is kept if it fits."""
     largest, limit = relative_cuda.FP32[head_dim][0], SHARED_LIMIT[capability]
     for added, present in itertools.product(relative_cuda.ADDED, itertools.product((False, True), repeat=3)):
         rows, keys, shared_bytes = relative_cuda.fp32_tile(head_dim, added, limit, *present)
@@ -403,7 +359,7 @@ def test_all_relative_terms_fit_beside_a_mask(head_dim, capability):
         assert ((rows, keys) != largest) == is_too_much
 
 
-@pytest.mark.parametrize("head_dim", [64, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("head_dim", [64, pytest.param(100, marks=SLOW)])
 def test_smaller_tiles_of_relative_attention(head_dim, monkeypatch):
     """As on sm_75 beside a mask with all terms."""
     monkeypatch.setattr(relative_cuda, "fp32_tile", lambda padded, *_: (*relative_cuda.FP32[padded][1], 64 << 10))
