@@ -2,7 +2,7 @@
 
 Copied into another project it bears that project's name: imported as `numerics` (or from within a package `numerics`)
 it reads the variables NUMERICS_BACKEND (dispatch.py), NUMERICS_BATCH_INVARIANT (batch_invariance.py),
-NUMERICS_CACHE_DIR (cache_folder.py) and NUMERICS_ISA (_numba/isa.py) and keeps compiled kernels in ~/.cache/numerics.
+NUMERICS_CACHE_DIR (cache_folder.py) and NUMERICS_ISA (_numba/compile) and keeps compiled kernels in ~/.cache/numerics.
 """
 
 import os

@@ -4,7 +4,7 @@ All numbers are small integers and all scales powers of two, so that the order o
 not matter. Attention looks its values up: the score of a query and its own key is 128 or more above the others', whose
 weights are zero in float32. Rows, columns and depths fill no whole number of tiles.
 
-_numba/tile_verdict.py runs this in a process of its own.
+_numba/compile/tile_verdict.py runs this in a process of its own.
 """
 
 import sys

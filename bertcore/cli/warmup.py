@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     with chosen_backend(args):
         if get_backend() != "numba":
             raise CommandError(f"only the backend numba keeps compiled kernels, and {get_backend()} is in force")
-        from bertcore.kernels._numba.cache import cache_folder, compilations
+        from bertcore.kernels._numba.compile.cache import cache_folder, compilations
 
         start = time.perf_counter()
         with compilations() as compiled:

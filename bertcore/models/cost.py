@@ -187,7 +187,7 @@ def _passes(config: Mapping[str, Any], folder: str | None, batch: int, length: i
 def _compilations(backend: str) -> contextlib.AbstractContextManager[list[str]]:
     if backend != "numba":
         return contextlib.nullcontext([])
-    from bertcore.kernels._numba.cache import compilations
+    from bertcore.kernels._numba.compile.cache import compilations
 
     return compilations()
 

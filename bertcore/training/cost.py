@@ -126,7 +126,7 @@ def measured(config: Mapping[str, Any], batch: int, length: int, layers: int, ag
 
 def _print_measured(asked: Mapping[str, Any]) -> None:
     before = resident_megabytes()
-    from bertcore.kernels._numba.cache import compilations
+    from bertcore.kernels._numba.compile.cache import compilations
 
     with compilations() as compiled:
         cost = _measure(before, **asked)
@@ -160,7 +160,7 @@ def _measure(before: float, config: Mapping[str, Any], batch: int, length: int, 
 
 def _kept(model: Any, examples: Mapping[str, np.ndarray]) -> float:
     """Megabytes that a forward pass keeps for the backward of its loss."""
-    from bertcore.kernels._numba import arena
+    from bertcore.kernels._numba import memory as arena
     from bertcore.tape import Tape
 
     arena.release()

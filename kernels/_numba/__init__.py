@@ -6,11 +6,10 @@ To write a kernel start from the docstring of simd.py.
 """
 
 from ..threads import set_num_threads, thread_count
-from .arena import empty, zeros
-from .arrays import address_of, aligned_empty, as_addressed_array, as_kernel_array
-from .folder import cache_folder
-from .isa import LEVEL, host_features
-from .jit import by_types, helper, inline_helper, kernel, parallel_kernel, region
+from .compile import by_types, helper, inline_helper, isa, kernel, parallel_kernel, region
+from .compile.folder import cache_folder
+from .compile.isa import LEVEL, host_features
+from .memory import address_of, aligned_empty, as_addressed_array, as_kernel_array, empty, zeros
 from .threads import THREADING_LAYER, num_threads
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
     "helper",
     "host_features",
     "inline_helper",
+    "isa",
     "kernel",
     "num_threads",
     "parallel_kernel",

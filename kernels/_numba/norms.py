@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from .arena import empty
-from .jit import helper, inline_helper, kernel, parallel_kernel, region
+from .compile import helper, inline_helper, kernel, parallel_kernel, region
+from .memory import empty
 from .rows import BLOCK_ROWS, block_count, flat, or_empty, row_with_residual, share, sum_blocks, task_count
 from .simd import (
     broadcast,

@@ -7,11 +7,11 @@ The work goes line by line: with a bias a line is a row, without one it is any r
 import numpy as np
 
 from ..activation_names import activation_code
-from . import simd_math
-from .arena import empty
-from .jit import helper, inline_helper, kernel, parallel_kernel, region
+from .compile import helper, inline_helper, kernel, parallel_kernel, region
+from .memory import empty
 from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
 from .simd import first_lanes, lanes, load, load_masked, store, store_masked, wide_pointer
+from .simd import math as simd_math
 
 LINE = 1024
 GRAIN = 1 << 16

@@ -8,9 +8,12 @@ in their order (`sum_blocks`): its bits are the same with any number of threads.
 """
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
-from .arrays import as_kernel_array
-from .jit import helper, inline_helper
+from .compile import helper, inline_helper
+from .memory import as_kernel_array
 from .simd import (
     broadcast,
     first_lanes,
@@ -100,3 +103,17 @@ def sum_blocks(partial, total):
     for block in range(len(partial)):
         for c in range(len(total)):
             total[c] += partial[block, c]
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def take_task(typingctx, counter):
+    """counter[0]++, atomically; the value before. `counter` is a C-contiguous int64 array, zero at the start."""
+
+    def codegen(context, builder, sig, args):
+        data = context.make_array(counter)(context, builder, args[0]).data
+        return builder.atomic_rmw("add", data, ir.IntType(64)(1), "monotonic")
+
+    return types.int64(counter), codegen

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from .jit import inline_helper
+from .compile import inline_helper
 from .simd import pointer_at
 
 FLOAT, BFLOAT16, INT8, UINT8, INT32 = np.float32(0), np.uint16(0), np.int8(0), np.uint8(0), np.int32(0)  # for array_at

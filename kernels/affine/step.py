@@ -3,7 +3,7 @@
 import numpy as np
 
 from .._numba import helper
-from .._numba.rounded_rows import HANDED, NOT_HANDED, ROOM_BESIDE, array_of_row, hand_row
+from .._numba.low_precision.rounded_rows import HANDED, NOT_HANDED, ROOM_BESIDE, array_of_row, hand_row
 from .._numba.rows import share, task_count
 from .._numba.simd import pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record

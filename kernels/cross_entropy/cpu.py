@@ -23,7 +23,7 @@ from .._numba.simd import (
     store_masked,
     wide_pointer,
 )
-from .._numba.simd_math import exp
+from .._numba.simd.math import exp
 
 CHUNK = 2048
 GRAIN = 1 << 17

@@ -1,7 +1,7 @@
 """Dropout on the CPU: what elements are multiplied by, a run that stays in the first-level cache, then the elements."""
 
 from .._numba import empty, parallel_kernel
-from .._numba.dropping import FIRST_ROW, drop_and_add_line, drop_line, dropping, keep_factors
+from .._numba.dropout import FIRST_ROW, drop_and_add_line, drop_line, dropping, keep_factors
 from .._numba.rows import flat, or_empty, share, task_count
 from .._numba.simd import pointer
 

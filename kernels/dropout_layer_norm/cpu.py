@@ -8,7 +8,7 @@ after the other: forward 1.45 ns an element instead of 2.15, backward 2.5 instea
 import numpy as np
 
 from .._numba import empty, helper, kernel, parallel_kernel, region
-from .._numba.dropping import FIRST_ROW, drop_and_add_line, drop_line, dropping, keep_factors
+from .._numba.dropout import FIRST_ROW, drop_and_add_line, drop_line, dropping, keep_factors
 from .._numba.norms import backward_row, fetch_row, forward_row, or_full
 from .._numba.rows import BLOCK_ROWS, block_count, flat, share, sum_blocks, task_count
 from .._numba.simd import wide_pointer

@@ -9,7 +9,7 @@ import copy
 import numpy as np
 
 from .._numba import empty, kernel, num_threads, region
-from .._numba.product import make_scratch
+from .._numba.products import make_scratch
 from .._numba.steps import filled
 from ..affine import step as affine
 from ..attention.cpu import step as attention

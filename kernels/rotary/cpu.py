@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 
 from .._numba import LEVEL, address_of, as_addressed_array, by_types, empty, helper, inline_helper, parallel_kernel
-from .._numba.rounded_rows import hand_head
+from .._numba.low_precision.rounded_rows import hand_head
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, pointer, pointer_at, store_masked
 from .._numba.steps import ADDRESS, filled, record

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .._numba import as_addressed_array, as_kernel_array, helper
-from .._numba.rounded_rows import HEADS, HEADS_BESIDE, NO_HEADS
+from .._numba.low_precision.rounded_rows import HEADS, HEADS_BESIDE, NO_HEADS
 from .._numba.rows import share, task_count
 from .._numba.steps import ADDRESS, FLOAT, INT32, array_at, record
 from ..deferred import Deferred, is_plain

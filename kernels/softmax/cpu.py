@@ -16,7 +16,7 @@ from .._numba.simd import (
     store_masked,
     wide_pointer,
 )
-from .._numba.simd_math import exp
+from .._numba.simd.math import exp
 
 GRAIN = 1 << 16
 

@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 from numba import types
 from numba.core import config
 
-PERMISSION = "bertcore.kernels._numba.tile_permission"
+PERMISSION = "bertcore.kernels._numba.amx.tiles"
 FEATURES = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16",
     "amx-tile", "amx-int8", "amx-bf16",

@@ -16,7 +16,7 @@ not_when_forced = pytest.mark.skipif(bool(FORCED), reason="already the forced ru
 
 
 def supported(isa: str) -> bool:
-    from bertcore.kernels._numba import isa as cpu
+    from bertcore.kernels._numba.compile import isa as cpu
 
     features = cpu.host_features()
     return any(level.name == isa and all(map(features.get, level.requires)) for level in cpu.LEVELS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bertcore.kernels._numba import isa
+from bertcore.kernels._numba.compile import isa
 
 pytestmark = pytest.mark.skipif(not isa.IS_X86, reason="LLVM makes code for x86 on x86")
 

@@ -10,7 +10,7 @@ import pytest
 from bertcore import kernels
 from bertcore.kernels import RelativePositions
 from bertcore.kernels._numba import LEVEL
-from bertcore.kernels._numba.rounded_rows import HEADS
+from bertcore.kernels._numba.low_precision.rounded_rows import HEADS
 from bertcore.kernels.attention.cpu import OPERANDS
 from bertcore.kernels.attention.cpu import step as attention_step
 from bertcore.kernels.linear.cpu import step as linear_step

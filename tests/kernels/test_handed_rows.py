@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.kernels._numba import rounded_rows
+from bertcore.kernels._numba.low_precision import rounded_rows
 from bertcore.kernels.affine import step as affine_step
 from bertcore.kernels.gated_activation import step as gated_step
 from bertcore.kernels.layer_norm import step as norm_step

@@ -54,9 +54,17 @@ def test_functions_stay_functions_when_submodules_are_imported():
     assert not output.split()
 
 
+def is_for_types(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def imports(path):
-    """(level, module) of every import statement of a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """(level, module) of every import statement of a file, but for those that type checkers alone read."""
+    tree = ast.parse(path.read_text())
+    unread = {id(node) for block in tree.body if is_for_types(block) for node in ast.walk(block)}
+    for node in ast.walk(tree):
+        if id(node) in unread:
+            continue
         if isinstance(node, ast.ImportFrom):
             yield node.level, node.module or ""
         elif isinstance(node, ast.Import):

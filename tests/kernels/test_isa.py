@@ -7,7 +7,8 @@ from numba.core import config
 
 from bertcore.cli import doctor
 from bertcore.kernels import _numba
-from bertcore.kernels._numba import isa, tile_permission
+from bertcore.kernels._numba import amx as tile_permission
+from bertcore.kernels._numba.compile import isa
 
 WITH_AMX = dict.fromkeys(isa.FEATURES, True)
 x86_only = pytest.mark.skipif(not isa.IS_X86, reason="levels of x86")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.kernels._numba import arena
+from bertcore.kernels._numba import memory as arena
 
 ROWS = 3000
 LARGE = (ROWS, 768)  # 9 MB of float32

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bench.ops.operations import public_arguments
 from bertcore.kernels import attention, attention_backward, threads
-from bertcore.kernels._numba import LEVEL, scores
+from bertcore.kernels._numba import LEVEL
+from bertcore.kernels._numba.products import blocks as scores
 from bertcore.kernels.attention import cpu, reference
 from bertcore.kernels.attention.cpu import forward as kernel
 from bertcore.kernels.attention.cpu import records

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bertcore.kernels._numba import cache, sources
+from bertcore.kernels._numba.compile import cache, sources
 from tests.kernels.forced_isa import supported
 from tests.processes import finish, run_python, start_python
 
@@ -99,16 +99,16 @@ def test_only_changed_code_is_compiled_again(file, tmp_path):
 EDITS = [  # file -> (text, another), and what is compiled again of RECOMPILED
     ({"softmax/cpu.py": ("GRAIN = 1 << 1", "GRAIN = 1 << 2")}, {"softmax"}),
     ({"_numba/pointwise.py": ("LINE = 1024", "LINE = 512")}, {"linear", "activation", "program"}),
-    ({"_numba/product.py": ("TASK_ROWS = 128", "TASK_ROWS = 64")}, {"linear", "program"}),
+    ({"_numba/products/__init__.py": ("TASK_ROWS = 128", "TASK_ROWS = 64")}, {"linear", "program"}),
     (
-        {"_numba/simd.py": ("types.intp", "types.int64")},
+        {"_numba/simd/__init__.py": ("types.intp", "types.int64")},
         {"softmax", "embedding", "linear", "activation", "program"},
     ),
     (
         {
             "linear/cpu/__init__.py": ("Affine map", "Another map"),
             "_numba/rows.py": ("\n\n@helper\n", "\n\n# another\n@helper\n"),
-            "_numba/cache.py": ("UNUSED_DAYS = 90", "UNUSED_DAYS = 91"),
+            "_numba/compile/cache.py": ("UNUSED_DAYS = 90", "UNUSED_DAYS = 91"),
             "cache_folder.py": ("0o700", "0o755"),
             "embedding/reference.py": ("import", "import os\nimport"),
         },
@@ -148,7 +148,7 @@ def test_every_kernel_depends_on_what_it_loads():
     code = """
 import sys
 from pathlib import Path
-from bertcore.kernels._numba.sources import ROOT, Sources
+from bertcore.kernels._numba.compile.sources import ROOT, Sources
 import bertcore.kernels.linear.cpu
 loaded = {module.__file__ for name, module in sys.modules.items() if name.startswith("bertcore.kernels._numba.")}
 sources = Sources()

@@ -16,11 +16,10 @@ from numba.core.runtime import rtsys
 from bertcore import kernels
 from bertcore.kernels import activation_names, threads
 from bertcore.kernels._numba import LEVEL, THREADING_LAYER
-from bertcore.kernels._numba.isa import has_pair_dot
-from bertcore.kernels._numba.packed_rows import LEAST_PACKED, LEAST_USES, PACKED_BYTES
-from bertcore.kernels._numba.product import CHUNK_DEPTH as BLOCK
-from bertcore.kernels._numba.product import TASK_ROWS as BLOCK_ROWS
-from bertcore.kernels._numba.product import WEIGHT_PANEL_VECTORS, WIDENED_ROWS
+from bertcore.kernels._numba.compile.isa import has_pair_dot
+from bertcore.kernels._numba.products import CHUNK_DEPTH as BLOCK
+from bertcore.kernels._numba.products import LEAST_PACKED, LEAST_USES, PACKED_BYTES, WEIGHT_PANEL_VECTORS, WIDENED_ROWS
+from bertcore.kernels._numba.products import TASK_ROWS as BLOCK_ROWS
 from bertcore.kernels.linear import MOST_INT8_FEATURES, reference
 from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import linear, linear_backward, prepare_weight

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numba.core.codegen import JITCodeLibrary
 
-from bertcore.kernels._numba import address_of, cache, helper, kernel, parallel_kernel
+from bertcore.kernels._numba import address_of, helper, kernel, parallel_kernel
+from bertcore.kernels._numba.compile import cache
 from bertcore.kernels._numba.steps import filled, record
 from bertcore.kernels.attention.cpu.records import VIEW
 

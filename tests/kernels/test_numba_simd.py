@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore.kernels._numba import LEVEL, as_addressed_array, as_kernel_array, codegen, kernel, simd_math
+from bertcore.kernels._numba import LEVEL, as_addressed_array, as_kernel_array, kernel
 from bertcore.kernels._numba.simd import (
     absolute,
     broadcast,
+    codegen,
     copysign,
     first_lanes,
     fma,
@@ -27,6 +28,7 @@ from bertcore.kernels._numba.simd import (
     store,
     store_masked,
 )
+from bertcore.kernels._numba.simd import math as simd_math
 
 from .forced_isa import FORCED
 

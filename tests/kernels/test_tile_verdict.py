@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import _numba, tile_proof
-from bertcore.kernels._numba import tile_verdict
+from bertcore.kernels._numba.compile import tile_verdict
 from tests.kernels import amx_traps
 
 DIGESTS = dict.fromkeys(tile_verdict._PROVED, "a digest")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, use_backend
-from bertcore.kernels._numba import arena
+from bertcore.kernels._numba import memory as arena
 from bertcore.models import encoder
 from bertcore.models.inputs import EncoderInput
 

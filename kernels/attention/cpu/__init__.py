@@ -4,9 +4,9 @@ import numpy as np
 
 from ... import deferred
 from ..._numba import as_kernel_array, empty, num_threads, zeros
-from ..._numba.arrays import address_of
 from ..._numba.low_precision import ROUNDED
-from ..._numba.rounded_rows import HANDED
+from ..._numba.low_precision.rounded_rows import HANDED
+from ..._numba.memory import address_of
 from ..._numba.rows import task_count
 from ..._numba.steps import ADDRESS, record
 from ..arguments import scores_shape

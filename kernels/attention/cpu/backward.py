@@ -1,6 +1,6 @@
 """The backward kernel of attention: per sequence and head, whole rows of probabilities in scratch.
 
-A task packs the keys and values of a sequence and head into panels (see _numba/panels.py), then takes a few dozen
+A task packs the keys and values of a sequence and head into panels (panels.py), then takes a few dozen
 queries at a time: their probabilities, the gradients of these, and their parts of the gradients of keys and values by
 register tiles. With a window or causality a row holds only the keys that one of its block's queries sees, from a whole
 panel on. The query heads that share a head of keys are summed by one task, one after another.
@@ -13,12 +13,10 @@ Measured against PyTorch 2.13's scaled_dot_product_attention (float32, 1 thread)
 import numpy as np
 
 from ..._numba import helper, inline_helper, kernel, parallel_kernel
-from ..._numba.dropping import keep_factors
-from ..._numba.ladder import TILE_ROWS
-from ..._numba.panels import multiply_panels, pack_columns, pack_rows
-from ..._numba.philox import BLOCK
-from ..._numba.scores import (
+from ..._numba.dropout import BLOCK, keep_factors
+from ..._numba.products.blocks import (
     MOST_TILES,
+    TILE_ROWS,
     clear,
     copy_scaled,
     row_address,
@@ -27,6 +25,8 @@ from ..._numba.scores import (
     scores_size,
     whole_panels,
 )
+from ..._numba.products.panels import multiply_panels, pack_columns, pack_rows
+from ..._numba.rows import take_task
 from ..._numba.simd import (
     broadcast,
     first_lanes,
@@ -42,8 +42,7 @@ from ..._numba.simd import (
     store,
     store_masked,
 )
-from ..._numba.simd_math import exp
-from ..._numba.tasks import take_task
+from ..._numba.simd.math import exp
 from .records import band, bits_row, room_of, row_at, rows_of, view_of, whole_lines
 from .terms import (
     add_terms_to_rows,

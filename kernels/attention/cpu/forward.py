@@ -19,13 +19,11 @@ queries are, so that a sum's order does not depend on them: what is hidden adds 
 import numpy as np
 
 from ..._numba import helper, inline_helper, kernel, parallel_kernel
-from ..._numba.ladder import TILE_ROWS
-from ..._numba.panels import pack_panel, prefetch_rows
-from ..._numba.philox import BLOCK, COUNTERS, column_of, fill_factors_of_rows
-from ..._numba.rows import share
-from ..._numba.scores import row_pointer
+from ..._numba.dropout import BLOCK, COUNTERS, column_of, fill_factors_of_rows
+from ..._numba.products.blocks import TILE_ROWS, row_pointer
+from ..._numba.products.panels import pack_panel, prefetch_rows
+from ..._numba.rows import share, take_task
 from ..._numba.simd import first_lanes, lanes, load, pointer, select, store, store_masked
-from ..._numba.tasks import take_task
 from .online_softmax import begin_softmax, continue_softmax, finish_probs, finish_softmax
 from .products import (
     SPARE_KEYS,
@@ -53,7 +51,7 @@ _SPARE_ROWS = TILE_ROWS + 4  # of scores: a tile's last rows, and what fills up 
 @parallel_kernel
 def forward(steps, counter, like, storage, relative, task, tasks):
     """Attention of a record (cpu.py). `like` is a typed scalar of the arrays' dtype, `storage` says what is multiplied
-    (see _numba/operands.py), `relative` is None or a marker (see terms.py); `counter` hands out the tasks."""
+    (see operands.py), `relative` is None or a marker (see terms.py); `counter` hands out the tasks."""
     run(steps[0], counter, like, storage, relative, task)
 
 

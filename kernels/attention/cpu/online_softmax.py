@@ -11,9 +11,9 @@ import numpy as np
 from numba import types
 
 from ..._numba import by_types, helper, inline_helper
-from ..._numba.operands import store_depth
-from ..._numba.rounded_rows import hand_part
-from ..._numba.scores import copy_scaled, row_pointer
+from ..._numba.low_precision.operands import store_depth
+from ..._numba.low_precision.rounded_rows import hand_part
+from ..._numba.products.blocks import copy_scaled, row_pointer
 from ..._numba.simd import (
     broadcast,
     first_lanes,
@@ -27,7 +27,7 @@ from ..._numba.simd import (
     store_masked,
     wide_pointer,
 )
-from ..._numba.simd_math import exp2, rough_exp2
+from ..._numba.simd.math import exp2, rough_exp2
 
 LOG2_E = 1 / math.log(2)
 

@@ -7,13 +7,13 @@ are filled up with zeros to whole tiles, on both sides, and so are the scores. T
 (relative_forward.py) are rows times a table's columns. What a step of a program has rounded for tiles already
 (handed_heads.py) is words of two bfloat16, whole tiles deep: keys are then read where they lie.
 
-`storage` says which, as in _numba/operands.py; `room` is what tiles need of the scratch.
+`storage` says which, as in _numba/low_precision/operands.py; `room` is what tiles need of the scratch.
 """
 
 from numba import types
 
-from ..._numba import LEVEL, by_types, helper, inline_helper, ladder
-from ..._numba.amx import (
+from ..._numba import LEVEL, by_types, helper, inline_helper
+from ..._numba.amx.tiles import (
     ROOM,
     TILE_ROWS,
     TILE_WORDS,
@@ -24,13 +24,22 @@ from ..._numba.amx import (
     store_tile,
     zero_tile,
 )
-from ..._numba.ladder import multiply, pointer_to_word
 from ..._numba.low_precision import round_row
-from ..._numba.operands import AHEAD, as_words, elements_per_word, lay_columns, lay_depth, lay_rows, pair_bfloat16
-from ..._numba.panels import pack_panel, prefetch_rows
+from ..._numba.low_precision.operands import (
+    AHEAD,
+    as_words,
+    elements_per_word,
+    lay_columns,
+    lay_depth,
+    lay_rows,
+    pair_bfloat16,
+)
+from ..._numba.products import blocks as ladder
+from ..._numba.products.blocks import multiply, pointer_to_word
+from ..._numba.products.panels import pack_panel, prefetch_rows
+from ..._numba.products.tile import transpose_block
 from ..._numba.simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store
 from ..._numba.steps import BFLOAT16
-from ..._numba.tile import transpose_block
 from .online_softmax import rescale
 
 TILES_ROOM = ROOM if LEVEL.tiles else 0  # elements of a task's scratch

@@ -10,8 +10,8 @@ import functools
 import numpy as np
 
 from ..._numba import empty, inline_helper
-from ..._numba.arrays import CACHE_LINE, address_of, as_addressed_array, as_kernel_array
-from ..._numba.rounded_rows import HANDED, NOT_HANDED
+from ..._numba.low_precision.rounded_rows import HANDED, NOT_HANDED
+from ..._numba.memory import CACHE_LINE, address_of, as_addressed_array, as_kernel_array
 from ..._numba.simd import itemsize, pointer_at
 from ..._numba.steps import ADDRESS, INT32, filled, record
 from ...philox import threshold

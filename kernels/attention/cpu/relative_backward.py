@@ -18,10 +18,9 @@ Measured (Zen 4, 1 thread, 12 heads of 64): about 3 times as long as attention's
 """
 
 from ..._numba import helper, inline_helper
-from ..._numba.ladder import TILE_ROWS, multiply
-from ..._numba.operands import lay_rows
-from ..._numba.panels import SUM_DEPTH, pack_panel, pack_strip
-from ..._numba.scores import clear, copy_scaled, row_pointer, whole_panels
+from ..._numba.low_precision.operands import lay_rows
+from ..._numba.products.blocks import TILE_ROWS, clear, copy_scaled, multiply, row_pointer, whole_panels
+from ..._numba.products.panels import SUM_DEPTH, pack_panel, pack_strip
 from ..._numba.simd import (
     broadcast,
     first_lanes,

@@ -18,10 +18,9 @@ with one of them 1.5 to 1.8 times, with one and segments 1.6 to 1.7 times; bfloa
 """
 
 from ..._numba import helper, inline_helper
-from ..._numba.amx import TILE_WORDS
-from ..._numba.ladder import TILE_ROWS
-from ..._numba.panels import pack_panel, pack_strip
-from ..._numba.scores import row_pointer
+from ..._numba.amx.tiles import TILE_WORDS
+from ..._numba.products.blocks import TILE_ROWS, row_pointer
+from ..._numba.products.panels import pack_panel, pack_strip
 from ..._numba.simd import broadcast, lanes, load, pointer, select, store
 from .forward import row_size
 from .products import KEY_ROWS, depth_of_terms, lay_keys, multiply_terms, rows_of_terms

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..._numba import helper
 from ..._numba.low_precision import ROUNDED
-from ..._numba.rounded_rows import HEADS_BESIDE, ROOM_BESIDE, come_in_parts, rows_of_bfloat16
+from ..._numba.low_precision.rounded_rows import HEADS_BESIDE, ROOM_BESIDE, come_in_parts, rows_of_bfloat16
 from ..._numba.steps import FLOAT
 from ...deferred import Deferred
 from ...handed_heads import find_heads
@@ -14,7 +14,7 @@ from .forward import run
 from .records import absent_fields, integer_arrays, term_arrays, view
 
 STEP = FORWARD
-# By that of the weights, of which those of uint8 are beside float32 (_numba/group_panels.py).
+# By that of the weights, of which those of uint8 are beside float32 (_numba/products/group_panels.py).
 STORAGE_BESIDE = {np.float32: np.float32, np.uint16: ROUNDED, np.int8: ROUNDED, np.uint8: np.float32}
 
 

@@ -1,6 +1,6 @@
 """Affine map on the CPU: a blocked product with packed weights, with bias, activation and residual fused in.
 
-The weight is packed once into panels (see _numba/panels.py, _numba/product.py). In low precision the rows of the input
+The weight is packed once into panels (see _numba/products). In low precision the rows of the input
 are rounded first, to a copy of half or a quarter of their size; a parallel region does that, a second one the product.
 
 Measured on a Zen 5 (AVX-512, float32) as a share of what the tile reaches on operands in registers: 93-97 % on one core
@@ -23,12 +23,12 @@ from ..._numba import (
     parallel_kernel,
     region,
 )
-from ..._numba.finish import finish_with
-from ..._numba.group_panels import pack_groups, unpack_groups
 from ..._numba.low_precision import ROUNDED, round_row
-from ..._numba.panels import pack_panel, prefetch_rows
-from ..._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_scratch, run_product
-from ..._numba.rounded_rows import DEPTH_WORDS, rows_of_bfloat16, rows_of_bytes, whole_depth
+from ..._numba.low_precision.rounded_rows import DEPTH_WORDS, rows_of_bfloat16, rows_of_bytes, whole_depth
+from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_scratch, run_product
+from ..._numba.products.epilogue import finish_with
+from ..._numba.products.group_panels import pack_groups, unpack_groups
+from ..._numba.products.panels import pack_panel, prefetch_rows
 from ..._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
 from ..._numba.simd import pointer, pointer_at, wide_pointer
 from ...activation_names import activation_code

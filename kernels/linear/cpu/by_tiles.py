@@ -1,9 +1,9 @@
 """Rows and weights of low precision, multiplied by tiles: rows in strips, panels of two tiles' columns."""
 
 from ..._numba import helper
-from ..._numba.finish import finish_with
+from ..._numba.amx.product import PANEL_COLUMNS, multiply_strips_bfloat16, multiply_strips_int8
+from ..._numba.products.epilogue import finish_with
 from ..._numba.simd import pointer
-from ..._numba.tile_product import PANEL_COLUMNS, multiply_strips_bfloat16, multiply_strips_int8
 
 PANEL_WORDS = PANEL_COLUMNS  # columns of a panel
 

@@ -1,9 +1,9 @@
 """Rows and weights of low precision, multiplied by vectors: words along a row, panels as floats have them."""
 
 from ..._numba import LEVEL, helper
-from ..._numba.finish import finish_with
-from ..._numba.isa import has_pair_dot
-from ..._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, run_product
+from ..._numba.compile.isa import has_pair_dot
+from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, run_product
+from ..._numba.products.epilogue import finish_with
 from ..._numba.simd import pointer
 
 PANEL_WORDS = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // 4  # columns of a panel

@@ -1,7 +1,7 @@
 """How rows and weights of low precision are multiplied: by tiles where this CPU has them; and how rows are rounded."""
 
 from ..._numba import LEVEL, helper
-from ..._numba.rounded_rows import quantize_row_to, round_row_to
+from ..._numba.low_precision.rounded_rows import quantize_row_to, round_row_to
 from ..._numba.simd import pointer
 
 if LEVEL.tiles:

@@ -5,8 +5,7 @@ from numba import types
 
 from ..._numba import LEVEL, by_types, inline_helper, num_threads
 from ..._numba.low_precision import LEVELS, ROUNDED
-from ..._numba.product import WEIGHT_PANEL_VECTORS
-from ..._numba.rounded_rows import (
+from ..._numba.low_precision.rounded_rows import (
     HANDED,
     HEADS,
     HEADS_BESIDE,
@@ -17,6 +16,7 @@ from ..._numba.rounded_rows import (
     handed_sums,
     rows_of_bfloat16,
 )
+from ..._numba.products import WEIGHT_PANEL_VECTORS
 from ..._numba.rows import share
 from ..._numba.simd import lanes
 from ..._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, UINT8, array_at, record

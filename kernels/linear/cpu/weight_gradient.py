@@ -15,9 +15,10 @@ The gradient of the bias, the sums of the columns of grad_output, is taken of th
 import numpy as np
 
 from ..._numba import LEVEL, as_kernel_array, empty, helper, inline_helper, num_threads, parallel_kernel
-from ..._numba.arrays import CACHE_LINE
-from ..._numba.finish import prefetch_tile
-from ..._numba.product import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS
+from ..._numba.memory import CACHE_LINE
+from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS
+from ..._numba.products.epilogue import prefetch_tile
+from ..._numba.products.tile import make_tile
 from ..._numba.rows import BLOCK_ROWS, share
 from ..._numba.simd import (
     aligned,
@@ -32,7 +33,6 @@ from ..._numba.simd import (
     store_masked,
     wide_pointer,
 )
-from ..._numba.tile import make_tile
 
 CHUNK_ROWS = 3 * BLOCK_ROWS  # a panel, a group and a tile of the output fit 32 KB
 STRIP = 64  # columns of grad_output: 32 take 10 % longer, 128 are as fast

@@ -14,10 +14,9 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from . import isa
+from ..compile import by_types, inline_helper, isa
+from . import absolute, copysign, fma, select
 from .codegen import INT32, Vec, call_llvm, emit_fma, shuffle, splat
-from .jit import by_types, inline_helper
-from .simd import absolute, copysign, fma, select
 
 
 def _polynomial(*coefficients):

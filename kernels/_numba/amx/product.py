@@ -1,4 +1,4 @@
-"""The product of rows with packed panels on tiles (amx.py): of bfloat16 and of bytes, for CPUs with AMX.
+"""The product of rows with packed panels on tiles (tiles.py): of bfloat16 and of bytes, for CPUs with AMX.
 
 Panels are 32 columns wide (see panels.py), rows of the left operand lie in strips (rounded_rows.py). Both depths are
 filled up to whole tiles: bfloat16 with zeros, of bytes those on the right. Rows beyond the last one may hold anything.
@@ -17,7 +17,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .amx import (
+from ..compile import helper, inline_helper
+from ..low_precision.operands import as_words
+from ..memory import CACHE_LINE
+from ..products.epilogue import finish_tile, prefetch_output
+from ..rows import share, take_task
+from ..simd import aligned, pointer
+from ..simd.codegen import emit_prefetch
+from ..steps import FLOAT
+from .tiles import (
     TILE_ELEMENTS,
     TILE_ROWS,
     TILE_WORDS,
@@ -29,15 +37,6 @@ from .amx import (
     store_tile,
     zero_tile,
 )
-from .arrays import CACHE_LINE
-from .codegen import emit_prefetch
-from .finish import finish_tile, prefetch_output
-from .jit import helper, inline_helper
-from .operands import as_words
-from .rows import share
-from .simd import aligned, pointer
-from .steps import FLOAT
-from .tasks import take_task
 
 PANEL_COLUMNS = 32
 _BLOCK_BYTES = 768 * 1024  # of rows

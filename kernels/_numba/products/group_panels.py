@@ -7,7 +7,7 @@ which tells them from panels of int8 that are multiplied as such.
 
 import numpy as np
 
-from .arrays import aligned_empty
+from ..memory import aligned_empty
 
 GROUPS = 2  # in a block
 GROUP = 32  # values

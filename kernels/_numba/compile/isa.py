@@ -18,8 +18,8 @@ import llvmlite.binding as llvm
 from numba import types
 from numba.core import config
 
-from ..own_name import setting, variable
-from .tile_permission import request_tiles
+from ...own_name import setting, variable
+from ..amx import request_tiles
 from .tile_verdict import why_not_trusted
 
 FEATURES = (

@@ -6,8 +6,8 @@ from pathlib import Path
 import numba
 from numba.core import config
 
-from ..cache_folder import usable_cache_folder
-from ..own_name import PROJECT, setting
+from ...cache_folder import usable_cache_folder
+from ...own_name import PROJECT, setting
 
 
 @cache

@@ -11,9 +11,9 @@ from numba.core.cgutils import alloca_once
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from . import isa
-from .arrays import CACHE_LINE
-from .codegen import (
+from ..compile import isa
+from ..memory import CACHE_LINE
+from ..simd.codegen import (
     INT32,
     as_vector_pointer,
     element_bytes,

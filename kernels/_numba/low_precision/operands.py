@@ -9,13 +9,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from . import isa
-from .codegen import INT32, Vec, WidePointer, call_llvm, shuffle
-from .dot import Bfloat16
-from .jit import by_types
-from .low_precision import round_row
-from .panels import pack_panel, prefetch_rows
-from .simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store, wide_pointer
+from ..compile import by_types, isa
+from ..products.panels import pack_panel, prefetch_rows
+from ..simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store, wide_pointer
+from ..simd.codegen import INT32, Bfloat16, Vec, WidePointer, call_llvm, shuffle
+from . import round_row
 
 AHEAD = 16  # rows: they lie far apart, a pattern that the hardware does not foresee
 

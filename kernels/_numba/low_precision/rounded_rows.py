@@ -12,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import types
 
-from . import isa
-from .amx import TILE_ROWS, TILE_WORDS
-from .jit import by_types, helper, inline_helper
-from .low_precision import LEVELS, ROUNDED, round_row, row_scale, store_bfloat16, store_levels
-from .simd import first_lanes, itemsize, lanes, load, pointer, pointer_at, wide_pointer
-from .steps import ADDRESS, FLOAT, INT32, array_at, record
+from ..amx.tiles import TILE_ROWS, TILE_WORDS
+from ..compile import by_types, helper, inline_helper, isa
+from ..simd import first_lanes, itemsize, lanes, load, pointer, pointer_at, wide_pointer
+from ..steps import ADDRESS, FLOAT, INT32, array_at, record
+from . import LEVELS, ROUNDED, round_row, row_scale, store_bfloat16, store_levels
 
 HANDED = record(
     ("address", ADDRESS),  # of ROUNDED or LEVELS; 0 if nobody asks for them

@@ -12,12 +12,9 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from . import isa
-from .arrays import CACHE_LINE
-from .codegen import INT32, Vec, call_llvm, element_pointer, shuffle
-from .dot import Bfloat16
-from .jit import helper, inline_helper
-from .simd import (
+from ..compile import helper, inline_helper, isa
+from ..memory import CACHE_LINE
+from ..simd import (
     broadcast,
     first_lanes,
     fma,
@@ -30,6 +27,7 @@ from .simd import (
     reduce_greatest,
     select,
 )
+from ..simd.codegen import INT32, Bfloat16, Vec, call_llvm, element_pointer, shuffle
 
 ROUNDED = np.uint16 if isa.LEVEL.bfloat16_dot else np.float32
 LEVELS = np.uint16 if isa.has_pair_dot() else np.uint8

@@ -4,9 +4,9 @@ A panel holds `width` columns of a (depth, columns) matrix as a contiguous (dept
 lies next in memory. Columns beyond the matrix's last one give products that are never read.
 """
 
-from .jit import helper
-from .ladder import PANEL_VECTORS, multiply
-from .simd import first_lanes, lanes, load_masked, pointer, prefetch, store
+from ..compile import helper
+from ..simd import first_lanes, lanes, load_masked, pointer, prefetch, store
+from .blocks import PANEL_VECTORS, multiply
 from .tile import transpose_block
 
 SUM_DEPTH = 512  # terms of a sum that are added up before they join the total

@@ -31,7 +31,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import numba
 
-from ..own_name import PACKAGE, variable
+from ...own_name import PACKAGE, variable
 from .folder import cache_folder
 from .sources import package_digests
 

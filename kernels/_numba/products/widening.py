@@ -10,9 +10,9 @@ A word of a panel is two of the wide words, as the rows beside it have them; gro
 
 from numba import types
 
+from ..compile import by_types
+from ..simd import lanes
 from .group_panels import BLOCK, BLOCK_WORDS
-from .jit import by_types
-from .simd import lanes
 from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_widening_tile
 
 _tile = make_widening_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)

@@ -26,9 +26,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from . import isa
-from .codegen import INT32, call_llvm, splat
-from .jit import helper
+from ..compile import helper, isa
+from ..simd.codegen import INT32, call_llvm, splat
 
 TILE_ROWS = 16
 TILE_WORDS = 16  # of a row, and of the depth

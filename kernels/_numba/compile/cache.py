@@ -24,11 +24,11 @@ import numba
 from numba.core import caching, event
 from numba.core.serialize import dumps
 
-from ..own_name import PACKAGE
+from ...own_name import PACKAGE
+from ..threads import size_pool
 from .folder import cache_folder
 from .isa import LEVEL
 from .sources import ROOT, Sources, package_digests
-from .threads import size_pool
 
 UNUSED_DAYS = 90
 _DAY = 24 * 3600.0

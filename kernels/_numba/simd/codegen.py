@@ -1,15 +1,31 @@
 """The vector type that Numba sees, and the pieces of LLVM code that the SIMD layer (simd.py) and tiles are made of."""
 
+import operator
+
 from llvmlite import ir
 from llvmlite.ir.values import MDValue
 from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
-from numba.extending import models, register_model
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import lower_builtin, lower_cast, models, register_model
 
-from . import isa
+from ..compile import isa
 
 INT32 = ir.IntType(32)
+
+
+class Bfloat16(ir.Type):
+    """LLVM's bfloat, which llvmlite does not know."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, Bfloat16)
+
+    def __hash__(self):
+        return hash(Bfloat16)
 
 
 class Vec(types.Type):
@@ -150,3 +166,52 @@ def keep_loop_as_written(builder, branch):
     loop = MDValue(module, [], name=str(len(module.metadata)))
     loop.operands = (loop, wish)  # a loop's identity begins with itself
     branch.set_metadata("llvm.loop", loop)
+
+
+# --- Python's operators on vectors -----------------------------------------------------------------------------------
+#
+# Python's operators on vectors; a scalar operand is rounded to the vector's dtype and broadcast.
+
+
+@lower_cast(types.Number, Vec)
+def _broadcast_cast(context, builder, from_type, to_type, value):
+    return splat(builder, context.cast(builder, value, from_type, to_type.dtype), to_type.count)
+
+
+def _register_operator(functions, emit, result_of):
+    class Template(AbstractTemplate):
+        def generic(self, args, kws):
+            vec = common_vec(*args)
+            if vec is not None and (vec.dtype == types.boolean) == (result_of is None):
+                return signature(vec if result_of is None else result_of(vec), *[vec] * len(args))
+            return None
+
+    def lower(context, builder, sig, args):
+        return emit(builder, *args)
+
+    for function, arity in functions:
+        infer_global(function)(Template)
+        lower_builtin(function, *[Vec] * arity)(lower)
+
+
+def _same(vec):
+    return vec
+
+
+for _name, _symbol in (("fadd", "add"), ("fsub", "sub"), ("fmul", "mul"), ("fdiv", "truediv")):
+    _register_operator(
+        [(getattr(operator, _symbol), 2), (getattr(operator, "i" + _symbol), 2)],
+        lambda builder, a, b, name=_name: getattr(builder, name)(a, b),
+        _same,
+    )
+_register_operator([(operator.neg, 1)], lambda builder, a: builder.fneg(a), _same)
+for _name, _symbol in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "==")):
+    _register_operator(
+        [(getattr(operator, _name), 2)],
+        lambda builder, a, b, symbol=_symbol: builder.fcmp_ordered(symbol, a, b),
+        mask_of,
+    )
+_register_operator([(operator.ne, 2)], lambda builder, a, b: builder.fcmp_unordered("!=", a, b), mask_of)
+_register_operator([(operator.and_, 2), (operator.iand, 2)], lambda builder, a, b: builder.and_(a, b), None)
+_register_operator([(operator.or_, 2), (operator.ior, 2)], lambda builder, a, b: builder.or_(a, b), None)
+_register_operator([(operator.invert, 1)], lambda builder, a: builder.not_(a), None)

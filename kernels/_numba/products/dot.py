@@ -25,24 +25,11 @@ from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
 
-from . import isa
-from .codegen import INT32, call_llvm, emit_fma, splat, vec_of
+from ..compile import isa
+from ..simd.codegen import INT32, Bfloat16, call_llvm, emit_fma, splat, vec_of
 
 _INT16 = ir.IntType(16)
 _BITS = isa.LEVEL.vector_bytes * 8
-
-
-class Bfloat16(ir.Type):
-    """LLVM's bfloat, which llvmlite does not know."""
-
-    def _to_string(self):
-        return "bfloat"
-
-    def __eq__(self, other):
-        return isinstance(other, Bfloat16)
-
-    def __hash__(self):
-        return hash(Bfloat16)
 
 
 def _constant(type, value):

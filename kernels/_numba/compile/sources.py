@@ -15,13 +15,13 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ..own_name import PACKAGE
+from ...own_name import PACKAGE
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # They run kernels and keep them, and are no part of them.
 AROUND_KERNELS = (
-    "_numba/arena.py", "_numba/cache.py", "_numba/folder.py", "_numba/threads.py", "_numba/tile_permission.py",
-    "_numba/tile_verdict.py",
+    "_numba/compile/cache.py", "_numba/compile/folder.py", "_numba/threads.py", "_numba/amx/__init__.py",
+    "_numba/compile/tile_verdict.py",
 )  # fmt: skip
 _DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 

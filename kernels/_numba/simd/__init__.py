@@ -27,7 +27,7 @@ Values: `broadcast(like, scalar)`; + - * / and unary -; < <= > >= == != give mas
 `select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`; `first_lanes(like, n)` is
 the mask of the lanes below n.
 Across lanes: `reduce_add`, `reduce_greatest` (NaN may be lost), each in a fixed tree order.
-`exp`, `erf`, `tanh` and the activations are in simd_math.py.
+`exp`, `erf`, `tanh` and the activations are in math.py.
 
 One specialisation per dtype: give kernels arrays from `as_kernel_array`; for strided views give addresses
 (array.ctypes.data), strides in elements, and any typed scalar (np.float32(scale)) as `like`.
@@ -38,8 +38,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from . import operators  # noqa: F401  (importing it teaches Numba the operators)
-from .arrays import CACHE_LINE
+from ..memory import CACHE_LINE
 from .codegen import (
     INT32,
     WidePointer,

@@ -2,12 +2,12 @@
 
 from numba import types
 
-from ..activation_names import NO_ACTIVATION
-from .jit import by_types, helper, inline_helper
-from .low_precision import corrected_sums, store_bfloat16
-from .pointwise import activation_function
-from .rounded_rows import place_of_sums
-from .simd import first_lanes, lanes, load, load_masked, pointer, prefetch_write, store_masked
+from ...activation_names import NO_ACTIVATION
+from ..compile import by_types, helper, inline_helper
+from ..low_precision import corrected_sums, store_bfloat16
+from ..low_precision.rounded_rows import place_of_sums
+from ..pointwise import activation_function
+from ..simd import first_lanes, lanes, load, load_masked, pointer, prefetch_write, store_masked
 
 
 @inline_helper
