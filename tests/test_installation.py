@@ -62,7 +62,7 @@ def run(*command, folder, **options):
 
 
 def built(kind, source, folder):
-    """What setuptools builds of `source`: an "sdist" or a "wheel"."""
+    """Let setuptools build an "sdist" or a "wheel" of `source` in `folder`; return its path."""
     folder.mkdir()
     build = "import sys, setuptools.build_meta as b; print(getattr(b, f'build_{sys.argv[1]}')(sys.argv[2]))"
     name = run(sys.executable, "-c", build, kind, folder, folder=source).split()[-1]
@@ -70,10 +70,9 @@ def built(kind, source, folder):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel of the sdist of the repository."""
-    folder = tmp_path_factory.mktemp("installation")
-    source = folder / "source"
+def source(tmp_path_factory):
+    """A copy of the parts of the repository that an installation is built from."""
+    source = tmp_path_factory.mktemp("installation") / "source"
     source.mkdir()
     for name in BUILT_OF:
         if (REPOSITORY / name).is_dir():
@@ -83,24 +82,35 @@ def wheel(tmp_path_factory):
         else:
             shutil.copy(REPOSITORY / name, source)
     (source / "tests").mkdir()
-    (source / "tests" / "test_something.py").touch()  # one file of many, which setuptools would take along
+    (source / "tests" / "test_something.py").touch()  # which must not be taken along
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source):
+    """The wheel of the sdist of the repository."""
+    folder = source.parent
     sdist = built("sdist", source, folder / "sdist")
     shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
     assert not list((folder / "unpacked").glob("*/tests")) and list((folder / "unpacked").glob("*/CHANGELOG.md"))
     return built("wheel", folder / "unpacked" / sdist.name.removesuffix(".tar.gz"), folder / "wheel")
 
 
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """A virtual environment with the wheel and, of all else, what stands here."""
-    folder = tmp_path_factory.mktemp("clean") / "venv"
+def environment(folder, *options):
+    """Make a virtual environment with this one's packages and install by pip with `options`; return bin and site."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet")
-    run(*pip, wheel, folder=folder)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip())
-    (site / "what_stands_here.pth").write_text("\n".join(SITE_PACKAGES))
+    (site / "packages_of_the_tests.pth").write_text("\n".join(SITE_PACKAGES))
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet")
+    run(*pip, "--ignore-installed", *options, folder=folder)
     return folder / "bin", site
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """bin and site of a virtual environment with the wheel."""
+    return environment(tmp_path_factory.mktemp("clean") / "venv", wheel)
 
 
 def sources(root, package):
@@ -142,6 +152,21 @@ def test_pyright_finds_nothing_in_what_a_user_writes(installed, tmp_path):
     script.write_text("\n".join([*lines, "SentenceEncoder(folder, no_such_argument=1)"]))
     with pytest.raises(AssertionError, match='"no_such_argument"'):
         run(*command, folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_type_checkers_follow_an_editable_installation(source, tmp_path):
+    """mypy and pyright find bertcore and bertcore.kernels after `pip install -e .`, and see a wrong argument."""
+    folder, _ = environment(tmp_path / "venv", "--no-build-isolation", "--editable", source)
+    script, wrong = tmp_path / "user_script.py", "SentenceEncoder(folder, no_such_argument=1)\nsoftmax(rows, axis=1)\n"
+    text = Path(__file__).with_name("user_script.py").read_text(encoding="utf-8")
+    for checker, path in (("mypy", "--python-executable"), ("pyright", "--pythonpath")):
+        script.write_text(text)
+        run(sys.executable, "-m", checker, path, folder / "python", script, folder=tmp_path)
+        script.write_text(text + wrong)
+        with pytest.raises(AssertionError) as error:
+            run(sys.executable, "-m", checker, path, folder / "python", script, folder=tmp_path)
+        assert "no_such_argument" in str(error.value) and "axis" in str(error.value), checker
 
 
 def test_type_checkers_read_the_names_that_are_loaded_at_first_use():
