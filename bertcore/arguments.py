@@ -1,21 +1,35 @@
-"""Checks of arguments: each error names the argument, what came and what was expected."""
+"""Arguments of public functions: dtype names, checks, warnings at the caller's line, and optional packages.
 
+Each error names the argument, what came and what was expected: TypeError for a wrong type, ValueError for a wrong
+value. Imports nothing but the standard library, because `bertcore --help` reads it.
+"""
+
+import importlib
 import math
+import numbers
 import operator
+import os
 import sys
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+
+INT8 = ("int8", "int8_weight_only")
+DTYPES = ("float32", "float64", "float16", "bfloat16", *INT8)  # that a model can be loaded in
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """`value` as an integer; TypeError for what is none, ValueError below `least` or above `most`."""
+    """Return `value` as an int from `least` to `most`. Raises TypeError for anything but an integer."""
     expected = "a positive integer" if least == 1 else f"an integer of at least {least}"
     try:
-        count = operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"{name} is {value!r}, expected {expected}") from error
-    if isinstance(value, bool):
+        count = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = None
+    if count is None:
         raise TypeError(f"{name} is {value!r}, expected {expected}")
     if count < least:
         raise ValueError(f"{name} is {count}, expected {expected}")
@@ -25,21 +39,16 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
 
 
 def check_share(name: str, value: Any) -> float:
-    """`value` as a number of Python's, if it is one from 0 to 1; else ValueError."""
-    number = _plain(value)
-    if not _is_number(number) or not 0 <= number <= 1:
+    """Return `value` as a Python number from 0 to 1. Raises TypeError for a non-number."""
+    number = _number(name, value, "a number from 0 to 1")
+    if not 0 <= number <= 1:
         raise ValueError(f"{name} is {value!r}, expected a number from 0 to 1")
     return number
 
 
 def check_number(name: str, value: Any, *, above_zero: bool = False) -> float:
-    """`value` as a number of Python's.
-
-    TypeError for what is no number, ValueError if it is not finite, below 0, or 0 with `above_zero`.
-    """
-    number = _plain(value)
-    if not _is_number(number):
-        raise TypeError(f"{name} is {value!r}, expected a number")
+    """Return `value` as a finite Python number of at least 0, or above 0. Raises TypeError for a non-number."""
+    number = _number(name, value, "a number")
     if isinstance(number, int) and number > sys.float_info.max:
         raise ValueError(f"{name} is an integer of {number.bit_length()} bits, expected a finite number")
     if not 0 <= number < math.inf or (above_zero and number == 0):
@@ -47,21 +56,38 @@ def check_number(name: str, value: Any, *, above_zero: bool = False) -> float:
     return number
 
 
-def _plain(value: Any) -> Any:
-    """What of NumPy's scalars Python, and so JSON, has; others as they are."""
-    return value.item() if isinstance(value, np.generic) else value
+def _number(name: str, value: Any, expected: str) -> float:
+    """Convert one of Python's or NumPy's numbers to Python's, which JSON can hold."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r}, expected {expected}")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def check_numbers(name: str, values: Any) -> "np.ndarray":
+    """Return `values` as an array. Raises TypeError for non-numbers, ValueError for rows of different lengths."""
+    import numpy as np
 
-
-def check_numbers(name: str, values: Any) -> np.ndarray:
-    """`values` as an array of numbers; TypeError or ValueError names what is none."""
     try:
         array = np.asarray(values)
-    except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{name} is no table of numbers: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{name} has rows of different lengths, expected a table of numbers: {error}") from error
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} has dtype {array.dtype}, expected numbers")
     return array
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the innermost line outside bertcore (Python 3.11 lacks `skip_file_prefixes`)."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def required(name: str) -> Any:
+    """Import a module of scikit-learn or SciPy. Raises ImportError naming the extra that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = {"sklearn": "scikit-learn", "scipy": "SciPy"}[name.partition(".")[0]]
+        raise ImportError(f"{package} is not installed, which this needs: pip install 'bertcore[training]'") from error

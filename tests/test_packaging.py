@@ -15,26 +15,23 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "kernels": set(),
     "tape": {"kernels"},
-    "dtypes": set(),
-    "extras": set(),
-    "warn": set(),
     "arguments": set(),
-    "nn": {"checkpoint", "dtypes", "kernels", "tape"},
+    "nn": {"arguments", "checkpoint", "kernels", "tape"},
     "heads": {"kernels", "nn", "tape"},
     "checkpoint": set(),
     # the registry finds families
-    "models": {"arguments", "checkpoint", "dtypes", "families", "heads", "kernels", "nn", "presets", "tape", "warn"},
+    "models": {"arguments", "checkpoint", "families", "heads", "kernels", "nn", "presets", "tape"},
     "families": {"checkpoint", "heads", "kernels", "models", "nn", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
-    "training": {"arguments", "checkpoint", "extras", "gradients", "kernels", "models", "nn", "tape"},
-    "lora": {"arguments", "checkpoint", "dtypes", "kernels", "models", "nn"},
-    "tokenization": {"arguments", "checkpoint", "kernels", "warn"},
+    "training": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "tape"},
+    "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},
+    "tokenization": {"arguments", "checkpoint", "kernels"},
     "demo_model": {"kernels"},
     "plots": {"kernels", "tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "demo_model", "kernels", "tasks"},
-    "tasks": {"arguments", "checkpoint", "extras", "kernels", "models", "nn", "tape", "tokenization", "warn"},
+    "tasks": {"arguments", "checkpoint", "kernels", "models", "nn", "tape", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 

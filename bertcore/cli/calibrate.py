@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from bertcore.extras import required
+    from bertcore.arguments import required
     from bertcore.tasks.probabilities import FUNCTIONS
 
     required(METHODS[args.method].needs)  # before the work, and not after it

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertcore.dtypes import DTYPES
+from bertcore.arguments import DTYPES
 from bertcore.kernels import get_backend, resolve_backend, use_backend
 
 if TYPE_CHECKING:

@@ -227,7 +227,7 @@ def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     """The metrics that the task is measured by."""
     import functools
 
-    from bertcore.extras import required
+    from bertcore.arguments import required
     from bertcore.training import metrics, span_metrics
     from bertcore.training.data import LabelledWords, Questions, answer_metrics
 

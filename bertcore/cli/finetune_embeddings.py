@@ -16,7 +16,7 @@ TEXT, TEXT_PAIR, LABEL = "text", "text_pair", "label"  # names of columns
 def finetune_embeddings(args: argparse.Namespace, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
     """Train a sentence encoder, and tell what came of it."""
     from bertcore import AutoModel, AutoTokenizer
-    from bertcore.extras import required
+    from bertcore.arguments import required
     from bertcore.tasks.sentence_encoder import save_sentence_encoder
     from bertcore.tasks.sentence_encoder.settings import read_settings
     from bertcore.training import Trainer, objectives

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bertcore import kernels
+from bertcore.arguments import INT8
 from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder
 from bertcore.cli.lines import input_stream, read_lines
-from bertcore.dtypes import INT8
 
 HELP = "compare low precision with float32 on your texts"
 EXAMPLES = """\

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bertcore.arguments import INT8
 from bertcore.cli.common import MODEL_HELP, CommandError, model_folder
 from bertcore.cli.lines import input_stream, read_lines
-from bertcore.dtypes import INT8
 
 HELP = "write a model in int8 or bfloat16"
 EXAMPLES = """\

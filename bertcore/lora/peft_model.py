@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.dtypes import INT8
+from bertcore.arguments import INT8
 from bertcore.lora.config import LoraConfig
 from bertcore.models.model import Model
 from bertcore.nn.forms import storage_dtype

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import warn_caller
 from bertcore.kernels.program import InferenceGraphs, NotCaptured, Recordings
 from bertcore.models.adapter import Trace
 from bertcore.models.inputs import EncoderInput, KnownOnHost
@@ -21,7 +22,6 @@ from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.parameter import Block, PerVersion
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import checkpoint, current_tape
-from bertcore.warn import warn_caller
 
 GROUP_TOKENS = 1024
 

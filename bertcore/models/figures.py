@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertcore.dtypes import DTYPES
+from bertcore.arguments import DTYPES
 from bertcore.kernels.linear.prepared import group_count
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import LayerSpec

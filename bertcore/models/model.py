@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint, kernels
-from bertcore.dtypes import DTYPES, INT8
+from bertcore.arguments import DTYPES, INT8, warn_caller
 from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded, Trace
@@ -26,7 +26,6 @@ from bertcore.nn.dropout import dropout_seeds, mixed_seed
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import value_of
-from bertcore.warn import warn_caller
 
 
 class NewlyInitialisedWarning(UserWarning):

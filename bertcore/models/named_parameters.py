@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.dtypes import INT8
+from bertcore.arguments import INT8
 from bertcore.nn.parameter import Block
 
 

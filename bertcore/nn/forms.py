@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.dtypes import INT8
+from bertcore.arguments import INT8
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.linear.prepared import dequantized, is_grouped
 from bertcore.kernels.precision import bfloat16

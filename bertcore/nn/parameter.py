@@ -35,7 +35,7 @@ class Parameter(JoinedTensors):
     Attributes:
         uses: all its uses; see `used_as`.
         adapter: the `LowRankAdapter` that is added to the map whose weight this is, or None; see `adapt`.
-        precision: what the model was loaded as, one of `bertcore.dtypes.DTYPES`; dtype: NumPy's for it.
+        precision: what the model was loaded as, one of `bertcore.arguments.DTYPES`; dtype: NumPy's for it.
         is_frozen: whether it gets no gradient: under a tape, too, it is a plain array then.
     """
 

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertcore.warn import warn_caller
+from bertcore.arguments import warn_caller
 
 BATCH_TOKENS = 4096  # computed at once, by default
 

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertcore.arguments import check_count, check_numbers
-from bertcore.extras import required
+from bertcore.arguments import check_count, check_numbers, required
 from bertcore.tasks.probabilities import softmax
 
 MOST = 10.0  # the logarithm of the greatest temperature, and of the inverse of the least, that are looked for

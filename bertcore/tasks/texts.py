@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from bertcore.arguments import warn_caller
 from bertcore.checkpoint import CheckpointError
-from bertcore.warn import warn_caller
 
 MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
 

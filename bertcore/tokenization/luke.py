@@ -7,10 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertcore.arguments import check_count
+from bertcore.arguments import check_count, warn_caller
 from bertcore.checkpoint.config import read_json_object
 from bertcore.checkpoint.errors import CheckpointError
-from bertcore.warn import warn_caller
 
 from .batch import BatchEncoding
 from .errors import WrongSetting

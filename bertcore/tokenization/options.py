@@ -3,9 +3,8 @@
 import sys
 from dataclasses import dataclass
 
-from bertcore.arguments import check_count
+from bertcore.arguments import check_count, warn_caller
 from bertcore.kernels import checks
-from bertcore.warn import warn_caller
 
 from .settings import UNKNOWN_LENGTH
 

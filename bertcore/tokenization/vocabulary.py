@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from bertcore.arguments import warn_caller
 from bertcore.kernels import checks
-from bertcore.warn import warn_caller
 
 from .engine import Engine
 from .ids import as_ids, each_of, is_id

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.extras import required
+from bertcore.arguments import required
 from bertcore.kernels import checks
 from bertcore.training.masking import IGNORED
 

@@ -85,7 +85,7 @@ def test_the_error_by_hand():
         ([[0.5, 0.5]], [0, 1], 5, "labels has shape"),
         (np.zeros((0, 2)), np.zeros(0, int), 5, "labels is empty"),
         ([[0.5, 0.5]], [0], 0, "bins is 0"),
-        ([[0.5, 0.5], [1]], [0], 5, "probabilities is no table of numbers"),
+        ([[0.5, 0.5], [1]], [0], 5, "probabilities has rows of different lengths"),
         ([[0.5, 0.5]], ["a"], 5, "labels has dtype <U1, expected numbers"),
     ],
 )

@@ -68,7 +68,7 @@ def test_similarities(name, monkeypatch):
     np.testing.assert_allclose(pairwise_similarity(name, ROWS, ROWS[::-1]), pairs, atol=1e-5)
     with pytest.raises(ValueError, match=r"left has shape \(37, 5\), right \(3, 4\)"):
         SIMILARITIES[name].of_all(ROWS, np.zeros((3, 4)))
-    with pytest.raises(ValueError, match="right is no table of numbers"):
+    with pytest.raises(ValueError, match="right has rows of different lengths"):
         SIMILARITIES[name].of_all(ROWS, [[1.0], [1.0, 2.0]])
     with pytest.raises(TypeError, match="left has dtype <U1, expected numbers"):
         pairwise_similarity(name, ["a"], ROWS)
@@ -105,7 +105,7 @@ def test_bits():
     [
         ((ROWS, "int4"), ValueError, "precision is 'int4', expected one of 'float32', 'int8'"),
         ((ROWS.astype(np.int8), "int8"), TypeError, "embeddings has dtype int8, expected floating point"),
-        (([[1.0], [1.0, 2.0]], "int8"), ValueError, "embeddings is no table of numbers"),
+        (([[1.0], [1.0, 2.0]], "int8"), ValueError, "embeddings has rows of different lengths"),
         ((ROWS[:1], "int8"), ValueError, r"embeddings has shape \(1, 5\), expected several rows of"),
         ((ROWS[0], "uint8"), ValueError, r"embeddings has shape \(5,\), expected several rows of"),
     ],

@@ -134,16 +134,16 @@ def test_texts_without_words():
 
 
 @pytest.mark.parametrize(
-    "options, error",
+    "options, error, message",
     [
-        ({"share": 1.1}, "share is 1.1"),
-        ({"share": True}, "share is True"),
-        ({"mask_share": 0.9, "random_share": 0.2}, "at most 1 together"),
-        ({"unit": "letter"}, "unit is 'letter'"),
+        ({"share": 1.1}, ValueError, "share is 1.1"),
+        ({"share": True}, TypeError, "share is True"),
+        ({"mask_share": 0.9, "random_share": 0.2}, ValueError, "at most 1 together"),
+        ({"unit": "letter"}, ValueError, "unit is 'letter'"),
     ],
 )
-def test_masking_that_is_none(options, error):
-    with pytest.raises(ValueError, match=error):
+def test_wrong_masking_options(options, error, message):
+    with pytest.raises(error, match=message):
         Masking(**options)
 
 

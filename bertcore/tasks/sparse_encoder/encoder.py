@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count
+from bertcore.arguments import check_count, required
 from bertcore.checkpoint import CheckpointError, resolve
-from bertcore.extras import required
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning

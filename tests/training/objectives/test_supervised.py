@@ -149,17 +149,17 @@ def test_a_loss_over_no_label_is_nan():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, error, message",
     [
-        ({"label_smoothing": -0.1}, "label_smoothing is -0.1, expected a number from 0 to 1"),
-        ({"label_smoothing": True}, "label_smoothing is True"),
-        ({"class_weights": [[1.0]]}, "class_weights is .*, expected a finite number"),
-        ({"class_weights": [1.0, -1.0]}, "class_weights"),
-        ({"class_weights": [1.0, np.inf]}, "class_weights"),
+        ({"label_smoothing": -0.1}, ValueError, "label_smoothing is -0.1, expected a number from 0 to 1"),
+        ({"label_smoothing": True}, TypeError, "label_smoothing is True"),
+        ({"class_weights": [[1.0]]}, ValueError, "class_weights is .*, expected a finite number"),
+        ({"class_weights": [1.0, -1.0]}, ValueError, "class_weights"),
+        ({"class_weights": [1.0, np.inf]}, ValueError, "class_weights"),
     ],
 )
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_options(options, error, message):
+    with pytest.raises(error, match=message):
         Supervised(**options)
 
 
