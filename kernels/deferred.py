@@ -106,22 +106,15 @@ class Memory:
 
     Attributes:
         is_shared: whether somebody else may read or have written it.
-        is_read: whether a step was given its address since the step that computes it was noted.
-        rounded: HandedRows (handed_rows.py): its rows in low precision; None if there are none.
-        heads: HandedHeads (handed_heads.py): the same of attention's heads.
     """
 
-    __slots__ = ("block", "heads", "is_read", "is_shared", "recorder", "rounded")
+    __slots__ = ("block", "is_shared", "recorder")
 
     def __init__(self, recorder: Recorder, block: np.ndarray):
-        self.recorder, self.block, self.is_shared, self.is_read = recorder, block, False, False
-        self.rounded, self.heads = None, None
+        self.recorder, self.block, self.is_shared = recorder, block, False
 
     def __del__(self) -> None:
         if not getattr(self, "is_shared", True):  # interrupted before it was made
-            for handed in (self.rounded, self.heads):
-                if handed is not None and not self.is_read:
-                    handed.are_all()
             self.recorder.give_back(self.block)
 
 

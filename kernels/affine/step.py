@@ -3,12 +3,9 @@
 import numpy as np
 
 from .._numba import helper
-from .._numba.low_precision.rounded_rows import HANDED, NOT_HANDED, ROOM_BESIDE, array_of_row, hand_row
 from .._numba.rows import share, task_count
-from .._numba.simd import pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
 from ..deferred import is_plain
-from ..handed_rows import offer_rows
 from .cpu import GRAIN, forward_rows
 
 STEP = record(
@@ -19,7 +16,6 @@ STEP = record(
     ("weight", ADDRESS),
     ("bias", ADDRESS),
     ("output", ADDRESS),
-    ("handed", HANDED),
 )
 
 
@@ -34,22 +30,17 @@ def deferred_affine(program, input, weight, bias, residual):
         task_count(input.size, GRAIN),
         rows=input.size // width,
         width=width,
-        handed=NOT_HANDED,
         **{name: program.address(array) for name, array in arrays.items()},
     )
-    offer_rows(program, output, width, ROOM_BESIDE.get(type(program.storage)))
     return output
 
 
 @helper
-def run_step(step, storage, task, tasks):
-    """A task's share of the rows of a step; `storage` is that of the program's weights."""
-    rows, width, handed = step.rows, step.width, step.handed
-    x = array_at(step.input, (rows * width,), FLOAT)
+def run_step(step, task, tasks):
+    """Compute a task's share of the rows of a step."""
+    rows, width = step.rows, step.width
+    x, out = array_at(step.input, (rows * width,), FLOAT), array_at(step.output, (rows * width,), FLOAT)
     residual = array_at(step.residual, (rows * width if step.residual != 0 else 0,), FLOAT)
     weight, bias = array_at(step.weight, (width,), FLOAT), array_at(step.bias, (width,), FLOAT)
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    for i in range(first, last):
-        out = array_of_row(step.output, handed, i, first, rows, width)
-        forward_rows(x, residual, weight, bias, out, i, i + 1)
-        hand_row(handed, storage, pointer(out, i * width), width, i)
+    forward_rows(x, residual, weight, bias, out, first, last)

@@ -3,13 +3,10 @@
 import numpy as np
 
 from .._numba import helper
-from .._numba.low_precision.rounded_rows import HANDED, NOT_HANDED, ROOM_BESIDE, array_of_row, hand_row
 from .._numba.rows import share, task_count
-from .._numba.simd import pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
 from ..activation_names import activation_code
 from ..deferred import is_plain
-from ..handed_rows import offer_rows
 from .cpu import GRAIN, forward_rows
 
 STEP = record(
@@ -19,7 +16,6 @@ STEP = record(
     ("rows", np.intp),
     ("width", np.intp),
     ("output", ADDRESS),
-    ("handed", HANDED),
 )
 
 
@@ -38,19 +34,14 @@ def deferred_gated_activation(program, input, activation, gate):
         rows=output.size // width,
         width=width,
         output=program.address(output),
-        handed=NOT_HANDED,
     )
-    offer_rows(program, output, width, ROOM_BESIDE.get(type(program.storage)))
     return output
 
 
 @helper
-def run_step(step, storage, task, tasks):
-    """A task's share of the rows of a step; `storage` is that of the program's weights."""
-    rows, width, handed = step.rows, step.width, step.handed
-    x = array_at(step.input, (2 * rows * width,), FLOAT)
+def run_step(step, task, tasks):
+    """Compute a task's share of the rows of a step."""
+    rows, width = step.rows, step.width
+    x, out = array_at(step.input, (2 * rows * width,), FLOAT), array_at(step.output, (rows * width,), FLOAT)
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    for i in range(first, last):
-        out = array_of_row(step.output, handed, i, first, rows, width)
-        forward_rows(x, step.gate_first, step.activation, width, out, i, i + 1)
-        hand_row(handed, storage, pointer(out, i * width), width, i)
+    forward_rows(x, step.gate_first, step.activation, width, out, first, last)

@@ -3,13 +3,10 @@
 import numpy as np
 
 from .._numba import helper
-from .._numba.low_precision.rounded_rows import HANDED, NOT_HANDED, ROOM_BESIDE, array_of_row, hand_row
 from .._numba.norms import GRAIN, forward_rows
 from .._numba.rows import share, task_count
-from .._numba.simd import pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
 from ..deferred import is_plain
-from ..handed_rows import offer_rows
 
 STEP = record(
     ("input", ADDRESS),
@@ -21,7 +18,6 @@ STEP = record(
     ("eps", np.float64),
     ("centred", np.bool_),
     ("output", ADDRESS),
-    ("handed", HANDED),
 )
 
 
@@ -49,22 +45,17 @@ def _deferred_norm(program, input, weight, bias, eps, residual, centred):
         width=width,
         eps=eps,
         centred=centred,
-        handed=NOT_HANDED,
         **{name: program.address(array) for name, array in arrays.items()},
     )
-    offer_rows(program, output, width, ROOM_BESIDE.get(type(program.storage)))
     return output
 
 
 @helper
-def run_step(step, storage, task, tasks):
-    """A task's share of the rows of a step; `storage` is that of the program's weights."""
+def run_step(step, task, tasks):
+    """Compute a task's share of the rows of a step."""
     rows, width = step.rows, step.width
-    x, handed = array_at(step.input, (rows * width,), FLOAT), step.handed
+    x, out = array_at(step.input, (rows * width,), FLOAT), array_at(step.output, (rows * width,), FLOAT)
     residual = array_at(step.residual, (rows * width if step.residual != 0 else 0,), FLOAT)
     weight, bias = array_at(step.weight, (width,), FLOAT), array_at(step.bias, (width,), FLOAT)
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    for i in range(first, last):
-        out = array_of_row(step.output, handed, i, first, rows, width)
-        forward_rows(x, residual, (weight, bias), out, width, step.eps, step.centred, i, i + 1)
-        hand_row(handed, storage, pointer(out, i * width), width, i)
+    forward_rows(x, residual, (weight, bias), out, width, step.eps, step.centred, first, last)

@@ -78,7 +78,7 @@ class StepTable:
 def _run(index, records, room, storage, attention_storage, relative, tasks):
     for i in range(len(index)):
         count = min(index[i].tasks, tasks)
-        if index[i].kind == _LINEAR and linear.has_two_phases(records[_LINEAR], index[i].record, storage):
+        if index[i].kind == _LINEAR and linear.has_two_phases(storage):
             _prepare(index, i, records, storage, count)
         _perform(index, i, records, room, storage, attention_storage, relative, count)
 
@@ -94,12 +94,12 @@ def _perform(index, i, records, room, storage, attention_storage, relative, task
     if kind == _LINEAR:
         linear.run_step(records[_LINEAR][record], counter, room[1][task], storage)
     elif kind == _LAYER_NORM:
-        layer_norm.run_step(records[_LAYER_NORM][record], storage, task, tasks)
+        layer_norm.run_step(records[_LAYER_NORM][record], task, tasks)
     elif kind == _AFFINE:
-        affine.run_step(records[_AFFINE][record], storage, task, tasks)
+        affine.run_step(records[_AFFINE][record], task, tasks)
     elif kind == _ROTARY:
         rotary.run_step(records[_ROTARY][record], task, tasks)
     elif kind == _GATED_ACTIVATION:
-        gated_activation.run_step(records[_GATED_ACTIVATION][record], storage, task, tasks)
+        gated_activation.run_step(records[_GATED_ACTIVATION][record], task, tasks)
     elif kind == _ATTENTION:
         attention.run_step(records[_ATTENTION][record], counter, attention_storage, relative, task)

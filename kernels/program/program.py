@@ -42,8 +42,7 @@ class Program:
         self.nbytes = 0  # of all memory it took for its results
         self.has_run = False  # or was asked to
         self.storage: Any = None  # what the weights are stored as (see linear/cpu/step.py), once a step has weights
-        self._ran = 0  # steps
-        self._idle: list[tuple[np.ndarray, int]] = []  # memory, and how many steps were noted when it was given back
+        self._idle: list[np.ndarray] = []
 
     def enter(self, array: np.ndarray) -> Deferred:
         """A computed array as a Deferred of this program."""
@@ -60,18 +59,16 @@ class Program:
             return noted
         return getattr(module, function)(*(arg.result() if type(arg) is Deferred else arg for arg in args))
 
-    def empty(self, shape: tuple[int, ...], dtype: Any, before: tuple[list[Step], int] | None = None) -> Deferred:
-        """Memory for the result of the next step, or of one that was noted (`last_step`), which the steps since then
-        do not use."""
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Deferred:
+        """Memory for the result of the next step."""
         dtype = np.dtype(dtype)
-        noted = self._ran + (len(self.steps) if before is None else before[1])
-        block = self._take(math.prod(shape) * dtype.itemsize, noted)
+        block = self._take(math.prod(shape) * dtype.itemsize)
         return Deferred(self, np.ndarray(shape, dtype, block), Memory(self, block))
 
-    def _take(self, size: int, noted: int) -> np.ndarray:
-        for index, (block, given_back) in enumerate(self._idle):
-            if given_back <= noted and size <= block.size <= 2 * size:
-                return self._idle.pop(index)[0]
+    def _take(self, size: int) -> np.ndarray:
+        for index, block in enumerate(self._idle):
+            if size <= block.size <= 2 * size:
+                return self._idle.pop(index)
         memory = _compiled().empty((size + ALIGNMENT,), np.uint8)
         start = -memory.__array_interface__["data"][0] % ALIGNMENT
         block = memory[start : start + size]
@@ -81,14 +78,13 @@ class Program:
 
     def give_back(self, block: np.ndarray) -> None:
         """Take memory back that no Deferred stands for any more."""
-        self._idle.append((block, self._ran + len(self.steps)))
+        self._idle.append(block)
 
     def address(self, array: Any) -> int:
         """Where a Deferred or a contiguous array lies, for a step; 0 for None."""
         if array is None:
             return 0
         if type(array) is Deferred:
-            array.memory.is_read = True
             array = array.array
         self.used.append(array)
         return array.__array_interface__["data"][0]
@@ -105,20 +101,6 @@ class Program:
             raise TypeError(f"the step has the fields {sorted(fields)}, expected {sorted(kind.fields)}")
         self.steps.append(Step(kind, tasks, _values(kind)(fields)))
 
-    def last_step(self) -> tuple[list[Step], int]:
-        """The step noted last, for `amend`."""
-        return self.steps, len(self.steps) - 1
-
-    def amend(self, noted: tuple[list[Step], int], name: str, value: Any) -> bool:
-        """Give a field of a step that was noted another value; False, with nothing done, if it has run."""
-        steps, index = noted
-        if steps is not self.steps:
-            return False
-        step = steps[index]
-        at = step.kind.names.index(name)
-        steps[index] = step._replace(values=(*step.values[:at], value, *step.values[at + 1 :]))
-        return True
-
     def table(self) -> Any:
         """The steps as compiled code reads them (cpu.py)."""
         return _compiled().StepTable(self.steps, self.storage)
@@ -128,6 +110,5 @@ class Program:
         self.has_run = True
         if self.steps:
             self.table().run()
-            self._ran += len(self.steps)
             self.steps = []  # not before: what is interrupted runs again, from the first step on
             self.used.clear()

@@ -5,10 +5,8 @@ place, in one pass.
 """
 
 import numpy as np
-from numba import types
 
-from .._numba import LEVEL, address_of, as_addressed_array, by_types, empty, helper, inline_helper, parallel_kernel
-from .._numba.low_precision.rounded_rows import hand_head
+from .._numba import address_of, as_addressed_array, empty, helper, inline_helper, parallel_kernel
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, pointer, pointer_at, store_masked
 from .._numba.steps import ADDRESS, filled, record
@@ -89,12 +87,8 @@ def _turn_neighbours(x, c, s, sign, out, half):
 
 
 @helper
-def rotate_tokens(cos, sin, offsets, positions, plan, handed, first, last):
-    """The tokens from `first` to `last`; `handed` is None, or a record of HEADS (rounded_rows.py).
-
-    A head that nobody reads in float32 is written where the first one is: that stays in the first-level cache.
-    """
-    is_alone = _is_alone(handed)
+def rotate_tokens(cos, sin, offsets, positions, plan, first, last):
+    """Turn the tokens from `first` to `last`."""
     half, sign, sequence = plan.half, cos.dtype.type(plan.direction), 0
     for token in range(first, last):
         while offsets[sequence + 1] <= token:
@@ -104,29 +98,13 @@ def rotate_tokens(cos, sin, offsets, positions, plan, handed, first, last):
         for part in range(plan.parts):
             for head in range(plan.heads):
                 x, out = _row(plan.source, token, part, head, sign), _row(plan.target, token, part, head, sign)
-                if is_alone:
-                    out = _row(plan.target, first, 0, 0, sign)
                 if plan.interleaved:
                     _turn_neighbours(x, c, s, sign, out, half)
                 else:
                     _turn_halves(x, c, s, sign, out, half)
-                if is_alone or plan.source.address != plan.target.address:
+                if plan.source.address != plan.target.address:
                     for i in range(2 * half, plan.head_dim):
                         out[i] = x[i]
-                _hand(handed, out, token, part * plan.heads + head)
-
-
-@by_types
-def _is_alone(handed):
-    """Whether nobody reads float32."""
-    return (lambda handed: False) if isinstance(handed, types.NoneType) else (lambda handed: handed.is_alone != 0)
-
-
-@by_types
-def _hand(handed, source, token, head):
-    if isinstance(handed, types.NoneType) or not LEVEL.tiles:
-        return lambda handed, source, token, head: None
-    return lambda handed, source, token, head: hand_head(handed, source, token, head)
 
 
 @inline_helper
@@ -141,4 +119,4 @@ def _rotate(cos, sin, offsets, positions, plan, task, tasks):
     """`plan`: an array of one PLAN."""
     tokens = plan[0].tokens
     first, last = share(tokens, task, tasks), share(tokens, task + 1, tasks)
-    rotate_tokens(cos, sin, offsets, positions, plan[0], None, first, last)
+    rotate_tokens(cos, sin, offsets, positions, plan[0], first, last)

@@ -3,11 +3,9 @@
 import numpy as np
 
 from .._numba import as_addressed_array, as_kernel_array, helper
-from .._numba.low_precision.rounded_rows import HEADS, HEADS_BESIDE, NO_HEADS
 from .._numba.rows import share, task_count
 from .._numba.steps import ADDRESS, FLOAT, INT32, array_at, record
 from ..deferred import Deferred, is_plain
-from ..handed_heads import can_be_turned, offer_turned_heads
 from .cpu import GRAIN, PLAN, plan_of, rotate_tokens
 
 STEP = record(
@@ -16,7 +14,6 @@ STEP = record(
     ("sin", ADDRESS),
     ("cu_seqlens", ADDRESS),
     ("sequences", np.intp),
-    ("heads", HEADS),
 )
 
 
@@ -31,8 +28,7 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
         return None
     if as_addressed_array(input.array) is not input.array or (inplace and input.is_shared):
         return None
-    target, memory = input if inplace else program.empty(input.shape, input.dtype), input.memory
-    before = memory.heads if inplace and can_be_turned(memory) else None
+    target = input if inplace else program.empty(input.shape, input.dtype)
     if cu_seqlens is None:
         cu_seqlens = np.array([0, len(input)], np.int32)
     program.note(
@@ -43,13 +39,9 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
         sin=program.address(sin),
         cu_seqlens=program.address(as_kernel_array(cu_seqlens)),
         sequences=len(cu_seqlens) - 1,
-        heads=NO_HEADS,
     )
     for array in (input, target):
         program.address(array)  # the program keeps it
-    target.memory.rounded = None  # of what it was before
-    if type(program.storage) in HEADS_BESIDE:
-        offer_turned_heads(program, target, before)
     return target
 
 
@@ -62,4 +54,4 @@ def run_step(step, task, tasks):
     offsets = array_at(step.cu_seqlens, (step.sequences + 1,), INT32)
     positions = array_at(step.cu_seqlens, (0,), np.int64(0))  # none
     first, last = share(plan.tokens, task, tasks), share(plan.tokens, task + 1, tasks)
-    rotate_tokens(cos, sin, offsets, positions, plan, step.heads, first, last)
+    rotate_tokens(cos, sin, offsets, positions, plan, first, last)

@@ -17,8 +17,6 @@ RUNS = [  # the file, the levels, and which of its tests
     ("test_numba_attention", NARROW, ""),
     ("test_numba_attention", ("avx512", *TILES, "avx512_bf16"), "bfloat16"),
     ("test_program", ("avx512", *TILES, *NARROW), "same_bits or other_values"),
-    ("test_handed_rows", (*TILES, "avx2"), ""),
-    ("test_handed_heads", TILES, ""),
 ]
 
 

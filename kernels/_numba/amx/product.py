@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from ..compile import helper, inline_helper
 from ..low_precision.operands import as_words
 from ..memory import CACHE_LINE
-from ..products.epilogue import finish_tile, prefetch_output
+from ..products.epilogue import finish_tile, prefetch_tile
 from ..rows import share, take_task
 from ..simd import aligned, pointer
 from ..simd.codegen import emit_prefetch
@@ -89,7 +89,7 @@ def _make_block(multiply):
                 finish_tile(place, PANEL_COLUMNS, output, row + done, part, column, finish, levels)
                 done += part
             lines_left = min(each_line, rows - k * each_line)
-            prefetch_output(output, first + k * each_line, lines_left, start, PANEL_COLUMNS, finish)
+            prefetch_tile(output, first + k * each_line, lines_left, start, PANEL_COLUMNS)
             for line in range(lines):
                 _prefetch_line(fetched, k * lines + line)
         store_tile(room, 0, sums, _ROW_BYTES)

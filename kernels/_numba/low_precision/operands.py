@@ -66,20 +66,6 @@ def _join(builder, low, high):
 
 
 @intrinsic(prefer_literal=True)
-def pair_bfloat16(typingctx, even, odd, half):
-    """Words of an element of each of two vectors of words of bfloat16: of their first half (0) or of the second (1)."""
-    count, part = even.count, half.literal_value
-    order = [lane + part * count for i in range(count) for lane in (i, i + 2 * count)]
-
-    def codegen(context, builder, sig, args):
-        halves = ir.VectorType(ir.IntType(16), 2 * count)
-        pairs = shuffle(builder, *(builder.bitcast(each, halves) for each in args[:2]), order)
-        return builder.bitcast(pairs, even.llvm)
-
-    return even(even, even, half), codegen
-
-
-@intrinsic(prefer_literal=True)
 def _register(typingctx, value, index):
     """Register `index`, a literal, of a wide vector."""
     part = Vec(value.dtype, value.count // WidePointer.registers)

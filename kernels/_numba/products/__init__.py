@@ -20,7 +20,7 @@ from ..compile import by_types, helper, inline_helper, isa
 from ..memory import CACHE_LINE
 from ..rows import share, take_task
 from ..simd import aligned, itemsize, lanes, pointer, pointer_as, prefetch
-from .epilogue import are_handed, finish_tile, prefetch_output
+from .epilogue import finish_tile, prefetch_tile
 from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_fetching_tile, make_output_tile, make_row_packer
 from .widening import are_grouped, are_widened, depth_of, multiply_and_widen, words_of
 
@@ -186,7 +186,7 @@ def _multiply_chunk(lying, own, panel, chunk, output, place, finish, levels, sum
             x, count = _row_of(a, strides, i, first, wide, output), min(WEIGHT_TILE_ROWS, last - i)
             multiply_and_widen(x, row, count, panel, inside, sums, k > 0, wide, ahead, each)
             if is_last:
-                prefetch_output(output, i, count, start, width, finish)
+                prefetch_tile(output, i, count, start, width)
                 finish_tile(sums, width, output, i, count, start, finish, levels)
             i, ahead, sums = i + count, ahead + depth * each, pointer(sums, count * width)
         then = first, inside, is_last
@@ -218,7 +218,7 @@ def _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums
         if not is_last:
             _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
             continue
-        prefetch_output(output, i, count, start, width, finish)
+        prefetch_tile(output, i, count, start, width)
         at, then = (i, count, start), (fetched, step)
         if not _multiply_into(x, row, column, panel, part, tile, k > 0, output, at, finish, levels, then):
             _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
@@ -247,12 +247,10 @@ def _multiply_into(a, row, column, panel, depth, sums, accumulate, output, place
 
     def multiply(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
         first, count, start = place
-        bias, has_bias, residual, has_residual, activation, handed = finish
+        bias, has_bias, residual, has_residual, activation = finish
         ahead, step = meanwhile
         width, columns = WEIGHT_PANEL_VECTORS * lanes(sums), output.shape[1]
         if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION:
-            return False
-        if are_handed(handed, start):
             return False
         at = first * columns + start
         c, before = pointer(output, at), (sums, width, accumulate)

@@ -5,7 +5,6 @@ import numpy as np
 from ... import deferred
 from ..._numba import as_kernel_array, empty, num_threads, zeros
 from ..._numba.low_precision import ROUNDED
-from ..._numba.low_precision.rounded_rows import HANDED
 from ..._numba.memory import address_of
 from ..._numba.rows import task_count
 from ..._numba.steps import ADDRESS, record
@@ -36,7 +35,6 @@ from .records import (
 )
 
 TABLES = "position_key", "position_query", "position_bias"
-OPERANDS = "query", "key", "value", "query_for_position"  # which steps of a program may have rounded
 ALWAYS = "query", "key", "value", "output", "lse"
 GRAIN = 300_000  # multiply-adds: see task_count
 LEAST_TASKS = 32  # of a backward with tables, if there are as many sequences and heads
@@ -51,8 +49,6 @@ FORWARD = record(
     ("cu_seqlens_k", ADDRESS),
     *OPTIONAL,
     ("probs", VIEW),
-    ("handed", HANDED),  # rows of all heads side by side, of packed arrays
-    *((f"{name}_is_rounded", np.bool_) for name in OPERANDS),  # and then words of two bfloat16
 )
 _WITH_GRADIENT = (
     "query", "key", "value", "bias", "query_for_position", "position_key", "position_query", "position_bias",

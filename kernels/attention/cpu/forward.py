@@ -150,8 +150,8 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
         k, v = row_pointer(key, s, h_k, start_k + begin, sums), row_pointer(value, s, h_k, start_k + begin, sums)
         # Left where they lie, rows of a joined query, key and value fall into few sets of the first-level cache: 10 to
         # 15 % slower within BERT-base.
-        keys_at = lay_keys(k, key[3], step.key_is_rounded, part, head_dim, k_rows, row, storage)
-        lay_values(v, value[3], step.value_is_rounded, part, head_dim, v_rows, row, spare, storage)
+        lay_keys(k, key[3], part, head_dim, k_rows, row, storage)
+        lay_values(v, value[3], part, head_dim, v_rows, row, spare, storage)
         block = first, last, begin, part
         if has_biases:
             _lay_biases(step, place, block, biases)
@@ -163,12 +163,11 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
             if seen == 0 and begin > low:
                 continue
             w = lanes(sums) if n <= lanes(sums) else width
-            q, is_rounded = row_pointer(query, s, h, start + i, sums), step.query_is_rounded
-            lay_queries(q, query[3], is_rounded, n, head_dim, panel, w, spare, storage)
-            seen_keys, key_row = pointer(keys_at[0], skip * keys_at[1]), keys_at[1]
-            multiply_queries(tiles, seen_keys, key_row, seen, head_dim, panel, w, scores, storage)
+            q = row_pointer(query, s, h, start + i, sums)
+            lay_queries(q, query[3], n, head_dim, panel, w, spare, storage)
+            multiply_queries(tiles, pointer(k_rows, skip * row), row, seen, head_dim, panel, w, scores, storage)
             of_panel = i, n, w, skip, seen
-            add_terms(terms, tiles, place, block, of_panel, keys_at, head_dim, storage, rest, scores, spare)
+            add_terms(terms, tiles, place, block, of_panel, k_rows, head_dim, storage, rest, scores, spare)
             if stored:
                 _scale(scores, seen * w, scale)
                 if has_biases:
@@ -187,7 +186,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     for i in range(first, last, width):
         w = lanes(sums) if last - i <= lanes(sums) else width
         finish_sums(pointer(sums, (i - first) * row), w, row, spare, storage)
-    finish_softmax(views, place, first, count, head_dim, sums, row, state, step.keep, step.handed)
+    finish_softmax(views, place, first, count, head_dim, sums, row, state, step.keep)
     if probs[0] != 0:
         for i in range(count):
             panel_first = first + i // width * width

@@ -12,7 +12,6 @@ from numba import types
 
 from ..._numba import by_types, helper, inline_helper
 from ..._numba.low_precision.operands import store_depth
-from ..._numba.low_precision.rounded_rows import hand_part
 from ..._numba.products.blocks import copy_scaled, row_pointer
 from ..._numba.simd import (
     broadcast,
@@ -117,18 +116,15 @@ def rescale(sums, count, row, factors):
 
 
 @helper
-def finish_softmax(views, place, first, count, head_dim, sums, row, state, keep, handed):
-    """Divide by the sums, times what dropout makes up for with (`keep`); write outputs, as `handed` says, and lse."""
+def finish_softmax(views, place, first, count, head_dim, sums, row, state, keep):
+    """Divide by the sums, times what dropout makes up for with (`keep`); write outputs and lse."""
     _, _, _, output, _, _, _, lse = views
     s, h, start, _, _, _ = place
     peaks, totals = state[1], state[2]
     for i in range(count):
         total, both = totals[i], row_pointer(lse, s, h, start + first + i, sums)
         factor = keep / total if total != 0 else total
-        own, token = pointer(sums, i * row), start + first + i
-        if handed.is_alone == 0:
-            copy_scaled(own, factor, head_dim, row_pointer(output, s, h, token, sums))
-        hand_part(handed, own, factor, head_dim, token, h * head_dim)
+        copy_scaled(pointer(sums, i * row), factor, head_dim, row_pointer(output, s, h, start + first + i, sums))
         both[0] = peaks[i] if total == total else total
         both[1] = math.log(total) if total != 0 else total
 

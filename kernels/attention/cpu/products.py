@@ -4,8 +4,7 @@ By vectors the left operand of the two main ones is rows as words: keys, and the
 rows of the output. Tiles read the left operand 16 words at a time, and cannot read it transposed: so the values are
 transposed instead, once for all panels of queries, and the sums are columns of the output until `finish_sums`. Depths
 are filled up with zeros to whole tiles, on both sides, and so are the scores. Terms of relative position
-(relative_forward.py) are rows times a table's columns. What a step of a program has rounded for tiles already
-(handed_heads.py) is words of two bfloat16, whole tiles deep: keys are then read where they lie.
+(relative_forward.py) are rows times a table's columns.
 
 `storage` says which, as in _numba/low_precision/operands.py; `room` is what tiles need of the scratch.
 """
@@ -32,7 +31,6 @@ from ..._numba.low_precision.operands import (
     lay_columns,
     lay_depth,
     lay_rows,
-    pair_bfloat16,
 )
 from ..._numba.products import blocks as ladder
 from ..._numba.products.blocks import multiply, pointer_to_word
@@ -65,20 +63,19 @@ def end_products(room, storage):
 
 
 @by_types
-def lay_keys(source, source_row, are_rounded, count, head_dim, target, row, storage):
-    """(count, head_dim) floats at a pointer as rows of words: (pointer, words from one to the next). They are laid at
-    `target`, `row` words apart, if they are not rounded already."""
+def lay_keys(source, source_row, count, head_dim, target, row, storage):
+    """(count, head_dim) floats at a pointer as rows of words at `target`, `row` words apart."""
     return _lay_keys_by_tiles if _are_tiles(storage) else _lay_keys
 
 
 @by_types
-def lay_queries(source, source_row, are_rounded, count, head_dim, panel, width, spare, storage):
+def lay_queries(source, source_row, count, head_dim, panel, width, spare, storage):
     """(count, head_dim) floats at a pointer as a panel with a column for each row; spare has room for as much."""
     return _lay_queries_by_tiles if _are_tiles(storage) else _lay_queries
 
 
 @by_types
-def lay_values(source, source_row, are_rounded, count, head_dim, target, row, spare, storage):
+def lay_values(source, source_row, count, head_dim, target, row, spare, storage):
     """(count, head_dim) floats at a pointer as what `weigh_values` takes."""
     return _lay_values_by_tiles if _are_tiles(storage) else _lay_values
 
@@ -138,16 +135,15 @@ def _nothing_to_begin(room, storage):
     pass
 
 
-def _lay_keys(source, source_row, are_rounded, count, head_dim, target, row, storage):
+def _lay_keys(source, source_row, count, head_dim, target, row, storage):
     lay_rows(source, source_row, count, head_dim, as_words(target, storage), row, storage)
-    return target, row
 
 
-def _lay_values(source, source_row, are_rounded, count, head_dim, target, row, spare, storage):
+def _lay_values(source, source_row, count, head_dim, target, row, spare, storage):
     lay_depth(source, source_row, count, head_dim, target, row, storage)
 
 
-def _lay_queries(source, source_row, are_rounded, count, head_dim, panel, width, spare, storage):
+def _lay_queries(source, source_row, count, head_dim, panel, width, spare, storage):
     lay_columns(source, source_row, count, head_dim, panel, width, spare, storage)
 
 
@@ -225,46 +221,22 @@ def _round_rows(source, source_row, count, depth, target, row):
         round_row(pointer(source, i * source_row), depth, to, _whole(depth, 2 * TILE_WORDS))
 
 
-def _lay_keys_by_tiles(source, source_row, are_rounded, count, head_dim, target, row, storage):
-    if are_rounded:
-        return source, source_row
+def _lay_keys_by_tiles(source, source_row, count, head_dim, target, row, storage):
     _round_rows(source, source_row, count, head_dim, target, row)
-    return target, row
 
 
-def _lay_queries_by_tiles(source, source_row, are_rounded, count, head_dim, panel, width, spare, storage):
+def _lay_queries_by_tiles(source, source_row, count, head_dim, panel, width, spare, storage):
     words = _whole(head_dim, 2 * TILE_WORDS) // 2
-    if are_rounded:
-        pack_panel(source, source_row, 1, count, words, panel, width)
-    else:
-        _round_rows(source, source_row, count, head_dim, spare, words)
-        pack_panel(spare, words, 1, count, words, panel, width)
+    _round_rows(source, source_row, count, head_dim, spare, words)
+    pack_panel(spare, words, 1, count, words, panel, width)
 
 
-@helper
-def _pair_rows(source, source_row, count, head_dim, panel, width):
-    """(count, head_dim) bfloat16 at a pointer to words as a panel: words of two rows' elements of a column."""
-    for k in range(0, count, 2):
-        prefetch_rows(source, source_row, k + AHEAD, k + AHEAD + 2, head_dim // 2)
-        for j in range(0, head_dim // 2, lanes(source)):
-            even, odd = load(source, k * source_row + j), broadcast(source, 0.0)
-            if k + 1 < count:
-                odd = load(source, (k + 1) * source_row + j)
-            at = k // 2 * width + 2 * j
-            store(panel, at, pair_bfloat16(even, odd, 0))
-            store(panel, at + lanes(source), pair_bfloat16(even, odd, 1))
-
-
-def _lay_values_by_tiles(source, source_row, are_rounded, count, head_dim, target, row, spare, storage):
+def _lay_values_by_tiles(source, source_row, count, head_dim, target, row, spare, storage):
     """Transposed: (head_dim in whole tiles, words of two keys), 32 keys at a time."""
     target_row = _value_row(count)
     for j in range(0, count, _TILE_KEYS):
         part = min(_TILE_KEYS, count - j)
-        own = pointer(source, j * source_row)
-        if are_rounded:
-            _pair_rows(own, source_row, part, head_dim, spare, row)
-        else:
-            lay_depth(own, source_row, part, head_dim, spare, row, storage)
+        lay_depth(pointer(source, j * source_row), source_row, part, head_dim, spare, row, storage)
         for k in range((part + 1) // 2 * row, TILE_WORDS * row, lanes(spare)):
             store(spare, k, broadcast(spare, 0.0))
         for d in range(0, row, TILE_ROWS):

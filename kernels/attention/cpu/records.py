@@ -10,7 +10,6 @@ import functools
 import numpy as np
 
 from ..._numba import empty, inline_helper
-from ..._numba.low_precision.rounded_rows import HANDED, NOT_HANDED
 from ..._numba.memory import CACHE_LINE, address_of, as_addressed_array, as_kernel_array
 from ..._numba.simd import itemsize, pointer_at
 from ..._numba.steps import ADDRESS, INT32, filled, record
@@ -132,8 +131,7 @@ def filled_record(kind, fields):
 @functools.cache
 def absent_fields(kind):
     """All fields of a record, in their order, of which nothing is there."""
-    nothing = {VIEW: NOTHING, HANDED: NOT_HANDED}
-    return {name: nothing.get(kind[name], 0) for name in kind.names}
+    return {name: NOTHING if kind[name] == VIEW else 0 for name in kind.names}
 
 
 def make_scratch(rooms, room, dtype):

@@ -30,10 +30,10 @@ from .terms import add_terms, prepare_terms, terms_of, terms_size, with_terms
 
 @with_terms(terms_of)
 def _terms_of(step, relative):
-    """((query for position, whether it is rounded, position_key), position_query, rows of distances, (segment scores,
+    """((query for position, position_key), position_query, rows of distances, (segment scores,
     segments))."""
     return (
-        (view_of(step.query_for_position), step.query_for_position_is_rounded, view_of(step.position_key)),
+        (view_of(step.query_for_position), view_of(step.position_key)),
         view_of(step.position_query), rows_of(step), (view_of(step.segment_scores), segments_of(step)),
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def _carve_scratch(scratch, block, head_dim):
 @with_terms(prepare_terms)
 def _lay_tables(terms, place, block, head_dim, storage, scratch):
     """The columns of both tables for all distances of the block."""
-    (_, _, position_key), position_query, rows, _ = terms
+    (_, position_key), position_query, rows, _ = terms
     first, last, begin, part = block
     _, h, _, queries, _, keys = place
     buffer, key_table, query_table, _, _ = _carve_scratch(scratch, block, head_dim)
@@ -122,7 +122,7 @@ def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, 
     for u in range(0, count, lanes(target)):
         for c in range(lanes(target)):
             source = row_pointer(table, 0, h, row_at(rows, distance + step * (u + c)), target)
-            lay_keys(source, 0, False, 1, head_dim, pointer(buffer, c * row), row, storage)
+            lay_keys(source, 0, 1, head_dim, pointer(buffer, c * row), row, storage)
         pack_strip(buffer, row, 1, lanes(target), depth, pointer(target, u), columns)
 
 
@@ -131,7 +131,7 @@ def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, 
 
 @with_terms(add_terms)
 def _add_relative_terms(terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
-    (_, _, position_key), position_query, _, segments = terms
+    (_, position_key), position_query, _, segments = terms
     if position_key[0] != 0:
         _add_content_to_position(terms[0], room, place, block, panel, head_dim, storage, scratch, scores, spare)
     if position_query[0] != 0:
@@ -142,7 +142,7 @@ def _add_relative_terms(terms, room, place, block, panel, k_rows, head_dim, stor
 
 @helper
 def _add_content_to_position(terms, room, place, block, panel, head_dim, storage, scratch, scores, spare):
-    query_for_position, is_rounded, _ = terms
+    query_for_position, _ = terms
     s, h, start, _, _, _ = place
     first, last, _, part = block
     i, count, width, skip, seen = panel
@@ -150,8 +150,8 @@ def _add_content_to_position(terms, room, place, block, panel, head_dim, storage
     row, at = row_size(head_dim, scratch), _whole(last - first, scratch) - width - (i - first) + skip
     columns, used = _columns(last - first, part, scratch), _product_columns(seen, width, scratch)
     source, table = row_pointer(query_for_position, s, h, start + i, scratch), pointer(key_table, at)
-    rows, row = lay_keys(source, query_for_position[3], is_rounded, count, head_dim, buffer, row, storage)
-    multiply_terms(room, rows, row, count, head_dim, table, columns, seen + width - 1, products, used, storage)
+    lay_keys(source, query_for_position[3], count, head_dim, buffer, row, storage)
+    multiply_terms(room, buffer, row, count, head_dim, table, columns, seen + width - 1, products, used, storage)
     keys = max(seen, lanes(scores))  # whole blocks are transposed, of which the rest is not looked at
     pack_panel(pointer(products, width - 1), used - 1, 1, count, keys, spare, width)
     for j in range(0, seen * width, lanes(scores)):
@@ -163,13 +163,13 @@ def _add_position_to_content(room, block, panel, k_rows, head_dim, storage, scra
     first, last, _, part = block
     i, _, width, skip, seen = panel
     _, _, query_table, _, products = _carve_scratch(scratch, block, head_dim)
-    (keys, row), group = k_rows, _group(scratch)
+    row, group = row_size(head_dim, scratch), _group(scratch)
     columns, used = _columns(last - first, part, scratch), width + group
     groups, end = (part + group - 1) // group, skip + seen
     for g in range(skip // group, (end + group - 1) // group):
         table, step = pointer(query_table, i - first + (groups - 1 - g) * group), rows_of_terms(storage)
         for j in range(g * group, min(end, (g + 1) * group), step):
-            rows, own, count = pointer(keys, j * row), pointer(products, j * used), min(step, end - j)
+            rows, own, count = pointer(k_rows, j * row), pointer(products, j * used), min(step, end - j)
             multiply_terms(room, rows, row, count, head_dim, table, columns, used - 1, own, used, storage)
     for j in range(skip, end):
         source, target = pointer(products, j * used + group - 1 - j % group), pointer(scores, (j - skip) * width)

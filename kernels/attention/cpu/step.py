@@ -4,14 +4,11 @@ import numpy as np
 
 from ..._numba import helper
 from ..._numba.low_precision import ROUNDED
-from ..._numba.low_precision.rounded_rows import HEADS_BESIDE, ROOM_BESIDE, come_in_parts, rows_of_bfloat16
 from ..._numba.steps import FLOAT
 from ...deferred import Deferred
-from ...handed_heads import find_heads
-from ...handed_rows import offer_rows
-from . import FORWARD, OPERANDS, RELATIVE, STORAGE, forward, forward_fields, marker_of, offset_arrays, tasks_of
+from . import FORWARD, RELATIVE, STORAGE, forward, forward_fields, marker_of, offset_arrays, tasks_of
 from .forward import run
-from .records import absent_fields, integer_arrays, term_arrays, view
+from .records import absent_fields, integer_arrays, term_arrays
 
 STEP = FORWARD
 # By that of the weights, of which those of uint8 are beside float32 (_numba/products/group_panels.py).
@@ -37,23 +34,12 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
     scratch = program.empty((rooms, room), np.float32)
     arrays = {"query": query, "key": key, "value": value, "output": output, "lse": lse, **terms}
     integers, offsets = integer_arrays(scoring.relative), offset_arrays(scoring)
-    rounded = _rounded(program, arrays) if HEADS_BESIDE else {}
-    for array in (*(arrays | rounded).values(), *integers.values(), *offsets):
+    for array in (*arrays.values(), *integers.values(), *offsets):
         program.address(array)  # the program keeps them
     arrays = {name: it.array if type(it) is Deferred else it for name, it in arrays.items()}
     fields = forward_fields(arrays, integers, offsets, (program.address(scratch), rooms, room), scoring)
-    for name, words in rounded.items():
-        fields |= {name: view(words.array), f"{name}_is_rounded": True}
     program.note(STEP, rooms, **(absent_fields(STEP) | fields))
-    if ROOM_BESIDE.get(type(program.storage)) is rows_of_bfloat16 and come_in_parts(heads * head_dim, head_dim):
-        offer_rows(program, rows, heads * head_dim, rows_of_bfloat16)
     return output, lse, None, None
-
-
-def _rounded(program, arrays):
-    """The operands that the steps before write in bfloat16, by name."""
-    found = {name: find_heads(program, arrays.get(name)) for name in OPERANDS}
-    return {name: words for name, words in found.items() if words is not None}
 
 
 def _is_readable(program, array):

@@ -35,7 +35,7 @@ def prepare_terms(terms, place, block, head_dim, storage, scratch):
 @by_types
 def add_terms(terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
     """Add to the products (keys, width) of a panel: (first query, queries, width, first key in the block, keys).
-    `k_rows` are the block's keys as `lay_keys` gives them.
+    `k_rows` are the block's keys as `lay_keys` writes them.
 
     `room` is what tiles need, `spare` a scratch of the size of the scores.
     """

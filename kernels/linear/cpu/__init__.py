@@ -274,11 +274,10 @@ def _multiply_quantized(x, packed, bias, activation, residual):
 
 
 def _finish(bias, residual, activation, output):
-    """What happens to sums, for the kernels: bias and residual (empty if absent), the activation's code, and no rounded
-    rows of the output."""
+    """Bias and residual (empty if absent) and the activation's code, for the kernels."""
     bias = np.empty(0, output.dtype) if bias is None else as_kernel_array(bias)
     residual = np.empty((0, 0), output.dtype) if residual is None else as_kernel_array(residual)
-    return bias, residual, activation_code(activation), None
+    return bias, residual, activation_code(activation)
 
 
 def _tasks(panels, rows):

@@ -3,33 +3,21 @@
 import numpy as np
 from numba import types
 
-from ..._numba import LEVEL, by_types, inline_helper, num_threads
+from ..._numba import by_types, inline_helper, num_threads
 from ..._numba.low_precision import LEVELS, ROUNDED
-from ..._numba.low_precision.rounded_rows import (
-    HANDED,
-    HEADS,
-    HEADS_BESIDE,
-    NO_HEADS,
-    NOT_HANDED,
-    ROOM_BESIDE,
-    come_in_parts,
-    handed_sums,
-    rows_of_bfloat16,
-)
+from ..._numba.low_precision.rounded_rows import rows_of_bfloat16, rows_of_bytes
 from ..._numba.products import WEIGHT_PANEL_VECTORS
 from ..._numba.rows import share
 from ..._numba.simd import lanes
 from ..._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, UINT8, array_at, record
 from ...activation_names import activation_code
 from ...deferred import is_plain
-from ...handed_heads import HEAD_GRAIN, offer_heads
-from ...handed_rows import offer_rows, rounded_input
 from . import PackedWeight, run_floats
 from .by_vectors import GROUP_ROWS
 from .low_precision import PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
 
 STEP = record(
-    ("input", ADDRESS),  # 0 if its rows are rounded already
+    ("input", ADDRESS),
     ("rows", np.intp),
     ("in_features", np.intp),
     ("input_scale", ADDRESS),  # of an int8 weight, if it has one
@@ -46,11 +34,11 @@ STEP = record(
     ("rounded", ADDRESS),  # rows of the input in low precision: ROUNDED or LEVELS
     ("zero", ADDRESS),  # of each row in int8, as its step
     ("step_size", ADDRESS),
-    ("handed", HANDED),
-    ("heads", HEADS),
 )
 IS_ROUNDED = ROUNDED is not np.float32  # the input, beside weights in bfloat16
 _ROUNDED, _LEVELS = ROUNDED(0), LEVELS(0)
+# What makes memory for the rounded rows of an input, by the storage of the weight.
+_MAKE_ROUNDED = {np.int8: rows_of_bytes} | ({np.uint16: rows_of_bfloat16} if IS_ROUNDED else {})
 STORAGE = {"float32": FLOAT, "uint16": BFLOAT16, "int8": INT8, "uint8": UINT8}  # by the dtype of a weight's panels
 
 
@@ -62,12 +50,10 @@ def deferred_linear(program, input, weight, bias, activation, residual):
     if storage is None or not program.takes(storage):
         return None
     rows, depth = input.shape[0], weight.panels.shape[1]
-    output, make_rounded = program.empty((rows, weight.out_features), np.float32), ROOM_BESIDE.get(type(storage))
-    rounded, is_ready = (None, None, None), False
-    if make_rounded is not None:
-        rounded, is_ready = rounded_input(program, input, weight.input_scale, make_rounded)
+    output, make_rounded = program.empty((rows, weight.out_features), np.float32), _MAKE_ROUNDED.get(type(storage))
+    rounded = (None, None, None) if make_rounded is None else make_rounded(program.empty, *input.shape)
     arrays = {
-        "input": None if is_ready else input, "input_scale": weight.input_scale, "panels": weight.panels,
+        "input": input, "input_scale": weight.input_scale, "panels": weight.panels,
         "scale": weight.column_scales, "column_sums": weight.column_sums, "bias": bias, "residual": residual,
         "output": output, "rounded": rounded[0], "zero": rounded[1], "step_size": rounded[2],
     }  # fmt: skip
@@ -80,25 +66,16 @@ def deferred_linear(program, input, weight, bias, activation, residual):
         depth=depth,
         out_features=weight.out_features,
         activation=activation_code(activation),
-        handed=NOT_HANDED,
-        heads=NO_HEADS,
         **{name: 0 if array is None else program.address(array) for name, array in arrays.items()},
     )
-    # Bytes want the least and the greatest number of a row; what has no activation goes to attention.
-    width = weight.out_features
-    if make_rounded is rows_of_bfloat16 and activation is not None and come_in_parts(width, PANEL_WORDS):
-        offer_rows(program, output, width, make_rounded)
-    if type(storage) in HEADS_BESIDE and activation is None and residual is None and width % HEAD_GRAIN == 0:
-        offer_heads(program, output)
     return output
 
 
 @by_types
-def has_two_phases(steps, record, storage):
-    """Whether the rows of a step's input are rounded before the product."""
-    if storage == types.int8 or (storage == types.uint16 and IS_ROUNDED):
-        return lambda steps, record, storage: steps[record].input != 0
-    return lambda steps, record, storage: False
+def has_two_phases(storage):
+    """Return whether the rows of an input are rounded before the product."""
+    is_rounded = storage == types.int8 or (storage == types.uint16 and IS_ROUNDED)
+    return lambda storage: is_rounded
 
 
 @by_types
@@ -122,37 +99,36 @@ def prepare_step(step, storage, task, tasks):
 
 
 @inline_helper
-def _output_and_finish(step, handed):
-    """The output of a step, and (bias, residual, the activation's code, None or `handed_sums`)."""
+def _output_and_finish(step):
+    """The output of a step, and (bias, residual, the activation's code)."""
     rows, columns = step.rows, step.out_features
     bias = array_at(step.bias, (columns if step.bias != 0 else 0,), FLOAT)
     residual = array_at(step.residual, (rows if step.residual != 0 else 0, columns), FLOAT)
-    return array_at(step.output, (rows, columns), FLOAT), (bias, residual, step.activation, handed)
+    return array_at(step.output, (rows, columns), FLOAT), (bias, residual, step.activation)
 
 
 @by_types
 def run_step(step, counter, scratch, storage):
     """Take tasks of a step's product until there are none left; `scratch` as `run_product` takes it."""
     elements = max(32 // storage.bitwidth, 1)  # per word
-    has_heads = LEVEL.tiles is not None
 
     def floats(step, counter, scratch, storage):
         rows, width = step.rows, step.in_features
-        output, finish = _output_and_finish(step, None)
+        output, finish = _output_and_finish(step)
         columns = elements * WEIGHT_PANEL_VECTORS * lanes(FLOAT)
         panels = array_at(step.panels, (step.panel_count, step.depth, columns), storage)
         x, strides = array_at(step.input, (rows * width,), FLOAT), (width, 1, width * GROUP_ROWS)
         run_floats(x, strides, panels, output, finish, counter, scratch)
 
     def bfloat16(step, counter, scratch, storage):
-        output, finish = _output_and_finish(step, handed_sums(step.handed, step.heads))
+        output, finish = _output_and_finish(step)
         panels = array_at(step.panels, (step.panel_count, step.depth, 2 * PANEL_WORDS), BFLOAT16)
         rounded = array_at(step.rounded, (step.rows, 2 * step.depth), _ROUNDED)
         run_bfloat16(rounded, panels, output, finish, counter, scratch)
 
     def int8(step, counter, scratch, storage):
         rows, count, depth, width = step.rows, step.panel_count, step.depth, PANEL_WORDS
-        output, finish = _output_and_finish(step, handed_sums(step.handed, step.heads) if has_heads else None)
+        output, finish = _output_and_finish(step)
         panels = array_at(step.panels, (count, depth, 4 * width), INT8)
         scales = array_at(step.scale, (count * width,), FLOAT)
         column_sums = array_at(step.column_sums, (count * width,), INT32)
