@@ -1,15 +1,11 @@
 """Checkpoints: config.json, weights (safetensors or pickles, one file or shards), names, saving; ids on the hub."""
 
-from .adapters import AdaptedCheckpoint, Adapters
-from .config import naming_config, read_config
-from .dtypes import INPUT_SCALE, SCALE, split_dtype, with_dtype
-from .errors import CheckpointError
+from .config import INPUT_SCALE, SCALE, naming_config, read_config, split_dtype, with_dtype
+from .files import CheckpointError
 from .hub import resolve
-from .names import NameRules
-from .parameters import load_parameters
-from .reading import Checkpoint, open_checkpoint
+from .parameters import NameRules, load_parameters
 from .safetensors_file import TensorInfo
-from .saving import save_checkpoint
+from .weights import AdaptedCheckpoint, Adapters, Checkpoint, open_checkpoint, save_checkpoint
 
 __all__ = [
     "INPUT_SCALE",

@@ -1,19 +1,28 @@
-"""Reading config.json."""
+"""Read config.json, and what it says of low-precision weights.
+
+A bfloat16 checkpoint holds bfloat16 tensors, with vectors (biases, layer norms) in float32: these are a thousandth of
+the whole, and what computes in bfloat16 rounds them itself. config.json has "dtype": "bfloat16" as transformers writes
+it, and "bertcore_dtype" for the dtype to load it in: published bfloat16 checkpoints, which lack that key, are loaded in
+float32.
+
+An int8 checkpoint has the format "int-quantized" of compressed-tensors
+(https://github.com/vllm-project/compressed-tensors): the weight X of a linear layer is the product of an int8 tensor X
+and a float32 tensor X_scale, (out_features, 1); embedding tables are bfloat16, everything else is float32. Its
+"quantization_config" also says that activations are quantized for each token at run time. A calibrated checkpoint adds
+tensors X_input_scale, float32 (in_features,): input columns are multiplied by them before rounding, and X stands for
+X * X_scale * X_input_scale. Its format is "int-quantized-smoothed", which other readers refuse.
+
+int8_weight_only has the strategy "group" in place of "channel", and activations that are not quantized: X_scale is
+bfloat16 (out_features, groups of 32) for every layout of X, and the last group may be shorter. With channels, where X
+is not stored as (out_features, in_features), X_scale has size 1 along the input axes: (1, out_features) beside GPT-2's
+(in_features, out_features).
+"""
 
 import contextlib
-import json
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from .errors import CheckpointError
-from .replacing import check_complete
-
-CONFIG_NAME = "config.json"
-WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
-
-MOST_DEPTH = 64  # of objects and lists in each other: an error that showed a value 990 deep would fail itself
+from .files import CONFIG_NAME, CheckpointError, check_complete, checkpoint_folder, missing_file, read_json_object
 
 
 @contextlib.contextmanager
@@ -27,62 +36,6 @@ def naming_config(source) -> Iterator[None]:
         raise CheckpointError(f"{source}: {error}") from error
 
 
-def checkpoint_folder(path) -> Path:
-    """The folder of the checkpoint at `path`: the folder itself, or the one a file of weights is in.
-
-    CheckpointError when there is neither.
-    """
-    path = Path(path)
-    if path.is_dir():
-        return path
-    if path.is_file() and path.name.endswith(WEIGHTS_ENDINGS):
-        return path.parent
-    what = "is a file" if path.exists() else "does not exist"
-    raise CheckpointError(
-        f"{path} {what}, expected the folder of a checkpoint ({CONFIG_NAME} and weights), "
-        f"or a file of weights in it ({', '.join(WEIGHTS_ENDINGS)})"
-    )
-
-
-def no_file(file: Path) -> str | None:
-    """What is wrong with what stands at `file`, where a file is expected; None when nothing stands there."""
-    if file.is_symlink() and not file.exists():
-        return (
-            f"{file} is a link to {os.readlink(file)}, which does not exist, expected a file: "
-            "a folder of the Hugging Face cache is copied with what its links point to (cp -rL)"
-        )
-    if file.exists() and not file.is_file():
-        return f"{file} is {'a folder' if file.is_dir() else 'a device or a pipe'}, expected a file"
-    return None
-
-
-def read_json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`; CheckpointError when it is not readable, not JSON or not an object."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply") from error
-    if _is_too_deep(value):
-        raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply")
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds a JSON {type(value).__name__}, expected an object")
-    return value
-
-
-def _is_too_deep(value: Any) -> bool:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MOST_DEPTH):
-        found = (inner.values() if isinstance(inner, dict) else inner for inner in level)
-        level = [inner for values in found for inner in values if isinstance(inner, dict | list)]
-        if not level:
-            return False
-    return True
-
-
 def read_config(folder, name: str = CONFIG_NAME) -> dict[str, Any]:
     """The configuration of the model in `folder` (or beside a file of weights): its config.json, as a dict.
 
@@ -91,8 +44,84 @@ def read_config(folder, name: str = CONFIG_NAME) -> dict[str, Any]:
     folder = checkpoint_folder(folder)
     file = folder / name
     if not file.is_file():
-        here = sorted(entry.name for entry in folder.iterdir())
-        missing = f"{folder} has no {name}; it holds {', '.join(here[:10]) or 'nothing'}"
-        raise CheckpointError(no_file(file) or missing)
+        raise missing_file(file, f"has no {name}")
     check_complete(file)
     return read_json_object(file)
+
+
+SCALE = "_scale"  # ends the name of an int8 tensor's scales
+INPUT_SCALE = "_input_scale"  # and of its input's
+FORMATS = "int-quantized", "int-quantized-smoothed"  # the second has input scales, which is not compressed-tensors'
+QUANTIZATION = "quantization_config"
+LOADED_AS = "bertcore_dtype"
+
+_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+_GROUPS = {**_WEIGHTS, "strategy": "group", "group_size": 32}
+_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "token", "dynamic": True}
+_SCHEMES = {"int8": (_WEIGHTS, _ACTIVATIONS), "int8_weight_only": (_GROUPS, None)}
+
+
+def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The config without what it says of low precision, and the dtype to load it in (None if ordinary).
+
+    Raises CheckpointError for weights that are quantised in a way bertcore does not read.
+    """
+    rest = {key: value for key, value in config.items() if key not in (QUANTIZATION, LOADED_AS)}
+    if config.get(QUANTIZATION) is not None:
+        return rest, _quantized_dtype(f"{folder}/{CONFIG_NAME}: {QUANTIZATION}", config[QUANTIZATION])
+    dtype = config.get(LOADED_AS)
+    if dtype not in (None, "bfloat16"):
+        raise CheckpointError(f"{folder}/{CONFIG_NAME}: {LOADED_AS} is {dtype!r}, expected 'bfloat16'")
+    if dtype is not None:
+        rest.pop("dtype", None)
+    return rest, dtype
+
+
+def with_dtype(
+    config: Mapping[str, Any], dtype: str, unquantized: Iterable[str] = (), *, smoothed: bool = False
+) -> dict[str, Any]:
+    """The config of a checkpoint whose tensors are of a model of `dtype`; the reverse of `split_dtype`.
+
+    unquantized: the names of linear maps that an int8 checkpoint keeps in floating point.
+    smoothed: whether an int8 checkpoint has input scales.
+    """
+    if dtype == "bfloat16":
+        rest = {key: value for key, value in config.items() if key != "torch_dtype"}  # the older name of "dtype"
+        return {**rest, "dtype": "bfloat16", LOADED_AS: "bfloat16"}
+    if dtype not in _SCHEMES:
+        return {key: dtype if key in ("dtype", "torch_dtype") else value for key, value in config.items()}
+    weights, activations = _SCHEMES[dtype]
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": FORMATS[smoothed],
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": sorted(unquantized),
+    }
+    return {**config, QUANTIZATION: quantization}
+
+
+def _quantized_dtype(where: str, found: Any) -> str:
+    """ "int8" or "int8_weight_only"; CheckpointError for anything else."""
+    expected = "supported is int8 with a scale for each output channel or 32 weights: quant_method "
+    expected += "'compressed-tensors', format"
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{where} is {found!r}, expected an object")
+    method, form, groups = (found.get(key) for key in ("quant_method", "format", "config_groups"))
+    if method != "compressed-tensors" or form not in FORMATS or not isinstance(groups, Mapping):
+        raise CheckpointError(f"{where} has quant_method {method!r}, format {form!r}; {expected} 'int-quantized'")
+    kinds = set()
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        is_grouped = isinstance(weights, Mapping) and weights.get("strategy") == "group"
+        wanted = _GROUPS if is_grouped else _WEIGHTS
+        for key, value in wanted.items():
+            if not isinstance(weights, Mapping) or weights.get(key) != value:
+                raise CheckpointError(f"{where}: the weights of {name} are {weights!r}, expected {wanted!r}")
+        if is_grouped and group.get("input_activations") is not None:
+            raise CheckpointError(f"{where}: {name} has weights in groups and quantised activations, not supported")
+        kinds.add("int8_weight_only" if is_grouped else "int8")
+    if len(kinds) > 1:
+        raise CheckpointError(f"{where} has scales of channels and of groups, expected one kind")
+    return kinds.pop() if kinds else "int8"

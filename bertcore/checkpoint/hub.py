@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .config import CONFIG_NAME, WEIGHTS_ENDINGS
-from .errors import CheckpointError
-from .reading import WEIGHTS_NAMES, read_weight_map
+from .files import CONFIG_NAME, WEIGHTS_ENDINGS, CheckpointError
+from .weights import WEIGHTS_NAMES, read_weight_map
 
 Wanted = Literal["model", "tokenizer", "sentence_encoder"]
 

@@ -1,4 +1,10 @@
-"""Fitting the tensors of a checkpoint to the parameters of a model."""
+"""Fit the tensors of a checkpoint to the parameters of a model.
+
+Users see the parameter names that transformers gives the same model class today
+("bert.encoder.layer.0.attention.self.query.weight"). Files differ from them in a few regular ways, which a family
+states as `NameRules`. The rules go one way only, from a model's name to every spelling that a file may use; reading
+inverts them, so the two directions cannot disagree.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,13 +14,71 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import INPUT_SCALE, SCALE
-from .errors import CheckpointError, listed
-from .names import NameRules
-from .reading import Checkpoint
+from .config import INPUT_SCALE, SCALE
+from .files import CheckpointError, listed
 from .safetensors_file import TensorInfo
+from .weights import Checkpoint
 
 FLOATING = ("F64", "F32", "F16", "BF16")
+
+# TensorFlow's names for the layer norm's parameters, kept by checkpoints converted before 2020.
+LAYER_NORM_ENDINGS = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta"))
+
+# Index buffers that earlier versions of transformers stored with the weights.
+INDEX_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+
+@dataclass(frozen=True)
+class NameRules:
+    """The spellings of one family's checkpoints. All names but `prefix` itself are bare: without `prefix`.
+
+    prefix: what a model with a head puts before the names of its encoder ("bert."); a file of the encoder alone lacks
+        it.
+    heads: beginnings of the names that belong to a head, or to the pooler; a model may leave whole heads of a file
+        unused.
+    tied: pairs (copy, original) of parameters that are one array when config.json ties them; a file may hold either or
+        both.
+    untied: pairs (name, original) of parameters that are arrays of their own, but were one array in files of earlier
+        versions, which may hold the original alone (LUKE's decoder of words before transformers 5).
+    anchor: the end of a name every checkpoint of the family has; what precedes it in a file is the file's own prefix,
+        as wrappers such as DataParallel leave it ("module.bert.").
+    endings: pairs (ending of a name, how old files spell that ending).
+    buffers: ends of names (whole parts of them) of tensors that are no parameters and are skipped.
+    """
+
+    prefix: str
+    heads: tuple[str, ...] = ()
+    tied: tuple[tuple[str, str], ...] = ()
+    untied: tuple[tuple[str, str], ...] = ()
+    anchor: str = "embeddings.word_embeddings.weight"
+    endings: tuple[tuple[str, str], ...] = LAYER_NORM_ENDINGS
+    buffers: tuple[str, ...] = INDEX_BUFFERS
+
+    def bare(self, name: str) -> str:
+        """`name` without the family's prefix."""
+        return name.removeprefix(self.prefix)
+
+    def spellings(self, name: str) -> list[str]:
+        """Every spelling a file may use for the parameter a model calls `name`; the first is the bare name."""
+        bare = self.bare(name)
+        old = [bare.removesuffix(ending) + old for ending, old in self.endings if bare.endswith(ending)]
+        return [prefix + spelling for spelling in (bare, *old) for prefix in ("", self.prefix)]
+
+    def wrappers(self, names: Iterable[str]) -> list[str]:
+        """What a file with these tensor names puts before every name: [""] as a rule, ["module."] for some.
+
+        Several entries mean several encoders in one file, none that the anchor is missing.
+        """
+        before = {name.removesuffix(self.anchor) for name in names if name.endswith(self.anchor)}
+        return sorted({prefix.removesuffix(self.prefix) for prefix in before})
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether the tensor `name` is no parameter."""
+        return any(f".{name}".endswith(f".{buffer}") for buffer in self.buffers)
+
+    def head_of(self, name: str) -> str | None:
+        """The head (an entry of `heads`) that the parameter `name` belongs to; None for one of the encoder itself."""
+        return next((head for head in self.heads if self.bare(name).startswith(head)), None)
 
 
 def load_parameters(

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import CheckpointError, listed
+from .files import CheckpointError, listed
 from .pickle_machine import Refused, kind, read_pickle, shown
 from .pickle_tensors import ITEM_SIZES, VOCABULARY, Storage, Tensor
 from .safetensors_file import NUMPY_DTYPES, TensorInfo, native

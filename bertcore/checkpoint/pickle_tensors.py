@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .pickle_machine import Function, Refused, Vocabulary, check_key, kind, shown
-from .shapes import LARGEST, MOST_DIMENSIONS, could_be_array
+from .safetensors_file import LARGEST, MOST_DIMENSIONS, could_be_array
 
 ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,

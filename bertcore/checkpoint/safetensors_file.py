@@ -10,14 +10,17 @@ views: nothing until a page is touched).
 
 import importlib
 import json
+import math
 import mmap
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from .errors import CheckpointError
-from .shapes import could_be_array
+from .files import CheckpointError
 
 # bfloat16 is read as uint16, and seen as ml_dtypes.bfloat16 (see `native`).
 NUMPY_DTYPES = {
@@ -27,6 +30,9 @@ NUMPY_DTYPES = {
 }  # fmt: skip
 
 MOST_HEADER_BYTES = 8 << 20  # 74,000 tensors; each megabyte takes 0.15 s and 13 MB of memory
+
+MOST_DIMENSIONS = 8
+LARGEST = 2**48  # elements; beyond any file, and far from what overflows 64 bits
 
 EXPLANATIONS = {
     "file not fully covered": "its length is not what its header says (truncated or still downloading?)",
@@ -44,6 +50,11 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     offset: int
+
+
+def could_be_array(shape: Sequence[int]) -> bool:
+    """Whether NumPy can make an array of that shape. It counts an axis of size 0 as 1, too."""
+    return len(shape) <= MOST_DIMENSIONS and math.prod(size for size in shape if size) <= LARGEST
 
 
 class SafetensorsFile:
@@ -127,3 +138,17 @@ def _explain(file: Path, error: Exception) -> str:
         if phrase in reason:
             return f"{explanation} [{reason}]"
     return reason
+
+
+def write_safetensors(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write `arrays` by name; OSError, naming the file, where it cannot be written (a full disk)."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(dict(arrays), file, metadata={"format": "pt"})  # transformers refuses a file without this entry
+    except SafetensorError as error:  # of the system's errors, it has the number in the text alone
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .errors import CheckpointError
+from .files import CheckpointError
 
 LIMIT = 16 << 20  # bytes of the directory; an entry has about 60
 

@@ -177,7 +177,7 @@ def _compare_passes(args: argparse.Namespace) -> None:
 def _member(name: str) -> "Member":
     """What is measured of a name: its checkpoint, or random weights where only a config is known."""
     from bertcore.checkpoint import read_config
-    from bertcore.checkpoint.reading import WEIGHTS_NAMES
+    from bertcore.checkpoint.weights import WEIGHTS_NAMES
     from bertcore.models.cost import Member
     from bertcore.tasks.sentence_encoder.settings import read_settings
 

@@ -194,7 +194,7 @@ def _teacher(args: argparse.Namespace) -> tuple[Any, Any]:
 def _student(args: argparse.Namespace, teacher: Any, tokenizer: Any) -> Any:
     """A student of the teacher's class: new, with layers of the teacher or without, or a checkpoint."""
     import bertcore
-    from bertcore.checkpoint.config import read_json_object
+    from bertcore.checkpoint.files import read_json_object
     from bertcore.models.model import NewlyInitialisedWarning
     from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
     from bertcore.presets import preset_config

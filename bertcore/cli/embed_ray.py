@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertcore.checkpoint.config import read_json_object
+from bertcore.checkpoint.files import read_json_object
 from bertcore.cli.common import CommandError, chosen_backend
 from bertcore.cli.corpus_parts import Part, corpus_files, parts_of, texts_of
 from bertcore.cli.embeddings import encoder_of, encoding_options, write_embeddings

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
 def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The config of a preset, file, folder or id on the hub, and the published facts of a preset."""
     from bertcore import checkpoint
-    from bertcore.checkpoint.config import read_json_object
+    from bertcore.checkpoint.files import read_json_object
     from bertcore.tasks.sentence_encoder.settings import read_settings
 
     known = known_preset(name)

@@ -57,7 +57,7 @@ def _naming(name: str) -> Iterator[None]:
 
 @contextmanager
 def _replaced(target: Path) -> Iterator[BinaryIO]:
-    from bertcore.checkpoint.replacing import temporary_beside
+    from bertcore.checkpoint.files import temporary_beside
 
     with temporary_beside(target) as temporary:
         with _opened(temporary, target, "xb") as stream:

@@ -232,7 +232,7 @@ def _check_entities(args: argparse.Namespace, model: Any, tokenizer: Any) -> Non
 def model_and_tokenizer(args: argparse.Namespace, objective: Any) -> tuple[Any, Any, str]:
     """The model with the objective's head, its tokenizer, and whether it is "new" or "known"."""
     import bertcore
-    from bertcore.checkpoint.config import read_json_object
+    from bertcore.checkpoint.files import read_json_object
     from bertcore.presets import preset_config
     from bertcore.training.checkpoints import checkpoints_in
 

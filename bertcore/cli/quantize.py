@@ -66,8 +66,7 @@ def quantize(
     call `name`.
     """
     from bertcore import checkpoint
-    from bertcore.checkpoint.config import CONFIG_NAME
-    from bertcore.checkpoint.replacing import naming
+    from bertcore.checkpoint.files import CONFIG_NAME, naming
     from bertcore.tasks.sentence_encoder.settings import read_settings
 
     settings = read_settings(source)
@@ -244,7 +243,7 @@ def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
 @contextlib.contextmanager
 def _written_beside(target: Path) -> Iterator[Path]:
     """A new folder beside `target`, which takes its place when the block ends well."""
-    from bertcore.checkpoint.replacing import naming, temporary_beside
+    from bertcore.checkpoint.files import naming, temporary_beside
 
     place = target.resolve()
     with naming(target):
@@ -264,7 +263,7 @@ def _copy_files(
 ) -> None:
     """Copy what is neither weights nor the file `config` from the folders of a model, which lie in `source`; all from
     those in `with_weights`. Errors of writing name `target`, those of reading the file."""
-    from bertcore.checkpoint.replacing import naming
+    from bertcore.checkpoint.files import naming
 
     for folder in filter(Path.is_dir, folders):
         place = beside / folder.relative_to(source)

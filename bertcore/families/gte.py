@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
-from bertcore.checkpoint.names import INDEX_BUFFERS
+from bertcore.checkpoint.parameters import INDEX_BUFFERS
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import Adapters
-from bertcore.checkpoint.names import INDEX_BUFFERS
+from bertcore.checkpoint.parameters import INDEX_BUFFERS
 from bertcore.families import roberta
 from bertcore.families.xlm_roberta import XLM_ROBERTA
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register

@@ -256,7 +256,7 @@ class Model(NamedParameters):
         A config is spelled as transformers does today, whatever spelling was read; an adapter is in the weights.
 
         The files of a bfloat16 or int8 model are as small as the model, and load without `dtype`; their format is in
-        `bertcore.checkpoint.dtypes`.
+        `bertcore.checkpoint.config`.
         """
         if self.is_part:
             raise ValueError("this model is a part of another one: call save_pretrained of that")

@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.checkpoint.replacing import made_folder
-from bertcore.checkpoint.saving import write_safetensors
+from bertcore.checkpoint.files import made_folder
+from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForMaskedLM

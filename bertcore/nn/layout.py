@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from bertcore.checkpoint.dtypes import INPUT_SCALE, SCALE
+from bertcore.checkpoint.config import INPUT_SCALE, SCALE
 from bertcore.kernels.linear.prepared import dequantized, group_count
 from bertcore.kernels.precision import is_bfloat16
 

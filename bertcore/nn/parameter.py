@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint.dtypes import INPUT_SCALE, SCALE
+from bertcore.checkpoint.config import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.forms import Copies, Forms, refreshed_copies, storage_dtype

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.checkpoint.config import read_json_object
+from bertcore.checkpoint.files import read_json_object
 from bertcore.tasks.calibration import Calibration, IsotonicCalibration, TemperatureScaling
 
 METHODS: dict[str, type[Calibration]] = {"temperature": TemperatureScaling, "isotonic": IsotonicCalibration}

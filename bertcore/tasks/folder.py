@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.config import checkpoint_folder, read_json_object
+from bertcore.checkpoint.files import checkpoint_folder, read_json_object
 
 MODULES_NAME = "modules.json"
 SETTINGS_NAME = "config_sentence_transformers.json"

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from bertcore.checkpoint import resolve
-from bertcore.checkpoint.config import checkpoint_folder
+from bertcore.checkpoint.files import checkpoint_folder
 
 from .errors import naming_files
 from .luke import LukeTokenizer

@@ -7,8 +7,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, models, processors
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Sequence
 
-from bertcore.checkpoint.errors import CheckpointError, listed
-from bertcore.checkpoint.replacing import check_complete
+from bertcore.checkpoint.files import CheckpointError, check_complete, listed
 
 from . import byte_bpe, unigram, word_piece
 from .added_tokens import AddedTokenSettings

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bertcore.checkpoint.config import read_json_object
-from bertcore.checkpoint.errors import CheckpointError, listed
+from bertcore.checkpoint.files import CheckpointError, listed, read_json_object
 
 from .families import TokenizerFamily
 from .settings import TokenizerSettings

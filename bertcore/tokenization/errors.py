@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from bertcore.checkpoint.errors import CheckpointError
+from bertcore.checkpoint.files import CheckpointError
 
 
 class WrongSetting(ValueError):

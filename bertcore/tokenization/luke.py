@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertcore.arguments import check_count, warn_caller
-from bertcore.checkpoint.config import read_json_object
-from bertcore.checkpoint.errors import CheckpointError
+from bertcore.checkpoint.files import CheckpointError, read_json_object
 
 from .batch import BatchEncoding
 from .errors import WrongSetting

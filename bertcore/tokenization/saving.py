@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bertcore.checkpoint.replacing import made_folder, replace_files
+from bertcore.checkpoint.files import made_folder, replace_files
 
 from .families import FAMILIES, GENERIC, TokenizerFamily
 from .settings import GENERIC_CLASSES, TOKENIZER_CONFIG_NAME, TOKENIZER_JSON, TokenizerSettings

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertcore.checkpoint.errors import CheckpointError
+from bertcore.checkpoint.files import CheckpointError
 
 from .charsmap import check_charsmap
 from .wire_format import BYTES, FIXED32, TYPE_NAMES, VARINT, WireError, read_fields

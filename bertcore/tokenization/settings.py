@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertcore.checkpoint.config import CONFIG_NAME, read_json_object
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 
 from .added_tokens import AddedTokenSettings
 from .errors import WrongSetting

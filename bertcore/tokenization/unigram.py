@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from bertcore.checkpoint.errors import CheckpointError
+from bertcore.checkpoint.files import CheckpointError
 
 from .families import TokenizerFamily
 from .sentencepiece_file import SentencePieceModel, read_sentencepiece

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bertcore.checkpoint.replacing import sweep, sync, temporary_beside
+from bertcore.checkpoint.files import sweep, sync, temporary_beside
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _LEFT = re.compile(r"\.(checkpoint-\d+)\.\d+\.[0-9a-f]+\.tmp")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint.replacing import naming
+from bertcore.checkpoint.files import naming
 from bertcore.training.checkpoints import write_folder
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from bertcore.checkpoint.replacing import naming, temporary_beside
+from bertcore.checkpoint.files import naming, temporary_beside
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import TrainerCallback
 from bertcore.training.state import TrainerControl, TrainerState

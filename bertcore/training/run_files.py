@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.checkpoint import CheckpointError, open_checkpoint
-from bertcore.checkpoint.saving import write_safetensors
+from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.nn.parameter import Parameter
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.optimizers import Optimizer

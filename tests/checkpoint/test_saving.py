@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
-from bertcore.checkpoint.replacing import temporary_beside
+from bertcore.checkpoint.files import temporary_beside
 from tests.checkpoint.files import write_shards
 from tests.processes import run_python
 

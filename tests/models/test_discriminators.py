@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, AutoModelForPreTraining, ReplacedTokenModel, load_model
-from bertcore.checkpoint.saving import save_checkpoint
+from bertcore.checkpoint.weights import save_checkpoint
 from bertcore.models.pretraining import Discriminator
 from bertcore.models.replaced_tokens import generator_config
 from bertcore.presets import PRESETS, preset_config

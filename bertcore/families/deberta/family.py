@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
-from bertcore.checkpoint.names import INDEX_BUFFERS, LAYER_NORM_ENDINGS
+from bertcore.checkpoint.parameters import INDEX_BUFFERS, LAYER_NORM_ENDINGS
 from bertcore.families import bert
 from bertcore.families.deberta.adapter import COMPONENTS, DisentangledAdapter
 from bertcore.families.deberta.blocks import DisentangledAttentionByHead, DisentangledEmbeddings, Disentanglement

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
-from bertcore.checkpoint.names import INDEX_BUFFERS
+from bertcore.checkpoint.parameters import INDEX_BUFFERS
 from bertcore.families.bert import BERT
 from bertcore.families.nomic_bert.blocks import MixtureSpec, NomicLayer
 from bertcore.heads.classifier import ClassifierSpec

@@ -10,7 +10,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError, read_config, resolve
-from bertcore.checkpoint.config import CONFIG_NAME
+from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
 from bertcore.tasks.batching import BATCH_TOKENS

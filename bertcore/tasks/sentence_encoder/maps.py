@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from bertcore.checkpoint.config import CONFIG_NAME, read_json_object
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tasks.folder import Module, flag, positive_integer

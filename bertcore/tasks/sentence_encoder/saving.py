@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertcore.checkpoint.replacing import replace_files
+from bertcore.checkpoint.files import replace_files
 from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES
 from bertcore.tasks.sentence_encoder.pooling import POOLING
 from bertcore.tasks.sentence_encoder.settings import POOLING_FLAGS

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.config import read_json_object
+from bertcore.checkpoint.files import read_json_object
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from bertcore.checkpoint.replacing import temporary_beside
+from bertcore.checkpoint.files import temporary_beside
 
 INDEX = "examples.json"
 DTYPES = {"i": "int32", "f": "float32"}  # by the type codes of `array`

@@ -1,0 +1,250 @@
+"""Files of a checkpoint: the error that names them, reading JSON, and replacing files that belong together.
+
+A file that is written appears complete or not at all, and files that belong together appear at once.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+if os.name == "posix":
+    import fcntl
+
+CONFIG_NAME = "config.json"
+WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
+MOST_DEPTH = 64  # of nested objects and lists: an error that showed a value 990 deep would fail itself
+STALE_SECONDS = 3600  # a temporary file that was last written to so long ago is abandoned
+
+# Takes the place of a file while the files beside it are replaced. No reader takes it for a config or a tokenizer.
+NOTE = b'{"bertcore_saving": "the files beside this one are being replaced; this one comes last"}\n'
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read, or does not fit the model; the message names the file and every problem."""
+
+
+def listed(items: list[str]) -> str:
+    """Join `items` by commas; after ten, only their number is given."""
+    rest = f", and {len(items) - 10} more" if len(items) > 10 else ""
+    return ", ".join(items[:10]) + rest
+
+
+def checkpoint_folder(path: str | os.PathLike) -> Path:
+    """Return the folder of the checkpoint at `path`: the folder itself, or the folder of a file of weights.
+
+    Raises CheckpointError if `path` is neither.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return path
+    if path.is_file() and path.name.endswith(WEIGHTS_ENDINGS):
+        return path.parent
+    what = "is a file" if path.exists() else "does not exist"
+    raise CheckpointError(
+        f"{path} {what}, expected the folder of a checkpoint ({CONFIG_NAME} and weights), "
+        f"or a file of weights in it ({', '.join(WEIGHTS_ENDINGS)})"
+    )
+
+
+def missing_file(file: Path, otherwise: str) -> CheckpointError:
+    """Make the error for a file that is missing; it says `otherwise` if nothing else is in the file's place."""
+    if file.is_symlink() and not file.exists():
+        return CheckpointError(
+            f"{file} is a link to {os.readlink(file)}, which does not exist, expected a file: "
+            "copy a folder of the Hugging Face cache together with the files its links point to (cp -rL)"
+        )
+    if file.exists():
+        return CheckpointError(f"{file} is {'a folder' if file.is_dir() else 'a device or a pipe'}, expected a file")
+    here = sorted(entry.name for entry in file.parent.iterdir())
+    return CheckpointError(f"{file.parent} {otherwise}; it holds {listed(here) or 'nothing'}")
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Read the JSON object in `file`. Raises CheckpointError if it is not readable, not JSON or not an object."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply") from error
+    if _is_too_deep(value):
+        raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply")
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_DEPTH):
+        found = (inner.values() if isinstance(inner, dict) else inner for inner in level)
+        level = [inner for values in found for inner in values if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def check_complete(file: Path) -> None:
+    """Raise CheckpointError if `file` is the note that `replace_files` leaves when its process is killed."""
+    if file.is_file() and file.stat().st_size == len(NOTE) and file.read_bytes() == NOTE:
+        raise CheckpointError(f"{file.parent}: saving was interrupted before {file.name} was in place; save again")
+
+
+def made_folder(folder: str | os.PathLike) -> Path:
+    """Make a folder unless it exists. Raises ValueError for an empty name, which would be the current folder."""
+    if not os.fspath(folder):
+        raise ValueError("folder is empty, expected the name of a folder ('.' for the current one)")
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]]) -> None:
+    """Write files that belong together into `folder`, name -> function that writes the path it is given.
+
+    All files are written under temporary names first. Then a note takes the place of the first one (`check_complete`
+    detects it), the others are replaced, and the first one last. A process that is killed at any moment leaves the old
+    files, the new ones, or the note; an error or an interrupt leaves the old ones. Processes and threads that save at
+    the same time each leave a consistent set; the last one stays. OSError names the file, not the temporary one.
+    """
+    guard, *others = targets = [folder / name for name in writers]
+    for target in targets:
+        sweep(target)
+        if target.is_dir() and not target.is_symlink():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    with contextlib.ExitStack() as cleanup:
+        new = {target: _temporary(target, cleanup) for target in targets}
+        old = {target: _temporary(target, cleanup) for target in targets}
+        note = _temporary(guard, cleanup)
+        with naming(guard):
+            note.write_bytes(NOTE)
+        for target, write in zip(targets, writers.values(), strict=True):
+            with naming(target):
+                write(new[target])
+                shutil.copymode(note, new[target])  # safetensors makes files that only their owner may read
+                sync(new[target])
+        with _alone_in(folder):
+            if os.path.lexists(guard):
+                shutil.copy2(guard, old[guard], follow_symlinks=False)
+            try:
+                _switch(guard, others, new, old, note)
+            finally:
+                if os.path.lexists(new[guard]):  # it comes last: all of them stay as they were
+                    _restore(targets, new, old)
+    sync(folder)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold a lock on `folder` against other threads and processes, where the system locks folders."""
+    with contextlib.ExitStack() as stack:
+        if os.name == "posix":
+            with contextlib.suppress(OSError):  # unreadable folders, file systems without locks (some of NFS)
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)  # releases the lock, as the end of the process does
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+def _switch(guard: Path, others: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path], note: Path) -> None:
+    with naming(guard):
+        os.replace(note, guard)
+    sync(guard.parent)
+    for target in others:
+        with naming(target):
+            if os.path.lexists(target):
+                os.replace(target, old[target])
+            os.replace(new[target], target)
+    sync(guard.parent)
+    with naming(guard):
+        os.replace(new[guard], guard)
+
+
+def _restore(targets: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path]) -> None:
+    """Put back the files from before a switch that failed, the first one last."""
+    for target in reversed(targets):
+        if os.path.lexists(old[target]):
+            os.replace(old[target], target)
+        elif not os.path.lexists(new[target]) or target == targets[0]:
+            target.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def temporary_beside(target: Path) -> Iterator[Path]:
+    """Yield a fresh name beside `target`, as os.replace cannot cross file systems; remove what is left there.
+
+    Temporary files that killed processes have left beside `target` are removed, too.
+    """
+    sweep(target)
+    with contextlib.ExitStack() as cleanup:
+        yield _temporary(target, cleanup)
+
+
+def _temporary(target: Path, cleanup: contextlib.ExitStack) -> Path:
+    file = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    cleanup.callback(_remove, file)
+    return file
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):  # on a read-only file system, unlinking a missing file is an error, too
+        path.unlink(missing_ok=True)
+
+
+def sweep(target: Path) -> None:
+    """Remove temporary files beside `target` whose processes are gone, or that are no longer written to."""
+    form = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError):  # files of other users, or swept by another process: not the caller's concern
+        for path in target.parent.iterdir():
+            match = form.fullmatch(path.name)
+            if match and (not _is_alive(int(match[1])) or time.time() - path.lstat().st_mtime > STALE_SECONDS):
+                _remove(path)
+
+
+def _is_alive(process: int) -> bool:
+    if os.name != "posix":
+        return True  # signal 0 is no query there
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk where the system can."""
+    if path.is_dir() and (os.name != "posix" or not os.access(path, os.R_OK)):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # file systems that cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def naming(target: Path) -> Iterator[None]:
+    """Make operating-system errors in the block name `target`, not its temporary file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error
