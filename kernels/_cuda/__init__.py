@@ -1,4 +1,4 @@
-"""Shared GPU machinery: each operation's cuda.py launches the kernels of its .cu file through this package.
+"""Shared GPU machinery: the cuda.py of each operation launches the kernels of its .cu file through this package.
 
     # kernels/softmax/cuda.py
     from .. import _cuda
@@ -6,39 +6,35 @@
     KERNELS = _cuda.Module(__file__, "softmax.cu", instantiations=INSTANTIATIONS)
 
     def softmax(input, dim):
-        xp = _cuda.array_module(input)              # cupy; numpy while the tests' CPU emulator is the runtime
+        xp = _cuda.array_module(input)              # cupy; numpy if the runtime is the tests' CPU emulator
         ...
         KERNELS.launch("softmax_rows<float, 32, 8>", grid, block, (input, output, np.int64(rows)), shared_bytes=0)
 
-`grid` and `block` are tuples of one to three ints. `args` holds arrays (the address of their first element is passed,
+`grid` and `block` are tuples of one to three ints. `args` holds arrays (passed as the address of their first element,
 whatever their strides), None (a null pointer) and NumPy scalars (passed by value with the size of their dtype: np.int32
 for int, np.int64 for long long, np.float32 for float, np.bool_ for bool; a scalar of an aligned structured dtype for a
-struct). Every kernel that is launched must be listed in
-`instantiations`, so that the tests compile all of them. A kernel is compiled at its first launch and then kept.
+struct). `instantiations` must list every kernel that is launched, so that the tests compile all of them. A kernel is
+compiled at its first launch, then kept. Launches go to CuPy's current device and stream: the caller makes the arrays'
+device the current one. This package imports neither CuPy nor a compiler before the first launch.
 
-In .cu files `#include "x.cuh"` is replaced by the text of the file x.cuh, found beside the file that includes it (or
-from there by a relative path) or in this folder, once each: the key of CuPy's disk cache is the source text and does
-not see included files. The headers here:
+In .cu files `#include "x.cuh"` is replaced, once each, by the text of x.cuh, found beside the including file (or from
+there by a relative path) or in this folder: the key of CuPy's disk cache is the source text alone. The headers here:
 
     common.cuh       conversions to and from float, 16-byte vectors of a row, warp and block reductions, SHARED_ARRAY
                      and DYNAMIC_SHARED (which declare shared memory on the GPU and in the emulator alike)
     ptx.cuh          one PTX instruction per function: mma.sync, ldmatrix, cp.async, named barriers
-    mma.cuh          matrix fragments over ptx.cuh, with what stands in for those instructions below sm_80
-    tile.cuh         tiles of a matrix in shared memory: copies that feed them, fragments taken from them
+    mma.cuh          matrix fragments over ptx.cuh, and replacements of those instructions below sm_80
+    tile.cuh         tiles of a matrix in shared memory: copies into them, fragments taken from them
     activations.cuh  gelu (erf, tanh), relu, tanh, silu as functors over float
-    rows.cuh         kernels over rows, a warp or a block to each (launchers: rows.py)
-    pointwise.cuh    elementwise kernels (launcher: pointwise.py)
-    many.cuh         kernels over many arrays at once, by a table of their addresses (launcher: many.py)
+    philox.cuh       random bits of dropout
+    rows.cuh         kernels over rows, a warp or a block to each; norms.cuh, column_sums.cuh (launchers: rows.py)
+    pointwise.cuh    elementwise kernels; many.cuh over many arrays at once (launchers: elements.py)
 
-Matrix products are cuBLASLt's: cublaslt.py.
-
-`vector_rows` brings arrays into the form that tile.cuh wants; `vectors.py` has more of rows in memory.
-
-Launches go to the current device and stream of CuPy: the caller makes the arrays' device the current one.
-This module imports neither CuPy nor a compiler before the first launch.
+cublaslt.py has the matrix products, vectors.py how rows lie in memory.
 """
 
 import functools
+import itertools
 import re
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -54,8 +50,9 @@ HEADERS = Path(__file__).parent
 OPTIONS = ("-std=c++17",)
 NULL = np.uintp(0)  # a null pointer, as CuPy takes it
 
-FLAGS = ("false", "true")  # C++'s names, by value
+FLAGS = (False, True)
 C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+TYPES = tuple(C_TYPES.values())
 
 NO_CUBLASLT = (
     "backend 'cupy' multiplies by cuBLASLt, which is not installed: pip install \"cupy-cuda13x[ctk]\" (CUDA 13 driver; "
@@ -63,16 +60,30 @@ NO_CUBLASLT = (
 )
 
 
-class Device(NamedTuple):
-    """What a launcher may want to know of the device it launches on."""
+# ---- kernels ---------------------------------------------------------------------------------------------------------
 
-    compute_capability: int  # 75, 80, 90, ...
-    multiprocessors: int
-    shared_bytes: int  # the most dynamic shared memory one block may ask for
+
+@functools.cache  # NumPy makes the name of a dtype anew each time
+def c_type(dtype):
+    """Return CUDA's name of a floating dtype: "float", "__half" or "__nv_bfloat16"."""
+    name = np.dtype(dtype).name
+    if name not in C_TYPES:
+        raise TypeError(f"CUDA kernels take {', '.join(C_TYPES)}, not {name}")
+    return C_TYPES[name]
+
+
+def template(name, *arguments):
+    """Return the name expression of an instantiation, such as "rows<float, 32, true>"."""
+    return f"{name}<{', '.join(str(it).lower() if isinstance(it, bool) else str(it) for it in arguments)}>"
+
+
+def instantiations(name, *choices, types=TYPES):
+    """Return the name expressions of a template for all `types` and all combinations of its other arguments."""
+    return tuple(template(name, *arguments) for arguments in itertools.product(types, *choices))
 
 
 class Module:
-    """The kernels of one .cu file; `launch` compiles what it needs, once."""
+    """The kernels of one .cu file."""
 
     def __init__(self, beside, source, instantiations):
         """`beside`: __file__ of the cuda.py; `source`: file name; `instantiations`: every name expression launched."""
@@ -95,20 +106,16 @@ class Module:
         """Start `kernel` (a name expression) over `grid` blocks of `block` threads; see the package's docstring."""
         if kernel not in self._known:
             raise ValueError(f"kernel {kernel!r} is not among the instantiations of {self.path.name}")
-        runtime().launch(self, kernel, _three(grid), _three(block), args, shared_bytes)
-
-
-def _three(extent):
-    return (*extent, 1, 1)[:3]
+        runtime().launch(self, kernel, (*grid, 1, 1)[:3], (*block, 1, 1)[:3], args, shared_bytes)
 
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"[ \t]*$')
 
 
 def inline_includes(path, seen=None):
-    """Text of the file with each `#include "x"` replaced by the text of x, at its first appearance, or removed.
+    """Return the file's text with each `#include "x"` replaced by the text of x at its first appearance, then removed.
 
-    #line directives keep the compiler's messages pointing at the files as they are on disk.
+    #line directives make the compiler's messages point at the files on disk.
     """
     seen = set() if seen is None else seen
     seen.add(path.resolve())
@@ -130,6 +137,17 @@ def _find_header(name, includer):
         if (folder / name).is_file():
             return folder / name
     raise FileNotFoundError(f'{includer}: #include "{name}" is neither beside it nor in {HEADERS}')
+
+
+# ---- the runtime -----------------------------------------------------------------------------------------------------
+
+
+class Device(NamedTuple):
+    """Properties of a device that launchers depend on."""
+
+    compute_capability: int  # 75, 80, 90, ...
+    multiprocessors: int
+    shared_bytes: int  # the most dynamic shared memory one block may ask for
 
 
 class CuPyRuntime:
@@ -158,11 +176,11 @@ class CuPyRuntime:
         return self.cupy.cuda.runtime.getDevice()
 
     def stream(self):
-        """The handle of the current stream."""
+        """Return the handle of the current stream."""
         return self.cupy.cuda.get_current_stream().ptr
 
     def cublaslt_path(self):
-        """The file of cuBLASLt, which is found as CuPy finds the toolkit's libraries: wheels, CUDA_PATH, the system."""
+        """Return cuBLASLt's file, found as CuPy finds the toolkit's libraries: in wheels, CUDA_PATH, the system."""
         if self._cublaslt_path is None:
             from cuda import pathfinder
 
@@ -177,18 +195,19 @@ class CuPyRuntime:
         if index not in self._devices:
             device = self.cupy.cuda.Device(index)
             self._devices[index] = Device(
-                compute_capability=int(device.compute_capability),  # which is no part of the attributes
+                compute_capability=int(device.compute_capability),  # not among the attributes
                 multiprocessors=device.attributes["MultiProcessorCount"],
                 shared_bytes=device.attributes["MaxSharedMemoryPerBlockOptin"],
             )
         return self._devices[index]
 
     def loaded(self, module, kernel):
-        """The kernel on the current device; compiled and loaded where it is not yet. Threads may do so at once."""
+        """Return the kernel on the current device, compiled if necessary; threads may call this at once."""
         key = module, kernel, self.device_index()
         loaded = self._kernels.get(key)
         if loaded is None:
-            loaded = self._kernels[key] = _Loaded(self._compile(module, kernel))
+            compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
+            loaded = self._kernels[key] = _Loaded(compiled.get_function(kernel))
         return loaded
 
     def launch(self, module, kernel, grid, block, args, shared_bytes):
@@ -199,13 +218,9 @@ class CuPyRuntime:
         given = tuple([arg if isinstance(arg, ndarray) else _by_value(arg) for arg in args])
         loaded.kernel(grid, block, given, shared_mem=shared_bytes)
 
-    def _compile(self, module, kernel):
-        compiled = self.cupy.RawModule(code=module.text, options=OPTIONS, name_expressions=(kernel,))
-        return compiled.get_function(kernel)
-
 
 def _by_value(arg):
-    """A number as CuPy takes it, which passes structs by value from host arrays, not from scalars."""
+    """Return a number as CuPy takes it; CuPy passes structs by value from host arrays, not from scalars."""
     return NULL if arg is None else np.atleast_1d(arg) if type(arg) is np.void else arg
 
 
@@ -217,7 +232,7 @@ class _Loaded:
         self.shared_bytes = 0  # CUDA grants 48 KB unasked, but less what the kernel itself declares
 
     def reserve(self, shared_bytes):
-        """Have more of it granted."""
+        """Ask for more dynamic shared memory."""
         self.kernel.max_dynamic_shared_size_bytes = shared_bytes
         self.shared_bytes = shared_bytes
 
@@ -227,7 +242,7 @@ _RUNTIME = ContextVar("bertcore_cuda_runtime", default=_CUPY)
 
 
 def runtime():
-    """What launches kernels in this context: CuPy, unless `use_runtime` says otherwise."""
+    """Return the object that launches kernels in this context: CuPy's runtime, or that of `use_runtime`."""
     return _RUNTIME.get()
 
 
@@ -242,43 +257,42 @@ def use_runtime(replacement):
 
 
 def is_emulated():
-    """Whether `use_runtime` put something in CuPy's place: the tests' emulator, which computes on NumPy arrays."""
+    """Return whether `use_runtime` has replaced CuPy: by the tests' emulator, which computes on NumPy arrays."""
     return runtime() is not _CUPY
 
 
 def array_module(array):
-    """The array module (cupy) that the launcher of `array` allocates with."""
+    """Return the array module (cupy) that the launcher of `array` allocates with."""
     return runtime().array_module(array)
 
 
 def device():
-    """The current device, as a `Device`."""
+    """Return the current device, as a `Device`."""
     return runtime().device()
 
 
-@functools.cache  # a dtype's name is made anew each time it is asked for
-def c_type(dtype):
-    """CUDA's name of a floating dtype: "float", "__half" or "__nv_bfloat16"."""
-    name = np.dtype(dtype).name
-    if name not in C_TYPES:
-        raise TypeError(f"CUDA kernels take {', '.join(C_TYPES)}, not {name}")
-    return C_TYPES[name]
+# ---- arrays as kernels take them -------------------------------------------------------------------------------------
+
+
+def contiguous(*arrays):
+    """Return each array C-contiguous, copied if necessary; None stays None."""
+    return tuple(None if it is None else array_module(it).ascontiguousarray(it) for it in arrays)
 
 
 def is_aligned(array, alignment=16):
-    """Whether the address of the first element is a multiple of `alignment` bytes."""
+    """Return whether the address of the first element is a multiple of `alignment` bytes."""
     return runtime().address(array) % alignment == 0
 
 
 def is_whole(width, *arrays):
-    """Whether rows of `width` elements of contiguous arrays of one dtype begin and end on 16-byte boundaries.
+    """Return whether rows of `width` elements begin and end on 16-byte boundaries in contiguous arrays of one dtype.
 
-    None is no array, and left out.
+    None entries are skipped.
     """
     whole = width * arrays[0].itemsize % 16 == 0
     return whole and all(array is None or is_aligned(array) for array in arrays)
 
 
 def vector_rows(array):
-    """`array` itself if its rows (last axis) are whole, aligned 16-byte vectors, else a copy padded with zeros."""
+    """Return `array` if its rows (last axis) are whole, aligned 16-byte vectors, else a copy padded with zeros."""
     return array if has_vector_rows(array, runtime().address(array)) else pad_rows(array_module(array), array)

@@ -2,13 +2,13 @@
 
     cublaslt.multiply(output, input, weight, transpose_right=True, bias=bias)
 
-CuPy's own products go through cuBLAS, which knows no epilogue, has no half-precision bias, and fails in graphs that are
-being captured. Here nothing is allocated or waited for behind the caller's back: the algorithm of a product is chosen
-once for each shape and kept, its workspace comes from the caller's memory pool, and it runs on the caller's stream.
+CuPy's own products go through cuBLAS, which has no epilogue and no half-precision bias, and fails while a graph is
+captured. Here the algorithm of a product is chosen once for each shape and kept, its workspace comes from the caller's
+memory pool, and it runs on the caller's stream; nothing else is allocated, and nothing waits.
 
-cuBLASLt's matrices lie column by column, ours row by row: to it each of ours is its own transpose, and
-output^T = right^T left^T. The numbers below are those of cublasLt.h, cublas_api.h and library_types.h of CUDA 13; where
-the real library is installed, a test calls it with them.
+cuBLASLt's matrices lie column by column, ours row by row, so it sees each as its transpose: output^T = right^T left^T.
+The numbers below are from cublasLt.h, cublas_api.h and library_types.h of CUDA 13; a test calls the real library with
+them if it is installed.
 """
 
 import ctypes
@@ -29,10 +29,10 @@ NO_EPILOGUE, ADD_BIAS = 1, 4
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
 BATCH, BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 WORKSPACE, REDUCTIONS, ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; alignments of A to D
-# cublasLtReductionScheme_t: where few rows leave a GPU idle the library may split a product along its sums. The parts
-# stand in the workspace in float32, are added in a separate step and rounded once; elsewhere each would be rounded.
+# cublasLtReductionScheme_t: the library may split a product along its sums if few rows leave a GPU idle. With this
+# scheme the parts are float32 in the workspace, added in a separate step and rounded once; others round each part.
 REDUCED_IN_FLOAT32 = 2
-MOST_WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper
+MOST_WORKSPACE = 32 << 20  # bytes; NVIDIA's recommendation for Hopper
 MOST_ALIGNMENT = 256  # bytes that algorithms tell apart
 KEPT_PLANS = 4096  # each takes about 1 KB
 
@@ -64,8 +64,10 @@ class _Choice(ctypes.Structure):
 
 
 class Product(NamedTuple):
-    """What an algorithm is chosen for, in terms of our rows; strides are elements from matrix to matrix of a batch, 0
-    without one, and from row to row."""
+    """A product as far as its algorithm depends on it, row by row.
+
+    Strides are elements from matrix to matrix of a batch (0 without one), and from row to row.
+    """
 
     device: int
     batch: int  # how many products; 1 without one
@@ -85,7 +87,7 @@ class Product(NamedTuple):
 
 
 class Library:
-    """cuBLASLt, loaded; its functions raise what they return as a status."""
+    """cuBLASLt, loaded; a status other than success raises RuntimeError."""
 
     def __init__(self, path):
         self.functions = ctypes.CDLL(path)
@@ -141,7 +143,7 @@ class Plan:
         return choice
 
     def run(self, addresses, bias, factors, workspace, stream):
-        """Start the product; `addresses` are those of right, left, addend and output, `factors` alpha and beta."""
+        """Start the product; `addresses`: of right, left, addend and output; `factors`: alpha and beta."""
         right, left, addend, output = addresses
         handle, operation, right_layout, left_layout, addend_layout, output_layout, algorithm = self._fixed
         alpha, beta = factors
@@ -175,7 +177,7 @@ def _preference(library, product):
 
 
 def _layouts(library, product):
-    """The layouts of right, left, addend and output: rows and columns as cuBLASLt sees them."""
+    """Return the layouts of right, left, addend and output: rows and columns as cuBLASLt sees them."""
     rows, columns, depth = product.rows, product.columns, product.depth
     right = (depth, columns) if product.transpose_right else (columns, depth)
     left = (rows, depth) if product.transpose_left else (depth, rows)
@@ -202,18 +204,21 @@ def multiply(
     output, left, right, *, transpose_left=False, transpose_right=False, bias=None, activation=None, addend=None,
     alpha=1.0, beta=1.0
 ):  # fmt: skip
-    """output = activation(alpha * left @ right + beta * addend + bias), summed in float32 and rounded once.
+    """Compute output = activation(alpha * left @ right + beta * addend + bias), summed in float32, rounded once.
 
-    Arrays with three axes are batches, (batch, rows, columns): as many products.
+    Arrays with three axes, (batch, rows, columns), are batches of products.
 
     Args:
         output: (rows, columns), written; float32, or the dtype of the factors. Its rows are contiguous and apart.
-        left, right: (rows, depth) and (depth, columns), or their transposes, of one dtype; no size is 0.
-        transpose_left, transpose_right: whether the factor is the transpose of the array that is given.
+        left: (rows, depth), or its transpose; no size is 0.
+        right: (depth, columns), or its transpose, of the same dtype.
+        transpose_left: whether `left` is the transpose of the factor.
+        transpose_right: whether `right` is the transpose of the factor.
         bias: (columns,), contiguous, of the output's dtype; or None.
         activation: a name in EPILOGUES.
-        addend: (rows, columns), of the output's dtype, which may be `output` itself; or None.
-        alpha, beta: numbers.
+        addend: (rows, columns), of the output's dtype, may be `output` itself; or None.
+        alpha: the product's factor.
+        beta: the addend's factor.
     """
     here = runtime()
     factors = c_float(alpha), c_float(0.0 if addend is None else beta)
@@ -246,13 +251,13 @@ def multiply(
 
 @functools.cache
 def load(path):
-    """The library of this file."""
+    """Return the library of this file."""
     return Library(path)
 
 
 @functools.cache
 def handle(path, device):
-    """The library's handle of a device, which is the current one."""
+    """Return the library's handle of a device, which must be the current one."""
     made = c_void_p()
     load(path).call("cublasLtCreate", byref(made))
     return made
@@ -260,12 +265,12 @@ def handle(path, device):
 
 @functools.lru_cache(KEPT_PLANS)
 def plan(path, product):
-    """The library's plan for a product on the current device."""
+    """Return the library's plan for a product on the current device."""
     return Plan(path, product)
 
 
 def _matrix(here, array):
-    """The array itself if its rows are contiguous and do not overlap, else a copy."""
+    """Return the array if its rows are contiguous and do not overlap, else a copy."""
     (rows, columns), (step, step_in_row), itemsize = array.shape[-2:], array.strides[-2:], array.itemsize
     is_apart = rows == 1 or (step >= columns * itemsize and step % itemsize == 0)
     if is_apart and (columns == 1 or step_in_row == itemsize):
@@ -274,7 +279,7 @@ def _matrix(here, array):
 
 
 def _strides(array):
-    """(elements from matrix to matrix of a batch, elements from row to row)."""
+    """Return (elements from matrix to matrix of a batch, elements from row to row)."""
     rows, columns = array.shape[-2:]
     of_batch = array.strides[0] // array.itemsize if array.ndim == 3 else 0
     return of_batch, columns if rows == 1 else array.strides[-2] // array.itemsize

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .. import _cuda
-from .._cuda.many import THREADS, table_of
+from .._cuda.elements import THREADS, table_of
 from . import RULES
 from .numbers import Numbers
 
@@ -13,9 +13,9 @@ NUMBERS = np.dtype([(name, np.float32) for name in Numbers._fields])
 
 
 def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
-    """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each.
+    """Update parameters and their moments in place; `sets` has (parameter, grad, first moment, second moment) of each.
 
-    All of them at once: AdamW takes one launch, the other rules three. A `step` that is an array stays on the device.
+    AdamW takes one launch for all of them, the other rules three. A `step` that is an array stays on the device.
     """
     dtype, scales = sets[0][0].dtype, None
     xp = _cuda.array_module(sets[0][0])

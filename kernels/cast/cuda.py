@@ -3,16 +3,16 @@
 import numpy as np
 
 from .. import _cuda
-from .._cuda.many import table_of
+from .._cuda.elements import table_of
 
-INSTANTIATIONS = "cast<__half>", "cast<__nv_bfloat16>"
+INSTANTIATIONS = _cuda.instantiations("cast", types=("__half", "__nv_bfloat16"))
 KERNELS = _cuda.Module(__file__, "cast.cu", INSTANTIATIONS)
 
 
 def cast(sets):
-    """Write arrays into outputs; `sets` has (array, output) of each."""
+    """Round arrays into outputs; `sets` has (array, output) of each."""
     (dtype, target), xp = (array.dtype for array in sets[0]), _cuda.array_module(sets[0][0])
-    kernel = f"cast<{_cuda.c_type(target)}>"
+    kernel = _cuda.template("cast", _cuda.c_type(target))
     if dtype != np.float32 or kernel not in INSTANTIATIONS:
         raise TypeError(
             f"arrays[0] has dtype {dtype}, outputs[0] {target}, expected float32 and float16 or bfloat16: CUDA rounds "

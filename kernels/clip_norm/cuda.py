@@ -3,14 +3,14 @@
 import numpy as np
 
 from .. import _cuda
-from .._cuda.many import THREADS, table_of
+from .._cuda.elements import THREADS, table_of
 
-INSTANTIATIONS = (*(f"sum_squares<{c_name}>" for c_name in _cuda.C_TYPES.values()), "root_of_sum")
+INSTANTIATIONS = *_cuda.instantiations("sum_squares"), "root_of_sum"
 KERNELS = _cuda.Module(__file__, "clip_norm.cu", INSTANTIATIONS)
 
 
 def clip_norm(arrays, max_norm):
-    """Scale the arrays in place; the norm before, for which the host waits."""
+    """Scale the arrays in place; returns their norm before, for which the host waits."""
     norm = float(joint_norm(arrays))
     if max_norm < norm < np.inf:
         for array in arrays:
@@ -19,16 +19,16 @@ def clip_norm(arrays, max_norm):
 
 
 def joint_norm(arrays):
-    """The norm, an array without axes in float64; a sum for each chunk of each array, then their sum in order."""
+    """Return the norm, a float64 array without axes: a sum for each chunk of each array, then their sum in order."""
     xp = _cuda.array_module(arrays[0])
     arrays = [xp.ascontiguousarray(_in_order_of_memory(array)) for array in arrays]
     table, norm = table_of([(array,) for array in arrays]), xp.empty((), np.float64)
     sums = xp.empty(table.chunks, np.float64)
-    table.launch(KERNELS, f"sum_squares<{_cuda.c_type(arrays[0].dtype)}>", sums)
+    table.launch(KERNELS, _cuda.template("sum_squares", _cuda.c_type(arrays[0].dtype)), sums)
     KERNELS.launch("root_of_sum", (1,), (THREADS,), (sums, norm, np.int32(table.chunks)))
     return norm
 
 
 def _in_order_of_memory(array):
-    """The transpose where that alone is contiguous: squares are summed without copying it."""
+    """Return the transpose unless the array is contiguous: if the transpose is, no copy is needed to sum squares."""
     return array if array.flags.c_contiguous else array.T

@@ -1,6 +1,6 @@
 """Cross entropy on CUDA: float32, float16 and bfloat16, computed in float32; the definition is in reference.py.
 
-The targets stay on the GPU, so that they cannot be checked here: a target that is no class gives the loss NaN.
+The targets stay on the GPU and are not checked here: an unknown class gives the loss NaN.
 """
 
 import numpy as np
@@ -14,18 +14,15 @@ TARGETS = {"int32": "int", "int64": "long long"}
 KERNELS = _cuda.Module(
     __file__,
     "cross_entropy.cu",
-    tuple(
-        f"{kernel}<{c_name}, {group}, {target}>"
-        for kernel in ("cross_entropy_rows", "cross_entropy_backward_rows")
-        for c_name in _cuda.C_TYPES.values()
-        for group in GROUPS
-        for target in TARGETS.values()
+    (
+        *_cuda.instantiations("cross_entropy_rows", GROUPS, TARGETS.values()),
+        *_cuda.instantiations("cross_entropy_backward_rows", GROUPS, TARGETS.values()),
     ),
 )
 
 
 def cross_entropy(input, target, ignore_index):
-    """(losses, lse), (rows,) and (rows, 2) of float32, from (rows, classes) logits and (rows,) integer targets."""
+    """Return losses (rows,) and lse (rows, 2), float32, from (rows, classes) logits and (rows,) integer targets."""
     xp = _cuda.array_module(input)
     losses, lse = xp.empty(len(input), np.float32), xp.empty((len(input), 2), np.float32)
     _launch("cross_entropy_rows", input, target, (losses, lse), ignore_index)
@@ -33,12 +30,14 @@ def cross_entropy(input, target, ignore_index):
 
 
 def cross_entropy_backward(grad_losses, input, target, lse, ignore_index, out):
-    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward, in `out` if
-    that is not None, which may be the input."""
+    """Return the gradient of the (rows, classes) logits from that of the (rows,) losses and the forward's lse.
+
+    It is written to `out`, which may be the input, unless that is None.
+    """
     xp = _cuda.array_module(input)
     grad_input = empty_rows(xp, *input.shape, input.dtype) if out is None else out
     stride = np.int64(row_stride(grad_input))
-    arrays = xp.ascontiguousarray(grad_losses), xp.ascontiguousarray(lse), grad_input, stride
+    arrays = *_cuda.contiguous(grad_losses, lse), grad_input, stride
     _launch("cross_entropy_backward_rows", input, target, arrays, ignore_index)
     return grad_input
 
@@ -50,7 +49,7 @@ def _launch(kernel, input, target, others, ignore_index):
     input = unit_columns(xp, input)
     target = xp.ascontiguousarray(target if target.dtype.name in TARGETS else target.astype(np.int64))
     group, rows_per_block = (32, 4) if classes <= WARP_CLASSES else (512, 1)
-    name = f"{kernel}<{_cuda.c_type(input.dtype)}, {group}, {TARGETS[target.dtype.name]}>"
+    name = _cuda.template(kernel, _cuda.c_type(input.dtype), group, TARGETS[target.dtype.name])
     numbers = np.int64(row_stride(input)), np.int64(rows), np.int32(classes), np.int64(ignore_index)
     args = (input, target, *others, *numbers)
     KERNELS.launch(name, (-(-rows // rows_per_block),), (group * rows_per_block,), args)

@@ -3,26 +3,23 @@
 import numpy as np
 
 from .. import _cuda
-from .._cuda.dropping import dropping
+from .._cuda.elements import dropout_arguments
 from ..philox import BLOCK, COUNTERS
 
 THREADS = 256
-KERNELS = _cuda.Module(__file__, "dropout.cu", tuple(f"dropout<{c_name}>" for c_name in _cuda.C_TYPES.values()))
+KERNELS = _cuda.Module(__file__, "dropout.cu", _cuda.instantiations("dropout"))
 
 
 def dropout(input, p, seed, residual):
-    """`input` with elements dropped, plus `residual`."""
-    xp = _cuda.array_module(input)
-    input, output = xp.ascontiguousarray(input), xp.empty(input.shape, input.dtype)
+    """Return `input` with elements dropped, plus `residual`, which may be None."""
+    output = _cuda.array_module(input).empty(input.shape, input.dtype)
     if output.size:
-        residual = None if residual is None else xp.ascontiguousarray(residual)
-        args = input, residual, output, np.int64(output.size), *dropping(p, seed)
+        args = *_cuda.contiguous(input, residual), output, np.int64(output.size), *dropout_arguments(p, seed)
         blocks = -(-output.size // BLOCK) * COUNTERS // THREADS + 1
-        name = f"dropout<{_cuda.c_type(input.dtype)}>"
-        KERNELS.launch(name, (blocks,), (THREADS,), args)
+        KERNELS.launch(_cuda.template("dropout", _cuda.c_type(input.dtype)), (blocks,), (THREADS,), args)
     return output
 
 
 def dropout_backward(grad_output, p, seed):
-    """Gradient of the dropout input from the gradient of its output."""
+    """Return the gradient of the dropout input from the gradient of its output."""
     return dropout(grad_output, p, seed, None)

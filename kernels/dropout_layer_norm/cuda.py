@@ -1,53 +1,52 @@
 """Dropout, residual and layer norm on CUDA: float32, float16 and bfloat16; the definition is in reference.py.
 
-One launch forward. Backward one leaves the gradients of input and residual, with what was dropped and the statistics of
-the rows; two sum up the parameters'. Rows that the kernels do not take (they are aligned, of a multiple of 64 elements
-up to 4096) go through the operations that this one is made of; the sum is not rounded there either, only its parts.
+Forward takes one launch. Backward takes three: one writes the gradients of input and residual, the dropped elements and
+the statistics of the rows; two sum up the parameters' gradients. The kernels take aligned rows of a multiple of 64
+elements, up to 4096; other rows go through dropout and layer_norm, where the sum is not rounded either, only its parts.
 """
 
 import numpy as np
 
 from .. import _cuda
-from .._cuda import column_sums, norms, rows
-from .._cuda.dropping import dropping
+from .._cuda import rows
+from .._cuda.elements import dropout_arguments
 from ..dropout import cuda as dropout_cuda
 from ..layer_norm import cuda as layer_norm_cuda
 from ..philox import BLOCK
 
 INSTANTIATIONS = (
-    *rows.register_instantiations("dropout_norm"),
-    *rows.register_instantiations("dropout_norm_backward"),
-    *(f"dropout_norm_backward_columns<{c_name}>" for c_name in _cuda.C_TYPES.values()),
-    *column_sums.FINAL,
+    *rows.register_kernels("dropout_norm"),
+    *rows.register_kernels("dropout_norm_backward"),
+    *_cuda.instantiations("dropout_norm_backward_columns"),
+    *rows.FINAL_SUMS,
 )
 KERNELS = _cuda.Module(__file__, "dropout_layer_norm.cu", INSTANTIATIONS)
 
 
 def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
-    """(..., width); weight and bias are (width,) or None."""
-    arrays, output = _contiguous(input, residual, weight, bias), _empty_like(input)
-    plan = _plan("dropout_norm", output, *arrays)
-    if plan is None:
+    """Return layer_norm(dropout(input) + residual), (..., width); weight and bias are (width,) or None."""
+    arrays, output = _cuda.contiguous(input, residual, weight, bias), _empty_like(input)
+    launch = _choose("dropout_norm", output, *arrays)
+    if launch is None:
         dropped = dropout_cuda.dropout(input, p, seed, None)
         return layer_norm_cuda.layer_norm(dropped, weight, bias, eps, residual)
-    KERNELS.launch(*plan, (*arrays, output, *_sizes(input), np.float32(eps), *dropping(p, seed)))
+    KERNELS.launch(*launch, (*arrays, output, *rows.sizes_of(input), np.float32(eps), *dropout_arguments(p, seed)))
     return output
 
 
 def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
-    """(grad_input, grad_residual, grad_weight or None, grad_bias or None), the last two in `dtype`; what was dropped is
-    drawn again."""
-    arrays, grads = _contiguous(grad_output, input, residual, weight), (_empty_like(input), _empty_like(input))
-    plan = _plan("dropout_norm_backward", *grads, *arrays)
-    if plan is None:
+    """Return (grad_input, grad_residual, grad_weight, grad_bias), the last two in `dtype` or None."""
+    arrays, grads = _cuda.contiguous(grad_output, input, residual, weight), (_empty_like(input), _empty_like(input))
+    launch = _choose("dropout_norm_backward", *grads, *arrays)
+    if launch is None:
         return _in_parts(grad_output, input, residual, weight, bias, eps, p, seed, dtype)
-    xp, sizes = _cuda.array_module(input), _sizes(input)
-    statistics = xp.empty((int(sizes[0]), norms.STATISTICS), np.float32)
+    xp, sizes = _cuda.array_module(input), rows.sizes_of(input)
+    statistics = xp.empty((int(sizes[0]), rows.STATISTICS), np.float32)
     kept = xp.empty(input.nbytes // 16, np.uint8)  # a byte for a vector
-    KERNELS.launch(*plan, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), *dropping(p, seed)))
-    kernel = f"dropout_norm_backward_columns<{_cuda.c_type(input.dtype)}>"
+    KERNELS.launch(*launch, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), *dropout_arguments(p, seed)))
+    kernel = _cuda.template("dropout_norm_backward_columns", _cuda.c_type(input.dtype))
     args = *arrays[:3], statistics, kept, np.float32(1 / (1 - p))
-    return *grads, *norms.parameter_gradients(KERNELS, kernel, args, sizes, weight, bias, dtype)
+    return *grads, *rows.parameter_gradients(KERNELS, kernel, args, sizes, weight, bias, dtype)
 
 
 def _in_parts(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
@@ -57,20 +56,11 @@ def _in_parts(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
     return dropout_cuda.dropout_backward(grad_sum, p, seed), grad_sum, *of_parameters
 
 
-def _contiguous(*arrays):
-    return [None if array is None else _cuda.array_module(array).ascontiguousarray(array) for array in arrays]
-
-
 def _empty_like(array):
     return _cuda.array_module(array).empty(array.shape, array.dtype)
 
 
-def _plan(kernel, array, *beside):
-    """The `rows.register_plan` of a kernel above; None for rows that it does not take."""
+def _choose(kernel, array, *beside):
+    """Return the `rows.choose_registers` of a kernel above; None for rows that it does not take."""
     takes = array.size and array.shape[-1] % BLOCK == 0
-    return rows.register_plan(kernel, array, *beside) if takes else None
-
-
-def _sizes(array):
-    width = array.shape[-1]
-    return np.int64(array.size // width), np.int32(width)
+    return rows.choose_registers(kernel, array, *beside) if takes else None

@@ -1,6 +1,6 @@
 """Embedding on CUDA: float32, float16 and bfloat16; the definition is in reference.py.
 
-The ids stay on the GPU, so that they cannot be checked here: an id outside the table gives a row of NaN.
+The ids stay on the GPU and are not checked here: an id outside the table gives a row of NaN.
 """
 
 import math
@@ -9,20 +9,21 @@ import numpy as np
 
 from .. import _cuda
 
-UNITS = {16: "uint4", 4: "unsigned", 2: "unsigned short"}  # what a row is copied in, by its bytes
+UNITS = {16: "uint4", 4: "unsigned", 2: "unsigned short"}  # the type that a row is copied by, of so many bytes
 IDS = {"int32": "int", "int64": "long long"}
 THREADS = 256
 CHUNK = 64  # sorted ids whose rows are summed one after the other, as in embedding.cu
 SUM_THREADS = 128
 INSTANTIATIONS = (
-    *(f"embedding_rows<{unit}, {id}>" for unit in UNITS.values() for id in IDS.values()),
-    *(f"{kernel}<{c_name}>" for kernel in ("sum_continued", "sum_runs") for c_name in _cuda.C_TYPES.values()),
+    *_cuda.instantiations("embedding_rows", IDS.values(), types=UNITS.values()),
+    *_cuda.instantiations("sum_continued"),
+    *_cuda.instantiations("sum_runs"),
 )
 KERNELS = _cuda.Module(__file__, "embedding.cu", INSTANTIATIONS)
 
 
 def embedding(input, weight):
-    """Ids of any shape to (*shape of the ids, dim); rows of NaN for ids outside the (num_embeddings, dim) weight."""
+    """Return (*shape of the ids, dim); rows of NaN for ids outside the (num_embeddings, dim) weight."""
     xp = _cuda.array_module(weight)
     table_rows, dim = weight.shape
     output = xp.empty((*input.shape, dim), weight.dtype)
@@ -36,17 +37,17 @@ def embedding(input, weight):
     units = row_bytes // unit_bytes
     across = min(32, 1 << math.ceil(math.log2(units)))
     down = THREADS // across
-    kernel = f"embedding_rows<{UNITS[unit_bytes]}, {IDS[ids.dtype.name]}>"
+    kernel = _cuda.template("embedding_rows", UNITS[unit_bytes], IDS[ids.dtype.name])
     args = (ids, table, output, np.int64(ids.size), np.int32(units), np.int64(table_rows))
     KERNELS.launch(kernel, (-(-ids.size // down),), (across, down), args)
     return output
 
 
 def embedding_backward(grad_output, input, num_embeddings, add_to):
-    """Gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None.
+    """Return the gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None.
 
-    The ids are sorted, equal ones in their order: each distinct id is summed by one block, a fixed number of rows by
-    others before it, so that no order depends on the schedule. Ids outside the table have no part in it.
+    The ids are sorted, equal ones in their order: one block sums each distinct id after others have summed fixed
+    numbers of rows, so that no order depends on the schedule. Ids outside the table are ignored.
     """
     xp, dim = _cuda.array_module(grad_output), grad_output.shape[-1]
     output = xp.zeros((num_embeddings, dim), grad_output.dtype) if add_to is None else add_to
@@ -59,7 +60,7 @@ def embedding_backward(grad_output, input, num_embeddings, add_to):
     arrays = xp.ascontiguousarray(grad_output), order, sorted_ids, partials
     numbers = np.int64(ids.size), np.int32(dim)
     c_name = _cuda.c_type(grad_output.dtype)
-    KERNELS.launch(f"sum_continued<{c_name}>", (chunks,), (SUM_THREADS,), (*arrays, *numbers))
+    KERNELS.launch(_cuda.template("sum_continued", c_name), (chunks,), (SUM_THREADS,), (*arrays, *numbers))
     args = (*arrays, output, *numbers, np.int64(num_embeddings))
-    KERNELS.launch(f"sum_runs<{c_name}>", (ids.size,), (SUM_THREADS,), args)
+    KERNELS.launch(_cuda.template("sum_runs", c_name), (ids.size,), (SUM_THREADS,), args)
     return output

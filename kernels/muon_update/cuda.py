@@ -1,13 +1,13 @@
 """One step of Muon on CUDA, float32; the definition is in reference.py.
 
-Matrices of one shape are one batch: their products are 15 launches, and all else 3.
+Matrices of one shape are one batch: 15 launches for their products, 3 for the rest.
 """
 
 import numpy as np
 
 from .. import _cuda
 from .._cuda import cublaslt
-from .._cuda.many import table_of
+from .._cuda.elements import table_of
 from .numbers import COEFFICIENTS, EPS, STEPS, rate_of
 
 INSTANTIATIONS = "move_momentum", "normalise", "move_matrix"
@@ -29,7 +29,7 @@ def muon_update(sets, lr, beta, weight_decay, grad_scale):
 
 
 def _update(xp, sets, beta, kept, rate, grad_scale):
-    """Update matrices of one shape, of which `kept` stays."""
+    """Update matrices of one shape, which decay to `kept` of themselves."""
     directions, x = xp.empty((2, len(sets), *sets[0][0].shape), np.float32)
     table = table_of([(*arrays, direction) for arrays, direction in zip(sets, directions, strict=True)])
     sums = xp.empty(table.chunks, np.float64)
@@ -40,7 +40,7 @@ def _update(xp, sets, beta, kept, rate, grad_scale):
 
 
 def _orthogonalize(xp, x, output):
-    """Write what the steps make of the matrices `x`, (matrices, rows, columns), to `output`; `x` is written, too."""
+    """Write the orthogonalised matrices of `x`, (matrices, rows, columns), to `output`; `x` is overwritten, too."""
     a, b, c = COEFFICIENTS
     matrices, rows, columns = x.shape
     is_tall, least = rows > columns, min(rows, columns)

@@ -1,6 +1,6 @@
 """Rotary position embeddings on CUDA: float32, float16 and bfloat16, in float32; the definition is in reference.py.
 
-The positions stay on the GPU, so that they cannot be checked here: one beyond the tables gives NaN.
+The positions stay on the GPU and are not checked here: one beyond the tables gives NaN.
 """
 
 import numpy as np
@@ -8,20 +8,16 @@ import numpy as np
 from .. import _cuda
 
 MOST_THREADS, WARP, VECTOR_BYTES = 256, 32, 16
-KERNELS = _cuda.Module(
-    __file__,
-    "rotary.cu",
-    tuple(f"rotary_tokens<{c_name}, {flag}>" for c_name in _cuda.C_TYPES.values() for flag in ("false", "true")),
-)
+KERNELS = _cuda.Module(__file__, "rotary.cu", _cuda.instantiations("rotary_tokens", _cuda.FLAGS))
 
 
 def rotary(input, cos, sin, cu_seqlens, positions, interleaved, inplace):
-    """(tokens, ..., head_dim) turned by rows `positions` of the tables, or by those of each token's place."""
+    """Return (tokens, ..., head_dim) turned by rows `positions` of the tables, or by the row of each token's place."""
     return _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, 1)
 
 
 def rotary_backward(grad_output, cos, sin, cu_seqlens, positions, interleaved, inplace):
-    """The gradient with respect to the input of `rotary`."""
+    """Return the gradient with respect to the input of `rotary`."""
     return _turn(grad_output, cos, sin, cu_seqlens, positions, interleaved, inplace, -1)
 
 
@@ -31,9 +27,8 @@ def _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, sign):
     source = input if unit_columns else xp.ascontiguousarray(input)
     target = source if inplace else xp.empty(input.shape, input.dtype)
     if input.size:
-        cos, sin = xp.ascontiguousarray(cos), xp.ascontiguousarray(sin)
-        offsets = None if cu_seqlens is None else xp.ascontiguousarray(cu_seqlens)
-        positions = None if positions is None else xp.ascontiguousarray(positions.astype(np.int64, copy=False))
+        positions = None if positions is None else positions.astype(np.int64, copy=False)
+        cos, sin, offsets, positions = _cuda.contiguous(cos, sin, cu_seqlens, positions)
         tokens, *between, head_dim = input.shape
         parts, heads = between if len(between) == 2 else (1, *between)
         sequences = 0 if offsets is None else len(offsets) - 1
@@ -42,7 +37,7 @@ def _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, sign):
             np.int64(cos.shape[0]), np.int32(cos.shape[1]), np.int32(parts), np.int32(heads), np.int32(head_dim),
             np.float32(sign),
         )  # fmt: skip
-        kernel = f"rotary_tokens<{_cuda.c_type(input.dtype)}, {str(interleaved).lower()}>"
+        kernel = _cuda.template("rotary_tokens", _cuda.c_type(input.dtype), bool(interleaved))
         vectors = parts * heads * -(-head_dim * input.dtype.itemsize // VECTOR_BYTES)
         KERNELS.launch(kernel, (tokens,), (min(MOST_THREADS, -(-vectors // WARP) * WARP),), args)
     if inplace and source is not input:
@@ -51,6 +46,6 @@ def _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, sign):
 
 
 def _strides(array):
-    """Elements from a token, a part and a head to the next."""
+    """Return the elements from a token, a part and a head to the next."""
     steps = [stride // array.itemsize for stride in array.strides[:-1]]
     return tuple(map(np.int64, steps if len(steps) == 3 else (steps[0], 0, steps[1])))

@@ -3,38 +3,26 @@
 The kernels take rows: any other axis is moved to the end and back, at the price of two copies.
 """
 
-import numpy as np
-
 from .. import _cuda
-from .._cuda import rows as _rows
+from .._cuda import rows
 
-INSTANTIATIONS = (
-    *_rows.instantiations("softmax"),
-    *_rows.instantiations("softmax_backward"),
-)
-KERNELS = _cuda.Module(__file__, "softmax.cu", INSTANTIATIONS)
+KERNELS = _cuda.Module(__file__, "softmax.cu", (*rows.row_kernels("softmax"), *rows.row_kernels("softmax_backward")))
 
 
 def softmax(input, dim):
-    """Softmax of `input` along axis `dim`."""
-    xp = _cuda.array_module(input)
-    input = xp.ascontiguousarray(xp.moveaxis(input, dim, -1))
-    output = xp.empty(input.shape, input.dtype)
-    if output.size:
-        width = input.shape[-1]
-        name, grid, block = _rows.plan("softmax", input, output)
-        KERNELS.launch(name, grid, block, (input, output, np.int64(input.size // width), np.int32(width)))
-    return xp.ascontiguousarray(xp.moveaxis(output, -1, dim))
+    """Return the softmax of `input` along axis `dim`."""
+    return _launch("softmax", dim, input)
 
 
 def softmax_backward(grad_output, output, dim):
-    """Gradient of the softmax input from the gradient of its output and the output itself."""
-    xp = _cuda.array_module(output)
-    grad_output, output = (xp.ascontiguousarray(xp.moveaxis(array, dim, -1)) for array in (grad_output, output))
-    grad_input = xp.empty(output.shape, output.dtype)
-    if output.size:
-        width = output.shape[-1]
-        name, grid, block = _rows.plan("softmax_backward", output, grad_output, grad_input)
-        sizes = np.int64(output.size // width), np.int32(width)
-        KERNELS.launch(name, grid, block, (grad_output, output, grad_input, *sizes))
-    return xp.ascontiguousarray(xp.moveaxis(grad_input, -1, dim))
+    """Return the gradient of the softmax input from the gradient of its output and the output itself."""
+    return _launch("softmax_backward", dim, grad_output, output)
+
+
+def _launch(kernel, dim, *arrays):
+    xp = _cuda.array_module(arrays[-1])
+    arrays = [xp.ascontiguousarray(xp.moveaxis(array, dim, -1)) for array in arrays]
+    result = xp.empty(arrays[-1].shape, arrays[-1].dtype)
+    if result.size:
+        KERNELS.launch(*rows.choose(kernel, result, *arrays), (*arrays, result, *rows.sizes_of(result)))
+    return xp.ascontiguousarray(xp.moveaxis(result, -1, dim))

@@ -242,5 +242,5 @@ def test_every_variant_runs(dtype, operation):
     for shape in ((1, 1), *ROWS):
         target.run(launcher, normal(1, shape, dtype), *args)
         seen.update(launch.kernel for launch in target.launches)
-    names = rows_planner.instantiations({"layer_norm": "norm"}.get(operation, operation))
+    names = rows_planner.row_kernels({"layer_norm": "norm"}.get(operation, operation))
     assert seen == {name for name in names if f"<{_cuda.c_type(dtype)}," in name}

@@ -1,11 +1,11 @@
 """CUDA backend of attention: float16 and bfloat16 on tensor cores, float32 by FMA; reference.py defines it.
 
-Windows, causality, heads that share keys and values, biases by distance, bias and mask are read by every kernel where
-they are there; tables of relative positions and segments take kernels of their own (relative.py), and so do
-dropout and the gradients (backward.py).
+Every kernel takes windows, causality, heads that share keys and values, biases by distance, bias and mask. Tables of
+relative positions and segments have kernels of their own (relative.py), and so have dropout and the gradients
+(backward.py).
 
-Nothing here reads an array: the launches depend on shapes and strides alone, so that no call waits for the GPU. The one
-exception is return_probs of packed sequences, whose result's very shape is on the device.
+The launches depend on shapes and strides alone, so that no call waits for the GPU, with one exception: return_probs of
+packed sequences reads the offsets, since the shape of its result depends on them.
 """
 
 import numpy as np
@@ -18,9 +18,8 @@ from .problem import PROBS_THREADS, added_kind, compute_probs, kernel_inputs, ti
 
 __all__ = ["attention", "attention_backward"]
 
-# What the kernels are instantiated for, and the bytes of shared memory each takes (Tiling in tensor_cores.cuh,
-# Fp32Tiling in fp32.cuh): {(padded head_dim, strips): bytes} on tensor cores, {padded head_dim: (queries per block,
-# bytes)} in float32.
+# Instantiations of the kernels and their bytes of shared memory (Tiling in tensor_cores.cuh, Fp32Tiling in fp32.cuh):
+# {(padded head_dim, strips): bytes} on tensor cores, {padded head_dim: (queries per block, bytes)} in float32.
 MMA = {
     (32, 1): 15360,
     (32, 2): 20480,
@@ -40,19 +39,19 @@ THREADS = 128
 ADDED = ("NOTHING", "BY_KEY", "BY_DISTANCE", "EVERYTHING")  # of problem.cuh
 INSTANTIATIONS = [
     *(
-        f"attention_forward<{dtype}, {d}, {strips}, {added}>"
+        _cuda.template("attention_forward", dtype, *tiling, added)
         for dtype in ("__half", "__nv_bfloat16")
-        for d, strips in MMA
+        for tiling in MMA
         for added in ADDED
     ),
-    *(f"attention_forward_fp32<{head_dim}, {added}>" for head_dim in FP32 for added in ADDED),
-    *(f"attention_probs<{dtype}>" for dtype in _cuda.C_TYPES.values()),
+    *_cuda.instantiations("attention_forward_fp32", ADDED, types=FP32),
+    *_cuda.instantiations("attention_probs"),
 ]
 KERNELS = _cuda.Module(__file__, "attention.cu", instantiations=INSTANTIATIONS)
 
 
 def attention(query, key, value, scoring, return_probs, return_components, compute_dtype):
-    """(output, lse, probabilities or None, None); return_components must be False and compute_dtype None."""
+    """Return (output, lse, probabilities or None, None); return_components must be False and compute_dtype None."""
     has_terms = relative_cuda.has_terms(scoring.relative)
     most, prefix, kernels = MAX_HEAD_DIM, "", KERNELS
     if has_terms:
@@ -80,24 +79,24 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
         return output, lse, None, None
 
     def launch(blocks, probs, longest):
-        kernel = f"{prefix}attention_probs<{_cuda.c_type(query.dtype)}>"
+        kernel = _cuda.template(f"{prefix}attention_probs", _cuda.c_type(query.dtype))
         kernels.launch(kernel, (blocks,), (PROBS_THREADS,), (probs, lse, *arrays, problem, *terms, *longest))
 
     return output, lse, compute_probs(launch, query, key, *scoring[:2], int(problem["sequences"])), None
 
 
 def fits_twice(padded, shared_bytes):
-    """Whether a multiprocessor of so many bytes of shared memory holds two blocks with two strips a warp."""
+    """Return whether a multiprocessor with so many bytes of shared memory holds two blocks with two strips a warp."""
     return 2 * (MMA.get((padded, 2), shared_bytes) + STATIC_BYTES) <= shared_bytes
 
 
 def _forward_kernel(problem, dtype, is_packed, added):
-    """(kernel, queries per block, threads, bytes of shared memory)."""
+    """Return (kernel, queries per block, threads, bytes of shared memory)."""
     head_dim, length, sequences = (int(problem[name]) for name in ("head_dim", "length", "sequences"))
     if dtype == np.float32:
         padded = next(size for size in FP32 if size >= head_dim)
         rows, shared_bytes = FP32[padded]
-        return f"attention_forward_fp32<{padded}, {added}>", rows, THREADS, shared_bytes
+        return _cuda.template("attention_forward_fp32", padded, added), rows, THREADS, shared_bytes
     padded = next(size for size, _ in MMA if size >= head_dim)
     # Two strips per warp halve the reads of keys and values; one suffices for short sequences, and occupies the GPU
     # better where there are few tiles, or where a multiprocessor has no memory for two such blocks.
@@ -105,5 +104,5 @@ def _forward_kernel(problem, dtype, is_packed, added):
     blocks = tile_count(problem, is_packed, 2 * STRIP_ROWS) * int(problem["heads"])
     is_large = mean_length > STRIP_ROWS and blocks >= 2 * device.multiprocessors
     strips = 2 if is_large and fits_twice(padded, device.shared_bytes) else 1
-    kernel = f"attention_forward<{_cuda.c_type(dtype)}, {padded}, {strips}, {added}>"
+    kernel = _cuda.template("attention_forward", _cuda.c_type(dtype), padded, strips, added)
     return kernel, strips * STRIP_ROWS, THREADS, MMA[padded, strips]

@@ -1,9 +1,9 @@
-"""CUDA kernels of attention's gradients and of its forward with dropout, which cuda.py launches.
+"""CUDA gradients of attention, and its forward with dropout: float16 and bfloat16 on tensor cores, float32 by FMA.
 
-float16 and bfloat16 on tensor cores, float32 by FMA. Where something added to scores has a gradient (a bias, tables of
-relative positions, segments), those of the scores are written out: with a bias as one array of their size, else of a
-few heads at a time (relative_products.py), a row for each token, as long as the longest sequence. Of biases by distance
-only sums along diagonals are, a row of the scores for 16 queries.
+If a term added to the scores has a gradient (a bias, tables of relative positions, segments), the kernels write out the
+gradients of the scores: for a bias as one array of their size, else for a few heads at a time (relative_products.py),
+with a row for each token as long as the longest sequence. For biases by distance they write only sums along diagonals,
+a row for 16 queries.
 """
 
 from functools import partial
@@ -11,13 +11,13 @@ from functools import partial
 import numpy as np
 
 from ... import _cuda
-from ..._cuda.dropping import dropping
-from .problem import contiguous, kernel_inputs, longest_sequences, set_strides, tile_count
+from ..._cuda.elements import dropout_arguments
+from .problem import kernel_inputs, longest_sequences, set_strides, tile_count
 from .relative import has_terms
 from .relative_products import RelativeProducts, some_heads
 
-# What the kernels are instantiated for: {padded head_dim: (rows of a block, rows that it meets at once, buffers of
-# these)}, OnTensorCores in backward_tensor_cores.cuh and ByFma in backward_fp32.cuh.
+# The instantiations: {padded head_dim: (rows of a block, rows of the other side at once, buffers of these)};
+# OnTensorCores in backward_tensor_cores.cuh and ByFma in backward_fp32.cuh.
 MMA = {64: (64, 32, 2), 128: (64, 16, 2), 256: (32, 16, 1)}
 FP32 = {64: (32, 64, 1), 128: (16, 32, 1), 256: (8, 16, 1)}
 THREADS, MAX_HEAD_DIM, WARP = 128, 256, 32
@@ -27,22 +27,22 @@ MMA_STRIP = 16  # rows
 
 
 def _is_general(c_name, padded, has_added):
-    """Whether a kernel also takes what is added to scores; those without are for the usual case alone."""
+    """Return whether a kernel takes terms added to the scores; the others are for the usual case alone."""
     return has_added or c_name == "float" or padded > 128
 
 
 def _goals(c_name, padded, is_general):
-    """Those of backward.cuh: registers hold the sums of keys and of values, or only one of them."""
+    """Return the goals of backward.cuh: registers hold the sums of keys and of values, or of one of them."""
     apart = is_general and padded >= 128 and c_name != "float"
     return ("QUERIES", "OUTPUT", *(("KEYS", "VALUES") if apart else ("KEYS_AND_VALUES",)))
 
 
 def _kernel(c_name, padded, goal, is_general):
-    return f"attention_backward<{c_name}, {padded}, {goal}, {str(is_general).lower()}>"
+    return _cuda.template("attention_backward", c_name, padded, goal, is_general)
 
 
 INSTANTIATIONS = (
-    *(f"attention_deltas<{c_name}>" for c_name in _cuda.C_TYPES.values()),
+    *_cuda.instantiations("attention_deltas"),
     *(
         _kernel(c_name, padded, goal, is_general)
         for c_name in _cuda.C_TYPES.values()
@@ -51,7 +51,7 @@ INSTANTIATIONS = (
         for goal in _goals(c_name, padded, is_general)
     ),
     *("sum_bands", "sum_rows", "list_distances", "sum_segments"),
-    *(f"sum_scores<{c_name}>" for c_name in _cuda.C_TYPES.values()),
+    *_cuda.instantiations("sum_scores"),
 )
 KERNELS = _cuda.Module(__file__, "backward.cu", INSTANTIATIONS)
 STRIDES = np.dtype([("first", np.int64, 3), ("second", np.int64, 3)])
@@ -59,7 +59,7 @@ STRIDES = np.dtype([("first", np.int64, 3), ("second", np.int64, 3)])
 
 
 def dropped_output(output, lse, query, key, arrays, problem, scoring):
-    """Write the output of attention whose probabilities dropout has thinned; lse is that of the forward."""
+    """Write the output of attention with dropout on its probabilities; `lse` is the forward's."""
     products = RelativeProducts(query, key, scoring.relative, problem)
     for heads in some_heads(problem, products):
         shared = None, lse, None, *arrays, *products.of(heads), problem, *_dropping(scoring)
@@ -67,7 +67,7 @@ def dropped_output(output, lse, query, key, arrays, problem, scoring):
 
 
 def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
-    """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None)."""
+    """Return (grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None)."""
     check_head_dim(query)
     xp, is_packed = _cuda.array_module(query), scoring.cu_seqlens is not None
     arrays, problem = kernel_inputs(query, key, value, scoring)
@@ -106,14 +106,14 @@ def check_head_dim(query):
 
 
 def _variant(scoring, problem, dtype):
-    """(CUDA's name of the dtype, padded head_dim, whether the kernel is general)."""
+    """Return (CUDA's name of the dtype, padded head_dim, whether the kernel is general)."""
     c_name, padded = _cuda.c_type(dtype), next(size for size in MMA if size >= int(problem["head_dim"]))
     has_added = any(it is not None for it in (scoring.attn_mask, scoring.bias, scoring.relative))
     return c_name, padded, _is_general(c_name, padded, has_added)
 
 
 def shared_memory(padded, dtype, has_bands=False):
-    """The bytes of a block's tiles: two of its own and two, in each buffer, of those that it meets; of its scores."""
+    """Return a block's bytes: two tiles of its own, two of the other side in each buffer, and its scores."""
     rows, others, buffers = (FP32 if dtype == np.float32 else MMA)[padded]
     count = 2 * rows + 2 * buffers * others
     if dtype == np.float32:
@@ -123,13 +123,16 @@ def shared_memory(padded, dtype, has_bands=False):
 
 def _launch_deltas(grad_output, output, deltas):
     blocks, sizes = -(-deltas.size // THREADS), (np.int64(deltas.size), np.int32(output.size // deltas.size))
-    kernel = f"attention_deltas<{_cuda.c_type(output.dtype)}>"
+    kernel = _cuda.template("attention_deltas", _cuda.c_type(output.dtype))
     KERNELS.launch(kernel, (blocks,), (THREADS,), (grad_output, output, deltas, *sizes))
 
 
 def _launch(goal, sums, scores, heads, shared, problem, scoring, array):
-    """`sums`: (batch, heads, length, head_dim) arrays of contiguous rows, or None; `scores`: struct ScoreGradients;
-    `heads`: a slice of those of the queries; `array`: the queries or keys of the tiles, of the shape of `sums`."""
+    """Launch the kernel of one goal.
+
+    `sums`: (batch, heads, length, head_dim) arrays of contiguous rows, or None; `scores`: struct ScoreGradients;
+    `heads`: a slice of the queries' heads; `array`: the queries or keys of the tiles, of the shape of `sums`.
+    """
     c_name, padded, is_general = _variant(scoring, problem, array.dtype)
     rows, *_ = (FP32 if c_name == "float" else MMA)[padded]
     sequences, length, sharing = int(problem["sequences"]), array.shape[2], int(problem["heads"]) // array.shape[1]
@@ -143,12 +146,15 @@ def _launch(goal, sums, scores, heads, shared, problem, scoring, array):
 
 
 def _dropping(scoring):
-    return dropping(scoring.dropout_p, scoring.dropout_seed)
+    return dropout_arguments(scoring.dropout_p, scoring.dropout_seed)
 
 
 def _longest_sequences(query, key, scoring):
-    """Those of queries and of keys where gradients of scores are wanted. Packed ones are read, which waits for the GPU,
-    unless there is no bias, whose gradient has this shape, and the caller knows a bound."""
+    """Return the longest lengths of queries and keys if gradients of scores are wanted, else zeros.
+
+    Reads packed offsets, which waits for the GPU, unless the caller knows a bound and there is no bias, whose gradient
+    has this shape.
+    """
     if scoring.bias is None and scoring.relative is None:
         return 0, 0
     if scoring.bias is None and scoring.cu_seqlens is not None and scoring.relative.longest is not None:
@@ -157,17 +163,17 @@ def _longest_sequences(query, key, scoring):
 
 
 def _sum_broadcast(grad_scores, bias):
-    """The gradient of the bias, of size 1 along the axes of stride 0."""
+    """Return the gradient of the bias, of size 1 along the axes of stride 0."""
     axes = tuple(axis for axis, stride in enumerate(bias.strides) if stride == 0 and grad_scores.size)
     total = grad_scores.sum(axis=axes, keepdims=True) if axes else grad_scores
     return total.astype(bias.dtype, copy=False)
 
 
 class _Scores:
-    """Gradients of scores where anything needs them one by one: of some heads, of all where a bias has a gradient.
+    """Gradients of scores that are needed one by one: of all heads if a bias has a gradient, else of some.
 
     Attributes:
-        sizes: rows of a head, those of a sequence or 0, and the longest sequence of keys: struct ScoreGradients.
+        sizes: rows of a head, rows of a sequence or 0, and the longest sequence of keys: struct ScoreGradients.
     """
 
     def __init__(self, query, longest, scoring, problem):
@@ -182,18 +188,18 @@ class _Scores:
             self._array = self._xp.zeros(self._shape, np.float32)
 
     def reserve(self, count):
-        """Have memory for as many heads."""
+        """Allocate memory for `count` heads."""
         if self.bytes_of_head:
             self._array = self._xp.empty((count, *self._shape[1:]), np.float32)
 
     def of(self, heads):
-        """(heads, rows, longest sequence of keys), or None."""
+        """Return (heads, rows, longest sequence of keys), or None."""
         if self._array is None:
             return None
         return self._array[heads] if self._is_whole else self._array[: heads.stop - heads.start]
 
     def of_bias(self):
-        """(sequences, heads, longest sequence of queries, of keys), zeros where no key is seen."""
+        """Return (sequences, heads, longest queries, longest keys), zeros where no key is seen."""
         heads, rows, longest_k = self._shape
         longest_q = int(self.sizes[1])
         sequences = rows // max(longest_q, 1)
@@ -201,7 +207,7 @@ class _Scores:
 
 
 class _Bands:
-    """Gradients of scores summed up along their diagonals, for biases by distance; `array` is None without."""
+    """Gradients of scores summed along their diagonals, for biases by distance; `array` is None without them."""
 
     def __init__(self, query, longest, scoring, problem):
         self.array, self.longest, self.scoring, self.problem = None, longest, scoring, problem
@@ -215,17 +221,17 @@ class _Bands:
         self.array = _cuda.array_module(query).empty(shape, np.float32)
 
     def by_distance(self):
-        """The gradient of the (rows, heads) biases by distance."""
+        """Return the gradient of the (rows, heads) biases by distance."""
         table, count = self.scoring.relative.position_bias, sum(self.longest) + 1
         xp, (rows, heads) = _cuda.array_module(table), table.shape
         grad, longest = xp.zeros((rows, heads), np.float32), tuple(map(np.int32, self.longest))
         if min(self.longest) and grad.size:
             distances = xp.empty((heads, count), np.float32)
-            offsets = contiguous(self.scoring.cu_seqlens, self.scoring.cu_seqlens_k)
+            offsets = _cuda.contiguous(self.scoring.cu_seqlens, self.scoring.cu_seqlens_k)
             sizes = *longest, *map(np.int32, (self.rows, self.height, self.keys))
             args = self.array, distances, *offsets, self.problem, *sizes
             KERNELS.launch("sum_bands", (-(-count // DISTANCES), heads), (256,), args)
-            distance_rows = contiguous(self.scoring.relative.distance_rows)[0]
+            distance_rows = _cuda.contiguous(self.scoring.relative.distance_rows)[0]
             args = distances, distance_rows, self.problem["distances"], grad, np.int32(heads), *longest
             KERNELS.launch("sum_rows", (rows,), (256,), args)
         return grad.astype(table.dtype, copy=False)
@@ -236,7 +242,7 @@ class _RelativeGradients:
 
     def __init__(self, scores, bands, scoring, problem):
         self._scores, self._bands, self._relative, self._problem = scores, bands, scoring.relative, problem
-        self._offsets = contiguous(*scoring[:2])
+        self._offsets = _cuda.contiguous(*scoring[:2])
         self._is_packed, relative = scoring.cu_seqlens is not None, scoring.relative
         self._listed, self._found = None, {}
         for name in ("position_key", "position_query"):
@@ -250,7 +256,7 @@ class _RelativeGradients:
                 self._found[name][...] = 0
 
     def add(self, products, heads, grad_query, grad_key):
-        """Those of some heads, whose gradients of scores are there; adds to the queries' and keys' own."""
+        """Add the gradients of some heads, whose gradients of scores are ready; also to those of queries and keys."""
         relative, found = self._relative, self._found
         if relative.position_key is not None:
             of_vectors = found.get("query_for_position", grad_query)
@@ -265,37 +271,37 @@ class _RelativeGradients:
             self._sum_by_segment(heads, found["segment_scores"])
 
     def result(self):
-        """All of them, once every head was added."""
+        """Return the gradients after every head was added."""
         if self._relative.position_bias is not None:
             self._found["position_bias"] = self._bands.by_distance()
         return type(self._relative)(None, **self._found)
 
     def _sum_by_row(self, heads, of_keys, table):
-        """(heads, tokens, rows): of each query, or key, by row of the tables, times the scale."""
+        """Write to (heads, tokens, rows) the sums of each query, or key, by row of the tables, times the scale."""
         count, tokens, _ = table.shape
         args = self._scores.of(heads), table, *self._offsets, *self._listed_distances(), self._problem
-        kernel, grid = f"sum_scores<{_cuda.c_type(table.dtype)}>", (-(-tokens // TOKENS), count)
+        kernel, grid = _cuda.template("sum_scores", _cuda.c_type(table.dtype)), (-(-tokens // TOKENS), count)
         numbers = *self._scores.sizes, np.int32(tokens), np.bool_(of_keys)
         KERNELS.launch(kernel, grid, (WARP, TOKENS), (*args, *numbers))
 
     def _sum_by_segment(self, heads, grad):
-        """Of each query for keys of its segment and of another, times the scale."""
+        """Write the sums of each query for keys of its segment and of other segments, times the scale."""
         batch, _, length, _ = grad.shape
         count, tokens, xp = heads.stop - heads.start, batch * length, _cuda.array_module(grad)
         table = xp.empty((count, tokens, 2), np.float32)
-        segments = contiguous(self._relative.segment_ids, self._relative.segment_ids_k)
+        segments = _cuda.contiguous(self._relative.segment_ids, self._relative.segment_ids_k)
         args = self._scores.of(heads), table, *self._offsets, *segments, self._problem
         grid = -(-tokens // THREADS), count
         KERNELS.launch("sum_segments", grid, (THREADS,), (*args, *self._scores.sizes, np.int32(tokens)))
         grad[:, heads] = table.reshape(count, batch, length, 2).transpose(1, 0, 2, 3).astype(grad.dtype)
 
     def _listed_distances(self):
-        """(starts, distances) of list_distances, made once."""
+        """Return (starts, distances) of list_distances, made once."""
         if self._listed is None:
             relative, (rows, longest) = self._relative, (int(self._problem["rows"]), self._bands.longest)
             xp = _cuda.array_module(relative.distance_rows)
             self._listed = xp.empty(rows + 1, np.int32), xp.empty(sum(longest) + 1, np.int32)
-            distance_rows = contiguous(relative.distance_rows)[0]
+            distance_rows = _cuda.contiguous(relative.distance_rows)[0]
             args = distance_rows, self._problem["distances"], *self._listed, *map(np.int32, longest)
             KERNELS.launch("list_distances", (rows + 1,), (WARP,), args)
         return self._listed
@@ -310,7 +316,7 @@ def _contiguous(array, is_packed):
 
 
 def _empty(like, is_packed):
-    """A (batch, heads, length, size) array, uninitialised."""
+    """Return an uninitialised (batch, heads, length, size) array."""
     shape = (like.shape[2], like.shape[1], like.shape[3]) if is_packed else like.shape
     return _four_axes(_cuda.array_module(like).empty(shape, like.dtype), is_packed)
 

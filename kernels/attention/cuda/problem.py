@@ -1,4 +1,4 @@
-"""What the launches of attention's CUDA kernels have in common: the struct that they take, and probabilities."""
+"""Common parts of the launches of attention's CUDA kernels: the struct that they take, and probabilities."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ PROBLEM = np.dtype(
 
 
 def kernel_inputs(query, key, value, scoring):
-    """(the arrays of struct Inputs of problem.cuh, the struct Problem that says how they lie)."""
+    """Return (the arrays of struct Inputs of problem.cuh, the struct Problem that describes them)."""
     cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale, *_ = scoring
     problem = np.zeros((), dtype=PROBLEM)[()]
     problem["sequences"], problem["heads"], problem["length"], problem["head_dim"] = query.shape
@@ -47,14 +47,14 @@ def kernel_inputs(query, key, value, scoring):
     problem["pairs"] = all(_has_pairs(array) for array in (attn_mask, bias) if array is not None)
     added = {"attn_mask": attn_mask, "bias": bias, "position_bias": position_bias}
     set_strides(problem, **floats, **added)
-    offsets = contiguous(cu_seqlens, cu_seqlens_k)
-    return (*floats.values(), *offsets, *added.values(), *contiguous(distance_rows)), problem
+    offsets = _cuda.contiguous(cu_seqlens, cu_seqlens_k)
+    return (*floats.values(), *offsets, *added.values(), *_cuda.contiguous(distance_rows)), problem
 
 
 def set_strides(struct, **arrays):
     """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros.
 
-    Along an axis of size 1, where a stride may be anything, it is 0: a tile that reads beyond stays where it is.
+    An axis of size 1 may have any stride; here it is 0, so that a tile that reads beyond stays where it is.
     """
     for name, array in arrays.items():
         if array is not None:
@@ -64,7 +64,7 @@ def set_strides(struct, **arrays):
 
 
 def added_kind(scoring):
-    """What a kernel must be compiled for adding to scores: a name of enum Added in problem.cuh."""
+    """Return which kernel adds the masks and biases to the scores: a name of enum Added in problem.cuh."""
     masks = [array for array in (scoring.attn_mask, scoring.bias) if array is not None]
     has_distances = scoring.relative is not None and scoring.relative.position_bias is not None
     if not masks:
@@ -74,7 +74,7 @@ def added_kind(scoring):
 
 
 def _readable_by_key(array):
-    """A mask or bias, or None, whose neighbouring keys lie side by side or, broadcast, in one place; else a copy."""
+    """Return a mask or bias with neighbouring keys side by side or, broadcast, in one place, copied if necessary."""
     if array is None or array.shape[3] == 1 or array.strides[3] in (0, array.itemsize):
         return array
     once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
@@ -83,25 +83,20 @@ def _readable_by_key(array):
 
 
 def _has_pairs(array):
-    """Whether two neighbouring keys, from an even one on, are one aligned word of memory."""
+    """Return whether two neighbouring keys, from an even one on, are one aligned word of memory."""
     steps = (stride for stride, size in zip(array.strides[:3], array.shape[:3], strict=True) if size > 1)
     is_even = all(step % (2 * array.itemsize) == 0 for step in steps)
     return array.strides[3] == array.itemsize and is_even and _cuda.is_aligned(array, 2 * array.itemsize)
 
 
-def contiguous(*arrays):
-    """The arrays of integers as the kernels read them; None stays None."""
-    return tuple(None if it is None else _cuda.array_module(it).ascontiguousarray(it) for it in arrays)
-
-
 def tile_count(problem, is_packed, rows):
-    """Blocks of a head whose tiles have `rows` queries; find_sequence in problem.cuh says why, of packed ones."""
+    """Return the blocks of a head whose tiles have `rows` queries; see find_sequence in problem.cuh for packed ones."""
     length, sequences = int(problem["length"]), int(problem["sequences"])
     return length // rows + sequences if is_packed else sequences * -(-length // rows)
 
 
 def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
-    """The probabilities that launch(blocks, probabilities, (longest query sequence, longest key sequence)) writes."""
+    """Return the probabilities that launch(blocks, probabilities, (longest queries, longest keys)) writes."""
     xp = _cuda.array_module(query)
     longest_q, longest_k = longest_sequences(query, key, cu_seqlens, cu_seqlens_k)
     heads = query.shape[1]
@@ -110,7 +105,7 @@ def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
         tiles = -(-longest_q // PROBS_TILE) * -(-longest_k // PROBS_TILE)
         launch(sequences * heads * tiles, probs, (np.int32(longest_q), np.int32(longest_k)))
     if probs.dtype == np.float32:
-        # The score is the same as in the forward but for rounding, of which exp() makes 5e-4 at scores of 4000. Half
+        # The scores differ from the forward's by rounding, which exp() turns into 5e-4 at scores of 4000. Half
         # precision hides that.
         total = probs.sum(axis=-1, keepdims=True)
         probs /= xp.where(total == 0, 1, total)
@@ -118,7 +113,7 @@ def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
 
 
 def longest_sequences(query, key, cu_seqlens, cu_seqlens_k):
-    """Lengths of the longest sequence of queries and of keys; packed offsets are read, which synchronises."""
+    """Return the longest lengths of queries and of keys; reads packed offsets, which synchronises."""
     if cu_seqlens is None:
         return query.shape[2], key.shape[2]
     lengths = (offsets[1:] - offsets[:-1] for offsets in (cu_seqlens, cu_seqlens_k))

@@ -1,15 +1,15 @@
-"""CUDA backend of linear: by cuBLASLt, or batch-invariantly by a kernel of ours; reference.py defines it.
+"""CUDA backend of linear: cuBLASLt, or our own batch-invariant kernel; reference.py defines it.
 
 Our kernel computes activation(input @ weight.T + bias) + residual at once and rounds once. Every tile sums in the same
-order, so that a row's bits depend on that row alone. It also computes what no model asks for, an activation before a
-residual. cuBLASLt adds bias and residual; an activation that it does not have is a kernel of its own, over numbers that
-are rounded to the output's dtype already.
+order, so that a row's bits depend on that row alone. It also computes an activation before a residual, which no model
+needs. cuBLASLt adds bias and residual; activations that it lacks take a kernel of their own, after the result has been
+rounded to the output's dtype.
 """
 
 import numpy as np
 
 from ... import _cuda
-from ..._cuda import column_sums, cublaslt
+from ..._cuda import cublaslt, rows
 from ..._cuda.vectors import empty_rows, row_stride, unit_columns
 from ...activation import cuda as _activation
 from ...activation_names import activation_code
@@ -17,18 +17,18 @@ from ...batch_invariance import is_batch_invariant
 from ...dispatch import on_device_of
 from ..prepared import PreparedWeight
 
-# Tiles of the output, rows x columns, for tensor cores. The large one does the most arithmetic per byte; the others
+# Tiles of the output, rows x columns, for tensor cores. The large tile does the most arithmetic per byte; the others
 # make more blocks of a small problem: 64 x 64 where the large tile would leave multiprocessors idle, 16 x 16 for few
-# rows, where reading the weight is all that counts: of 768 x 768 numbers all are under way at once, in 48 blocks. Few
-# rows are not split along in_features (cuBLASLt may do so): for the bits to stay every tile would have to cut its sums
-# at the same places, and the large one has no registers for a second sum.
+# rows, where only the time to read the weight counts: 48 blocks read 768 x 768 numbers at once. Few rows are not split
+# along in_features (as cuBLASLt may do): for the same bits every tile would have to cut its sums at the same places,
+# and the large tile has no registers for a second sum.
 LARGE, SMALL, FEW_ROWS = (128, 128), (64, 64), (16, 16)
 LAUNCH = {LARGE: (128, 64 << 10), SMALL: (128, 48 << 10), FEW_ROWS: (32, 64 << 10)}  # threads, bytes of shared memory
 
 INSTANTIATIONS = [
-    *(f"linear_mma<{dtype}, {m}, {n}>" for dtype in ("__half", "__nv_bfloat16") for m, n in LAUNCH),
-    *(f"linear_fp32<{m}>" for m, _ in (LARGE, SMALL)),
-    *column_sums.INSTANTIATIONS,
+    *(_cuda.template("linear_mma", dtype, *tile) for dtype in ("__half", "__nv_bfloat16") for tile in LAUNCH),
+    *(_cuda.template("linear_fp32", tile[0]) for tile in (LARGE, SMALL)),
+    *rows.COLUMN_SUMS,
 ]
 KERNELS = _cuda.Module(__file__, "linear.cu", instantiations=INSTANTIATIONS)
 
@@ -48,12 +48,12 @@ class CudaWeight(PreparedWeight):
 
 
 def prepare_weight(weight, scale, input_scale):
-    """The prepared form of an (out_features, in_features) weight; both scales are None (they belong to int8)."""
+    """Return the prepared form of an (out_features, in_features) weight; both scales are None (they belong to int8)."""
     return CudaWeight(weight)
 
 
 def linear(input, weight, bias, activation, residual):
-    """(rows, in_features) to (rows, out_features); bias is (out_features,), residual (rows, out_features), or None."""
+    """Return (rows, out_features) of (rows, in_features); bias and residual may be None."""
     xp = _cuda.array_module(input)
     weight = weight.array if isinstance(weight, CudaWeight) else _cuda.vector_rows(weight)
     input = _cuda.vector_rows(input)
@@ -61,7 +61,7 @@ def linear(input, weight, bias, activation, residual):
     if output.size == 0:
         return output
     bias = None if bias is None else xp.ascontiguousarray(bias)
-    is_empty_sum = input.shape[1] == 0  # which cuBLASLt does not take
+    is_empty_sum = input.shape[1] == 0  # cuBLASLt refuses it
     if is_batch_invariant() or is_empty_sum or (activation is not None and residual is not None):
         _by_one_kernel(output, input, weight, bias, activation, residual)
         return output
@@ -72,10 +72,10 @@ def linear(input, weight, bias, activation, residual):
 
 
 def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
-    """(grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`; both products are cuBLASLt's."""
+    """Return (grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`; products by cuBLASLt."""
     xp = _cuda.array_module(input)
     weight = weight.array[:, : weight.in_features] if isinstance(weight, CudaWeight) else weight
-    grad_bias = None if bias is None else column_sums.launch(KERNELS, grad_output, dtype)
+    grad_bias = None if bias is None else rows.sum_columns(KERNELS, grad_output, dtype)
     grad_input = xp.empty(input.shape, input.dtype)
     _multiply(grad_input, grad_output, weight)
     grad_weight = linear_weight_gradient(grad_output, input, dtype, None) if needs_weight else None
@@ -83,7 +83,7 @@ def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
 
 
 def linear_weight_gradient(grad_output, input, dtype, add_to):
-    """grad_output.T @ input in `dtype`, or added to the array `add_to`, which has it, if that is not None."""
+    """Return grad_output.T @ input in `dtype`, or added to the array `add_to` of that dtype if that is not None."""
     shape = grad_output.shape[1], input.shape[1]
     output = _cuda.array_module(input).empty(shape, dtype) if add_to is None else add_to
     _multiply(output, grad_output, input, transpose_left=True, addend=add_to)
@@ -91,7 +91,7 @@ def linear_weight_gradient(grad_output, input, dtype, add_to):
 
 
 def _multiply(output, left, right, transpose_left=False, addend=None):
-    """output = left @ right, or left.T @ right, + addend, which is `output` or None."""
+    """Write left @ right, or left.T @ right, + addend to output; addend is `output` or None."""
     if output.size and right.size:
         cublaslt.multiply(output, left, right, transpose_left=transpose_left, addend=addend)
     elif addend is None:
@@ -99,33 +99,33 @@ def _multiply(output, left, right, transpose_left=False, addend=None):
 
 
 def _by_one_kernel(output, input, weight, bias, activation, residual):
-    rows, out_features = output.shape
+    count, out_features = output.shape
     residual = None if residual is None else unit_columns(_cuda.array_module(output), residual)
     strides = [np.int64(0 if array is None else row_stride(array)) for array in (output, input, weight, residual)]
-    sizes = [np.int32(size) for size in (rows, out_features, input.shape[1])]
+    sizes = [np.int32(size) for size in (count, out_features, input.shape[1])]
     args = (output, input, weight, bias, residual, *strides, *sizes, np.int32(activation_code(activation)))
     if input.dtype == np.float32:
-        _launch_fp32(args, rows, out_features)
+        _launch_fp32(args, count, out_features)
     else:
-        _launch_mma(args, input.dtype, rows, out_features)
+        _launch_mma(args, input.dtype, count, out_features)
 
 
-def _launch_mma(args, dtype, rows, out_features):
-    tile = FEW_ROWS if rows <= FEW_ROWS[0] else _large_or_small(rows, out_features)
+def _launch_mma(args, dtype, count, out_features):
+    tile = FEW_ROWS if count <= FEW_ROWS[0] else _large_or_small(count, out_features)
     threads, shared_bytes = LAUNCH[tile]
-    kernel = f"linear_mma<{_cuda.c_type(dtype)}, {tile[0]}, {tile[1]}>"
-    KERNELS.launch(kernel, (_blocks(tile, rows, out_features),), (threads,), args, shared_bytes)
+    kernel = _cuda.template("linear_mma", _cuda.c_type(dtype), *tile)
+    KERNELS.launch(kernel, (_blocks(tile, count, out_features),), (threads,), args, shared_bytes)
 
 
-def _launch_fp32(args, rows, out_features):
-    tile = _large_or_small(rows, out_features)
+def _launch_fp32(args, count, out_features):
+    tile = _large_or_small(count, out_features)
     block = (tile[0] * tile[1] // 64,)  # each thread computes 8 x 8 outputs
-    KERNELS.launch(f"linear_fp32<{tile[0]}>", (_blocks(tile, rows, out_features),), block, args)
+    KERNELS.launch(_cuda.template("linear_fp32", tile[0]), (_blocks(tile, count, out_features),), block, args)
 
 
-def _large_or_small(rows, out_features):
-    return LARGE if _blocks(LARGE, rows, out_features) >= _cuda.device().multiprocessors else SMALL
+def _large_or_small(count, out_features):
+    return LARGE if _blocks(LARGE, count, out_features) >= _cuda.device().multiprocessors else SMALL
 
 
-def _blocks(tile, rows, out_features):
-    return -(-rows // tile[0]) * -(-out_features // tile[1])
+def _blocks(tile, count, out_features):
+    return -(-count // tile[0]) * -(-out_features // tile[1])
