@@ -2,9 +2,9 @@
 // of partial sums, and a second launch of one chunk sums those. The order depends on the number of rows alone.
 #include "common.cuh"
 
-constexpr int SUM_COLUMNS = 32, SUM_LANES = 8, SUM_CHUNK = 128;  // rows of a chunk; as in column_sums.py
+constexpr int SUM_COLUMNS = 32, SUM_LANES = 8, SUM_CHUNK = 128;  // rows of a chunk; as in rows.py
 
-// The sums of the block's threads of one column; the first of them gets the result. `room`: SUM_LANES * SUM_COLUMNS.
+// Adds up one column over the block's threads; the first of them gets the sum. `room`: SUM_LANES * SUM_COLUMNS.
 __device__ __forceinline__ float sum_lanes(float value, float *room) {
   room[threadIdx.y * SUM_COLUMNS + threadIdx.x] = value;
   __syncthreads();

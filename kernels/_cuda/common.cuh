@@ -1,4 +1,4 @@
-// What every kernel shares: conversions to and from float, rows read in 16-byte vectors, warp and block reductions.
+// Common to all kernels: conversions to and from float, rows read in 16-byte vectors, warp and block reductions.
 #ifndef CUDA_EMULATOR
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -51,10 +51,10 @@ template <> __device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned bot
 
 // ---- vectors of 16 bytes ----------------------------------------------------------------------------------------
 
-// Elements of T in 16 bytes, what one load or store moves.
+// Elements of T in 16 bytes, the size of one load or store.
 template <class T> constexpr int VECTOR = 16 / sizeof(T);
 
-// 16 bytes as elements; the same packed, as a uint4, is what to_floats, pack_floats and load_packed deal with.
+// 16 bytes as elements; to_floats, pack_floats and load_packed take them packed, as a uint4.
 template <class T> struct __align__(16) Vector {
   static constexpr int SIZE = VECTOR<T>;
   T value[SIZE];
@@ -141,7 +141,7 @@ __device__ __forceinline__ void store_vector(T *array, Index begin, typename Sam
   else store_vector(array, begin, count, values);
 }
 
-// The vector of a row that a thread has where a block takes the vectors of VECTOR_COLUMNS threads of blockDim.y rows.
+// The vector that a thread has of a row, in a block with VECTOR_COLUMNS vectors of blockDim.y rows.
 // Without a division: 64 bits wide, one costs as much as the vector.
 constexpr int VECTOR_COLUMNS = 32;  // as in vectors.py
 
@@ -183,7 +183,7 @@ template <class Op, int THREADS> __device__ __forceinline__ float block_reduce(f
   if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = value;
   __syncthreads();
   value = threadIdx.x % WARP < WARPS ? partial[threadIdx.x % WARP] : Op::identity();
-  __syncthreads();  // the next reduction may write `partial` only when everybody has read it
+  __syncthreads();  // all threads have read `partial` before the next reduction writes it
   return warp_reduce<Op>(value);
 }
 

@@ -3,9 +3,9 @@
 #include "common.cuh"
 
 constexpr int MANY_THREADS = 256;
-constexpr int MANY_CHUNK = 4096;  // CHUNK in many.py
+constexpr int MANY_CHUNK = 4096;  // CHUNK in elements.py
 
-// Arrays that belong together, as many.py writes them: all have `size` elements.
+// Arrays that belong together, as elements.py writes them: all have `size` elements.
 template <int ARRAYS> struct Row {
   unsigned long long at[ARRAYS];
   long long size, first_chunk;
@@ -13,7 +13,7 @@ template <int ARRAYS> struct Row {
   template <class T> __device__ __forceinline__ T *array(int index) const { return reinterpret_cast<T *>(at[index]); }
 };
 
-// What a block has to do: elements `begin` to `begin + count` of the arrays of `row`.
+// The work of a block: elements `begin` to `begin + count` of the arrays of `row`.
 template <int ARRAYS> struct Chunk {
   const Row<ARRAYS> *row;
   long long begin;
@@ -47,5 +47,5 @@ __device__ __forceinline__ double block_sum(double value) {
     if (threadIdx.x < half) held[threadIdx.x] += held[threadIdx.x + half];
     __syncthreads();
   }
-  return held[threadIdx.x];  // of thread 0 the sum; of others nothing that the next sum could overtake
+  return held[threadIdx.x];  // the sum in thread 0; other threads read a value that the next sum does not overwrite
 }

@@ -1,4 +1,4 @@
-// Layer norm and RMS norm of the rows of a contiguous (rows, width) array, of input + residual where there is one.
+// Layer norm and RMS norm of the rows of a contiguous (rows, width) array, of input + residual if residual is not null.
 // Mean (0 if not `centred`), then the variance from the deviations: E[x^2] - mean^2 would cancel when the mean is large.
 #pragma once
 #include "rows.cuh"
@@ -6,7 +6,7 @@
 constexpr float NORM_SHRINK = 8.271806125530277e-25f;  // 2^-80
 constexpr float LEAST_EPS = 1.1754943508222875e-38f;   // 2^-126
 
-// What a row is normalised by: (x * factor - mean) * scale, x = input + residual. The factor is 1 but for rows whose
+// How a row is normalised: (x * factor - mean) * scale, x = input + residual. The factor is 1 but for rows whose
 // squares overflow: the result does not depend on scale, and eps is nothing beside a row so large.
 struct RowStatistics {
   float mean, scale, factor;
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool centre(RegisterRow<T, GROUP, ITEMS> &row, RowSta
     float sum = 0.f, rest = 0.f;
     Row::each([&](int k, int i) { sum += row.values[k][i]; });
     by.mean = group_reduce<Sum, GROUP>(sum) * share;
-    // What rounding left of the mean: of equal numbers it is all there is.
+    // The mean of the deviations is what rounding has left; equal numbers have no other deviation.
     Row::each([&](int k, int i) { rest += row.values[k][i] - (Row::inside(k, width) ? by.mean : 0.f); });
     by.mean += group_reduce<Sum, GROUP>(rest) * share;
     Row::each([&](int k, int i) { row.values[k][i] -= Row::inside(k, width) ? by.mean : 0.f; });
@@ -42,7 +42,7 @@ __device__ __forceinline__ bool centre(RegisterRow<T, GROUP, ITEMS> &row, RowSta
   return again || squares < INFINITY;
 }
 
-// What dropout does to the input: here nothing. dropout_layer_norm.cu has the one that drops.
+// Dropout of the input: none here. dropout_layer_norm.cu has one that drops.
 struct NoDropout {
   // A bit for each of the thread's elements of a row: whether it stays.
   template <class Row> __device__ __forceinline__ unsigned draw(long long, int) const { return ~0u; }
@@ -59,7 +59,7 @@ __device__ __forceinline__ void normalise_rows(const T *input, const T *residual
   const Row w(Packed(weight, width, 1.f, weight != nullptr)), b(Packed(bias, width, 0.f, bias != nullptr));
   const float share = 1.f / width;
   each_row<GROUP>(rows, [&](long long index, bool again) {
-    const unsigned kept = dropout.template draw<Row>(index, width);  // first: what is loaded takes registers
+    const unsigned kept = dropout.template draw<Row>(index, width);  // first, since loaded values take registers
     const Packed packed(input + index * width, width, 0.f);
     const Packed added(residual + index * width, width, 0.f, residual != nullptr);
     Row row(packed);
@@ -119,7 +119,7 @@ __device__ __forceinline__ RowStatistics statistics_of(const T *input, const T *
   for (int attempt = 0; attempt < 2; ++attempt) {
     if (centred) {
       row.mean = sum(0.f, row.factor, false) / width;
-      row.mean += sum(row.mean, row.factor, false) / width;  // what rounding left of it
+      row.mean += sum(row.mean, row.factor, false) / width;  // corrects its rounding
     }
     squares = sum(row.mean, row.factor, true);
     if (squares < INFINITY || attempt) break;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
                   bool centred) {
   constexpr int SIZE = VECTOR<T>;
   const long long index = row_of_thread<GROUP>();
-  if (index >= rows) return;  // a whole group: nobody waits for it
+  if (index >= rows) return;  // a whole group, which takes part in no barrier
   const T *source = input + index * width, *added = residual == nullptr ? nullptr : residual + index * width;
   const RowStatistics by = statistics_of<T, GROUP>(source, added, width, eps, centred);
   each_vector<T, GROUP>(width, misalignment(source), [&](int begin) {

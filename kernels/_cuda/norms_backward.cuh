@@ -1,10 +1,10 @@
-// The gradients of norms.cuh: one launch for the input's, which leaves each row's statistics, one for partial sums of
-// the parameters'. A row is read several times: after the first from the L1 or L2 cache.
+// The gradients of norms.cuh: one launch for the input's gradient and each row's statistics, one for partial sums of the
+// parameters' gradients. A row is read several times: after the first from the L1 or L2 cache.
 #include "column_sums.cuh"
 #include "norms.cuh"
 
 // grad_input = (g - mean(g) - n * mean(g * n)) * scale, n the normalised row and g = grad_output * weight; without
-// mean(g) where the norm is not centred.
+// mean(g) if the norm is not centred.
 
 // Of aligned rows; store(index, g, by, kept) is left to write the gradient `g` of what was normalised.
 template <class T, int GROUP, int ITEMS, class Dropout, class Store>
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
                        long long rows, int width, float eps, bool centred) {
   constexpr int SIZE = VECTOR<T>;
   const long long index = row_of_thread<GROUP>();
-  if (index >= rows) return;  // a whole group: nobody waits for it
+  if (index >= rows) return;  // a whole group, which takes part in no barrier
   const T *source = input + index * width, *added = residual == nullptr ? nullptr : residual + index * width;
   const T *grad = grad_output + index * width;
   const RowStatistics row = statistics_of<T, GROUP>(source, added, width, eps, centred);
@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
   if (threadIdx.x % GROUP == 0) statistics[index] = row;
 }
 
-// Sums over a chunk of rows, (chunks, 2, width): of grad_output * normalised, and of grad_output. x(place): what was
-// normalised, an element.
+// Sums over a chunk of rows, (chunks, 2, width): of grad_output * normalised, and of grad_output. x(place): an
+// element of the normalised sum.
 template <class T, class Element>
 __device__ __forceinline__ void sum_parameters(const T *grad_output, const RowStatistics *statistics, float *sums,
                                                long long rows, int width, Element x) {

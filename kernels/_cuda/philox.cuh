@@ -1,16 +1,16 @@
-// The random bits of ../philox.py, four words to a counter.
+// The random bits of ../philox.py, four 32-bit numbers to a counter.
 #pragma once
 
 constexpr int PHILOX_COUNTERS = 16;  // of a block of 64 columns
 
-// The seed of a call: a number, or, where there is an address, what lies there when the kernel runs, so that each launch
+// The seed of a call: a number or, if the address is not null, the value there when the kernel runs, so that each launch
 // of a CUDA graph has its own.
 struct Seed {
   const long long *at;
   long long number;
 
-  // Read where bits are drawn, of which the compiler is told no more: it would keep the keys of all rounds in registers,
-  // 20 of them, through the loops around.
+  // Read where bits are drawn, opaquely to the compiler, which would otherwise keep the keys of all rounds in 20
+  // registers through the surrounding loops.
   __device__ __forceinline__ unsigned long long read() const {
     const unsigned long long seed = at ? *at : number;
     unsigned low = (unsigned)seed, high = (unsigned)(seed >> 32);

@@ -1,4 +1,4 @@
-// output = activation(input + bias), element by element; bias, if there is one, runs over the last axis of `width`
+// output = activation(input + bias), element by element; bias, which may be null, runs over the last axis of `width`
 // elements.
 #include "activations.cuh"
 #include "common.cuh"

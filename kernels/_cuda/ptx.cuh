@@ -1,5 +1,5 @@
-// One PTX instruction per function, so that the tests' CPU emulator can stand in for each of them
-// (tests/cuda_emulator). Nothing here checks the architecture: mma.cuh does, and offers what works from sm_75 on.
+// One PTX instruction per function, so that the tests' CPU emulator can replace each of them
+// (tests/cuda_emulator). Nothing here checks the architecture: mma.cuh does, and has versions for sm_75 on.
 #ifndef CUDA_EMULATOR
 
 __device__ __forceinline__ unsigned shared_address(const void *shared) {

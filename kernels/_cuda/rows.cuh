@@ -48,7 +48,7 @@ template <class T, int GROUP, int ITEMS> struct RowShape {
   }
 };
 
-// A row as it lies in memory, `outside` beyond its end, or throughout where there is none. It stays packed while loads
+// A row as it lies in memory, `outside` beyond its end, or throughout if the array is null. It stays packed while loads
 // of others are under way: converted at once, each would wait for the one before.
 template <class T, int GROUP, int ITEMS> struct PackedRow : RowShape<T, GROUP, ITEMS> {
   using Shape = RowShape<T, GROUP, ITEMS>;
@@ -115,8 +115,8 @@ struct Exponent {
 
   __device__ __forceinline__ float operator()(float x) const { return exp2f(fmaf(x, slope, -base)); }
 
-  // What exp(x - shift) has to be multiplied by, of which `total` is the sum: 0 for a row of -inf, and by the
-  // definition NaN for one with inf.
+  // The factor of exp(x - shift), whose sum is `total`: 0 for a row of -inf and, by the definition, NaN for a row with
+  // inf.
   __device__ __forceinline__ float inverse(float total) const {
     return peak == INFINITY ? NAN : total == 0.f ? 0.f : __fdividef(1.f, total);
   }
@@ -130,7 +130,7 @@ struct OnlineSoftmax {
   __device__ __forceinline__ void raise_peak(float candidate) {
     const float before = exponent.base;
     exponent = Exponent(fmaxf(exponent.peak, candidate));
-    total *= exp2f(fminf(before - exponent.base, 0.f));  // above 0 after -inf alone, of which the total is 0
+    total *= exp2f(fminf(before - exponent.base, 0.f));  // above 0 only after -inf alone, whose total is 0
   }
 
   template <int SIZE> __device__ __forceinline__ void add(const float (&first)[SIZE], const float (&second)[SIZE]) {

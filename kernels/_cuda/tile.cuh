@@ -18,7 +18,7 @@ template <int PITCH, class T> __device__ __forceinline__ T *chunk_of(T *tile, in
 
 // Begins to copy a tile of ROWS rows of CHUNKS chunks from `global` (its first element; `stride` elements between
 // rows). Rows from `rows` on and columns from `columns` on become zeros and are not read. Every row begins on a
-// 16-byte boundary and `columns` is a whole number of chunks: launchers copy the rare array that is not so
+// 16-byte boundary and `columns` is a whole number of chunks: launchers copy the rare array with other rows
 // (_cuda.vector_rows), which costs less than a second way through every kernel. The caller commits and waits.
 template <int ROWS, int CHUNKS, int PITCH, int THREADS, class T>
 __device__ __forceinline__ void load_tile(T *tile, const T *global, long long stride, int rows, int columns) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_tile(T *tile, const T *global, long long st
   const bool inside = chunk * VECTOR<T> < columns;
   global += row0 * stride + chunk * VECTOR<T>;
   T *first = chunk_of<PITCH>(tile, row0, chunk);
-#pragma unroll(TARGET_ARCH >= 800 ? ROWS / STEP : 4)  // without cp.async what is under way takes registers
+#pragma unroll(TARGET_ARCH >= 800 ? ROWS / STEP : 4)  // without cp.async, loads under way take registers
   for (int i = 0; i < ROWS / STEP; ++i, global += STEP * stride) {
     T *shared = STEP % 8 == 0 ? first + i * STEP * PITCH * VECTOR<T> : chunk_of<PITCH>(tile, row0 + i * STEP, chunk);
     cp_async(shared, global, inside && row0 + i * STEP < rows);

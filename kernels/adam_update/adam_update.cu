@@ -2,8 +2,8 @@
 // other rules take three launches: the moments, and two sums of each chunk; of these the rate of each parameter, a block
 // to each; the parameters. No host waits for the sums, and their order depends on the sizes alone.
 //
-// `scales`: what depends on the number of the step, where that is known to the device alone (scales_at_step); else null.
-// `grad_scale`: what gradients are multiplied by, or null; where it is inf or NaN nothing is done.
+// `scales`: the numbers that depend on the step if only the device knows it (scales_at_step), else null.
+// `grad_scale`: the factor of gradients, or null; if it is inf or NaN nothing is done.
 #include "many.cuh"
 
 enum Rule { ADAMW, STABLE_ADAMW, LAMB };
@@ -12,7 +12,7 @@ struct Numbers {
   float lr, keep1, take1, keep2, take2, scale1, scale2, eps, weight_decay, grad_scale;
 };
 
-// The numbers with what the device knows of them; false where there is nothing to do.
+// Completes the numbers by those that only the device knows; returns false if nothing is to be done.
 __device__ __forceinline__ bool complete(Numbers &n, const float *scales, const float *grad_scale) {
   if (scales != nullptr) {
     n.scale1 = scales[0];
@@ -55,8 +55,8 @@ __device__ __forceinline__ void store_some(float *array, int count, const float4
   if (count > 3) array[3] = values.w;
 }
 
-// function(parameter, grad, first, second) for each element of a chunk, of which those of the arrays READ are there and
-// those of WRITTEN are kept. A thread has the same elements in the same order wherever the arrays begin.
+// function(parameter, grad, first, second) for each element of a chunk, where the arrays READ are loaded and those
+// WRITTEN are stored. A thread has the same elements in the same order wherever the arrays begin.
 template <unsigned READ, unsigned WRITTEN, class Function>
 __device__ __forceinline__ void each_element(const Chunk<4> &chunk, Function function) {
   float *arrays[4];
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(MANY_THREADS)
   }
 }
 
-// rates[row]: what the parameter of that row is moved by, of the sums of its chunks; a block to each.
+// rates[row]: the rate of that row's parameter, from the sums of its chunks; a block to each.
 __global__ void __launch_bounds__(MANY_THREADS)
     rates_of_rows(const Parameters *__restrict__ rows, Numbers n, const double *__restrict__ sums,
                   float *__restrict__ rates, int rule) {

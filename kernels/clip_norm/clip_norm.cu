@@ -1,4 +1,4 @@
-// The joint norm of many arrays, in float64: squares of what float32 holds neither overflow nor vanish there.
+// The joint norm of many arrays, in float64: squares of float32 numbers neither overflow nor vanish there.
 #include "common.cuh"
 #include "many.cuh"
 

@@ -2,13 +2,13 @@
 #include "rows.cuh"
 
 // lse = (m, log(sum(exp(row - m)))), m the row's peak; loss = lse - row[target], 0 where the target is ignore_index. A target that is neither a
-// class nor ignore_index gives NaN: on a GPU nobody can look at the targets beforehand without waiting for them.
+// class nor ignore_index gives NaN: checking the targets beforehand would wait for the GPU.
 template <class T, int GROUP, class Target>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
     cross_entropy_rows(const T *__restrict__ input, const Target *__restrict__ targets, float *__restrict__ losses,
                        float *__restrict__ lse, long long stride, long long rows, int classes, long long ignore_index) {
   const long long index = row_of_thread<GROUP>();
-  if (index >= rows) return;  // a whole group: nobody waits for it
+  if (index >= rows) return;  // a whole group, which takes part in no barrier
   const T *row = input + index * stride;
   const OnlineSoftmax statistics = softmax_of_row<T, GROUP>(row, classes);
   if (threadIdx.x % GROUP != 0) return;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
                                 long long ignore_index) {
   constexpr int SIZE = VECTOR<T>;
   const long long index = row_of_thread<GROUP>();
-  if (index >= rows) return;  // a whole group: nobody waits for it
+  if (index >= rows) return;  // a whole group, which takes part in no barrier
   const T *row = input + index * stride;
   const long long target = targets[index];
   const bool counts = target != ignore_index;

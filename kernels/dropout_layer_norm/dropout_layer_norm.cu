@@ -2,8 +2,8 @@
 #include "norms_backward.cuh"
 #include "philox.cuh"
 
-// The dropout of rows that are a whole number of blocks of 64 columns, of which each counter has four, 16 apart. Threads
-// that stand side by side have such a block together: each makes as many counters as it has quarters of its elements, and
+// The dropout of rows of a whole number of blocks of 64 columns; each counter has four of these, 16 apart. Neighbouring
+// threads share a block: each makes as many counters as it has quarters of its elements, and
 // the warp's votes bring every thread the bits of its own.
 struct Dropout {
   Seed seed;
@@ -11,7 +11,7 @@ struct Dropout {
   float factor;
 
   template <class Row> __device__ __forceinline__ unsigned draw(long long index, int width) const {
-    constexpr int LANES = 64 / Row::SIZE;  // that have a block
+    constexpr int LANES = 64 / Row::SIZE;  // that share a block
     constexpr unsigned ALL = (1u << Row::SIZE) - 1;
     const int lane = threadIdx.x % WARP, member = lane % LANES;
     const int word = member * Row::SIZE / 16, counter = member * Row::SIZE % 16;  // of the thread's first element

@@ -1,5 +1,5 @@
-// Rows of a table by id. An id outside the table gives a row of NaN: on a GPU nobody can look at the ids beforehand
-// without waiting for them, and the row of another id would go unnoticed.
+// Rows of a table by id. An id outside the table gives a row of NaN: checking the ids beforehand would
+// wait for the GPU, and the row of another id would go unnoticed.
 #include "common.cuh"
 
 constexpr int BATCH = 4;  // loads a thread has under way
@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(256)
 
 // ---- gradient of the table ----------------------------------------------------------------------------------------
 //
-// The ids are sorted; a run is the places of equal ids. Chunks of SUM_CHUNK sorted ids cut long runs, of the first
-// position or of a type that every token has: what of a run lies in a chunk that it does not begin in is summed by
-// sum_continued, the rest, and the run's total, by sum_runs.
+// The ids are sorted; a run is the places of equal ids. Chunks of SUM_CHUNK sorted ids cut long runs (the
+// first position, a type that every token has): sum_continued sums the part of a run in a chunk that it does not begin
+// in, sum_runs the rest and the run's total.
 
 constexpr int SUM_CHUNK = 64;  // CHUNK in cuda.py
 
@@ -52,7 +52,7 @@ __device__ __forceinline__ float sum_in_chunk(const T *grad_output, const long l
   return total;
 }
 
-// partials[chunk]: the sum of the run that reaches into the chunk from the one before, if there is one.
+// partials[chunk]: the sum of the run that continues from the previous chunk, or nothing.
 template <class T>
 __global__ void __launch_bounds__(128)
     sum_continued(const T *__restrict__ grad_output, const long long *__restrict__ order,

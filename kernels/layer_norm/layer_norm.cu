@@ -1,2 +1,2 @@
-// Layer norm of rows: norms.cuh and norms_backward.cuh have it all.
+// Layer norm of rows: see norms.cuh and norms_backward.cuh.
 #include "norms_backward.cuh"

@@ -1,8 +1,8 @@
-// What one step of Muon does beside its products, float32, for matrices of one shape at once. A row of the table has the
+// One step of Muon without its products, float32, for matrices of one shape at once. A row of the table has the
 // addresses of a parameter, its gradient, its momentum and its direction.
 //
-// `grad_scale`: what gradients are multiplied by, or null; where it is inf or NaN parameters and momenta stay, and
-// directions are whatever was there.
+// `grad_scale`: the factor of gradients, or null; if it is inf or NaN parameters and momenta stay, and directions are
+// undefined.
 #include "many.cuh"
 
 using Matrices = Row<4>;

@@ -11,7 +11,7 @@ template <class T> struct Pooled {
 
   __device__ __forceinline__ Pooled(const int *offsets, int tokens, int mode, int skipped)
       : column((blockIdx.y * POOL_LANES + threadIdx.x) * VECTOR<T>) {
-    start = min(max(offsets[blockIdx.x], 0), tokens);  // nobody has looked at them
+    start = min(max(offsets[blockIdx.x], 0), tokens);  // they are unchecked
     stop = min(max(offsets[blockIdx.x + 1], start), tokens);
     first = stop - start > skipped ? start + skipped : stop;
     if (mode == CLS_MODE) stop = min(first + 1, stop);
@@ -23,7 +23,7 @@ template <class T> struct Pooled {
     return mode == WEIGHTED_MODE ? (float)(token - start + 1) : 1.f;
   }
 
-  // What the weighted sum is divided by.
+  // The divisor of the weighted sum.
   __device__ __forceinline__ float divisor(int mode) const {
     if (mode == SQRT_MODE) return sqrtf((float)count());
     return mode == WEIGHTED_MODE ? 0.5f * count() * ((float)(first - start + 1) + (float)(stop - start)) : count();

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(256)
   long long position = token;
   if (positions != nullptr) position = positions[token];
   else if (offsets != nullptr) position = token - offsets[sequence_of(offsets, sequences, token)];
-  // On a GPU nobody can look at the positions beforehand without waiting for them: NaN for one beyond the tables.
+  // NaN for a position beyond the tables: checking beforehand would wait for the GPU.
   const bool known = position >= 0 && position < rows;
   const Angles angles = {cos + (known ? position * half : 0), sin + (known ? position * half : 0),
                          known ? half : 0, known ? sign : NAN};

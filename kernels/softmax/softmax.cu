@@ -23,7 +23,7 @@ template <class T, int GROUP>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
     softmax_any_rows(const T *__restrict__ input, T *__restrict__ output, long long rows, int width) {
   const long long index = row_of_thread<GROUP>();
-  if (index >= rows) return;  // a whole group: nobody waits for it
+  if (index >= rows) return;  // a whole group, which takes part in no barrier
   const T *source = input + index * width;
   const OnlineSoftmax statistics = softmax_of_row<T, GROUP>(source, width);
   const Exponent exponent = statistics.exponent;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
                           long long rows, int width) {
   constexpr int SIZE = VECTOR<T>;
   const long long index = row_of_thread<GROUP>();
-  if (index >= rows) return;  // a whole group: nobody waits for it
+  if (index >= rows) return;  // a whole group, which takes part in no barrier
   const T *grad = grad_output + index * width, *probs = output + index * width;
   const int offset = misalignment(probs);
   float along = 0.f;

@@ -28,8 +28,8 @@ template <int D> struct Engine<float, D> {
   using type = ByFma<D>;
 };
 
-// ADDED: whether there is anything beside the products of queries and keys. Left to itself, ptxas trades spills for
-// blocks per multiprocessor: it is told one.
+// ADDED: whether terms are added to the products of queries and keys. The bounds ask for one block per multiprocessor:
+// for more, ptxas would accept spills.
 template <class T, int D, int GOAL, bool ADDED>
 __global__ void __launch_bounds__(Engine<T, D>::type::S::THREADS, 1)
 attention_backward(T *first, T *second, const Strides strides, float *grad_scores, float *bands, int score_rows,
@@ -115,10 +115,10 @@ list_distances(const int *distance_rows, int known, int *starts, int *listed, in
   }
 }
 
-// A query, or key: where it stands in its sequence, whom it sees there, and the gradients of its scores.
+// A query, or key: its place in its sequence, the range that it sees there, and the gradients of its scores.
 struct Token {
   const float *scores;             // of the sequence's first query and key
-  int own, first, end, begin_k;    // first, end: whom it sees; begin_k: of the sequence's keys
+  int own, first, end, begin_k;    // first, end: the range that it sees; begin_k: of the sequence's keys
   int position;                    // of query 0 among the keys
 
   __device__ __forceinline__ Token(const ScoreGradients &of, const Inputs<float> &inputs, const Problem &problem,

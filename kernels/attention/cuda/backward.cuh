@@ -19,7 +19,7 @@ struct Strides {
 
 enum Goal { QUERIES, OUTPUT, KEYS_AND_VALUES, KEYS, VALUES };  // the last two apart where registers hold one sum
 
-// What the backward reads beside struct Inputs. grad_output lies as the forward's output does; deltas and lse are
+// The backward's inputs beside struct Inputs. grad_output lies as the forward's output does; deltas and lse are
 // counted as the rows of it, and by query.
 template <class T> struct BackwardInputs {
   const T *grad_output;
@@ -27,7 +27,7 @@ template <class T> struct BackwardInputs {
   const float *deltas;
 };
 
-// What relative positions and segments add to the products of queries and keys, null where absent; Products in
+// The terms that relative positions and segments add to the products of queries and keys, null where absent; Products in
 // relative_products.py. Contiguous: (heads, tokens, rows), (heads, tokens of keys, rows), (heads, tokens, 2), ids of
 // the tokens. The heads are those of the launch.
 struct Terms {
@@ -116,7 +116,7 @@ template <class T> struct Sequence {
 };
 
 
-// What a block owns and whom it meets, within their sequence: rows of its own see the others `below` to `above` from
+// The rows that a block owns and those of the other side, within their sequence: rows of its own see the others `below` to `above` from
 // their own position.
 struct Sight {
   int first, own, others, below, above;
@@ -132,10 +132,10 @@ struct Sight {
   }
 };
 
-// Where the goal QUERIES writes gradients of scores, null where nobody asks.
+// Where the goal QUERIES writes gradients of scores; null if they are not wanted.
 //
-// each (heads of the launch, rows, longest_k): of it only what a query sees is sure to be written. A sequence has
-// longest_q rows, or, where that is 0, one for each of its queries.
+// each (heads of the launch, rows, longest_k): only keys that a query sees are sure to be written. A sequence has
+// longest_q rows or, if that is 0, one for each of its queries.
 // bands (tiles, strips of a tile, heads, band_size): a strip's sums along its diagonals: of keys j and queries i at
 // j - i + KEYS, the strip's first query being 0. Only diagonals on which a query sees a key are sure to be written.
 struct ScoreGradients {
@@ -379,7 +379,7 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, const
     walk.meet(at, sight, own, states, kept, i == 0);
   }
   if constexpr (GOAL == QUERIES && ADDED) walk.finish_band();
-  cp_async_commit();  // where there was nobody to meet, nothing has committed the copies of what is the block's own
+  cp_async_commit();  // if no tile was met, nothing has committed the copies of the block's own tiles
   cp_async_wait<0>();
   __syncthreads();
   const long long begin = (W::BY_KEYS ? place.begin_k : place.begin) + first;

@@ -57,7 +57,7 @@ template <class T, int D> struct OnTensorCores {
     return strip;
   }
 
-  // Writes sums times `factor`, of which the first `rows` are there, through the block's own tile.
+  // Writes the first `rows` of the sums, times `factor`, through the tile of the block.
   static __device__ __forceinline__ void store(T *global, long long stride, T *tile, const Sums &sums, float factor,
                                                int rows, int head_dim) {
 #pragma unroll

@@ -20,11 +20,11 @@ __device__ __forceinline__ ProbsPlace find_probs_place(const Problem &problem, c
 // As NoTerms of problem.cuh, for probabilities.
 struct NoProbsTerms {
   __device__ __forceinline__ void begin(const ProbsPlace &, const float *queries) {}
-  // Copies what goes with columns d0 to d0 + 31 of queries and keys.
+  // Copies the terms of columns d0 to d0 + 31 of queries and keys.
   __device__ __forceinline__ void fetch(int d0) {}
   // Adds the products over these columns.
   __device__ __forceinline__ void add(float (&scores)[4], const float *keys) {}
-  // Adds what is no product.
+  // Adds the terms that are not products.
   __device__ __forceinline__ void adjust(float &score, int query, int key) {}
 };
 

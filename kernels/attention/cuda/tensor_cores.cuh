@@ -55,8 +55,8 @@ __device__ __forceinline__ void multiply_keys(Scores<S> &scores, Queries<S> &hel
   }
 }
 
-// output += probabilities values, of which the columns from chunk `first` on; the scores' registers already are the
-// fragments of the left factor.
+// output += probabilities values, for the columns from chunk `first` on; the scores' registers already are the fragments
+// of the left factor.
 template <class T, class S, int COLUMNS>
 __device__ __forceinline__ void multiply_values(float (&output)[S::STRIPS][COLUMNS][4], const Scores<S> &probs,
                                                 const T *values, int first = 0) {
@@ -100,8 +100,8 @@ template <class T> __device__ __forceinline__ void add_pair(float &first, float 
 template <class U> __device__ __forceinline__ U nothing_to_add() { return from_float<U>(0.f); }
 template <> __device__ __forceinline__ bool nothing_to_add<bool>() { return true; }
 
-// Adds to the scores of one of the thread's queries, in fragments `strip`.., what lies from `row` on for its keys:
-// `step` (0 or 1) elements apart, of which the first `count` are there.
+// Adds to the scores of one of the thread's queries, in fragments `strip`.., the numbers from `row` on for its
+// keys: `step` (0 or 1) elements apart, only the first `count` of them valid.
 template <class S, class U>
 __device__ __forceinline__ void add_row(Scores<S> &scores, int strip, int half, const U *row, int step, int count,
                                         bool pairs) {
@@ -276,7 +276,7 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
     cp_async_commit();
   };
 
-  // What is rarely wanted waits in shared memory: the output takes most of the registers. The loop begins with a
+  // Rarely used values wait in shared memory: the output takes most of the registers. The loop begins with a
   // barrier.
   SHARED_ARRAY(AddedScores, added, 1);
   SHARED_ARRAY(Place, later, 1);
@@ -305,7 +305,7 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
   for (int column = begin; column < end; column += S::KEYS) {
     if (column == begin) cp_async_wait<1>();
     else cp_async_wait<0>();
-    __syncthreads();  // the keys (and at first the queries) have arrived; everybody has left the previous values
+    __syncthreads();  // the keys (and at first the queries) have arrived; all threads have left the previous values
     if (column > begin) fetch_values(column);
     // Warps without a row, and those that see none of these keys, only help with the copies.
     const int bottom = row + later[0].below, top = row + S::WARP_ROWS - 1 + later[0].above;
@@ -325,7 +325,7 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
     }
     stage.put(staged);
     cp_async_wait<0>();
-    __syncthreads();  // the values have arrived; everybody has left the keys
+    __syncthreads();  // the values have arrived; all threads have left the keys
     if (column + S::KEYS < end) fetch_keys(column + S::KEYS);
     if (!idle) {
       if constexpr (ADDED != NOTHING)
@@ -336,7 +336,7 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
       multiply_values<T, S>(d, scores, values);
     }
   }
-  cp_async_commit();  // where there was no key, nothing has committed the copies of the queries
+  cp_async_commit();  // without keys, nothing has committed the copies of the queries
   cp_async_wait<0>();
   __syncthreads();  // the queries have been copied even then
   const int last_row = later[0].first + warp_row, rows = later[0].queries - last_row;

@@ -1,4 +1,4 @@
-// What follows the matrix product, in fp32 before the only rounding: output = activation(product + bias) + residual.
+// The epilogue of the matrix product, in fp32 before the only rounding: output = activation(product + bias) + residual.
 #include "activations.cuh"
 #include "common.cuh"
 

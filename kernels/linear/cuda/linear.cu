@@ -112,7 +112,7 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     cp_async_wait<S::STAGES - 2>();
-    __syncthreads();  // this stage has arrived, and everybody has left the one that is fetched into next
+    __syncthreads();  // this stage has arrived, and all threads have left the one that is fetched into next
     fetch(step + S::STAGES - 1);
     const T *stage = stages + step % S::STAGES * S::STAGE;
     multiply_tile<T, S>(d, stage, stage + BM * S::BK, input_place, weight_place);
@@ -209,7 +209,7 @@ linear_fp32(float *output, const float *input, const float *weight, const float 
     float *tile = tiles + step % 2 * 2 * TILE;
     place_fp32<B, THREADS>(tile, held_input);
     place_fp32<B, THREADS>(tile + TILE, held_weight);
-    __syncthreads();  // one barrier a step suffices: the other buffer is written only after everybody has passed it
+    __syncthreads();  // one barrier a step suffices: the other buffer is written only after all threads have passed it
     if (step + 1 < steps) fetch(step + 1);
     multiply_fp32<B>(d, tile, tile + TILE, y, x);
   }
