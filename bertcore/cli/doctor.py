@@ -115,19 +115,17 @@ def _tiles() -> list[str]:
 
 
 def _amx(machinery: ModuleType, features: list[str]) -> Rows:
-    """Whether AMX is used on a CPU that has it, and why."""
+    """Return a row that says whether a CPU's AMX is used, and why; no row without AMX."""
     if not set(AMX) <= set(features):
         return []
     isa, is_used = machinery.isa, machinery.LEVEL.tiles == machinery.isa.NATIVE
     if setting("ISA"):
         reason = f"{variable('ISA')}={setting('ISA')}"
     elif is_used:
-        reason = "its tiles were tried on this machine, and every bit was right"
+        reason = "the CPU and Linux offer it"
     else:
         level = next(level for level in isa.LEVELS if level.tiles == isa.NATIVE)
-        reason = (
-            isa.why_not_unasked(level, isa.llvm.get_host_cpu_name()) or "Numba's target was chosen (NUMBA_CPU_NAME)"
-        )
+        reason = isa.why_not(level) or "NUMBA_CPU_NAME or NUMBA_CPU_FEATURES is set"
     return [("AMX", f"{'used' if is_used else 'not used'}: {reason}")]
 
 

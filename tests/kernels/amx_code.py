@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 from numba import types
 from numba.core import config
 
-PERMISSION = "bertcore.kernels._numba.amx.tiles"
+PERMISSION = "bertcore.kernels._numba.amx.permission"
 FEATURES = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16",
     "amx-tile", "amx-int8", "amx-bf16",
@@ -46,7 +46,7 @@ def product(run, storage, rounded, sums, levels):
         run(rounded, weight, output, finish, counter, sums)
 
     panels = array(storage, 3)
-    finish = types.Tuple((array(types.float32, 1), array(types.float32, 2), types.intp, types.none))
+    finish = types.Tuple((array(types.float32, 1), array(types.float32, 2), types.intp))
     weight = types.Tuple((panels, array(types.float32, 1), array(types.int32, 1))) if levels else panels
     counter = array(types.int64, 1)
     return multiply, (rounded, weight, array(types.float32, 2), finish, counter, array(sums, 1))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore.kernels._numba import LEVEL, aligned_empty, kernel
-from bertcore.kernels._numba.amx.tiles import tiles as amx
+from bertcore.kernels._numba.amx import tiles as amx
 from bertcore.kernels._numba.simd import pointer
 
 with_tiles = pytest.mark.skipif(LEVEL.tiles is None, reason="this level has no tiles")

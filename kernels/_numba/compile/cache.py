@@ -150,7 +150,7 @@ def _remove_unused(folder: Path) -> None:
     Whoever would have loaded one in that moment compiles it again.
     """
     oldest = time.time() - UNUSED_DAYS * _DAY
-    kinds = "numba-*/*/*.nb[ci]", "numba-*/*/*.tmp*", "numba-*/sources-*", "numba-*/tiles-*"
+    kinds = "numba-*/*/*.nb[ci]", "numba-*/*/*.tmp*", "numba-*/sources-*"
     for file in [file for kind in kinds for file in folder.glob(kind)]:
         with suppress(OSError):  # another process was faster, or it is not ours
             if file.stat().st_mtime < oldest:

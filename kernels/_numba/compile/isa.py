@@ -1,14 +1,11 @@
-"""What this CPU can do, and the vector shape the kernels are compiled for.
+"""The CPU's features, and the level of them that kernels are compiled for.
 
 The environment variable BERTCORE_ISA (see own_name.py), the name of one of LEVELS ("generic", "avx2", "avx512", ...),
-is read when this module is imported and compiles for less than the machine has, so that one machine can test the paths
-of the others. It changes the CPU that Numba compiles for and must therefore be set before anything in the process was
-compiled.
+is read when this module is imported. It compiles for less than the machine has, so that one machine can test the code
+of others. It changes the CPU that Numba compiles for, so it must be set before the process compiles anything.
 
-The level "amx" multiplies bfloat16 and int8 by tiles (amx.py) and needs a permission (tile_permission.py) beside the
-CPU's features. Unless the variable asks for it, it is taken only where the tiles were tried and proved right
-(tile_verdict.py). "amx_emulated" is its twin for tests: the same kernels, of the same vectors and tiles, on any CPU
-with FMA.
+The level "amx" multiplies bfloat16 and int8 on tiles and needs Linux's permission beside the CPU's features.
+"amx_emulated" runs the same kernels in tests, with the same vectors and emulated tiles, on any CPU with FMA.
 """
 
 import platform
@@ -19,8 +16,7 @@ from numba import types
 from numba.core import config
 
 from ...own_name import setting, variable
-from ..amx import request_tiles
-from .tile_verdict import why_not_trusted
+from ..amx.permission import request_tiles
 
 FEATURES = (
     "avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "neon",
@@ -31,17 +27,17 @@ NATIVE, EMULATED = "native", "emulated"
 
 @dataclass(frozen=True)
 class Level:
-    """A class of CPUs: what it needs, how many bytes a vector has, how many vector registers there are.
+    """A class of CPUs.
 
     Attributes:
-        name, requires: as the variable and LLVM's features name them.
-        vector_bytes, registers: the vector registers.
-        fma: whether it multiplies and adds in one instruction.
-        llvm_cpu: what LLVM compiles for when this level is forced, beside the required features.
-        int8_dot: whether it adds four products of bytes to an int32 in one instruction.
-        bfloat16_dot: whether it multiplies bfloat16 by an instruction that adds two products to a float32; on other
-            levels weights are kept in bfloat16 and widened to float32 as they are loaded (see dot.py).
-        tiles: NATIVE or EMULATED if low precision is multiplied by tiles, else None.
+        name, requires: its name in the variable, and LLVM's names of the features it requires.
+        vector_bytes, registers: size and number of the vector registers.
+        fma: whether one instruction multiplies and adds.
+        llvm_cpu: LLVM's name of the CPU to compile for when this level is forced, beside the required features.
+        int8_dot: whether one instruction adds four products of bytes to an int32.
+        bfloat16_dot: whether one instruction adds two products of bfloat16 to a float32. Other levels widen weights
+            from bfloat16 to float32 as they load them (dot.py).
+        tiles: NATIVE or EMULATED if tiles multiply low precision, else None.
     """
 
     name: str
@@ -82,13 +78,13 @@ LEVELS = _X86_LEVELS if IS_X86 else _OTHER_LEVELS
 
 
 def host_features() -> dict[str, bool]:
-    """Which of FEATURES this machine has, by LLVM's account."""
+    """Return which of FEATURES this machine has, according to LLVM."""
     found = llvm.get_host_cpu_features()
     return {name: bool(found.get(name, False)) for name in FEATURES}
 
 
 def why_not(level: Level) -> str | None:
-    """What keeps this process from running code of a level; None if it can. Asks for the tiles where it has them."""
+    """Return why this process cannot run code of a level, or None. Requests the tiles if the level has them."""
     features = host_features()
     missing = sorted(feature for feature in level.requires if not features[feature])
     if missing:
@@ -104,7 +100,7 @@ def _forced_level(name):
     reason = why_not(level)
     if reason is not None:
         raise ValueError(f"{variable('ISA')}={name!r}, but {reason}")
-    if level.tiles != NATIVE:  # the best of all: compiled as where it is taken unasked, so that both share a cache
+    if level.tiles != NATIVE:  # the best level: compiled as where it is chosen by default, so that both share a cache
         config.CPU_NAME = level.llvm_cpu
         config.CPU_FEATURES = ",".join(f"+{feature}" for feature in sorted(level.requires))
     return level
@@ -115,49 +111,34 @@ def _choose_level() -> Level:
     if name:
         return _forced_level(name)
     if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
-        return LEVELS[-1]  # the user chose Numba's target (NUMBA_CPU_NAME): assume no more than the baseline
+        return LEVELS[-1]  # the user chose Numba's target (NUMBA_CPU_NAME): assume the baseline
     return best_level(llvm.get_host_cpu_name())
 
 
 def best_level(cpu_name: str) -> Level:
-    """The first of LEVELS that this process can run and that is right, and no slower than the next, on this CPU."""
-    return next(level for level in LEVELS if why_not_unasked(level, cpu_name) is None)
+    """Return the first of LEVELS that this process can run, other than those for tests or slower than the next.
 
-
-def why_not_unasked(level: Level, cpu_name: str) -> str | None:
-    """What keeps a level from being taken on a CPU of this name (LLVM's) without being asked for; None if nothing."""
-    if level.tiles == EMULATED:
-        return "it is for tests"
-    reason = why_not(level)
-    if reason is None and level.tiles == NATIVE:
-        return why_not_trusted(level.name)
-    if reason is None and level.name == "avx512_bf16" and not has_fast_bfloat16(cpu_name):
-        return "its instruction for bfloat16 is not known to be fast on this CPU"
-    return reason
-
-
-def has_fast_bfloat16(cpu_name: str) -> bool:
-    """Whether vdpbf16ps multiplies faster than the float32 FMA on a CPU of this name (LLVM's).
-
-    Measured on one core, operands in registers: Zen 5 450 GOP/s, FMA 250; Intel's Sapphire Rapids 101, FMA 200. What is
-    not known to be fast is not taken: bfloat16 is then widened to float32, and as fast as that.
+    vdpbf16ps multiplies faster than the float32 FMA on some CPUs and slower on others. CPUs where it is not known to
+    be faster widen bfloat16 to float32, which is as fast as float32.
     """
-    return cpu_name in ("znver4", "znver5")
+    has_fast_bfloat16 = cpu_name in ("znver4", "znver5")
+    levels = (level for level in LEVELS if level.tiles != EMULATED)
+    return next(level for level in levels if (level.name != "avx512_bf16" or has_fast_bfloat16) and not why_not(level))
 
 
 LEVEL = _choose_level()
 
 
 def has_pair_dot() -> bool:
-    """Whether bytes are multiplied as pairs of 16 bits (vpmaddwd of x86), in vectors that the CPU has."""
+    """Return whether bytes are multiplied as pairs of 16 bits (vpmaddwd of x86)."""
     return IS_X86 and LEVEL.tiles != EMULATED and not LEVEL.int8_dot
 
 
 def has_native_bfloat16_dot() -> bool:
-    """Whether products of bfloat16 are one instruction; of an emulated level they are not."""
+    """Return whether the CPU itself multiplies bfloat16; an emulated level does not count."""
     return LEVEL.bfloat16_dot and "avx512bf16" in LEVEL.requires
 
 
 def lanes(dtype) -> int:
-    """How many elements of `dtype` (a Numba scalar type) one vector holds."""
+    """Return how many elements of `dtype` (a Numba scalar type) one vector holds."""
     return LEVEL.vector_bytes * 8 // (8 if dtype == types.boolean else dtype.bitwidth)

@@ -20,8 +20,7 @@ from ...own_name import PACKAGE
 ROOT = Path(__file__).parents[2]
 # They run kernels and keep them, and are no part of them.
 AROUND_KERNELS = (
-    "_numba/compile/cache.py", "_numba/compile/folder.py", "_numba/threads.py", "_numba/amx/__init__.py",
-    "_numba/compile/tile_verdict.py",
+    "_numba/compile/cache.py", "_numba/compile/folder.py", "_numba/threads.py", "_numba/amx/permission.py",
 )  # fmt: skip
 _DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
