@@ -228,14 +228,14 @@ def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     import functools
 
     from bertcore.arguments import required
-    from bertcore.training import metrics, span_metrics
+    from bertcore.training import metrics
     from bertcore.training.data import LabelledWords, Questions, answer_metrics
 
     if isinstance(columns, Questions):
         return answer_metrics(rows, examples, columns)
     if isinstance(columns, LabelledWords):
         is_scheme = all(tag == "O" or tag[:2] in ("B-", "I-") for tag in columns.labels)
-        return span_metrics.span_f1(columns.labels) if is_scheme else metrics.accuracy
+        return metrics.span_f1(columns.labels) if is_scheme else metrics.accuracy
     required("sklearn.metrics" if columns.labels else "scipy.stats")  # before the work, and not after it
     if not columns.labels:
         return metrics.combined(metrics.pearson, metrics.spearman)

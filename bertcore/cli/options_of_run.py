@@ -8,8 +8,8 @@ from typing import Any
 
 from bertcore.cli.common import CommandError
 from bertcore.training import TrainerCallback
-from bertcore.training.run_files import STATE
-from bertcore.training.state import TrainerState
+from bertcore.training.callbacks import TrainerState
+from bertcore.training.checkpoints import STATE
 
 # Those that may change: where the run is, when it ends, what it tells; and the data, which are compared themselves.
 FREE = {

@@ -96,8 +96,8 @@ def out_folder(args: argparse.Namespace) -> Path:
     """The folder of --out; CommandError if it holds something that is not to be gone on with, or nothing that is."""
     from bertcore.checkpoint.files import sweep
     from bertcore.cli.options_of_run import check_options
+    from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
     from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
-    from bertcore.training.reports import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
 
     if not args.out:
         raise CommandError("--out is empty, expected a new or empty folder")

@@ -13,16 +13,14 @@ A loop over batches:
 
 from bertcore.training import objectives
 from bertcore.training.arguments import TrainingArguments
-from bertcore.training.callbacks import EarlyStoppingCallback, TrainerCallback
+from bertcore.training.callbacks import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 from bertcore.training.checkpoints import NotSaved
 from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput
-from bertcore.training.failures import TrainingDiverged
 from bertcore.training.masking import Masking
-from bertcore.training.muon import Muon
-from bertcore.training.optimizers import LAMB, AdamW, Optimizer, StableAdamW, clip_grad_norm
+from bertcore.training.optimizers import LAMB, AdamW, Muon, Optimizer, StableAdamW, clip_grad_norm
+from bertcore.training.run import TrainingDiverged
 from bertcore.training.schedules import Schedule, get_scheduler
-from bertcore.training.state import TrainerControl, TrainerState
 from bertcore.training.trainer import Trainer, TrainOutput
 
 __all__ = [

@@ -12,8 +12,7 @@ from typing import Any
 from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.nn.autocast import autocast
-from bertcore.training.muon import Muon
-from bertcore.training.optimizers import LAMB, AdamW, StableAdamW
+from bertcore.training.optimizers import LAMB, AdamW, Muon, StableAdamW
 from bertcore.training.schedules import SCHEDULES
 
 OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}

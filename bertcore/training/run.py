@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import itertools
+import json
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.checkpoint.files import naming
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
 from bertcore.nn.dropout import mixed_seed
 from bertcore.training.arguments import TrainingArguments
-from bertcore.training.callbacks import Callbacks
-from bertcore.training.checkpoints import checkpoint_folder, remove_beyond, write_checkpoint
+from bertcore.training.callbacks import Callbacks, TrainerControl, TrainerState
+from bertcore.training.checkpoints import (
+    checkpoint_folder,
+    fingerprint_beyond_checkpoints,
+    fingerprint_of,
+    load_run,
+    remove_beyond,
+    save_run,
+    write_checkpoint,
+    write_folder,
+)
+from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
-from bertcore.training.failures import TrainingDiverged, keep_for_post_mortem, non_finite
-from bertcore.training.fingerprints import fingerprint_beyond_checkpoints, fingerprint_of
-from bertcore.training.loss_scale import LossScale
-from bertcore.training.numbered_collator import NumberedCollator
+from bertcore.training.losses import LossScale, StepMade, Unread
 from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
 from bertcore.training.processes import Processes
-from bertcore.training.run_files import load_run, save_run
 from bertcore.training.schedules import Schedule
-from bertcore.training.state import TrainerControl, TrainerState
-from bertcore.training.unread import StepMade, Unread
 
 Batch = Mapping[str, Any]
 Part = list[tuple[int, Batch]]  # the batches of a step that are this process's, each with its number
@@ -384,3 +393,67 @@ class Run:
 def _tokens(batch: Batch) -> int:
     """Without padding, where a mask tells it."""
     return int(np.sum(batch["attention_mask"])) if "attention_mask" in batch else int(np.size(batch["input_ids"]))
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss or a gradient is inf or NaN; `folder` has the batches and the model of the step."""
+
+    def __init__(self, message: str, folder: Path):
+        super().__init__(message)
+        self.folder = folder
+
+
+def non_finite(grads: Mapping[str, Any]) -> list[str]:
+    """The names of the gradients that hold inf or NaN."""
+    return [name for name, array in grads.items() if not bool(kernels.array_module(array).isfinite(array).all())]
+
+
+def keep_for_post_mortem(
+    folder: Path, model: Any, batches: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> None:
+    """Write the model as it was before the step, its batches (batch-0.npz, ...) and what is known (failure.json)."""
+
+    def fill(new: Path) -> None:
+        model.save_pretrained(new)
+        for number, batch in enumerate(batches):
+            np.savez(new / f"batch-{number}.npz", **{name: np.asarray(value) for name, value in batch.items()})
+        (new / "failure.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+    with naming(folder):
+        write_folder(folder, fill)
+
+
+ENDING = signal.SIGINT, signal.SIGTERM
+
+
+@contextmanager
+def held_back() -> Iterator[list[int]]:
+    """A block in which the first Ctrl-C or SIGTERM is only noted, in the list that it yields.
+
+    The signal acts where the block ends, as it would have without it; a second one acts at once. Elsewhere than in the
+    main thread, where no handlers can be set, signals act as ever.
+    """
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = {number: signal.getsignal(number) for number in ENDING}
+
+    def note(number: int, frame: object) -> None:
+        noted.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            if handler is not None:  # None: it was set by other code than Python's
+                signal.signal(number, handler)
+
+    for number, handler in before.items():
+        if handler not in (None, signal.SIG_IGN):
+            signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        restore()
+    if noted:
+        signal.raise_signal(noted[0])

@@ -13,20 +13,16 @@ from bertcore import kernels
 from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
-from bertcore.training.callbacks import Callbacks, TrainerCallback
+from bertcore.training.callbacks import Callbacks, TrainerCallback, TrainerState, reports_of
 from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
-from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding
+from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
-from bertcore.training.interrupts import held_back
-from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.objectives.language_modeling import NextWords
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
-from bertcore.training.reports import reports_of
-from bertcore.training.run import Run
+from bertcore.training.run import Run, held_back
 from bertcore.training.schedules import Schedule, schedule_factor
-from bertcore.training.state import TrainerState
 
 
 class TrainOutput(NamedTuple):

@@ -12,8 +12,8 @@ from bertcore.checkpoint import open_checkpoint
 from bertcore.cli import main
 from bertcore.cli import pretrain as pretrain_command
 from bertcore.models.replaced_tokens import EMBEDDINGS
+from bertcore.training import checkpoints
 from bertcore.training import run as training_run
-from bertcore.training import run_files
 from bertcore.training.data import StoredExamples
 from tests.tiny_bert import CONFIG, random_texts
 from tests.tiny_families import tiny_config
@@ -289,7 +289,7 @@ def test_what_ends_a_run_is_told_in_a_line(inputs, tmp_path, capsys, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_files, "write_safetensors", full)
+        patch.setattr(checkpoints, "write_safetensors", full)
         assert pretrain(inputs, tmp_path / "full") == 1
     shown = capsys.readouterr().err
     assert re.search("bertcore pretrain: .*No space left on device while writing .*checkpoint-3; there is no", shown)

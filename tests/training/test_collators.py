@@ -8,8 +8,8 @@ import pytest
 
 from bertcore import AutoTokenizer
 from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking, TrainingArguments
+from bertcore.training.collators import NumberedCollator
 from bertcore.training.masking import IGNORED, Words
-from bertcore.training.numbered_collator import NumberedCollator
 from tests.tiny_bert import VOCABULARY
 from tests.tolerances import assert_same_arrays
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bertcore.training import metrics
 from bertcore.training.masking import IGNORED
-from bertcore.training.span_metrics import answer_scores, normalized_answer, span_f1, spans
+from bertcore.training.metrics import answer_scores, normalized_answer, span_f1, spans
 
 RNG = np.random.default_rng(3)
 LABELS = RNG.integers(0, 3, 97)

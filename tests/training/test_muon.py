@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import AutoModelForMaskedLM, value_and_grad
 from bertcore.training import AdamW, Muon
-from bertcore.training.muon import is_matrix_of_a_layer
+from bertcore.training.optimizers import is_matrix_of_a_layer
 from tests.tiny_bert import CONFIG
 
 pytestmark = pytest.mark.usefixtures("on_numpy")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertcore.training import Trainer, TrainerCallback, TrainerState, TrainingArguments, reports
+from bertcore.training import Trainer, TrainerCallback, TrainerState, TrainingArguments, callbacks
 from tests.training.tiny_runs import LABELLED, classifier, collate
 
 
@@ -40,12 +40,12 @@ def test_the_bar_and_the_log(tmp_path, capsys):
 def test_a_log_on_a_full_disk_is_told_by_its_name(tmp_path):
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*log.jsonl'"):
-        reports.JsonLog().on_train_begin(TrainingArguments(tmp_path), TrainerState(log_history=[{"loss": 1.0}]), None)
+        callbacks.JsonLog().on_train_begin(TrainingArguments(tmp_path), TrainerState(log_history=[{"loss": 1.0}]), None)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="files are locked by POSIX's means")
 def test_two_runs_do_not_write_one_log(tmp_path):
-    first, second, args = reports.JsonLog(), reports.JsonLog(), TrainingArguments(tmp_path)
+    first, second, args = callbacks.JsonLog(), callbacks.JsonLog(), TrainingArguments(tmp_path)
     first.on_train_begin(args, TrainerState(log_history=[{"loss": 1.0}]), None)
     with pytest.raises(ValueError, match=r"log\.jsonl is the log of a run that goes on"):
         second.on_train_begin(args, TrainerState(), None)
@@ -117,10 +117,10 @@ def tensor_value(event):
 
 
 def test_a_report_without_its_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "find_spec", lambda name: None)
+    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="report_to has 'plot', which needs matplotlib"):
-        reports.reports_of(TrainingArguments(tmp_path, report_to="plot"))
-    assert len(reports.reports_of(TrainingArguments(tmp_path, report_to="all"))) == 2
+        callbacks.reports_of(TrainingArguments(tmp_path, report_to="plot"))
+    assert len(callbacks.reports_of(TrainingArguments(tmp_path, report_to="all"))) == 2
 
 
 def test_the_log_is_json_whatever_is_logged(tmp_path):

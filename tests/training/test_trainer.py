@@ -24,8 +24,8 @@ from bertcore.training import (
     get_scheduler,
     run,
 )
+from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
-from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.objectives import CustomLoss, NextSentence, Supervised
 from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (

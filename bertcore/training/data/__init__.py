@@ -1,8 +1,7 @@
 """Training data: files, read as a stream, documents, labelled texts, and batches."""
 
 from bertcore.training.data.batches import Batches
-from bertcore.training.data.documents import Documents, split_sentences
-from bertcore.training.data.files import MalformedRecord, Record, Records
+from bertcore.training.data.files import Documents, MalformedRecord, Record, Records, split_sentences
 from bertcore.training.data.labelled import LabelledTexts, LabelledWords, TextColumns, TextMentions
 from bertcore.training.data.questions import Questions, answer_metrics, best_answers
 from bertcore.training.data.stored import Part, StoredExamples, store_examples

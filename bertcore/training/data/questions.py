@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.training.data.files import wrong_record
-from bertcore.training.span_metrics import answer_scores
+from bertcore.training.metrics import answer_scores
 
 AT_ONCE = 64  # questions that are tokenised together
 BEST = 20  # starts, and ends, of which all pairs are tried

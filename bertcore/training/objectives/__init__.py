@@ -6,7 +6,6 @@ with translations, translation.py. Vectors of sentences: embeddings.py. From a t
 distillation_terms.py what of its outputs. preview.py shows what is asked.
 """
 
-from bertcore.training.objectives.columns import ColumnCollator
 from bertcore.training.objectives.distillation import Distillation
 from bertcore.training.objectives.distillation_terms import (
     AttentionDistributions,
@@ -26,15 +25,17 @@ from bertcore.training.objectives.embeddings import (
     Triplet,
 )
 from bertcore.training.objectives.entities import EntityMaskedLM
-from bertcore.training.objectives.language_modeling import CausalLM, MaskedLM
-from bertcore.training.objectives.objective import CustomLoss, Objective
-from bertcore.training.objectives.permutation import PermutationLM
+from bertcore.training.objectives.language_modeling import (
+    CausalLM,
+    MaskedLM,
+    PermutationLM,
+    ReplacedToken,
+    SpanBoundary,
+)
+from bertcore.training.objectives.objective import ColumnCollator, CustomLoss, Objective
 from bertcore.training.objectives.preview import preview
-from bertcore.training.objectives.replaced_tokens import ReplacedToken
-from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder
-from bertcore.training.objectives.span_boundary import SpanBoundary
+from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder, TranslationLM
 from bertcore.training.objectives.supervised import Supervised
-from bertcore.training.objectives.translation import TranslationLM
 
 __all__ = [
     "AttentionDistributions",

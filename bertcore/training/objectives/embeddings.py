@@ -6,7 +6,7 @@ has them, (examples,). The texts of all columns go through the model together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,7 @@ from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.gradients import Gradients, vjp, with_loss
 from bertcore.kernels import checks
-from bertcore.training.objectives.columns import ColumnCollator
-from bertcore.training.objectives.objective import Batch, Objective
-from bertcore.training.objectives.pooling import POOLING, pooled
+from bertcore.training.objectives.objective import Batch, ColumnCollator, Objective
 from bertcore.training.objectives.similarity import (
     DISTANCES,
     cosines,
@@ -299,3 +297,35 @@ def _labels(labels: Any, shape: tuple[int, ...]) -> Any:
     if not np.isfinite(array).all():
         raise ValueError("labels holds inf or NaN, expected finite numbers")
     return array if array.ndim == 1 or array.shape[1] > 1 else array[:, 0]
+
+
+POOLING = ("mean", "cls")
+
+
+def pooled(hidden: Any, mask: Any, mode: str) -> tuple[Any, Callable[[Any], Any]]:
+    """A vector for each text, and what turns its gradient into that of the hidden states.
+
+    Args:
+        hidden: (texts, length, features), zeros at padding.
+        mask: 1 for real tokens, (texts, length); None if all are.
+        mode: "mean" of the real tokens, or "cls", the first of them; as bertcore.tasks.sentence_encoder pools.
+
+    Returns:
+        (texts, features), zeros for a text without tokens; and a function that takes and returns arrays of these
+        shapes.
+    """
+    xp = kernels.array_module(hidden)
+    is_real = xp.ones(hidden.shape[:2], bool) if mask is None else xp.asarray(mask) != 0
+    if mode == "cls":
+        rows, has_tokens = xp.arange(len(hidden)), is_real.any(axis=1)[:, None].astype(hidden.dtype)
+        first = is_real.argmax(axis=1)
+
+        def spread(grad):
+            whole = xp.zeros(hidden.shape, grad.dtype)
+            whole[rows, first] = grad * has_tokens
+            return whole
+
+        return hidden[rows, first] * has_tokens, spread
+    counts = xp.maximum(is_real.sum(axis=1), 1).astype(hidden.dtype)[:, None]
+    real = is_real[:, :, None].astype(hidden.dtype)
+    return hidden.sum(axis=1) / counts, lambda grad: real * (grad / counts)[:, None]

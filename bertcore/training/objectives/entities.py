@@ -13,8 +13,7 @@ from bertcore.arguments import check_share
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
-from bertcore.training.objectives.objective import Batch, Collator
-from bertcore.training.objectives.texts import SpecialTokens, check_room
+from bertcore.training.objectives.objective import Batch, Collator, SpecialTokens, check_room
 
 SPANS, NAMES = "entity_spans", "entities"
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.training.collators import DataCollatorForLanguageModeling
-from bertcore.training.masking import IGNORED, Masking
-from bertcore.training.objectives.objective import Batch, Collator
+from bertcore.arguments import check_count, check_number
+from bertcore.models.outputs import Later, SpanBoundaryOutput
+from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding, ids_of
+from bertcore.training.masking import IGNORED, Masking, Words
+from bertcore.training.objectives.objective import (
+    Batch,
+    Collator,
+    Objective,
+    SpecialTokens,
+    check_room,
+    document_ids,
+    stream_pieces,
+)
 from bertcore.training.objectives.supervised import Supervised
-from bertcore.training.objectives.texts import SpecialTokens, check_room, document_ids, stream_pieces
 
 DEFAULT = Masking()
 
@@ -86,3 +95,235 @@ class CausalLM(NextWords):
         if collator.pad_token_id is None:
             collator.pad_token_id = tokenizer.eos_token_id
         return collator
+
+
+SPANS = Masking(unit="span")
+
+
+class SpanBoundary(MaskedLM):
+    """Masked words, each also predicted from the boundaries of its span (Joshi et al. 2020, arXiv:1907.10529).
+
+    The loss is the sum of two means of cross entropies: over the masked tokens, from the token itself, and over those
+    whose span has a boundary on both sides, from these two tokens and the place in the span. Its weight is the number
+    of masked tokens. `bertcore.AutoModelForSpanBoundary` says what a span is.
+
+    Args:
+        masking: how tokens are chosen and replaced; spans of words by default.
+        label_smoothing: of both, as for `Supervised`.
+
+    `loss` raises TypeError for a model without the head of span boundaries.
+    """
+
+    model_class = "AutoModelForSpanBoundary"
+
+    def __init__(self, masking: Masking = SPANS, *, label_smoothing: float = 0.0):
+        super().__init__(masking, label_smoothing=label_smoothing)
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        out = super().loss(model, batch)
+        if not isinstance(out, SpanBoundaryOutput):  # its loss is that of the masked tokens alone
+            raise TypeError(f"SpanBoundary needs an {self.model_class}, the model gives {type(out).__name__}")
+        return out
+
+
+RESTART = "restart"
+
+
+class PermutationLM(Supervised):
+    """The last tokens of a random order of a text (Yang et al. 2019, arXiv:1906.08237, sections 2.2 and 2.3).
+
+    A share of the tokens is predicted: whole words, side by side in spans. Their order is random. Each is predicted
+    from the tokens that are not, special ones among them, and from the predicted ones before it in the order. What is
+    not predicted comes first in the order and sees all of itself.
+
+    The sizes of spans, their chances and the room around them are those of the authors' code (zihangdai/xlnet,
+    data_utils.py: at most 5, K = 6). There a span begins with a word and is counted in tokens; here it is in words, and
+    ends with one.
+
+    Args:
+        share: of the ordinary tokens of a text, rounded to a number of tokens, at least one: 1 / K of the paper.
+        longest_span: in words; spans of n words have a chance in proportion to 1 / n.
+        label_smoothing: as for `Supervised`.
+
+    Raises:
+        ValueError: for a share that is not above 0 and at most 1, and a longest_span below 1.
+    """
+
+    model_class = "AutoModelForCausalLM"
+
+    def __init__(self, share: float = 1 / 6, longest_span: int = 5, *, label_smoothing: float = 0.0):
+        super().__init__(label_smoothing)
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+            raise ValueError(f"share is {share!r}, expected a number above 0, at most 1")
+        self.share, self.longest_span = share, check_count("longest_span", longest_span)
+
+    def examples(
+        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """One stream of all documents, each followed by the separator, in pieces of `max_length` tokens."""
+        special, end = SpecialTokens(tokenizer), tokenizer.sep_token_id
+        if end is None:
+            raise ValueError("tokenizer has no sep_token, which ends a document")
+        room = check_room(max_length, len(special))
+        for piece in stream_pieces(tokenizer, documents, end, room):
+            if any(token != end for token in piece):
+                yield special.around(piece)
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
+        return PermutationCollator(tokenizer, self, seed=seed)
+
+    def order(self, ids: np.ndarray, words: Words, rng: np.random.Generator) -> np.ndarray:
+        """The tokens of one text that are predicted, in the order of the prediction: (predictions,) indices."""
+        is_ordinary = ~words.is_special[ids]
+        goal = max(1, round(self.share * int(is_ordinary.sum()))) if is_ordinary.any() else 0
+        is_predicted = self._spans(words.units(ids, by_word=True), goal, rng)
+        others = rng.permutation(np.flatnonzero(is_ordinary & ~is_predicted))
+        return rng.permutation(np.append(np.flatnonzero(is_predicted), others[: goal - is_predicted.sum()]))
+
+    def _spans(self, words: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
+        """Which tokens are in spans of words, together at most `goal`; `words` is each token's word, -1 for none.
+
+        From the left to the right: a span of n words stands at random among n / share tokens around it.
+        """
+        is_predicted = np.zeros(len(words), bool)
+        starts = np.flatnonzero((words >= 0) & (words != np.append(-1, words[:-1])))
+        lengths = np.arange(1, self.longest_span + 1)
+        place, left = 0, goal
+        while left:
+            length = rng.choice(lengths, p=(1 / lengths) / (1 / lengths).sum())
+            around = round(length / self.share)
+            before = rng.integers(around)
+            first = np.searchsorted(starts, place + before)
+            if first == len(starts):
+                break
+            start = end = starts[first]
+            word = words[start]
+            while end < len(words) and word <= words[end] < word + length:  # up to a special token, too
+                end += 1
+            if end - start > left:
+                break
+            is_predicted[start:end] = True
+            place, left = end + around - before, left - (end - start)
+        return is_predicted
+
+
+class PermutationCollator(DataCollatorWithPadding):
+    """Padded batches with orders: perm_mask, target_mapping, and labels of the predicted tokens.
+
+    Args:
+        tokenizer: of the texts.
+        objective: what chooses the orders.
+        seed: of the random choices.
+    """
+
+    def __init__(self, tokenizer: Any, objective: PermutationLM, *, seed: int = 0):
+        super().__init__(tokenizer)
+        self.objective, self.words = objective, Words.of(tokenizer)
+        self.rng = np.random.default_rng(check_count("seed", seed, 0))
+
+    def masking_settings(self) -> dict[str, Any]:
+        """What a run goes on with that began with it."""
+        return {"share": self.objective.share, "longest_span": self.objective.longest_span}
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """The batch: besides what the tokens have, (examples, length) each,
+
+        perm_mask: whether a token (the second axis) must not see another one (the third): (examples, length, length)
+            booleans. Those that are not predicted see all that are not.
+        target_mapping: 1 where the token (the third axis) is the one of a prediction (the second), (examples,
+            predictions, length) float32. Predictions come in their order.
+        labels: the predicted words, (examples, predictions), -100 where a text has fewer than others.
+        """
+        orders = []
+        for index, example in enumerate(examples):
+            ids = ids_of(example, index)
+            self.words.check(ids, f"examples[{index}]['input_ids']")
+            orders.append(self.objective.order(ids, self.words, self.rng))
+        batch = super().__call__(examples)
+        count, length = batch["input_ids"].shape
+        most = max(1, *map(len, orders))
+        perm_mask, labels = np.zeros((count, length, length), bool), np.full((count, most), IGNORED)
+        target_mapping = np.zeros((count, most, length), np.float32)
+        for row, order in enumerate(orders):
+            first = length - len(examples[row]["input_ids"]) if self.tokenizer.padding_side == "left" else 0
+            columns, places = first + order, np.arange(len(order))
+            rank = np.full(length, -1)
+            rank[columns] = places
+            perm_mask[row] = (rank >= 0) & (rank >= rank[:, None])
+            target_mapping[row, places, columns] = 1
+            labels[row, places] = batch["input_ids"][row, columns]
+        return batch | {"perm_mask": perm_mask, "target_mapping": target_mapping, "labels": labels}
+
+
+MASKING = Masking(mask_share=1.0, random_share=0.0)
+
+
+class ReplacedToken(Objective):
+    """Replaced token detection (Clark et al. 2020, arXiv:2003.10555, section 2): the generator's loss of masked words,
+    plus, weighted, the discriminator's mean binary cross entropy over all real tokens of the text that the generator
+    filled in. For a `bertcore.ReplacedTokenModel`.
+
+    The generator's words are drawn by random numbers that are in the batch, and so follow from the seed and the
+    number of the batch; no gradient flows through them.
+
+    Args:
+        masking: how tokens are chosen and replaced; by default 15 % of them, all by the mask.
+        discriminator_weight: of the discriminator's loss.
+    """
+
+    model_class = "ReplacedTokenModel"
+
+    def __init__(self, masking: Masking = MASKING, *, discriminator_weight: float = 50.0):
+        self.words = MaskedLM(masking)
+        self.discriminator_weight = check_number("discriminator_weight", discriminator_weight)
+
+    def examples(
+        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """The examples of `MaskedLM`."""
+        return self.words.examples(documents, tokenizer, max_length=max_length, seed=seed)
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> DataCollatorForReplacedTokens:
+        collator = DataCollatorForReplacedTokens(tokenizer, seed=seed)
+        collator.masking = self.words.masking
+        return collator
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        return model(**batch, discriminator_weight=self.discriminator_weight)
+
+    def forward(self, model: Any, batch: Batch) -> Any:
+        """With the generator's scores of all words, computed if they are read."""
+        out = self.loss(model, batch)
+        texts = {name: value for name, value in batch.items() if name not in ("labels", "draws")}
+        out.generator_logits = Later(lambda: model.generator(**texts).logits)
+        return out
+
+    def weight(self, batch: Batch) -> float:
+        """The masked tokens."""
+        return self.words.weight(batch)
+
+    def __add__(self, other: Objective) -> Objective:
+        _check_no_words(other)
+        return super().__add__(other)
+
+    def added_to(self, first: Objective) -> Objective:
+        _check_no_words(first)
+        return super().added_to(first)
+
+
+def _check_no_words(other: Any) -> None:
+    """ValueError for masked words beside replaced tokens."""
+    if isinstance(other, MaskedLM):
+        raise ValueError(
+            "ReplacedToken has the generator's loss of masked words in it, beside the discriminator's, which "
+            "discriminator_weight weighs: take it without MaskedLM"
+        )
+
+
+class DataCollatorForReplacedTokens(DataCollatorForLanguageModeling):
+    """Batches for masked language models, with "draws", by which the generator's words are chosen."""
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """The batch; see `ReplacedTokenModel`."""
+        batch = super().__call__(examples)
+        return batch | {"draws": self.rng.random(batch["input_ids"].shape)}

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_count
+from bertcore.training.collators import NumberedCollator
 from bertcore.training.masking import IGNORED, Masking
-from bertcore.training.numbered_collator import NumberedCollator
-from bertcore.training.objectives.language_modeling import MaskedLM
+from bertcore.training.objectives.language_modeling import SPANS, MaskedLM, PermutationLM
 from bertcore.training.objectives.objective import Objective
-from bertcore.training.objectives.permutation import PermutationLM
-from bertcore.training.objectives.span_boundary import SPANS
 
 WIDTH = 100
 MASKS = {

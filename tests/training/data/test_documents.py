@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertcore.training.data import Documents, MalformedRecord, Records, split_sentences
-from bertcore.training.data import documents as module
+from bertcore.training.data import files as module
 
 ENGLISH = "Dr. Smith went home. He slept!\nThen he woke."
 

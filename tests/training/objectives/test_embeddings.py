@@ -183,7 +183,7 @@ def test_gradients_of_parameters(pooling, side):
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_are_those_of_a_sentence_encoder(pooling):
     from bertcore.tasks.sentence_encoder.pooling import pool
-    from bertcore.training.objectives.pooling import pooled
+    from bertcore.training.objectives.embeddings import pooled
 
     model, batch = AutoModel.from_config(CONFIG), batch_of(1, side="left")
     ids, mask = batch["input_ids"][:, 0], batch["attention_mask"][:, 0]
@@ -234,7 +234,7 @@ def cut_up(objective, model, batch, chunk):
         whole = functional.concatenate(*(out.last_hidden_state for out in outs))
 
         def loss(out):
-            from bertcore.training.objectives.pooling import pooled
+            from bertcore.training.objectives.embeddings import pooled
 
             vectors, spread = pooled(out.last_hidden_state, texts["attention_mask"], objective.pooling)
             value, grad = objective._value_and_grad(vectors, shape, labels)

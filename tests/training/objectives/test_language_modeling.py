@@ -7,7 +7,7 @@ from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, value_and_grad
 from bertcore.training import Masking
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import CausalLM, MaskedLM, Objective
-from bertcore.training.objectives.texts import SpecialTokens, document_ids
+from bertcore.training.objectives.objective import SpecialTokens, document_ids
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
 from tests.tolerances import assert_same_arrays
@@ -128,7 +128,7 @@ def test_documents_are_tokenised_together_and_stay_apart(tokenizer, monkeypatch)
     documents = [["the cat", "", "sat"], [], ["on"], [""], ["an mat"] * 9]
     expected = [[ids for text in document if (ids := plain_ids(tokenizer, [text]))] for document in documents]
     for at_once in (1, 3, 256):
-        monkeypatch.setattr("bertcore.training.objectives.texts.AT_ONCE", at_once)
+        monkeypatch.setattr("bertcore.training.objectives.objective.AT_ONCE", at_once)
         assert list(document_ids(tokenizer, iter(documents))) == expected
     with pytest.raises(TypeError, match="documents has 'the cat', expected lists of strings"):
         list(document_ids(tokenizer, ["the cat"]))

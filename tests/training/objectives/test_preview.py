@@ -7,8 +7,8 @@ import pytest
 
 from bertcore.cli import main
 from bertcore.training import Masking
+from bertcore.training.collators import NumberedCollator
 from bertcore.training.masking import IGNORED
-from bertcore.training.numbered_collator import NumberedCollator
 from bertcore.training.objectives import MaskedLM, PermutationLM, preview
 
 TEXT = "the cat sat on an mat . paris is capital of france . embed the cat"
